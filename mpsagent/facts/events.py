@@ -141,6 +141,13 @@ class ServerStartup(NamedTuple):
     server: int
 
 
+class ServerStarted(NamedTuple):
+    """``Server has started``: all limits it starts with have been reported in the lines before."""
+
+    at: float
+    server: int
+
+
 class ThreadsSet(NamedTuple):
     """``Active Threads Percentage set to X``: the proof of what a server started with."""
 
@@ -309,6 +316,7 @@ LogEvent = (
     | ConnectionLine
     | ServerLine
     | ServerStartup
+    | ServerStarted
     | ThreadsSet
     | MemorySet
     | ServerStopping

@@ -68,7 +68,12 @@ class Server:
     sticky: tuple[int, ...] = ()
     devices_faulted: tuple[int, ...] = ()
     fault_since: float | None = None
+    reported: bool = False
+    """True once the server has said all the limits it starts with."""
     forced: bool = False
+    stop_tried: float | None = None
+    """When the control daemon asked it to shut down and has not heard back since."""
+    stopping_since: float | None = None
     idle_since: float | None = None
     max_clients: int = CLIENTS_PER_SERVER
     last_context: int = 0
@@ -110,7 +115,6 @@ class State:
     ended: Mapping[int, float] = field(default_factory=dict)
     """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
     unknown_lines: int = 0
-    last_event: float = 0.0
 
     def server_of(self, uid: int) -> Server | None:
         """The live server of a user, if any."""
