@@ -1,0 +1,93 @@
+# mpsagent: everything a developer needs. Two targets matter: `make demo` and `make test`.
+# On a fresh Debian 12 or 13, as root, they install what they need: Debian packages first, then a virtual environment
+# whose packages are pinned with hashes.
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+MAKEFLAGS   += --no-print-directory
+
+PYTHON  ?= python3
+VENV    := .venv
+PY      := $(VENV)/bin/python
+STAMP   := $(VENV)/.up-to-date
+WORKERS ?= 2
+# One test may take this many seconds; the whole of `make test` stays under 15 minutes on two cores.
+TEST_TIMEOUT ?= 120
+PYTEST_ARGS  ?=
+
+.PHONY: help venv system-packages lint types format test demo bench conformance test-gpu test-gpu-system lock wheel deb rpm clean
+
+help:
+	@echo 'make demo             half a minute of the agent at work on a simulated MPS'
+	@echo 'make test             lint, types and all tests that need no GPU'
+	@echo 'make bench            the figures in docs/, measured here'
+	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
+	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
+	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
+	@echo 'make venv | lint | format | lock | wheel | deb | rpm | clean'
+
+venv: $(STAMP)
+
+# System packages are an order-only step that is quick when nothing is missing.
+$(STAMP): requirements-dev.lock pyproject.toml packaging/system-packages.sh | system-packages
+	@echo '== virtual environment in $(VENV)'
+	@$(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip --quiet --disable-pip-version-check install --require-hashes -r requirements-dev.lock
+	@$(PY) -m pip --quiet --disable-pip-version-check install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+system-packages:
+	@packaging/system-packages.sh $(PYTHON)
+
+lint: $(STAMP)
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check --quiet .
+	@$(MAKE) types
+
+types: $(STAMP)
+	@$(VENV)/bin/mypy mpsagent
+
+format: $(STAMP)
+	@$(VENV)/bin/ruff format .
+	@$(VENV)/bin/ruff check --fix .
+
+test: lint
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) $(PYTEST_ARGS)
+
+demo: $(STAMP)
+	@$(PY) demo/demo.py
+
+bench: $(STAMP)
+	@$(PY) benchmarks/bench.py
+
+conformance: $(STAMP)
+	@$(PY) tests/conformance/run.py
+
+test-gpu: $(STAMP)
+	@$(PY) tests/gpu/run.py
+
+test-gpu-system: $(STAMP)
+	@$(PY) tests/gpu/system.py
+
+# One resolution for Python 3.11 and newer; the run-time lock constrains the development lock, so that both agree.
+LOCK := uv pip compile --no-config --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--default-index https://pypi.org/simple --custom-compile-command 'make lock' --upgrade
+lock:
+	@command -v uv >/dev/null || { echo 'make lock needs uv: pipx install uv' >&2; exit 1; }
+	@$(LOCK) pyproject.toml -o requirements.lock
+	@$(LOCK) pyproject.toml --extra dev --constraint requirements.lock packaging/build-requirements.in -o requirements-dev.lock
+
+wheel: $(STAMP)
+	@$(PY) -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir dist .
+	@ls -1 dist/*.whl
+
+deb:
+	@packaging/debian/build.sh
+
+rpm:
+	@packaging/rpm/build.sh
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,47 @@
+#!/bin/sh
+# Installs the Debian packages that building the virtual environment and running the tests need, and no others.
+# Quick when all are there. usage: system-packages.sh [PYTHON]
+set -eu
+python=${1:-python3}
+missing=
+
+want() { # want PACKAGE COMMAND...: PACKAGE is missing when COMMAND fails
+    package=$1
+    shift
+    "$@" >/dev/null 2>&1 || missing="$missing $package"
+}
+
+want python3 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+want python3-venv "$python" -c 'import ensurepip, venv'
+# pystemd comes as source only: it needs a compiler, Python's headers and libsystemd's.
+want gcc command -v gcc
+want python3-dev "$python" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'
+want libc6-dev test -e /usr/include/stdlib.h
+want pkg-config command -v pkg-config
+want libsystemd-dev test -e /usr/include/systemd/sd-bus.h
+want ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
+want procps command -v ps
+
+# Only the tests use these: without root they are skipped, with the reason.
+if [ "$(id -u)" -eq 0 ]; then
+    want systemd command -v systemd-analyze
+    want systemd-sysv test -e /sbin/init
+    want dbus command -v dbus-daemon
+    want util-linux command -v unshare
+    want acl command -v setfacl
+fi
+
+[ -n "$missing" ] || exit 0
+if ! command -v apt-get >/dev/null; then
+    echo "These Debian packages, or what your distribution calls them, are missing:$missing" >&2
+    exit 1
+fi
+if [ "$(id -u)" -ne 0 ]; then
+    echo "Debian packages are missing; as root: apt-get install -y$missing" >&2
+    exit 1
+fi
+echo "== apt-get install$missing"
+export DEBIAN_FRONTEND=noninteractive
+apt-get -qq update </dev/null
+# shellcheck disable=SC2086  # a list of words on purpose
+apt-get -qq install -y --no-install-recommends $missing </dev/null >/dev/null
