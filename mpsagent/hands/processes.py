@@ -1,0 +1,190 @@
+"""Processes, each known by a pidfd and its start time, never by a bare pid: numbers are used again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Process:
+    """One process, held by its pidfd: the number cannot come to mean another one. ``started`` in clock ticks after boot
+    (field 22 of /proc/PID/stat), ``uid`` the real one. Made by :meth:`open`."""
+
+    __slots__ = ("_fd", "_loop", "pid", "started", "uid")
+
+    def __init__(self, pid: int, fd: int, started: int, uid: int) -> None:
+        self.pid = pid
+        self.started = started
+        self.uid = uid
+        self._fd = fd
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @classmethod
+    def open(cls, pid: int, uid: int | None = None, started: int | None = None) -> Process | None:
+        """The living process ``pid``; None when there is none, or it is not ``uid``'s, or it started at another time
+        than ``started`` (it is another one that has got the number)."""
+        if pid <= 0:
+            return None
+        try:
+            fd = os.pidfd_open(pid)
+        except OSError:
+            return None
+        # What /proc says now is about this very process if the pidfd is still alive afterwards.
+        facts = _facts(pid)
+        if (
+            facts is None
+            or _ended(fd)
+            or (uid is not None and facts[1] != uid)
+            or (started is not None and facts[0] != started)
+        ):
+            os.close(fd)
+            return None
+        return cls(pid, fd, *facts)
+
+    @property
+    def alive(self) -> bool:
+        return self._fd >= 0 and not _ended(self._fd)
+
+    def send(self, number: int) -> str | None:
+        """Sends a signal. None when it was sent, else why not."""
+        if self._fd < 0:
+            return f"process {self.pid} is not held any more"
+        if _ended(self._fd):
+            return f"process {self.pid} has already ended"
+        try:
+            signal.pidfd_send_signal(self._fd, number)
+        except ProcessLookupError:
+            return f"process {self.pid} has already ended"
+        except (OSError, ValueError) as error:
+            name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
+            return f"{name} to process {self.pid} (uid {self.uid}): {error}"
+        return None
+
+    def when_gone(self, callback: Callable[[], None]) -> None:
+        """``callback`` once in the running loop when the process has ended."""
+        loop = self._loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(self._fd)
+            self._loop = None
+            callback()
+
+        loop.add_reader(self._fd, gone)
+
+    def stopped(self) -> bool:
+        """True when it is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
+        fields = _stat(self.pid)
+        return self.alive and fields is not None and fields[0] in ("T", "t")
+
+    def cpu_seconds(self) -> float | None:
+        """User and system time that it has used; None when it has ended."""
+        fields = _stat(self.pid)
+        if fields is None or not self.alive:
+            return None
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def close(self) -> None:
+        """Lets go of it; nothing is sent."""
+        if self._fd >= 0:
+            if self._loop is not None:
+                self._loop.remove_reader(self._fd)
+                self._loop = None
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Watcher:
+    """Tells, once for each, when processes end. Holds at most ``capacity`` of them."""
+
+    def __init__(self, on_gone: Callable[[int], None], *, capacity: int = 1024) -> None:
+        self._on_gone = on_gone
+        self._capacity = capacity
+        self._held: dict[int, Process] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, pid: int) -> bool:
+        return pid in self._held
+
+    def get(self, pid: int) -> Process | None:
+        """The process held under this pid."""
+        return self._held.get(pid)
+
+    def watch(self, pid: int, uid: int | None = None) -> bool:
+        """Holds ``pid`` from now on. One that has ended already (or is not ``uid``'s: the number went to another one)
+        is reported gone in the loop's next turn. False when ``capacity`` is reached or descriptors have run out: then
+        nothing will be reported."""
+        if pid in self._held:
+            return True
+        if len(self._held) >= self._capacity:
+            return False
+        process = Process.open(pid, uid)
+        if process is None:
+            if _exists(pid, uid):
+                return False
+            asyncio.get_running_loop().call_soon(self._on_gone, pid)
+            return True
+        self._held[pid] = process
+        process.when_gone(lambda: self._gone(pid))
+        return True
+
+    def forget(self, pid: int) -> None:
+        """Lets go of ``pid``; nothing is reported."""
+        process = self._held.pop(pid, None)
+        if process is not None:
+            process.close()
+
+    def keep(self, pids: Iterable[int]) -> None:
+        """Lets go of all but ``pids``."""
+        for pid in set(self._held).difference(pids):
+            self.forget(pid)
+
+    def close(self) -> None:
+        self.keep(())
+
+    def _gone(self, pid: int) -> None:
+        self.forget(pid)
+        self._on_gone(pid)
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which ``pid`` started, or None."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields is not None else None
+
+
+def _exists(pid: int, uid: int | None) -> bool:
+    """True when such a process is alive all the same (it could not be opened for another reason)."""
+    fields, facts = _stat(pid), _facts(pid)
+    return fields is not None and fields[0] not in "ZX" and facts is not None and uid in (None, facts[1])
+
+
+def _ended(fd: int) -> bool:
+    """A pidfd is readable from the moment its process has ended, reaped or not."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat behind the command, which may hold blanks and brackets: field 3 comes first."""
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read(4096).rpartition(b")")[2].decode("ascii").split()
+        return fields if len(fields) > 19 else None
+    return None
+
+
+def _facts(pid: int) -> tuple[int, int] | None:
+    """Start time and real uid."""
+    fields = _stat(pid)
+    with suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/status", "rb") as file:
+        uid = next(line for line in file.read(8192).split(b"\n") if line.startswith(b"Uid:")).split()[1]
+        return (int(fields[19]), int(uid)) if fields is not None else None
+    return None
