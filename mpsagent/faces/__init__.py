@@ -1,1 +1,1 @@
-"""Floor 4: what people and programs see: the socket API, its client, the command line, replay."""
+"""Floor 4: how people and programs see the agent: the socket API, the command line, the story of a log."""
