@@ -60,9 +60,11 @@ class TerminateClient(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignalClient(Action):
-    """A signal to a client process, sent through its pidfd and only if it is still ``uid``'s."""
+    """A signal to a client process, sent through its pidfd and only if it is still ``uid``'s and started at ``start``
+    (field 22 of /proc/PID/stat)."""
 
     pid: int
+    start: int
     uid: int
     signal: int
 
@@ -72,6 +74,13 @@ class KillServer(Action):
     """SIGKILL of a server that does not answer (recording 06, V3)."""
 
     server: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume(Action):
+    """SIGCONT to a server or control daemon that somebody has stopped: the gentlest way out of a hang."""
+
+    pid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +107,10 @@ class OpenDoor(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconcile(Action):
-    """Compare the state with ``get_server_list`` and each server's status (writes to the log that is read: rare)."""
+    """Compare the state with ``get_server_list``, and with the status of ``servers``. It writes five lines and two for
+    each server into the log that is read: rare."""
+
+    servers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

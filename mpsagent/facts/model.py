@@ -44,13 +44,15 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The control daemon. ``quitting``: when a ``quit`` was accepted; ``exited``: when it ended."""
+    """The control daemon. ``quitting``: when a ``quit`` was accepted, ``quit_by``: when it should be over; ``exited``:
+    when it ended."""
 
     pid: int
     started: float
     socket: str
     version: int | None = None
     quitting: float | None = None
+    quit_by: float | None = None
     exited: float | None = None
 
 

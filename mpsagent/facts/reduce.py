@@ -83,7 +83,9 @@ def _control_gone(state: State, event: ev.ControlExited | ev.ControlGone) -> Sta
 
 
 def _quit(state: State, event: ev.QuitIssued) -> State:
-    return replace(state, control=replace(state.control, quitting=event.at)) if state.control else state
+    if state.control is None:
+        return state
+    return replace(state, control=replace(state.control, quitting=event.at, quit_by=event.at + event.timeout))
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------

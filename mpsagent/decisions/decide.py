@@ -1,0 +1,79 @@
+"""``decide(world, memory, now) -> Decision``: all decisions in one call, without a clock and without an effect.
+
+``now`` and all times are seconds since the epoch on a clock that does not jump. The caller carries the actions out, tells
+:func:`note` how each ended, and calls again on every event and no later than ``deadline``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from mpsagent.decisions import actions as act
+from mpsagent.decisions import caps, faults, hangs, ladder, limits, turns
+from mpsagent.decisions.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What the decisions remember between two calls; one part for each of them."""
+
+    limits: limits.LimitsMemory = field(default_factory=limits.LimitsMemory)
+    ladder: ladder.LadderMemory = field(default_factory=ladder.LadderMemory)
+    turns: turns.TurnsMemory = field(default_factory=turns.TurnsMemory)
+    faults: faults.FaultsMemory = field(default_factory=faults.FaultsMemory)
+    hangs: hangs.HangsMemory = field(default_factory=hangs.HangsMemory)
+    caps: caps.CapsMemory = field(default_factory=caps.CapsMemory)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``deadline``: when to decide again at the latest, None when only an event can change anything."""
+
+    memory: Memory
+    actions: list[act.Action]
+    deadline: float | None
+
+
+def decide(world: World, memory: Memory, now: float) -> Decision:
+    # Arming comes first: its window is 55 ms (recording 04, T1). The ladder comes last and takes up what others began.
+    limit, todo, wake1 = limits.decide(world, memory.limits, now)
+    hang, made, wake2 = hangs.decide(world, memory.hangs, memory.ladder, now)
+    todo += made
+    fault, climbs, made, wake3 = faults.decide(world, memory.faults, memory.ladder, now)
+    todo += made
+    cap, climbs, made, wake4 = caps.decide(world, memory.caps, climbs, now)
+    todo += made
+    turn, climbs, made, wake5 = turns.decide(world, memory.turns, climbs, now)
+    todo += made
+    climbs, made, wake6 = ladder.decide(world, climbs, now)
+    todo += made
+    wakes = [wake for wake in (wake1, wake2, wake3, wake4, wake5, wake6) if wake is not None]
+    return Decision(Memory(limit, climbs, turn, fault, hang, cap), todo, min(wakes, default=None))
+
+
+def note(memory: Memory, outcome: act.Outcome) -> Memory:
+    """The memory after an action has ended."""
+    return Memory(
+        limits.note(memory.limits, outcome),
+        ladder.note(memory.ladder, outcome),
+        turns.note(memory.turns, outcome),
+        faults.note(memory.faults, outcome),
+        hangs.note(memory.hangs, outcome),
+        memory.caps,
+    )
+
+
+def end_client(world: World, memory: Memory, pid: int, now: float, *, reason: str, rule: str, at_once: bool) -> Memory:
+    """Put a client on the ladder by somebody's order. ``at_once``: without the hook."""
+    client = world.state.clients.get(pid)
+    if client is None or client.uid is None:
+        return memory
+    climbs = ladder.begin(
+        world, memory.ladder, pid, client.uid, client.server, now, reason=reason, rule=rule, hook=not at_once
+    )
+    return replace(memory, ladder=climbs)
+
+
+def start_again(memory: Memory) -> Memory:
+    """Leave the ``failed`` state: the next decision starts the control daemon."""
+    return replace(memory, hangs=hangs.HangsMemory())

@@ -1,0 +1,112 @@
+"""FAULT ends by itself: who has a sticky error gets ``hang.fault`` to leave, then is signalled.
+
+A server in FAULT refuses all new clients on every GPU it serves until every client that it listed has exited; one that
+ignores its error blocks the GPU without end (recording 02, R4). All listed clients are alike: the log often names the
+wrong culprit (recording 03, Q3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mpsagent.decisions import actions as act
+from mpsagent.decisions import ladder
+from mpsagent.decisions.ladder import LadderMemory
+from mpsagent.decisions.world import World
+from mpsagent.facts.model import Server, Status
+
+RULE = "hang.fault"
+FORCE_AFTER = 2.0
+"""Seconds after the last sticky client's end until a server that is still in FAULT is shut down by force. Recovery took
+60 ms (recording 02, R4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsMemory:
+    """By server: when its fault was reported, when nobody sticky was left, whether it was asked and forced."""
+
+    seen: Mapping[int, float] = field(default_factory=dict)
+    clear_since: Mapping[int, float] = field(default_factory=dict)
+    asked: frozenset[int] = frozenset()
+    forced: frozenset[int] = frozenset()
+
+
+def decide(
+    world: World, memory: FaultsMemory, ladders: LadderMemory, now: float
+) -> tuple[FaultsMemory, LadderMemory, list[act.Action], float | None]:
+    todo: list[act.Action] = []
+    wakes: list[float] = []
+    seen, clear = dict(memory.seen), dict(memory.clear_since)
+    asked, forced = memory.asked, memory.forced
+    for pid in list(seen):
+        server = world.state.servers.get(pid)
+        if server is None or server.status is not Status.FAULT:
+            todo.append(_over(pid, server))
+            del seen[pid]
+            clear.pop(pid, None)
+            asked, forced = asked - {pid}, forced - {pid}
+    for server in world.state.servers.values():
+        if server.status is not Status.FAULT or server.fault_since is None:
+            continue
+        if server.pid not in seen:
+            seen[server.pid] = server.fault_since
+            todo.append(_report(server))
+        sticky = [pid for pid in server.sticky if world.alive(pid)]
+        due = server.fault_since + world.policy.hang_fault
+        if sticky:
+            clear.pop(server.pid, None)
+            if now < due:
+                wakes.append(due)
+                continue
+            ladders = _signal(world, ladders, server, sticky, now)
+            continue
+        since = clear.setdefault(server.pid, now)
+        if now < since + FORCE_AFTER:
+            wakes.append(since + FORCE_AFTER)
+        elif server.pid not in asked:
+            asked |= {server.pid}
+            reason = f"server {server.pid} is still in FAULT though its sticky clients have gone: ask it"
+            todo.append(act.Reconcile(servers=(server.pid,), reason=reason, rule=RULE))
+            wakes.append(now + FORCE_AFTER)
+        elif now < since + 2 * FORCE_AFTER:
+            wakes.append(since + 2 * FORCE_AFTER)
+        elif server.pid not in forced:
+            forced |= {server.pid}
+            reason = f"server {server.pid} does not leave FAULT though its sticky clients have gone"
+            enforce = world.policy.enforce_hang
+            todo.append(act.ShutdownServer(server=server.pid, force=True, reason=reason, rule=RULE, enforce=enforce))
+    return FaultsMemory(seen, clear, asked, forced), ladders, todo, min(wakes, default=None)
+
+
+def _signal(world: World, ladders: LadderMemory, server: Server, sticky: list[int], now: float) -> LadderMemory:
+    if not world.policy.enforce_hang:
+        return ladders
+    for pid in sticky:
+        client = world.state.clients.get(pid)
+        uid = client.uid if client is not None and client.uid is not None else server.uid
+        if uid is None:
+            continue
+        ladders = ladder.begin(
+            world, ladders, pid, uid, server.pid, now,
+            reason=f"server {server.pid} is in FAULT and client {pid} ignores its error", rule=RULE, signals_only=True,
+        )  # fmt: skip
+    return ladders
+
+
+def _report(server: Server) -> act.Report:
+    listed = ", ".join(str(pid) for pid in server.sticky) or "none listed"
+    reason = f"server {server.pid} of user {server.uid} is in FAULT and refuses new clients; sticky: {listed}"
+    return act.Report(kind="fault", reason=reason, rule=RULE, uid=server.uid, server=server.pid)
+
+
+def _over(pid: int, server: Server | None) -> act.Report:
+    how = "is ACTIVE again" if server is not None else "has ended"
+    return act.Report(kind="fault.over", reason=f"server {pid} {how} after its fault", rule=RULE, server=pid)
+
+
+def note(memory: FaultsMemory, outcome: act.Outcome) -> FaultsMemory:
+    action = outcome.action
+    if isinstance(action, act.ShutdownServer) and action.force and not outcome.ok:
+        return replace(memory, forced=memory.forced - {action.server})
+    return memory
