@@ -106,9 +106,7 @@ class Rules:
         that are not known."""
         limits = self.limits(devices)
         known = bool(devices) or not isinstance(self.threads, values.Multiprocessors)
-        counts = {
-            str(d.ordinal): units.multiprocessors_for_percent(limits.threads, d.multiprocessors) for d in devices
-        }
+        counts = {str(d.ordinal): units.multiprocessors_for_percent(limits.threads, d.multiprocessors) for d in devices}
         memory: dict[str, Any] = {}
         for device in devices:
             found = self._memory_on(device)
@@ -175,9 +173,11 @@ def _default_origin(name: str) -> Origin:
 def _memory_written(tables: Sequence[Setting]) -> object:
     if not tables:
         return None
-    table = {key: one.value for key, one in tables[0].value.items()}
-    only = table.get(values.ALL_DEVICES)
-    return values.written(table if only is None or len(table) > 1 else only)
+    table = {
+        key: units.limit_text(one.value) if isinstance(one.value, int) else values.written(one.value)
+        for key, one in tables[0].value.items()
+    }
+    return table.get(values.ALL_DEVICES, table) if len(table) == 1 else table
 
 
 @dataclass(frozen=True, slots=True)

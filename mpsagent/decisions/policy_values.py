@@ -1,7 +1,7 @@
 """How much of a device a policy gives, as it was written, and what that is on the devices there are.
 
-Everything rounds towards less, so that no client gets more than its policy: percentages to one decimal (MPS itself would
-round 12.75 up to 12.8, recording 04, T3), memory to whole MiB.
+Everything rounds towards less, so that no client gets more than its policy: percentages to one decimal (MPS itself
+would round 12.75 up to 12.8, recording 04, T3), memory to whole MiB.
 """
 
 from __future__ import annotations
