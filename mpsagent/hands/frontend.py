@@ -1,8 +1,7 @@
 """The front-end ``nvidia-cuda-mps-control``: one queue, one run for each batch, a deadline for each.
 
-A run is spawned with ``posix_spawn`` and watched through its pidfd: on the path from a waiting client to its limits
-there is no thread, no task switch and no copy of the agent's memory. The commands are in the pipe before the program
-starts, so it sees end of input at once; it prints nothing before that (recording 01).
+The commands are in the pipe before the program starts, so it sees end of input at once; it prints nothing before that
+(recording 01).
 
 The control daemon is single-threaded and may answer nothing for as long as a client or server makes it wait. A run that
 outlives its deadline is killed and abandoned, and the next one starts.
@@ -11,10 +10,6 @@ outlives its deadline is killed and abandoned, and the next one starts.
 from __future__ import annotations
 
 import asyncio
-import os
-import select
-import shutil
-import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,12 +17,8 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import NamedTuple
 
-OUTPUT_CAP = 64 << 10
-"""Bytes kept of each of stdout and stderr; the rest is read and dropped."""
-OUTPUT_FLOOD = 4 << 20
-"""Bytes after which a program that goes on printing is killed: the real one answers in a few hundred."""
-INPUT_CAP = 32 << 10
-"""Bytes of one batch: it must fit into an empty pipe (64 KiB, or less where the kernel is short of pipe memory)."""
+from mpsagent.hands.spawn import FLOOD, FULL, Run, find_program, is_shortage
+
 ABANDONED_CAP = 8
 """Killed runs that the kernel has not let die yet; with more than that nothing new is started."""
 
@@ -87,8 +78,9 @@ class FrontEnd:
         self.capacity = capacity
         self._queue: deque[_Batch] = deque()
         self._urgent: deque[_Batch] = deque()
-        self._run: _Run | None = None
-        self._abandoned: set[_Run] = set()
+        self._run: Run | None = None
+        self._batch: _Batch | None = None
+        self._abandoned: set[Run] = set()
         self._closed = False
 
     @property
@@ -108,8 +100,8 @@ class FrontEnd:
         if any("\n" in command or "\r" in command or "\0" in command for command in commands):
             return Reply(Status.FAILED, err="a command may not contain a line break or NUL")
         text = "".join(f"{command}\n" for command in commands).encode(errors="replace")
-        if len(text) > INPUT_CAP:
-            return Reply(Status.FAILED, err=f"a batch of {len(text)} bytes is longer than {INPUT_CAP}")
+        if len(text) > FULL:
+            return Reply(Status.FAILED, err=f"a batch of {len(text)} bytes is longer than {FULL}")
         if self.waiting >= self.capacity and self._run is not None:
             return Reply(Status.REFUSED_QUEUE, err=f"{self.waiting} batches are waiting for the control daemon already")
         loop = asyncio.get_running_loop()
@@ -130,12 +122,9 @@ class FrontEnd:
             self._answer(batch, Reply(Status.REFUSED_QUEUE, err="the agent is stopping"))
         self._urgent.clear()
         self._queue.clear()
-        if self._run is not None:
-            run, self._run = self._run, None
-            self._answer(run.batch, Reply(Status.SILENT, err="the agent is stopping"))
-            self._abandon(run)
-        for run in list(self._abandoned):
-            run.give_up()
+        self._abandon(Reply(Status.SILENT, err="the agent is stopping"))
+        for run in self._abandoned:
+            run.close()
         self._abandoned.clear()
 
     # --- one run after another ---------------------------------------------------------------------------------------
@@ -143,29 +132,30 @@ class FrontEnd:
     def _next(self) -> None:
         while self._run is None and (self._urgent or self._queue):
             batch = (self._urgent or self._queue).popleft()
-            if batch.reply.done():  # its caller was cancelled, or its deadline passed here
+            if batch.reply.done():  # its caller was cancelled
                 continue
             if len(self._abandoned) >= ABANDONED_CAP:
                 text = f"{ABANDONED_CAP} earlier runs of {self.program} were killed and still have not ended"
                 self._answer(batch, Reply(Status.FAILED, err=text))
                 continue
-            path = shutil.which(self.program, path=self.environment.get("PATH"))
+            path = find_program(self.program, self.environment)
             if path is None:
                 text = f"{self.program}: no such program, or not executable"
                 self._answer(batch, Reply(Status.MISSING, err=text))
                 continue
             try:
-                self._run = _Run(self, batch, path)
+                self._run = Run([path], self.environment, batch.text, self._finished, self._flooded)
             except OSError as error:
-                status = Status.FAILED if error.errno in _SHORTAGES else Status.MISSING
+                status = Status.FAILED if is_shortage(error) else Status.MISSING
                 self._answer(batch, Reply(status, err=f"{path} cannot be run: {error.strerror}"))
+            else:
+                self._batch = batch
 
-    def finished(self, run: _Run, code: int) -> None:
-        """A run has ended with exit status ``code`` (negative: the signal)."""
+    def _finished(self, run: Run, code: int) -> None:
         self._abandoned.discard(run)
-        if run is not self._run:
+        if run is not self._run or self._batch is None:
             return
-        self._run = None
+        batch, self._run, self._batch = self._batch, None, None
         out, err = run.texts()
         if code == 0:
             reply = Reply(Status.ANSWERED, out, err)
@@ -176,177 +166,40 @@ class FrontEnd:
         else:
             how = f"exit status {code}" if code >= 0 else f"signal {-code}"
             reply = Reply(Status.FAILED, out, err or f"{self.program} ended with {how}")
-        self._answer(run.batch, reply)
+        self._answer(batch, reply)
         self._next()
 
-    def flooded(self, run: _Run) -> None:
-        """A run prints without end."""
+    def _flooded(self, run: Run) -> None:
         if run is self._run:
-            self._run = None
-            text = f"{self.program} printed more than {OUTPUT_FLOOD >> 20} MiB and was killed"
-            self._answer(run.batch, Reply(Status.FAILED, run.texts()[0], text))
-            self._abandon(run)
+            text = f"{self.program} printed more than {FLOOD >> 20} MiB and was killed"
+            self._abandon(Reply(Status.FAILED, run.texts()[0], text))
             self._next()
 
     def _expire(self, batch: _Batch) -> None:
         run = self._run
-        if run is not None and run.batch is batch:
-            if run.ended():  # the loop was held up, not the program: its answer counts
-                run.collect()
-                return
-            self._run = None
-            out, _ = run.texts()
+        if run is None or self._batch is not batch:
+            text = f"waited {batch.deadline:g} s for its turn; an earlier command is still unanswered"
+            self._answer(batch, Reply(Status.REFUSED_QUEUE, err=text))
+            for queue in (self._urgent, self._queue):
+                with suppress(ValueError):
+                    queue.remove(batch)
+        elif run.ended:  # the loop was held up, not the program: its answer counts
+            run.collect()
+        else:
             text = f"the control daemon did not answer within {batch.deadline:g} s"
-            self._answer(batch, Reply(Status.SILENT, out, text))
-            self._abandon(run)
+            self._abandon(Reply(Status.SILENT, run.texts()[0], text))
             self._next()
-            return
-        text = f"waited {batch.deadline:g} s for its turn; an earlier command is still unanswered"
-        self._answer(batch, Reply(Status.REFUSED_QUEUE, err=text))
-        for queue in (self._urgent, self._queue):
-            with suppress(ValueError):
-                queue.remove(batch)
 
-    def _abandon(self, run: _Run) -> None:
-        self._abandoned.add(run)
-        run.kill()
+    def _abandon(self, reply: Reply) -> None:
+        """Kills the current run and answers its caller; the kernel may take its time to let the process die."""
+        if self._run is not None and self._batch is not None:
+            run, batch, self._run, self._batch = self._run, self._batch, None, None
+            self._abandoned.add(run)
+            run.kill()
+            self._answer(batch, reply)
 
     @staticmethod
     def _answer(batch: _Batch, reply: Reply) -> None:
         seconds = time.monotonic() - batch.asked
         if not batch.reply.done():
             batch.reply.set_result(reply._replace(seconds=seconds, late=seconds >= batch.deadline))
-
-
-_SHORTAGES = {11, 12, 23, 24}  # EAGAIN, ENOMEM, ENFILE, EMFILE: the machine is short of something, the program is there
-
-
-class _Run:
-    """One process of the front-end: its pidfd and the two pipes that it prints into."""
-
-    __slots__ = ("batch", "files", "kept", "loop", "owner", "pid", "pidfd", "seen", "started")
-
-    def __init__(self, owner: FrontEnd, batch: _Batch, path: str) -> None:
-        self.owner = owner
-        self.batch = batch
-        self.loop = asyncio.get_running_loop()
-        self.kept = (bytearray(), bytearray())
-        self.seen = 0
-        opened: list[int] = []
-        try:
-            stdin, feed = os.pipe()
-            opened += (stdin, feed)
-            out, out_end = os.pipe()
-            opened += (out, out_end)
-            err, err_end = os.pipe()
-            opened += (err, err_end)
-            os.set_blocking(feed, False)
-            if os.write(feed, batch.text) != len(batch.text):
-                raise OSError(12, "the kernel is short of pipe memory")
-            self.started = time.monotonic()
-            # A process group of its own, so that whatever it starts dies with it.
-            self.pid = os.posix_spawn(
-                path,
-                [path],
-                owner.environment,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, stdin, 0),
-                    (os.POSIX_SPAWN_DUP2, out_end, 1),
-                    (os.POSIX_SPAWN_DUP2, err_end, 2),
-                ],
-                setpgroup=0,
-                setsigmask=[],
-                setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP],
-            )
-            try:
-                self.pidfd = os.pidfd_open(self.pid)
-            except OSError:  # out of descriptors; the child is still ours, so its pid cannot have been reused
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise
-        except OSError:
-            for descriptor in opened:
-                os.close(descriptor)
-            raise
-        for descriptor in (stdin, feed, out_end, err_end):
-            os.close(descriptor)
-        self.files: list[int | None] = [out, err]
-        for which, descriptor in enumerate((out, err)):
-            os.set_blocking(descriptor, False)
-            self.loop.add_reader(descriptor, self._readable, which)
-        self.loop.add_reader(self.pidfd, self.collect)
-
-    def texts(self) -> tuple[str, str]:
-        out, err = (bytes(part).decode(errors="replace") for part in self.kept)
-        return out, err
-
-    def ended(self) -> bool:
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def kill(self) -> None:
-        """SIGKILL to the whole group; the exit itself is collected later, whenever the kernel lets it happen."""
-        for which in (0, 1):
-            self._close(which)
-        with suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)  # not yet reaped, so the number is still its own
-        with suppress(OSError):
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-
-    def give_up(self) -> None:
-        """The loop is about to end: take the exit status if it is there, and close everything."""
-        self.loop.remove_reader(self.pidfd)
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        if poll.poll(100):
-            with suppress(OSError):
-                os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
-        os.close(self.pidfd)
-
-    def collect(self) -> None:
-        """The process has ended: read what is left in the pipes, reap it, hand over."""
-        self.loop.remove_reader(self.pidfd)
-        for which in (0, 1):
-            for _ in range(3):  # a pipe holds 64 KiB; a grandchild may go on writing for ever
-                if not self._read(which):
-                    break
-            self._close(which)
-        code = 0
-        with suppress(OSError):  # somebody else reaped it: its answer counts
-            info = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
-            if info is not None:
-                code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-        os.close(self.pidfd)
-        self.owner.finished(self, code)
-
-    def _readable(self, which: int) -> None:
-        self._read(which)
-        if self.seen > OUTPUT_FLOOD:
-            self.owner.flooded(self)
-
-    def _read(self, which: int) -> bool:
-        """Reads once; False when there is nothing more to come or nothing now."""
-        descriptor = self.files[which]
-        if descriptor is None:
-            return False
-        try:
-            data = os.read(descriptor, OUTPUT_CAP)
-        except BlockingIOError:
-            return False
-        except OSError:
-            data = b""
-        if not data:
-            self._close(which)
-            return False
-        self.seen += len(data)
-        kept = self.kept[which]
-        kept += data[: OUTPUT_CAP - len(kept)]
-        return True
-
-    def _close(self, which: int) -> None:
-        descriptor = self.files[which]
-        if descriptor is not None:
-            self.files[which] = None
-            self.loop.remove_reader(descriptor)
-            os.close(descriptor)

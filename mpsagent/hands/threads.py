@@ -1,0 +1,56 @@
+"""Calls that may block for ever (name services, D-Bus, /proc of a dying process), each in a thread that can be left.
+
+Daemon threads of our own, not asyncio's executor: that one has few threads and waits for all of them at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+THREADS = 32
+_slots = threading.BoundedSemaphore(THREADS)
+
+
+async def in_thread(function: Callable[..., T], *arguments: object, deadline: float) -> T:
+    """The result of ``function``, or its exception. Raises TimeoutError after ``deadline`` seconds (the thread is left
+    alone and its result dropped), or at once while ``THREADS`` others are at work or stuck."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def work() -> None:
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            deliver, value = _fail, error
+        else:
+            deliver, value = _succeed, result  # type: ignore[assignment]
+        finally:
+            _slots.release()
+        with suppress(RuntimeError):  # the loop has been closed meanwhile
+            loop.call_soon_threadsafe(deliver, future, value)
+
+    if not _slots.acquire(blocking=False):
+        raise TimeoutError(f"{THREADS} earlier calls have not come back")
+    try:
+        threading.Thread(target=work, name=f"mpsagent-{function.__name__}", daemon=True).start()
+    except RuntimeError as error:  # the machine has no thread left
+        _slots.release()
+        raise TimeoutError(str(error)) from error
+    async with asyncio.timeout(deadline):
+        return await future
+
+
+def _succeed(future: asyncio.Future[T], result: T) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def _fail(future: asyncio.Future[T], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
