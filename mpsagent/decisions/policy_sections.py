@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from mpsagent.decisions import policy_parse as parse
 from mpsagent.decisions import policy_values as values
+from mpsagent.decisions.policy import Path
 
 _DURATION = r"^\s*(\d+(\.\d+)?\s*(ms|s|min|m|h|d)\s*)+$"
 _SIZE = r"^\s*\d+(\.\d+)?\s*([KMGT](i?B)?|%)\s*$"
