@@ -122,8 +122,11 @@ class History(TypedDict):
 
 
 class Status(TypedDict):
+    """``pipe_directory``: what clients need as CUDA_MPS_PIPE_DIRECTORY."""
+
     agent: Agent
     health: Health
+    pipe_directory: str | None
     control: Control | None
     holder: Server | None
     servers: list[Server]

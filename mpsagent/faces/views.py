@@ -34,6 +34,7 @@ class About:
     version: str = ""
     pid: int = 0
     started: float = 0.0
+    pipe_directory: str | None = None
     troubles: tuple[Trouble, ...] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     wanted: Mapping[int, Limits] = field(default_factory=dict)
@@ -177,6 +178,7 @@ def status(state: State, about: About, now: float) -> shapes.Status:
             "ok": not about.troubles,
             "problems": [{"what": t.what, "since": iso_or_none(t.since), "do": t.do} for t in about.troubles],
         },
+        "pipe_directory": about.pipe_directory,
         "control": None
         if control is None
         else {

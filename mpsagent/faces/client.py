@@ -1,0 +1,118 @@
+"""The other end of the socket: one request, one answer, or a stream of lines.
+
+HTTP/1.0 by hand, because ``http.client`` takes longer to import than the agent to answer. Each answer ends with the
+connection, so there is neither chunking nor keeping alive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+DEFAULT_SOCKET = "/run/mpsagent/mpsagent.sock"
+_LONGEST = 64 * 1024 * 1024
+_LONGEST_LINE = 1024 * 1024
+
+
+class Unreachable(Exception):
+    """Nobody answers on the socket."""
+
+
+class Refused(Exception):
+    """The agent answered with an error. ``status`` is HTTP's; ``error`` has ``what``, ``where`` and ``hint``."""
+
+    def __init__(self, status: int, error: dict[str, Any]) -> None:
+        super().__init__(error.get("what", f"status {status}"))
+        self.status, self.error = status, error
+
+
+def request(path: str, method: str, target: str, body: Any = None, timeout: float = 10.0) -> tuple[int, bytes]:
+    """One request; its status and body. Raises Unreachable."""
+    with _connected(path, timeout) as sock:
+        try:
+            sock.sendall(_head(method, target, body))
+            received = bytearray()
+            while data := sock.recv(65536):
+                received += data
+                if len(received) > _LONGEST:
+                    raise Unreachable(f"{path}: an answer of more than {_LONGEST} bytes")
+        except TimeoutError:
+            raise Unreachable(
+                f"{path}: no answer within {timeout:g} s; is mpsagent hanging? (journalctl -u mpsagent)"
+            ) from None
+        except OSError as error:
+            raise Unreachable(f"{path}: {error.strerror or error}") from None
+    head, _, rest = bytes(received).partition(b"\r\n\r\n")
+    return _status(path, head), rest
+
+
+def ask(path: str, method: str, target: str, body: Any = None, timeout: float = 10.0) -> tuple[Any, bytes]:
+    """One request; its JSON, and the same as bytes. Raises Unreachable, Refused (503 of /healthz and the like too)."""
+    status, raw = request(path, method, target, body, timeout)
+    try:
+        answer = json.loads(raw)
+    except ValueError:
+        raise Unreachable(f"{path}: the answer is not JSON; is this mpsagent's socket?") from None
+    if status >= 400:
+        error = answer.get("error") if isinstance(answer, dict) else None
+        raise Refused(status, error if isinstance(error, dict) else {})
+    return answer, raw
+
+
+def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
+    """The lines of a stream until it ends. Raises Unreachable also when nothing, not even a heartbeat, comes for
+    ``silence`` seconds; Refused."""
+    with _connected(path, silence) as sock:
+        try:
+            sock.sendall(_head("GET", target, None))
+            rest, status = b"", 0
+            while data := sock.recv(65536):
+                rest += data
+                if not status:
+                    head, found, rest_of_it = rest.partition(b"\r\n\r\n")
+                    if not found:
+                        continue
+                    status, rest = _status(path, head), rest_of_it
+                if status >= 400:
+                    continue
+                *whole, rest = rest.split(b"\n")
+                yield from whole
+                if len(rest) > _LONGEST_LINE:
+                    raise Unreachable(f"{path}: a line of more than {_LONGEST_LINE} bytes")
+        except OSError as error:
+            raise Unreachable(f"{path}: {error.strerror or error}") from None
+    if status >= 400:
+        try:
+            raise Refused(status, json.loads(rest)["error"])
+        except (ValueError, KeyError, TypeError):
+            raise Refused(status, {}) from None
+
+
+def _connected(path: str, timeout: float) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.settimeout(timeout)
+    try:
+        sock.connect(path)
+    except OSError as error:
+        sock.close()
+        why = "it is not running" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else error.strerror
+        raise Unreachable(f"cannot reach mpsagent on {path}: {why or error}") from None
+    return sock
+
+
+def _head(method: str, target: str, body: Any) -> bytes:
+    data = b"" if body is None else json.dumps(body).encode()
+    head = f"{method} {target} HTTP/1.0\r\nHost: mpsagent\r\nUser-Agent: mpsagent-cli/{os.getpid()}\r\n"
+    if data:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    return head.encode() + b"\r\n" + data
+
+
+def _status(path: str, head: bytes) -> int:
+    words = head.split(b" ", 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1][:3].isdigit():
+        raise Unreachable(f"{path}: the answer is not HTTP; was mpsagent just stopped?")
+    return int(words[1][:3])
