@@ -1,0 +1,610 @@
+"""Drives one MPS instance, simulated or real, and writes down everything that can be seen of it.
+
+The transcript has the form of the recordings: `ctl> 'CMD' rc=… ms out=… err=…` is one run of the front-end,
+`control.log|` and `server.log|` are new log lines, `cN|` is a client's own output. Runs with a bare Python 3.11
+or later, because on a borrowed GPU machine nothing of this project is installed.
+
+Nothing that a rig started outlives it: `end()` finds its processes by a mark in their environment, by parentage and by
+the pid file, and signals them through pidfds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import select
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARK = "MPS_RIG"
+CONTROL = "nvidia-cuda-mps-control"
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Where NVIDIA's program may be when it is not on PATH (containers bind the driver in).
+CONTROL_PLACES = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/local/bin", "/usr/local/cuda/bin", "/opt/nvidia/bin")
+# Four users without passwd entries; MPS looks only at the numbers.
+USERS = tuple(int(uid) for uid in os.environ.get("RIG_USERS", "20001,20002,20003,20004").split(","))
+NOBODY = 65534
+SLOW_CLIENT = 20.0  # seconds that an ordinary client may take
+
+
+class RigError(Exception):
+    """The scenario cannot be played at all on this machine (no such program, not root, ...)."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One run of the front-end. rc is None when it was given up."""
+
+    rc: int | None
+    out: str
+    err: str
+    seconds: float
+
+
+@dataclass
+class Started:
+    """A process of ours with its output in files, so that nobody can block on a full pipe."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+    since: float
+    uid: int = 0
+    text: str = ""
+
+    def read(self) -> str:
+        return self.out.read_text(errors="replace")
+
+
+@dataclass
+class Log:
+    """A followed log file: `lines` are its complete lines. It stays open through a rename, as MPS keeps it open too."""
+
+    path: Path
+    label: str
+    descriptor: int | None = None
+    offset: int = 0
+    tail: bytes = b""
+    lines: list[str] = field(default_factory=list)
+    drained: int = 0  # lines already in the transcript
+    seen: int = 0  # lines already consumed by wait_log
+
+    def refresh(self) -> None:
+        if self.descriptor is None:
+            try:
+                self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+        if os.fstat(self.descriptor).st_size < self.offset:
+            self.offset, self.tail = 0, b""  # truncated in place
+        while chunk := os.pread(self.descriptor, 1 << 20, self.offset):
+            self.offset += len(chunk)
+            *complete, self.tail = (self.tail + chunk).split(b"\n")
+            self.lines += [line.decode(errors="replace") for line in complete]
+
+    def reopen_if_replaced(self) -> None:
+        """Before a new daemon starts: it will create the file anew if the name is free."""
+        if self.descriptor is None:
+            return
+        self.refresh()
+        try:
+            same = os.stat(self.path).st_ino == os.fstat(self.descriptor).st_ino
+        except FileNotFoundError:
+            same = False
+        if not same:
+            self.close()
+            self.offset, self.tail = 0, b""
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def exited(process: subprocess.Popen[bytes], timeout: float) -> bool:
+    """Wait for a child without the coarse polling of Popen.wait, so that latencies mean something."""
+    if process.poll() is not None:
+        return True
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout)
+        return process.poll() is not None
+    try:
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        poller.poll(max(0.0, timeout) * 1000)
+    finally:
+        os.close(descriptor)
+    if process.poll() is None and timeout > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    return process.poll() is not None
+
+
+def send_signal(pid: int, number: int) -> bool:
+    """Signal a process through a pidfd; False if it is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except (OSError, AttributeError):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            return True
+        return False
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+@dataclass(frozen=True)
+class Process:
+    pid: int
+    parent: int
+    uid: int
+    state: str
+    arguments: str
+
+
+def processes() -> Iterator[tuple[Process, bytes]]:
+    """Every process with its environment (empty for those that we may not read)."""
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        base = Path("/proc", entry)
+        try:
+            text = (base / "stat").read_text(errors="replace")
+            arguments = (base / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+            uid = base.stat().st_uid
+            try:
+                environment = (base / "environ").read_bytes()
+            except OSError:
+                environment = b""
+        except OSError:
+            continue
+        state, parent = text.rpartition(")")[2].split()[:2]
+        yield Process(int(entry), int(parent), uid, state, arguments), environment
+
+
+def other_users_python(uid: int) -> str:
+    """A Python that user `uid` may run: an interpreter below /root is closed to him."""
+    candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3", "/opt/venv/bin/python3"]
+    candidates += sorted(str(path) for path in Path("/usr/bin").glob("python3.??"))
+    problems = []
+    for candidate in candidates:
+        if not candidate or not Path(candidate).exists():
+            continue
+        try:
+            done = subprocess.run(
+                [candidate, "-S", "-E", "-c", "import ctypes, _signal"],
+                user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, timeout=20,
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError) as error:
+            problems.append(f"{candidate}: {error}")
+            continue
+        if done.returncode == 0:
+            return candidate
+        problems.append(f"{candidate}: {done.stderr.decode(errors='replace')[-200:]}")
+    raise RigError(f"no Python that uid {uid} may run (clients run as ordinary users): {problems}")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What stands behind the command lines: the control program and the CUDA client."""
+
+    name: str
+    control: str
+    client: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    # The same client started so that it stands any argv[0], and what it needs in its environment for that.
+    renamed_client: tuple[str, ...] = ()
+    renamed_environment: dict[str, str] = field(default_factory=dict)
+
+
+def real_backend(place: Path) -> Backend:
+    """NVIDIA's own daemon, and the client in Python copied to `place`, where every user can read it."""
+    given = os.environ.get("MPS_CONTROL")
+    path = os.pathsep.join([os.environ.get("PATH", ""), *CONTROL_PLACES])
+    control = given or shutil.which(CONTROL, path=path)
+    if not control:
+        raise RigError(f"{CONTROL} is neither on PATH nor in {', '.join(CONTROL_PLACES)}; name it in MPS_CONTROL")
+    client = place / "cuda_client.py"
+    client.write_bytes((REPOSITORY / "tests/gpu/cuda_client.py").read_bytes())
+    client.chmod(0o644)
+    python = other_users_python(USERS[0])
+    prefixes = "import sys; print(sys.base_prefix + ':' + sys.base_exec_prefix)"
+    found = subprocess.run([python, "-S", "-E", "-c", prefixes], capture_output=True, text=True, timeout=20, check=True)
+    return Backend(
+        "real",
+        control,
+        (python, "-S", "-E", str(client)),
+        renamed_client=(python, "-S", str(client)),
+        renamed_environment={"PYTHONHOME": found.stdout.strip()},
+    )
+
+
+def sim_backend(place: Path, gpus: int = 1) -> Backend:
+    """The simulator's two programs, installed into `place`."""
+    programs = place / "bin"
+    programs.mkdir(mode=0o755, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "mpsagent.sim.cli", "install", str(programs)],
+        cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    if done.returncode:
+        raise RigError(f"mpsagent-sim install failed with status {done.returncode}: {done.stdout}{done.stderr}")
+    environment = {"MPSSIM_GPUS": str(gpus)}
+    client = (str(programs / "cuda-client"),)
+    return Backend("sim", str(programs / CONTROL), client, environment, renamed_client=client)
+
+
+class Rig:
+    """One fresh pair of pipe and log directories, and what happens in it."""
+
+    def __init__(self, backend: Backend, base: Path, *, echo: Callable[[str], None] | None = None) -> None:
+        self.backend = backend
+        self.base = base
+        self.pipe, self.log = base / "pipe", base / "log"
+        self.transcript: list[str] = []
+        self.since = time.monotonic()
+        self.echo = echo
+        self.mark = secrets.token_hex(8)
+        self.clients: dict[str, Started] = {}
+        self.others: list[Started] = []
+        self.logs: dict[str, Log] = {}
+        self.files = 0
+        os.umask(0o022)
+        base.mkdir(mode=0o755, parents=True)
+        (base / "out").mkdir(mode=0o755)
+        self.directories("")
+
+    # What is written down
+
+    def note(self, text: str) -> None:
+        stamp = f"[{time.monotonic() - self.since:8.3f}] "
+        for line in (stamp + text).split("\n"):
+            self.transcript.append(line)
+            if self.echo:
+                self.echo(line)
+
+    def section(self, title: str) -> None:
+        """Start the part of the transcript that has this title."""
+        if self.transcript:
+            self.drain()
+        self.note(f"==================== {title}")
+
+    def delay(self, name: str, seconds: float) -> None:
+        """A duration that matters; compared in coarse classes."""
+        self.note(f"DELAY {name} {seconds:.3f}")
+
+    def directories(self, where: str) -> None:
+        """Pipe and log directory of instance `where` ("" is the ordinary one)."""
+        for name in ("pipe", "log"):
+            (self.base / f"{name}{where}").mkdir(mode=0o755, exist_ok=True)
+        for name in ("control", "server"):
+            key = f"{name}{where}"
+            self.logs.setdefault(key, Log(self.base / f"log{where}" / f"{name}.log", f"{key}.log"))
+
+    def drain(self) -> None:
+        """Append the new lines of the logs."""
+        for log in self.logs.values():
+            log.refresh()
+            for line in log.lines[log.drained :]:
+                self.note(f"   {log.label}| {line}")
+            log.drained = len(log.lines)
+
+    def environment(self, extra: dict[str, str] | None = None, where: str = "") -> dict[str, str]:
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("CUDA_MPS_")}
+        return {
+            **clean,
+            **self.backend.environment,
+            MARK: self.mark,
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.base / f"pipe{where}"),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.base / f"log{where}"),
+            **(extra or {}),
+        }
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        uid: int | None = None,
+        env: dict[str, str] | None = None,
+        argv0: str | None = None,
+        program: str | None = None,
+    ) -> Started:
+        """Start a program with output in files. The caller waits for it or `end` kills it."""
+        self.files += 1
+        out, err = (self.base / "out" / f"{self.files}.{kind}" for kind in ("out", "err"))
+        identity = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            since = time.monotonic()
+            process = subprocess.Popen(
+                [argv0, *arguments[1:]] if argv0 is not None else list(arguments),
+                executable=program or arguments[0],
+                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdout=out_file, stderr=err_file, env=env if env is not None else self.environment(),
+                cwd="/", start_new_session=True, **identity,
+            )  # fmt: skip
+        if stdin is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(stdin)
+                process.stdin.close()
+        started = Started(process, out, err, since, uid or 0)
+        self.others.append(started)
+        return started
+
+    # The control program
+
+    def control(self, *arguments: str, timeout: float = 10.0) -> None:
+        """Run the control program with options that end at once (`-h`, `-v`)."""
+        started = self.run([self.backend.control, *arguments])
+        rc = started.process.returncode if exited(started.process, timeout) else "TIMEOUT"
+        self.note(f"{list(arguments)!r} rc {rc} OUT {started.read()} ERR {started.err.read_text(errors='replace')}")
+
+    def start(
+        self, *arguments: str, env: dict[str, str] | None = None, where: str = "", timeout: float = 20.0
+    ) -> Reply:
+        """Start the daemon with an option that returns (`-d`)."""
+        self.directories(where)
+        for log in self.logs.values():
+            log.reopen_if_replaced()
+        started = self.run([self.backend.control, *arguments], env=self.environment(env, where))
+        rc = started.process.returncode if exited(started.process, timeout) else None
+        reply = Reply(rc, started.read(), started.err.read_text(errors="replace"), time.monotonic() - started.since)
+        extra = f" with {env!r}" if env else ""
+        place = f" in {where}" if where else ""
+        self.note(f"start{place} {arguments!r}{extra} rc={rc} out={reply.out!r} err={reply.err!r}")
+        if rc == 0:  # the daemon's first lines may come a moment after its parent has returned
+            self.wait_log("CUDA MPS Control binary version", 2, log=f"control{where}", quiet=True)
+        self.drain()
+        return reply
+
+    def foreground(self, *arguments: str) -> Started:
+        """Start the daemon in the foreground; its output is noted by `foreground_output`."""
+        started = self.run([self.backend.control, *arguments])
+        self.note(f"foreground {arguments!r}")
+        return started
+
+    def foreground_ended(self, started: Started, what: str, timeout: float = 5.0) -> None:
+        rc = started.process.returncode if exited(started.process, timeout) else "TIMEOUT"
+        self.note(f"control rc after {what} {rc}")
+
+    def foreground_output(self, started: Started) -> None:
+        self.note("fg stdout:")
+        for line in started.read().splitlines():
+            self.note(f"   fg| {line}")
+
+    def begin(self, command: str, *, uid: int | None = None, where: str = "") -> Started:
+        """Send a batch and do not wait for the answer; `finish` does."""
+        started = self.run(
+            [self.backend.control], stdin=(command + "\n").encode(), uid=uid, env=self.environment(where=where)
+        )
+        started.text = command
+        return started
+
+    def finish(self, started: Started, timeout: float = 10.0, *, quiet: bool = False, where: str = "") -> Reply:
+        done = exited(started.process, max(0.0, timeout - (time.monotonic() - started.since)))
+        seconds = time.monotonic() - started.since
+        who = f"ctl as {started.uid}" if started.uid else "ctl"
+        who += f" in {where}" if where else ""
+        if not done:
+            started.process.kill()
+            exited(started.process, 5)
+            if not quiet:
+                self.note(f"{who}> {started.text!r} TIMEOUT after {timeout:g}s out=None")
+            return Reply(None, "", "", seconds)
+        reply = Reply(started.process.returncode, started.read(), started.err.read_text(errors="replace"), seconds)
+        if not quiet:
+            self.note(
+                f"{who}> {started.text!r} rc={reply.rc} {seconds * 1000:.1f}ms out={reply.out!r} err={reply.err!r}"
+            )
+        return reply
+
+    def ctl(
+        self, command: str, timeout: float = 10.0, *, uid: int | None = None, where: str = "", quiet: bool = False
+    ) -> Reply:
+        """One run of the front-end with `command` (several lines are one batch) on its standard input."""
+        return self.finish(self.begin(command, uid=uid, where=where), timeout, quiet=quiet, where=where)
+
+    # Clients
+
+    def spawn(self, uid: int, mode: str, *arguments: float | str, env: dict[str, str] | None = None) -> str:
+        """Start a CUDA client of user `uid` and return its name (c1, c2, ...)."""
+        command = [*self.backend.client, mode, *(str(argument) for argument in arguments)]
+        return self._client(self.run(command, uid=uid, env=self.environment(env)), uid, (mode, *arguments), env)
+
+    def spawn_renamed(self, uid: int, mode: str, *arguments: float | str, argv0: str, program: str = "") -> str:
+        """A client whose argv[0], and with `program` (a link) also whose command name, is not its own."""
+        command = [*self.backend.renamed_client, mode, *(str(argument) for argument in arguments)]
+        environment = self.environment(self.backend.renamed_environment)
+        started = self.run(command, uid=uid, env=environment, argv0=argv0, program=program or None)
+        return self._client(started, uid, (mode, *arguments), None)
+
+    def _client(self, started: Started, uid: int, what: tuple[float | str, ...], env: dict[str, str] | None) -> str:
+        name = f"c{len(self.clients) + 1}"
+        self.others.remove(started)
+        self.clients[name] = started
+        self.note(f"spawn {name} pid {started.process.pid} uid {uid} {what!r} {env or ''}")
+        return name
+
+    def pid(self, target: str | int) -> int:
+        return target if isinstance(target, int) else self.clients[target].process.pid
+
+    def wait(self, name: str, timeout: float = SLOW_CLIENT) -> int | None:
+        """Wait for a client to end and write down what it printed; None if it still runs."""
+        started = self.clients[name]
+        rc = started.process.returncode if exited(started.process, timeout) else None
+        self.note(f"{name} pid {started.process.pid} rc={rc} output:")
+        for line in started.read().splitlines():
+            self.note(f"   {name}| {line}")
+        for line in started.err.read_text(errors="replace").splitlines()[-20:]:
+            self.note(f"   {name} stderr| {line}")
+        return rc
+
+    def wait_output(self, name: str, pattern: str, timeout: float = SLOW_CLIENT) -> bool:
+        """Wait until a client has printed a line with `pattern`."""
+        end = time.monotonic() + timeout
+        while not re.search(pattern, self.clients[name].read()):
+            if time.monotonic() > end or (exited(self.clients[name].process, 0) and not self._printed(name, pattern)):
+                self.note(f"WAIT-TIMEOUT {name} never printed {pattern!r}")
+                return False
+            time.sleep(0.002)
+        return True
+
+    def _printed(self, name: str, pattern: str) -> bool:
+        return re.search(pattern, self.clients[name].read()) is not None
+
+    def working(self, name: str) -> bool:
+        """Wait until a client has its context (and so counts for MPS)."""
+        return self.wait_output(name, r"\] sms ")
+
+    def signal(self, target: str | int, number: signal.Signals, who: str = "") -> bool:
+        sent = send_signal(self.pid(target), number)
+        label = target if isinstance(target, str) else f"{who} {target}".strip()
+        self.note(f"signal {number.name} {label}{'' if sent else ' (gone)'}")
+        return sent
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    # What the log says
+
+    def wait_log(
+        self, pattern: str, timeout: float, *, log: str = "control", quiet: bool = False
+    ) -> re.Match[str] | None:
+        """The next line with `pattern` after the last one found here, waiting for it if needed."""
+        followed = self.logs[log]
+        regex = re.compile(pattern)
+        end = time.monotonic() + timeout
+        while True:
+            followed.refresh()
+            for number in range(followed.seen, len(followed.lines)):
+                if match := regex.search(followed.lines[number]):
+                    followed.seen = number + 1
+                    return match
+            if time.monotonic() > end:
+                if not quiet:
+                    self.note(f"WAIT-TIMEOUT {log}.log has no {pattern!r}")
+                return None
+            time.sleep(0.0005)
+
+    def skip_log(self, log: str = "control") -> None:
+        """Let `wait_log` look only at what comes from now on."""
+        self.logs[log].refresh()
+        self.logs[log].seen = len(self.logs[log].lines)
+
+    def server(self, timeout: float = 5.0, where: str = "") -> int:
+        """Pid of the server that was started last, once it is Ready; 0 if none came."""
+        followed = self.logs[f"control{where}"]
+        end = time.monotonic() + timeout
+        while True:
+            followed.refresh()
+            ready = [m[1] for line in followed.lines if (m := re.search(r"NEW SERVER (\d+): Ready", line))]
+            started = [m[1] for line in followed.lines if (m := re.search(r"Starting new server (\d+) for", line))]
+            if started and started[-1] in ready:
+                return int(started[-1])
+            if time.monotonic() > end:
+                self.note("WAIT-TIMEOUT no server became Ready")
+                return int(started[-1]) if started else 0
+            time.sleep(0.001)
+
+    def daemon(self, where: str = "") -> int:
+        """Pid of the control daemon, from its first log line; 0 if unknown."""
+        followed = self.logs[f"control{where}"]
+        followed.refresh()
+        found = [m[1] for line in followed.lines if (m := re.search(r"Control +(\d+)\] Starting control daemon", line))]
+        return int(found[-1]) if found else 0
+
+    # What the system says
+
+    def ours(self) -> list[Process]:
+        """Everything that this rig started and that lives: marked processes and their descendants."""
+        everything = list(processes())
+        token = f"{MARK}={self.mark}".encode()
+        mine = {process.pid for process, environment in everything if token in environment.split(b"\0")}
+        mine |= self._pid_files()
+        grown = True
+        while grown:
+            more = {process.pid for process, _ in everything if process.parent in mine} - mine
+            mine |= more
+            grown = bool(more)
+        mine.discard(os.getpid())
+        return [process for process, _ in everything if process.pid in mine and process.state != "Z"]
+
+    def _pid_files(self) -> set[int]:
+        """Daemons by their pid files. Anybody may write these, so the process must also look like one."""
+        found = set()
+        for path in self.base.glob(f"pipe*/{CONTROL}.pid"):
+            with contextlib.suppress(OSError, ValueError):
+                pid = int(path.read_text())
+                if CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    found.add(pid)
+        return found
+
+    def ps(self) -> None:
+        for process in sorted(self.ours(), key=lambda process: process.pid):
+            self.note(f"   ps| {process.pid:5} {process.parent:5} {process.uid:5} {process.state} {process.arguments}")
+
+    def ls(self, where: str = "") -> None:
+        """Names, types, modes and owners in the log and the pipe directory."""
+        for directory in (self.base / f"log{where}", self.base / f"pipe{where}"):
+            self.note(f"   ls| {directory}:")
+            try:
+                names = sorted(os.listdir(directory))
+            except OSError as error:
+                self.note(f"   ls| {error.strerror}")
+                continue
+            for name in names:
+                with contextlib.suppress(OSError):
+                    status = os.lstat(directory / name)
+                    mode = stat.filemode(status.st_mode)
+                    self.note(f"   ls| {mode} 1 {status.st_uid} {status.st_gid} {status.st_size} - - - {name}")
+
+    # The end
+
+    def end(self) -> list[str]:
+        """Kill whatever this rig started and still runs. Returns what could not be ended."""
+        self.drain()
+        for started in self.clients.values():
+            if started.process.poll() is None:
+                send_signal(started.process.pid, signal.SIGKILL)
+        for started in self.clients.values():
+            exited(started.process, 3)
+        remaining = self.ours()
+        for process in remaining:
+            send_signal(process.pid, signal.SIGCONT)
+        if any(CONTROL in process.arguments for process in remaining):
+            for pipe in sorted(self.base.glob("pipe*")):
+                self.ctl("quit -t 1", 4, where=pipe.name.removeprefix("pipe"), quiet=True)
+        for number, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
+            remaining = self.ours()
+            for process in remaining:
+                send_signal(process.pid, number)
+            end = time.monotonic() + patience
+            while remaining and time.monotonic() < end:
+                time.sleep(0.02)
+                for started in (*self.others, *self.clients.values()):
+                    started.process.poll()
+                remaining = self.ours()
+            if not remaining:
+                break
+        for log in self.logs.values():
+            log.close()
+        return [f"{process.pid} {process.state} {process.arguments}" for process in remaining]
