@@ -1,1 +1,1 @@
-"""A stand-in for nvidia-cuda-mps-control, its servers and its clients. Knows nothing of the agent but the units."""
+"""A stand-in for NVIDIA MPS: control daemon, servers and CUDA clients as real processes. See `mpsagent-sim describe`."""

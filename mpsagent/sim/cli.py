@@ -1,0 +1,128 @@
+"""The program mpsagent-sim: install the stand-ins, say what is simulated, list simulated GPU processes."""
+
+import argparse
+import compileall
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import mpsagent
+from mpsagent.sim import gpu, registry
+
+DESCRIPTION = """\
+What is simulated
+  nvidia-cuda-mps-control   options -h -v -d -f -M, one batch of commands on standard input, exit statuses, texts
+  the control daemon        pipe directory, sockets, FIFO, pid file, lock, control.log; pending list, back-off, blocking
+  nvidia-cuda-mps-server    a process of the user, server.log, limits at Ready, 48 clients, FAULT, terminate_client
+  cuda-client               query, alloc, sleep, spin, oob, work; inside MPS, or outside it when it cannot reach the socket
+  GPUs                      multiprocessors and memory as recorded on an NVIDIA H200; which processes use them
+
+What is not
+  kernels compute nothing and do not slow each other down; no priorities; no MPS v3 interface; no CUDA library to link with;
+  real NVML does not know these GPUs: `mpsagent-sim processes` and the files it reads stand in for it
+
+Environment of the daemon (and of clients outside MPS)
+  MPSSIM_GPUS      number of GPUs (1)
+  MPSSIM_SPEED     divides every delay of the GPU (1); the back-off and `quit -t` keep their times
+  MPSSIM_SEED      fixes the draws of delays
+  MPSSIM_REGISTRY  directory with a file per device and process (DIR/processes after `install`):
+                   `<ordinal>.<pid>` holding `<server|mps|bypass> <uid> <MiB> <start time>`;
+                   `<ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes clients outside MPS fail beside a server
+Real beside it: processes, users, sockets, signals. Without root everything runs as the one user.
+"""
+
+_PROGRAMS = {"nvidia-cuda-mps-control": "front_end", "cuda-client": "cuda_client"}
+_WRAPPER = """\
+#!{python} -IS
+import os, sys
+sys.path.insert(0, {root!r})
+for key, value in {environment!r}.items():
+    os.environ.setdefault(key, value)
+from mpsagent.sim.{module} import main
+sys.exit(main())
+"""
+
+
+def devices(count: int) -> list[dict[str, object]]:
+    """What the agent is told instead of asking NVML; memory in bytes."""
+    return [
+        {
+            "ordinal": device.ordinal,
+            "uuid": device.uuid,
+            "name": gpu.NAME,
+            "memory": gpu.TOTAL * 1048576,
+            "multiprocessors": gpu.MULTIPROCESSORS,
+        }
+        for device in gpu.machine(count)
+    ]
+
+
+def install(directory: Path, gpus: int) -> None:
+    """Write the programs, devices.json and the directory of simulated processes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    processes = directory.absolute() / "processes"
+    processes.mkdir(exist_ok=True)
+    processes.chmod(0o1777)
+    package = Path(__file__).absolute().parent
+    # other users cannot write compiled modules, and a start should not compile
+    compileall.compile_dir(str(package), maxlevels=0, quiet=2)
+    compileall.compile_file(str(Path(mpsagent.__file__)), quiet=2)
+    environment = {"MPSSIM_GPUS": str(gpus), "MPSSIM_REGISTRY": str(processes)}
+    python = str(getattr(sys, "_base_executable", None) or sys.executable)
+    for name, module in _PROGRAMS.items():
+        text = _WRAPPER.format(python=python, root=str(package.parent.parent), environment=environment, module=module)
+        _write(directory / name, text, 0o755)
+    _write(directory / "nvidia-cuda-mps-server", _SERVER, 0o755)
+    _write(directory / "devices.json", json.dumps(devices(gpus), indent=2) + "\n", 0o644)
+
+
+_SERVER = """\
+#!/bin/sh
+echo "nvidia-cuda-mps-server is started by the control daemon" >&2
+exit 1
+"""
+
+
+def _write(path: Path, text: str, mode: int) -> None:
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    temporary.chmod(mode)
+    temporary.replace(path)
+
+
+def processes(gpus: int) -> list[dict[str, object]]:
+    """Every process on a simulated GPU, as NVML would tell; memory in bytes."""
+    return [
+        {"device": device.uuid, "pid": pid, "kind": kind, "uid": uid, "memory": mebibytes * 1048576}
+        for device in gpu.machine(gpus)
+        for pid, kind, uid, mebibytes in registry.processes(device.ordinal)
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="mpsagent-sim", description="A stand-in for NVIDIA MPS.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("install", help="write the stand-in programs into a directory")
+    verb.add_argument("directory", type=Path)
+    verb.add_argument("--gpus", type=int, default=int(os.environ.get("MPSSIM_GPUS") or 1))
+    verbs.add_parser("describe", help="what is simulated and what is not")
+    verb = verbs.add_parser("processes", help="processes on simulated GPUs, as JSON")
+    verb.add_argument("directory", type=Path, nargs="?", help="where `install` wrote")
+    verb.add_argument("--gpus", type=int, default=int(os.environ.get("MPSSIM_GPUS") or 8))
+    chosen = parser.parse_args(arguments)
+    if chosen.verb == "describe":
+        print(DESCRIPTION, end="")
+    elif chosen.verb == "processes":
+        if chosen.directory is not None:
+            os.environ["MPSSIM_REGISTRY"] = str(chosen.directory / "processes")
+        print(json.dumps(processes(chosen.gpus), indent=2))
+    else:
+        install(chosen.directory, chosen.gpus)
+        print(f"installed; put it first on PATH: export PATH={shlex.quote(str(chosen.directory.absolute()))}:$PATH")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,431 @@
+"""The control daemon: one thread, one connection at a time, blocking wherever the real one was seen to block."""
+
+import _socket
+import fcntl
+import gc
+import os
+import select
+import signal
+import struct
+import sys
+import time
+from typing import NoReturn
+
+from mpsagent.sim import control_commands, gpu, limits, server, texts, wire
+from mpsagent.sim.delays import Delays
+from mpsagent.sim.process_title import ProcessTitle
+from mpsagent.sim.turns import Turns
+
+
+class AlreadyRunning(Exception):
+    """Another daemon holds this pipe directory."""
+
+
+def peer(connection: _socket.socket) -> tuple[int, int, int]:
+    """pid, uid, gid of the other end, as the kernel recorded them."""
+    pid, uid, gid = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
+    return pid, uid, gid
+
+
+class Server:
+    """A server process as the daemon sees it."""
+
+    def __init__(self, pid: int, uid: int) -> None:
+        self.pid = pid
+        self.uid = uid
+        self.pidfd = os.pidfd_open(pid)
+        self.lines: wire.Lines | None = None
+        self.dismissed = False
+        self.gone_at: float | None = None
+
+    def ask(self, question: str) -> str | None:
+        """One question and its answer, however long that takes; None when the server died over it."""
+        if self.lines is None or not wire.send(self.lines.connection, question):
+            return None
+        return self.lines.wait()
+
+
+class Daemon:
+    """State and loop. Files are those of the real one; see `set_up`."""
+
+    def __init__(self, foreground: bool, multiuser: bool) -> None:
+        self.foreground, self.multiuser = foreground, multiuser
+        self.pipe, self.log_directory = wire.directories()
+        self.owner = os.getuid()
+        self.title = ProcessTitle()
+        self.turns = Turns()
+        self.servers: dict[int, Server] = {}
+        self.server: Server | None = None
+        self.gids: dict[int, int] = {}
+        self.waiting: dict[int, tuple[_socket.socket, int, str]] = {}
+        self.ui: wire.Lines | None = None
+        self.ui_uid = -1
+        self.answer = b""
+        self.next_try: float | None = None
+        self.quitting = False
+        self.quit_at: float | None = None
+        self.start_kind = "first"
+        everything = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
+        self.devices = gpu.visible(everything, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self.delays = Delays(float(os.environ.get("MPSSIM_SPEED") or 1), os.environ.get("MPSSIM_SEED"))
+        given = limits.percentage(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        self.default_percentage = 100.0 if given is None else given
+        self.default_limits: dict[int, int] = {}  # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has no effect (07 W1)
+        self.default_priority = 0
+
+    # files
+
+    def set_up(self) -> None:
+        """Directories, lock, sockets, FIFO, pid file and logs. Raises AlreadyRunning, OSError."""
+        os.umask(0)
+        for directory in (self.pipe, self.log_directory):
+            if not os.path.isdir(directory):
+                os.makedirs(directory, 0o777)
+        os.umask(0o022)
+        self.server_log = self._append("server.log")
+        self.lock = os.open(f"{self.pipe}/control_lock", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            wire.Log(self.server_log, "Other").write(texts.LOG_DIRECTORY.format(directory=self.log_directory))
+            raise AlreadyRunning from error
+        self.log = wire.Log(self._append("control.log"), "Control")
+        if self.foreground:
+            self.log.fd = self.server_log = 1
+        os.umask(0)
+        os.fchmod(self.lock, 0o666)
+        self.listeners = [self._listen("control", 0o666), self._listen("control_privileged", 0o755)]
+        self._remove("log")
+        os.mkfifo(f"{self.pipe}/log", 0o777)
+        self._remove("nvidia-cuda-mps-control.pid")
+        pid_file = os.open(f"{self.pipe}/nvidia-cuda-mps-control.pid", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        os.write(pid_file, str(os.getpid()).encode())
+        os.close(pid_file)
+        os.umask(0o022)
+        words = ["nvidia-cuda-mps-control", "-f" if self.foreground else "-d"]
+        self.title.set(*words, *(["--multiuser-server"] if self.multiuser else []))
+        self.log.write(
+            texts.STARTING.format(pipe=self.pipe), texts.CONNECT_HINT.format(pipe=self.pipe), texts.CONTROL_VERSION
+        )
+
+    def _append(self, name: str) -> int:
+        return os.open(f"{self.log_directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def _remove(self, name: str) -> None:
+        try:
+            os.unlink(f"{self.pipe}/{name}")
+        except FileNotFoundError:
+            pass
+
+    def _listen(self, name: str, mode: int) -> _socket.socket:
+        self._remove(name)
+        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        listener.bind(f"{self.pipe}/{name}")
+        os.chmod(f"{self.pipe}/{name}", mode)
+        listener.listen(128)
+        return listener
+
+    # the loop
+
+    def run(self) -> NoReturn:
+        gc.freeze()
+        while True:
+            poll = select.poll()
+            for listener in self.listeners:
+                poll.register(listener.fileno(), select.POLLIN)
+            if self.ui is not None and not self.quitting:
+                poll.register(self.ui.connection.fileno(), select.POLLIN)
+            for one in self.servers.values():
+                if one.gone_at is None:
+                    poll.register(one.pidfd, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
+            for listener in self.listeners:
+                if listener.fileno() in ready:
+                    self.accept(listener)
+            ui = None if self.quitting else self.ui  # `quit` keeps its front-end until the end
+            if ui is not None and (b"\n" in ui.buffer or ui.connection.fileno() in ready):
+                self.user_interface(ui)
+            now = time.monotonic()
+            for one in list(self.servers.values()):
+                if one.pidfd in ready and one.gone_at is None:
+                    one.gone_at = now if one.dismissed else now + self.delays.killed_exit()
+            self.timers(now)
+
+    def _timeout_ms(self) -> float | None:
+        if self.ui is not None and b"\n" in self.ui.buffer and not self.quitting:
+            return 0
+        times = [at for at in (self.next_try, self.quit_at) if at is not None]
+        times += [one.gone_at for one in self.servers.values() if one.gone_at is not None]
+        return max(0.0, (min(times) - time.monotonic()) * 1000 + 0.5) if times else None
+
+    def timers(self, now: float) -> None:
+        for one in list(self.servers.values()):
+            if one.gone_at is not None and now >= one.gone_at:
+                self.reap(one)
+        if self.quit_at is not None and now >= self.quit_at:
+            self.quit_at = None
+            if self.server is not None and not self.server.dismissed:
+                self.try_shutdown(self.server, force=True)
+        if self.next_try is not None and now >= self.next_try:
+            self.next_try = None
+            if self.server is not None and not self.server.dismissed:
+                self.try_shutdown(self.server, by_timer=True)
+
+    # connections
+
+    def accept(self, listener: _socket.socket) -> None:
+        fd, _ = listener._accept()
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=fd)
+        self.log.write(texts.ACCEPTING)
+        poll = select.poll()
+        poll.register(fd, select.POLLHUP)
+        dead = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+        lines = wire.Lines(connection)
+        connection.settimeout(1)
+        hello = "" if dead else lines.wait()
+        connection.settimeout(None)
+        words = (hello or "").split()
+        if not words:
+            self.log.write(texts.UNABLE_TO_ACCEPT)
+        elif words[0] == "UI":
+            # a second front-end beside an open one is turned away (03 Q4), and so during `quit` (02 R10)
+            if self.ui is None and not self.quitting:
+                self.ui, self.answer = lines, b""
+                self.ui_uid = peer(connection)[1]
+                self.log.write(texts.NEW_UI)
+                wire.send(connection, "+")
+                return
+        elif words[0] == "HELLO":
+            self.log.write(texts.NO_CREDENTIALS)
+            wire.send(connection, "NO")
+        elif words[0] == "CLIENT" and len(words) == 4:
+            self.client(connection, *words[1:])
+            return
+        elif words[0] == "SERVER":
+            one = self.servers.get(peer(connection)[0])
+            if one is not None and one.lines is None:
+                one.lines = lines
+                self.server_connected(one, lines)
+                return
+        connection.close()
+
+    def client(self, connection: _socket.socket, context: str, device: str, name: str) -> None:
+        """A client's channel or context: hand it to the server of its user, or let it wait."""
+        pid, uid, gid = peer(connection)
+        if self.quitting:
+            wire.send(connection, "FAIL MPS_CONNECTION_FAILED")
+            connection.close()
+            return
+        if self.multiuser:
+            uid = gid = 0
+        self.gids[uid] = gid
+        if context != "0":
+            self.log.write(texts.CLIENT_ATTACHED.format(pid=pid, uid=uid))
+            if self.turns.phase == "ready" and self.turns.user == uid:
+                self.attach(connection, pid, context, device, name)
+            else:
+                wire.send(connection, "FAIL MPS_RPC_FAILURE")
+                connection.close()
+            return
+        key = connection.fileno()
+        todo = self.turns.client(uid, key)
+        if todo == "attach":
+            self.log.write(texts.CLIENT_ATTACHED.format(pid=pid, uid=uid))
+            self.attach(connection, pid, context, device, name)
+            return
+        self.log.write(texts.CLIENT_PENDING.format(pid=pid, uid=uid))
+        self.waiting[key] = (connection, pid, name)
+        self.follow(todo)
+
+    def attach(self, connection: _socket.socket, pid: int, context: str, device: str, name: str) -> None:
+        """Pass the client's socket to the server; that end of it is closed here."""
+        one = self.server
+        if one is not None and one.lines is not None:
+            wire.send(one.lines.connection, f"ATTACH {pid} {context} {device} {name}", connection.fileno())
+        connection.close()
+
+    def follow(self, todo: str) -> None:
+        """Do what `Turns` answered."""
+        if todo == "start":
+            uid = self.turns.next_user()
+            if uid is not None:
+                self.start_server(uid)
+        elif todo == "try" and self.server is not None:
+            self.try_shutdown(self.server)
+
+    # servers
+
+    def start_server(self, uid: int) -> None:
+        self.turns.starting(uid)
+        kind = self.start_kind
+        pid = os.fork()
+        if pid == 0:
+            self._become_server(uid, kind)
+        self.start_kind = "again"
+        self.server = self.servers[pid] = Server(pid, uid)
+
+    def _become_server(self, uid: int, kind: str) -> NoReturn:
+        status = 1
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            self.log.pid = os.getpid()
+            self.log.write(texts.STARTING_SERVER.format(pid=os.getpid(), uid=uid))
+            kept = max(self.server_log, 2)
+            os.closerange(3, kept)
+            os.closerange(kept + 1, 4096)
+            os.chdir("/")
+            status = server.main(self, uid, self.gids.get(uid, uid), kind)
+        finally:
+            os._exit(status)
+
+    def server_connected(self, one: Server, lines: wire.Lines) -> None:
+        """From here to Ready the daemon serves nobody else."""
+        if lines.wait() != "READY":
+            return  # it died; its pidfd tells
+        self.log.write(texts.SERVER_READY.format(pid=one.pid))
+        wire.send(lines.connection, f"PERCENTAGE {self.default_percentage}")
+        for device in sorted(self.default_limits, reverse=True):
+            wire.send(lines.connection, f"LIMIT {device} {self.default_limits[device]}")
+        wire.send(lines.connection, f"START {self.default_priority}")
+        attach, others = self.turns.ready()
+        for key in attach:
+            connection, pid, name = self.waiting.pop(key)
+            self.attach(connection, pid, "0", "-", name)
+        if others:
+            self.try_shutdown(one)
+
+    def try_shutdown(self, one: Server, by_timer: bool = False, force: bool = False) -> None:
+        first = not by_timer
+        self.log.write((texts.TRY_FIRST if first else texts.TRY_AGAIN).format(pid=one.pid))
+        reply = one.ask("SHUTDOWN")
+        if reply is None:
+            return  # it was killed; its pidfd tells
+        word, _, count = reply.partition(" ")
+        if word == "OK":
+            self.dismiss(one)
+            return
+        self.log.write(texts.SERVER_BUSY.format(pid=one.pid, count=count))
+        if force:
+            self.log.write(texts.FORCE.format(pid=one.pid))
+            self.dismiss(one)
+            one.dismissed = False  # it does not say goodbye: notice comes as for a killed one
+            self.start_kind = "forced"
+            signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
+            one.lines = None
+            return
+        interval_ms = self.turns.back_off.busy(by_timer)
+        self.next_try = time.monotonic() + interval_ms / 1000
+        self.log.write(texts.NEXT_TRY.format(pid=one.pid, ms=interval_ms))
+
+    def dismiss(self, one: Server) -> None:
+        one.dismissed = True
+        self.turns.leaving()
+        self.next_try = None
+
+    def reap(self, one: Server) -> None:
+        os.waitpid(one.pid, 0)
+        self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=0))
+        if not one.dismissed:
+            self.start_kind = "forced"
+        os.close(one.pidfd)
+        if one.lines is not None:
+            one.lines.connection.close()
+        del self.servers[one.pid]
+        if self.server is one:
+            self.server = None
+            self.next_try = None
+            uid = self.turns.gone()
+            if self.quitting:
+                self.exit()
+            elif uid is not None:
+                self.start_server(uid)
+
+    # front-ends
+
+    def user_interface(self, ui: wire.Lines) -> None:
+        """One command of the open front-end, or its end."""
+        command = ui.pop()
+        if command is None and not ui.ended:
+            ui.read()
+            command = ui.pop()
+        if command is not None:
+            self.log.write(texts.COMMAND.format(command=command))
+            control_commands.execute(self, command)
+        elif ui.ended:
+            self.log.write(texts.UI_CLOSED)
+            self.close_ui()
+
+    def say(self, *lines: str) -> None:
+        """An answer: to the front-end and into the log."""
+        self.log.write(*lines)
+        self.answer += "".join(f"{line}\n" for line in lines).encode()
+
+    def close_ui(self) -> None:
+        if self.ui is not None:
+            try:
+                self.ui.connection.settimeout(1)
+                self.ui.connection.sendall(self.answer + b"\x04")
+            except OSError:
+                pass
+            self.ui.connection.close()
+            self.ui = None
+
+    def quit(self, timeout: float | None) -> None:
+        self.quitting = True
+        if timeout is not None:
+            self.quit_at = time.monotonic() + timeout
+        for connection, _, _ in self.waiting.values():
+            wire.send(connection, "FAIL MPS_CONNECTION_FAILED")
+            connection.close()
+        self.waiting.clear()
+        self.turns.waiting.clear()
+        if self.server is None:
+            self.exit()
+        elif not self.server.dismissed:
+            self.try_shutdown(self.server)
+
+    def exit(self) -> NoReturn:
+        self.log.write(texts.EXIT.format(status=0))
+        self._remove("log")
+        self._remove("nvidia-cuda-mps-control.pid")
+        self.close_ui()
+        os._exit(0)
+
+
+def _run(foreground: bool, multiuser: bool, report: int | None) -> NoReturn:
+    try:
+        daemon = Daemon(foreground, multiuser)
+        daemon.set_up()
+    except AlreadyRunning:
+        os.write(2, texts.ALREADY_RUNNING.encode())
+        os._exit(1)
+    except (OSError, ValueError) as error:
+        os.write(2, f"mpsagent-sim: {error}\n".encode())
+        os._exit(1)
+    if report is not None:
+        os.write(report, b"+")
+        os.close(report)
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+    try:
+        daemon.run()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        daemon.log.write("simulator error: " + repr(sys.exc_info()[1]))
+    os._exit(1)
+
+
+def main(foreground: bool, multiuser: bool) -> int:
+    """Run in the foreground, or start in the background and return when that daemon is up."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if foreground:
+        _run(True, multiuser, None)
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.close(reader)
+        os.setsid()
+        _run(False, multiuser, writer)
+    os.close(writer)
+    return 0 if os.read(reader, 1) == b"+" else 1

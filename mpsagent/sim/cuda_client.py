@@ -1,0 +1,301 @@
+"""A CUDA client: `cuda-client MODE [ARG...]`, with the modes and output of the probe used for the recordings.
+
+    query                   what can be seen from here
+    alloc MIB [SECONDS]     allocate, then stay
+    sleep SECONDS           a little work every 50 ms
+    spin SECONDS            one long kernel
+    oob SECONDS             after that time an illegal access
+    work N                  N kernels of 10 ms
+`--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. Exit status as the probe's.
+"""
+
+import _signal
+import _socket
+import os
+import select
+import sys
+import time
+
+from mpsagent.sim import gpu, limits, registry, wire
+
+SUCCESS = "CUDA_SUCCESS"
+
+
+class Cuda:
+    """The process's state in the driver: one device, one context, under MPS or (channel is None) without."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.error: str | None = None
+        self.channel: _socket.socket | None = None
+        self.context: wire.Lines | None = None
+        self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
+        self.devices: list[gpu.Device] = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
+        self.instance = self.devices
+        self.device = self.devices[0]
+        self.entry = registry.Entry("bypass")
+        self.percentage = 100.0
+        self.sms = gpu.MULTIPROCESSORS
+        self.limit: int | None = None
+        self.allocated = 0
+
+    def say(self, text: str) -> None:
+        line = f"[{time.monotonic() - self.began:8.3f} pid {os.getpid()} uid {os.getuid()}] {text}\n"
+        try:
+            os.write(1, line.encode())
+        except OSError:
+            pass
+
+    def _delay(self, milliseconds: float) -> None:
+        time.sleep(milliseconds / 1000 / self.speed)
+
+    # attaching
+
+    def initialise(self) -> str:
+        """cuInit: find the daemon and wait for a server; without a daemon go on outside MPS, silently."""
+        pipe = wire.directories()[0]
+        try:
+            knock = wire.connect(pipe)
+        except OSError:
+            return self._see(self.devices)
+        wire.send(knock, "HELLO")
+        answer = wire.Lines(knock).wait()
+        knock.close()
+        if answer is None:
+            return self._see(self.devices)  # the daemon died while this client waited (06 V4)
+        try:
+            channel = wire.connect(pipe)
+        except OSError:
+            return self._see(self.devices)
+        wire.send(channel, f"CLIENT 0 - {self._name()}")
+        answer = wire.Lines(channel).wait()
+        if answer is None:
+            channel.close()
+            return self._see(self.devices)
+        word, *rest = answer.split()
+        if word == "FAIL":
+            return "CUDA_ERROR_" + rest[0]
+        self.channel = channel
+        self.entry.kind = "mps"
+        self.speed = float(rest[0])
+        return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
+
+    def _name(self) -> str:
+        return "".join(sys.argv[0].split()) or "cuda-client"
+
+    def _see(self, devices: list[gpu.Device]) -> str:
+        self.instance = devices
+        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+        self.devices = gpu.visible(devices, wanted)
+        if self.devices:
+            return SUCCESS
+        if self.channel is not None and wanted is not None and wanted.split(",")[0].strip().isdigit():
+            from mpsagent.sim import texts
+
+            for text in texts.BAD_VISIBLE_DEVICES:
+                wire.send(self.channel, "LOG " + text.format(ordinal=wanted.split(",")[0].strip(), count=len(devices)))
+        return "CUDA_ERROR_NO_DEVICE"
+
+    def create_context(self, device: gpu.Device) -> str:
+        """cuDevicePrimaryCtxRetain."""
+        self.device = device
+        self._delay(11)
+        if self.channel is None:
+            used = registry.processes(device.ordinal)
+            if registry.exclusive(device.ordinal) and used:
+                return "CUDA_ERROR_DEVICE_UNAVAILABLE"
+        else:
+            at = [one.ordinal for one in self.instance].index(device.ordinal)
+            try:
+                connection = wire.connect(wire.directories()[0])
+            except OSError:
+                return "CUDA_ERROR_MPS_RPC_FAILURE"
+            wire.send(connection, f"CLIENT 1 {at} {self._name()}")
+            lines = wire.Lines(connection)
+            word, *rest = (lines.wait() or "FAIL MPS_RPC_FAILURE").split()
+            if word == "FAIL":
+                return "CUDA_ERROR_" + rest[0]
+            self.context = lines
+            self._take_limits(float(rest[0]), int(rest[1]), at)
+        self._delay(66)
+        self._register()
+        return SUCCESS
+
+    def _take_limits(self, percentage: float, limit: int, at: int) -> None:
+        """The server's limits, and what the client's own environment lowers them to."""
+        own = limits.percentage(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        self.sms = gpu.multiprocessors(percentage if own is None else min(own, percentage))
+        asked = limits.client_limits(os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")).get(at)
+        given = [one for one in (limit or None, asked) if one is not None]
+        self.limit = min(given) if given else None
+
+    def _register(self) -> None:
+        if self.channel is None:
+            self.entry.write(self.device.ordinal, 582 - 64 + self.allocated)
+        else:
+            self.entry.write(self.device.ordinal, gpu.usage(self.sms, self.allocated))
+
+    def free(self) -> int:
+        """MiB that may still be allocated."""
+        others = [one for one in registry.processes(self.device.ordinal) if one[0] != os.getpid()]
+        taken = sum(one[3] for one in others)
+        if self.channel is None:
+            return max(0, gpu.TOTAL - gpu.BYPASS_OVERHEAD - taken - self.allocated)
+        servers = sum(1 for one in others if one[1] == "server")
+        return gpu.free(self.sms, self.limit, self.allocated, taken - gpu.SERVER_USAGE * min(servers, 1))
+
+    def allocate(self, mebibytes: float) -> str:
+        if self.error:
+            return self.error
+        if mebibytes > self.free():
+            return "CUDA_ERROR_OUT_OF_MEMORY"
+        self.allocated += int(mebibytes)
+        self._register()
+        return SUCCESS
+
+    # working
+
+    def wait(self, seconds: float, until_error: bool = False) -> str:
+        """Let time pass while the context lives on; the first error stays."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not (until_error and self.error):
+            if self.context is None:
+                time.sleep(left)
+                continue
+            poll = select.poll()
+            poll.register(self.context.connection.fileno(), select.POLLIN)
+            if poll.poll(left * 1000 + 0.5):
+                self._hear(self.context)
+        return self.error or SUCCESS
+
+    def _hear(self, context: wire.Lines) -> None:
+        context.read()
+        while (line := context.pop()) is not None:
+            if line == "STICKY" and self.error is None:
+                self.error = "CUDA_ERROR_ILLEGAL_ADDRESS"
+            elif line == "TERMINATE":
+                self.error = self.error or "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+                self._drop_context()
+                return
+        if context.ended:
+            self.error = self.error or "CUDA_ERROR_MPS_RPC_FAILURE"
+            context.connection.close()
+            self.context = None
+
+    def tell(self, text: str) -> None:
+        if self.context is not None:
+            wire.send(self.context.connection, text)
+
+    def _drop_context(self) -> None:
+        if self.context is not None:
+            self.tell("BYE")
+            self.context.connection.close()
+            self.context = None
+
+    def kernel(self, seconds: float) -> str:
+        """One kernel, from launch to synchronisation."""
+        if self.error:
+            return self.error
+        self.tell("KERNEL")
+        result = self.wait(seconds, until_error=True)
+        if result == SUCCESS:
+            self.tell("IDLE")
+        return result
+
+    def illegal_access(self) -> str:
+        if self.channel is None:
+            self._delay(190)
+            self.error = "CUDA_ERROR_ILLEGAL_ADDRESS"
+            return self.error
+        self.tell("FAULT")
+        return self.wait(60, until_error=True)
+
+    def leave(self, status: int) -> int:
+        self._drop_context()
+        if self.channel is not None:
+            self._delay(15)
+            self.channel.close()
+        self.entry.remove()
+        return status
+
+
+def main() -> int:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+    words = [word for word in sys.argv[1:] if word != "--ignore-term"]
+    if len(words) != len(sys.argv) - 1:
+        _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
+    mode = words[0] if words else "query"
+    numbers = [float(word) for word in words[1:]] + [0.0, 0.0]
+    cuda = Cuda()
+    result = cuda.initialise()
+    cuda.say(f"cuInit {result}")
+    if result != SUCCESS:
+        return cuda.leave(10)
+    ordinal = int(os.environ.get("DEV") or 0)
+    if ordinal >= len(cuda.devices):
+        cuda.say("cuDeviceGet CUDA_ERROR_INVALID_DEVICE")
+        return cuda.leave(11)
+    result = cuda.create_context(cuda.devices[ordinal])
+    cuda.say(f"ctx {result}")
+    if result != SUCCESS:
+        return cuda.leave(12)
+    cuda.say(f"devices {len(cuda.devices)} using {cuda.device.uuid[:12]}")
+    cuda.say(f"sms {cuda.sms} meminfo {SUCCESS} free {cuda.free()} MiB total {gpu.TOTAL} MiB")
+    run = _MODES.get(mode)
+    return cuda.leave(99 if run is None else run(cuda, *numbers[:2]))
+
+
+def _query(cuda: Cuda, _: float, __: float) -> int:
+    return 0
+
+
+def _alloc(cuda: Cuda, mebibytes: float, seconds: float) -> int:
+    result = cuda.allocate(mebibytes)
+    cuda.say(f"cuMemAlloc {mebibytes:.0f} MiB: {result}")
+    cuda.wait(int(seconds))
+    return 0 if result == SUCCESS else 13
+
+
+def _sleep(cuda: Cuda, seconds: float, _: float) -> int:
+    cuda.allocate(64)
+    end = time.monotonic() + seconds
+    count, last = 0, SUCCESS
+    while time.monotonic() < end:
+        result = cuda.error or SUCCESS
+        if result != last:
+            cuda.say(f"work now {result}")
+            last = result
+        count += 1
+        cuda.wait(0.05)
+    cuda.say(f"done {count} iterations, last {last}")
+    return 0 if last == SUCCESS else 14
+
+
+def _spin(cuda: Cuda, seconds: float, _: float) -> int:
+    cuda.say("launch cudaSuccess")
+    began = time.monotonic()
+    result = cuda.kernel(seconds)
+    cuda.say(f"sync {result} after {time.monotonic() - began:.3f} s")
+    return 0 if result == SUCCESS else 16
+
+
+def _oob(cuda: Cuda, seconds: float, _: float) -> int:
+    cuda.wait(seconds)
+    cuda.say("oob launch cudaSuccess")
+    result = cuda.error or cuda.illegal_access()
+    cuda.say(f"oob sync {result}")
+    return 0 if result == SUCCESS else 17
+
+
+def _work(cuda: Cuda, kernels: float, _: float) -> int:
+    count, last = 0, SUCCESS
+    while count < kernels and last == SUCCESS:
+        last = cuda.kernel(0.01)
+        count += 1
+    if last != SUCCESS:
+        cuda.say(f"work now {last}")
+    cuda.say(f"done {count} iterations, last {last}")
+    return 0 if last == SUCCESS else 14
+
+
+_MODES = {"query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work}

@@ -1,0 +1,64 @@
+"""The program nvidia-cuda-mps-control: options, and one batch of commands from standard input to the daemon.
+
+Kept to a handful of built-in modules: one run should cost no more than the start of the interpreter.
+"""
+
+import _socket
+import os
+import sys
+
+from mpsagent.sim import texts, wire
+
+
+def _fail(text: str) -> int:
+    os.write(2, text.encode())
+    return 1
+
+
+def _read_all(fd: int) -> bytes:
+    data = b""
+    while chunk := os.read(fd, 65536):
+        data += chunk
+    return data
+
+
+def commands(pipe: str) -> int:
+    """All of standard input is one session, and what it answered is printed at its end, as the real program does."""
+    if not os.path.exists(f"{pipe}/control"):
+        return _fail(texts.NO_DAEMON)
+    batch = _read_all(0)
+    try:
+        connection = wire.connect(pipe)
+    except OSError:
+        return _fail(texts.NO_DAEMON)
+    answer = b""
+    try:
+        connection.sendall(b"UI\n" + batch + (b"" if batch.endswith(b"\n") or not batch else b"\n"))
+        connection.shutdown(_socket.SHUT_WR)
+        while chunk := connection.recv(65536):
+            answer += chunk
+    except OSError:
+        pass
+    greeting, _, answer = answer.partition(b"\n")
+    if greeting != b"+" or not answer.endswith(b"\x04"):
+        return _fail(texts.CANNOT_SEND)
+    os.write(1, answer[:-1])
+    return 0
+
+
+def main() -> int:
+    options = set()
+    for word in sys.argv[1:]:
+        if word in ("-h", "--help"):
+            os.write(1, texts.HELP.encode())
+            return 0
+        if word in ("-v", "--version"):
+            os.write(1, texts.VERSION.encode())
+            return 0
+        names = {"--daemon": "d", "--forground": "f", "--foreground": "f", "--multiuser-server": "M", "--ready-devices": "q"}
+        options |= {names[word]} if word in names else set(word[1:])
+    if options & {"d", "f"}:
+        from mpsagent.sim import control_daemon
+
+        return control_daemon.main(foreground="f" in options, multiuser="M" in options)
+    return commands(wire.directories()[0])

@@ -1,0 +1,92 @@
+"""What a simulated GPU is, and the arithmetic of its multiprocessors and memory (all memory here in MiB).
+
+The numbers are those recorded on an NVIDIA H200; what lies between two recorded points is interpolated.
+"""
+
+import math
+
+NAME = "NVIDIA H200"
+MULTIPROCESSORS = 132
+TOTAL = 143155
+SERVER_USAGE = 66
+BYPASS_OVERHEAD = 526  # outside MPS: 142629 of 143155 free
+_UUIDS = ("GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc")
+
+# multiprocessors -> what a context costs under a memory limit (01 S4, 02 R1, 04 T1, 05 M1, 06 V2, 07 W1)
+_CONTEXT = ((12, 72), (26, 123), (38, 167), (46, 196), (52, 218), (58, 240), (78, 315), (104, 411), (118, 462), (132, 514))
+# without a limit the server's memory counts as well (03 Q1, 04 T3, 07 W1)
+_UNLIMITED = ((12, 146), (16, 160), (26, 196), (132, 590))
+
+
+class Device:
+    """One GPU. `ordinal` is the machine's; inside an instance the position in its list counts."""
+
+    __slots__ = ("ordinal", "uuid")
+
+    def __init__(self, ordinal: int) -> None:
+        self.ordinal = ordinal
+        if ordinal < len(_UUIDS):
+            self.uuid = _UUIDS[ordinal]
+        else:
+            self.uuid = f"GPU-{0x7FC4AA32 + ordinal:08x}-1cf4-1f71-2952-83582f20ec{ordinal:02x}"
+
+    @property
+    def pci(self) -> str:
+        return f"0000:00.{self.ordinal + 6:02x}.00"
+
+
+def machine(count: int) -> list[Device]:
+    """All GPUs of the simulated machine."""
+    return [Device(ordinal) for ordinal in range(count)]
+
+
+def visible(devices: list[Device], wanted: str | None) -> list[Device]:
+    """What CUDA_VISIBLE_DEVICES leaves of `devices`: ordinals in that list or UUIDs, up to the first invalid one."""
+    if wanted is None:
+        return devices
+    chosen: list[Device] = []
+    for word in wanted.split(","):
+        word = word.strip()
+        if word.isdigit() and int(word) < len(devices):
+            found = [devices[int(word)]]
+        else:
+            found = [device for device in devices if len(word) > 4 and device.uuid.startswith(word)]
+        if len(found) != 1:
+            break
+        chosen += found
+    return chosen
+
+
+def multiprocessors(percentage: float) -> int:
+    """Percent to multiprocessors: rounded down, and down to an even number (they come in pairs); at least one pair."""
+    return max(2, int(percentage * MULTIPROCESSORS / 100 + 1e-9) // 2 * 2)
+
+
+def _interpolate(points: tuple[tuple[int, int], ...], x: int) -> int:
+    (x0, y0), (x1, y1) = points[0], points[1]
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        if x <= x1:
+            break
+    return max(0, math.floor(y0 + (y1 - y0) * (x - x0) / (x1 - x0)))
+
+
+def context_overhead(sms: int) -> int:
+    """What a context of a client with `sms` multiprocessors takes out of its memory limit."""
+    return _interpolate(_CONTEXT, sms)
+
+
+def free(sms: int, limit: int | None, own: int, others: int) -> int:
+    """Memory a client under MPS may still allocate.
+
+    limit: its pinned memory limit, None for none; own: what it has allocated; others: what other clients, other servers
+    and processes outside MPS take on this device (its own server is counted here already).
+    """
+    left = TOTAL - _interpolate(_UNLIMITED, sms) - others
+    if limit is not None:
+        left = min(left, limit - context_overhead(sms))
+    return max(0, left - own)
+
+
+def usage(sms: int, own: int) -> int:
+    """What NVML charges a client process with (580 with all multiprocessors and 64 MiB allocated)."""
+    return context_overhead(sms) + 2 + own

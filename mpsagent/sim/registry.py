@@ -1,0 +1,90 @@
+"""Which simulated processes use which simulated GPU: what NVML would know.
+
+One small file per device and process in the directory named by MPSSIM_REGISTRY (`mpsagent-sim install` sets it to the
+install directory's `processes`; default /tmp/mpsagent-sim-processes), called `<machine ordinal>.<pid>`, with one line
+    <kind> <uid> <MiB> <start time>
+where kind is `server`, `mps` (a client of a server) or `bypass` (a process outside MPS). A file whose process is gone is
+stale; `processes()` skips it. A file `<machine ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes bypassing clients
+fail while a server uses the device, as the real compute mode does.
+"""
+
+import os
+
+DEFAULT = "/tmp/mpsagent-sim-processes"
+
+
+def directory() -> str:
+    return os.environ.get("MPSSIM_REGISTRY") or DEFAULT
+
+
+def start_time(pid: int) -> str | None:
+    """Field 22 of /proc/PID/stat; None when there is no such process or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+class Entry:
+    """This process's own entries, one per device."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.paths: dict[int, str] = {}
+
+    def write(self, ordinal: int, mebibytes: int) -> None:
+        """Failing to register is no reason for a CUDA program to fail: errors are ignored."""
+        pid = os.getpid()
+        try:
+            if not os.path.isdir(directory()):
+                old = os.umask(0)
+                try:
+                    os.mkdir(directory(), 0o1777)
+                finally:
+                    os.umask(old)
+            path = f"{directory()}/{ordinal}.{pid}"
+            with open(path, "w") as file:
+                file.write(f"{self.kind} {os.getuid()} {mebibytes} {start_time(pid)}\n")
+            self.paths[ordinal] = path
+        except OSError:
+            pass
+
+    def remove(self) -> None:
+        for path in self.paths.values():
+            try:
+                os.unlink(path)
+            except OSError:
+                pass
+        self.paths.clear()
+
+
+def processes(ordinal: int) -> list[tuple[int, str, int, int]]:
+    """(pid, kind, uid, MiB) of every living process on the device."""
+    found = []
+    try:
+        names = os.listdir(directory())
+    except OSError:
+        return []
+    for name in names:
+        device, _, pid = name.partition(".")
+        if device != str(ordinal) or not pid.isdigit():
+            continue
+        try:
+            with open(f"{directory()}/{name}") as file:
+                kind, uid, mebibytes, started = file.read(200).split()
+        except (OSError, ValueError):
+            continue
+        if start_time(int(pid)) == started:
+            found.append((int(pid), kind, int(uid), int(mebibytes)))
+    return sorted(found)
+
+
+def exclusive(ordinal: int) -> bool:
+    """Whether the device's compute mode is EXCLUSIVE_PROCESS."""
+    try:
+        with open(f"{directory()}/{ordinal}.compute_mode") as file:
+            return file.read(100).strip() == "EXCLUSIVE_PROCESS"
+    except OSError:
+        return False

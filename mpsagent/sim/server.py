@@ -1,0 +1,361 @@
+"""A server process: contexts of clients, faults, termination. Forked by the control daemon, run as the user.
+
+Sockets of clients are handed over by the daemon; their pid is the one the kernel told the daemon.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import select
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from mpsagent.sim import gpu, texts, wire
+from mpsagent.sim.process_title import become
+from mpsagent.sim.registry import Entry
+
+if TYPE_CHECKING:
+    from mpsagent.sim.control_daemon import Daemon
+
+MAX_CLIENTS = 48
+# A stopped client killed 1 s after terminate_client took its neighbours along (06 V6), one killed 13 s after did not
+# (03 Q6). Where between the two the line lies is not known.
+STILL_DANGEROUS = 5.0
+
+
+class Link:
+    """A client's connection: its channel (number 0) or a context on a device (1 and up)."""
+
+    def __init__(self, lines: wire.Lines, client: Client, number: int, device: int) -> None:
+        self.lines = lines
+        self.client = client
+        self.number = number
+        self.device = device
+        self.kernel = False  # a kernel is in flight
+        self.said_bye = False
+        self.sticky = False
+        self.terminate_at: float | None = None
+
+
+class Client:
+    """A client process. Its limits are those of the server when its channel was connected (02 R2)."""
+
+    def __init__(self, pid: int, number: int, name: str, percentage: float, limits: dict[int, int]) -> None:
+        self.pid, self.number, self.name = pid, number, name
+        self.percentage, self.limits = percentage, limits
+        self.channel: Link | None = None
+        self.contexts: dict[int, Link] = {}
+        self.last_close = 0.0
+
+
+class Server:
+    def __init__(self, daemon: Daemon, uid: int, control: wire.Lines) -> None:
+        self.uid = uid
+        self.control = control
+        self.devices = daemon.devices
+        self.delays = daemon.delays
+        self.pipe = daemon.pipe
+        self.log = wire.Log(daemon.server_log, "Server")
+        self.entry = Entry("server")
+        self.percentage = 100.0
+        self.limits: dict[int, int] = {}
+        self.clients: dict[int, Client] = {}
+        self.client_count = 0
+        self.links: dict[int, Link] = {}
+        self.faulted: set[int] = set()
+        self.destroyed: set[int] = set()
+        self.alarms: list[tuple[float, Callable[[], None]]] = []
+        self.noise = (-1333654781, 0)  # what stands in the request's memory before the first one
+
+    # start
+
+    def start(self, kind: str) -> None:
+        time.sleep(self.delays.initialise(kind, len(self.devices)))
+        for at in range(len(self.devices)):
+            self.log.write(texts.CREATING_CONTEXT.format(device=at, name=gpu.NAME))
+            time.sleep(self.delays.context(kind))
+        for device in self.devices:
+            self.entry.write(device.ordinal, gpu.SERVER_USAGE)
+        self.log.write(
+            texts.SHARED_MEMORY.format(uid=self.uid, pid=os.getpid()), texts.SERVER_VERSION, texts.DRIVER
+        )
+        wire.send(self.control.connection, "READY")
+        while True:
+            word, *rest = self._order().split()
+            if word == "PERCENTAGE":
+                self.percentage = float(rest[0])
+                self.log.write(texts.PERCENTAGE.format(percentage=self.percentage))
+            elif word == "LIMIT":
+                self._set_limit(int(rest[0]), int(rest[1]))
+                low = int(rest[1]) * 1048576 & 0xFFFFFFFF
+                self.noise = (low - (1 << 32) if low >= 1 << 31 else low, len(self.limits))
+            else:
+                self.log.write(texts.PRIORITY.format(priority=rest[0]), texts.STARTED)
+                return
+
+    def _order(self) -> str:
+        line = self.control.wait()
+        if line is None:
+            self.leave()
+        return line
+
+    def leave(self) -> NoReturn:
+        self.entry.remove()
+        os._exit(0)
+
+    # loop
+
+    def run(self) -> NoReturn:
+        while True:
+            while self.control.buffer and (line := self.control.pop()) is not None:
+                self.order(line.split())
+            poll = select.poll()
+            poll.register(self.control.connection.fileno(), select.POLLIN)
+            for fd in self.links:
+                poll.register(fd, select.POLLIN)
+            timeout = None
+            if self.alarms:
+                timeout = max(0.0, (min(at for at, _ in self.alarms) - time.monotonic()) * 1000 + 0.5)
+            ready = {fd for fd, _ in poll.poll(timeout)}
+            if self.control.connection.fileno() in ready:
+                self.control.read()
+                if self.control.ended:
+                    self.leave()
+            found = [self.links[fd] for fd in ready if fd in self.links]
+            for link in sorted(found, key=lambda link: -link.number):
+                self.hear(link)
+            now = time.monotonic()
+            for alarm in [alarm for alarm in self.alarms if alarm[0] <= now]:
+                self.alarms.remove(alarm)
+                alarm[1]()
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        self.alarms.append((time.monotonic() + seconds, action))
+
+    # orders of the daemon
+
+    def order(self, words: list[str]) -> None:
+        reply = ""
+        if words[0] == "ATTACH":
+            self.attach(int(words[1]), int(words[2]), words[3], words[4])
+            return
+        if words[0] == "SHUTDOWN":
+            self.shutdown()
+            return
+        if words[0] == "TERMINATE":
+            self.terminate(int(words[1]))
+            return
+        if words[0] == "STATUS":
+            reply = "FAULT" if self.faulted else "ACTIVE"
+        elif words[0] == "CLIENTS":
+            reply = ";".join(str(link.client.pid) for link in self._contexts())
+        elif words[0] == "DEVICE_CLIENTS":
+            reply = self._device_clients()
+        elif words[0] == "PS":
+            reply = self._ps()
+        elif words[0] in ("GET_PERCENTAGE", "SET_PERCENTAGE"):
+            if len(words) > 1:
+                self.percentage = float(words[1])
+            reply = str(self.percentage)
+        elif words[0] == "SET_LIMIT":
+            self._set_limit(int(words[1]), int(words[2]))
+            self.noise = (0, self.noise[1])
+        elif words[0] == "GET_LIMIT":
+            reply = str(self.limits.get(int(words[1]), 0))
+        elif words[0] == "PRIORITY":
+            self.log.write(texts.CLIENT_PRIORITY.format(priority=words[1]))
+        elif words[0] == "DEVICE_QUERY":
+            self.log.write(texts.DEVICE_QUERY.format(count=len(self.devices)))
+        wire.send(self.control.connection, reply)
+
+    def _contexts(self) -> list[Link]:
+        """All contexts (not channels), by client in order of arrival."""
+        return [link for client in self.clients.values() for link in client.contexts.values()]
+
+    def _set_limit(self, device: int, mebibytes: int) -> None:
+        self.limits[device] = mebibytes
+        self.log.write(texts.MEMORY_LIMIT.format(device=device, limit=mebibytes * 1048576))
+
+    def _device_clients(self) -> str:
+        rows = []
+        for at in range(len(self.devices)):
+            rows.append(f"[{at}] 00:{at:02x}.0, {gpu.NAME}")
+            rows += [f"{link.client.pid}.{link.number}" for link in self._contexts() if link.device == at]
+        return ";".join(rows)
+
+    def _ps(self) -> str:
+        self.noise = (4, 1)
+        try:
+            namespace = str(os.stat("/proc/self/ns/pid").st_ino)
+        except OSError:
+            namespace = "0"
+        return ";".join(
+            f"{link.client.pid:<10}{link.client.number:<10}{os.getpid():<15}{self.devices[link.device].uuid[:22]:<26}"
+            f"{namespace:<15}{link.client.name:<15}"
+            for link in self._contexts()
+        )
+
+    def shutdown(self) -> None:
+        self.log.write(texts.NOTIFIED)
+        if self.links:
+            self.log.write(texts.UNABLE_TO_SHUTDOWN.format(count=len(self.links)))
+            wire.send(self.control.connection, f"BUSY {len(self.links)}")
+            return
+        self.log.write(texts.FINISHING, texts.EXITING)
+        wire.send(self.control.connection, "OK")
+        time.sleep(self.delays.idle_exit())
+        self.leave()
+
+    def terminate(self, pid: int) -> None:
+        """Answered when the client has let go of its context; until then the daemon waits."""
+        client = self.clients.get(pid)
+        if client is None or not client.contexts:
+            wire.send(self.control.connection, "1")
+            return
+        for link in client.contexts.values():
+            self.log.write(texts.REQUESTING_EXIT.format(pid=pid, context=link.number))
+            link.terminate_at = time.monotonic()
+            if not link.sticky:
+                wire.send(link.lines.connection, "TERMINATE")
+
+    # clients
+
+    def attach(self, pid: int, number: int, device: str, name: str) -> None:
+        connection = _socket.socket(fileno=self.control.fds.pop(0))
+        self.log.write(texts.REQUEST.format(pid=self.noise[0], context=self.noise[1]))
+        self.noise = (pid, number)
+        if self.faulted:
+            self.log.write(
+                texts.TEARDOWN.format(pid=pid, context=number), texts.NOT_ACCEPTED.format(pid=pid, context=number)
+            )
+            self.refuse(connection, "MPS_SERVER_NOT_READY")
+            return
+        for at in sorted(self.destroyed):
+            self.log.write(texts.CREATING_CONTEXT.format(device=at, name=gpu.NAME))
+            time.sleep(self.delays.recreate())
+        self.destroyed.clear()
+        client = self.clients.get(pid)
+        if number == 0:
+            self.client_count += 1
+            client = Client(pid, self.client_count, name, self.percentage, dict(self.limits))
+            self.clients[pid] = client
+        at = int(device) if device.isdigit() else 0
+        if client is None or at >= len(self.devices):
+            self.refuse(connection, "MPS_RPC_FAILURE")
+            return
+        if number and len(self._contexts()) >= MAX_CLIENTS:
+            self.log.write(texts.MAX_CLIENTS.format(count=MAX_CLIENTS))
+            self.refuse(connection, "MPS_MAX_CLIENTS_REACHED")
+            return
+        link = Link(wire.Lines(connection), client, number, at)
+        self.links[connection.fileno()] = link
+        self.log.write(
+            texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number)
+        )
+        if number == 0:
+            client.channel = link
+            wire.send(connection, f"OK {self.delays.speed} " + ",".join(str(one.ordinal) for one in self.devices))
+            return
+        client.contexts[number] = link
+        self.log.write(
+            texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid),
+            texts.STATUS.format(pid=pid, context=number),
+        )
+        wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)}")
+
+    def refuse(self, connection: _socket.socket, why: str) -> None:
+        wire.send(connection, f"FAIL {why}")
+        connection.close()
+
+    def hear(self, link: Link) -> None:
+        link.lines.read()
+        while (line := link.lines.pop()) is not None:
+            if line in ("KERNEL", "IDLE"):
+                link.kernel = line == "KERNEL"
+            elif line == "BYE":
+                link.said_bye = True
+            elif line == "FAULT":
+                self.later(self.delays.fault_notice(), lambda: self.fault(link.device, link.client.pid))
+            elif line.startswith("LOG "):
+                log = wire.Log(self.log.fd, "Client")
+                log.pid = link.client.pid
+                log.write(line[4:])
+        if link.lines.ended:
+            del self.links[link.lines.connection.fileno()]
+            link.lines.connection.close()
+            if link.number:
+                self.lose_context(link)
+            else:
+                self.links[-link.client.pid] = link  # still an active worker thread until it is noticed
+                wait = link.client.last_close + self.delays.channel_close() - time.monotonic()
+                self.later(max(0.0, wait), lambda: self.lose_channel(link))
+
+    def lose_context(self, link: Link) -> None:
+        client = link.client
+        client.last_close = time.monotonic()
+        client.contexts.pop(link.number, None)
+        self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
+        if link.terminate_at is not None:
+            self.log.write(texts.TERMINATED)
+        count = len(self._contexts())
+        self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=count))
+        waited = None if link.terminate_at is None else client.last_close - link.terminate_at
+        if waited is not None:
+            wire.send(self.control.connection, "0")
+        if link.kernel and not link.said_bye and not link.sticky and (waited is None or waited < STILL_DANGEROUS):
+            self.later(self.delays.fault_notice(), lambda: self.fault(link.device, client.pid))
+        if link.sticky and not any(one.sticky for one in self._contexts()):
+            for device in sorted(self.faulted):
+                self.log.write(texts.DESTROY_CONTEXT.format(device=device, name=gpu.NAME))
+            self.destroyed |= self.faulted
+            self.faulted.clear()
+
+    def lose_channel(self, link: Link) -> None:
+        self.links.pop(-link.client.pid, None)
+        self.log.write(
+            texts.LOST.format(pid=link.client.pid, context=0), texts.DISCONNECTED.format(pid=link.client.pid)
+        )
+        if self.clients.get(link.client.pid) is link.client:
+            del self.clients[link.client.pid]
+
+    def fault(self, device: int, culprit: int) -> None:
+        """A fatal error on `device`: every client there gets it, nobody new is accepted until the last has gone."""
+        hit = sorted((one for one in self._contexts() if one.device == device), key=lambda one: one.client.pid)
+        if not hit:
+            return
+        pids = [one.client.pid for one in hit]
+        blamed = [pids[0], culprit] if culprit in pids else [pids[0]]
+        self.log.write(
+            texts.FATAL.format(pid=blamed[self.delays.pick(len(blamed))], context=1),
+            texts.HANDLING,
+            *[texts.TORN_DEVICE.format(pid=one.client.pid, context=one.number, device=device) for one in hit],
+        )
+        for one in hit:
+            pid = one.client.pid
+            self.log.write(
+                texts.TORN_PROCESS.format(pid=pid), texts.TORN_CLIENT.format(pid=pid, context=one.number)
+            )
+        self.log.write(texts.RESET_DEVICES, str(device), texts.STICKY, *[str(pid) for pid in pids])
+        self.faulted.add(device)
+        for one in hit:
+            one.sticky = True
+            wire.send(one.lines.connection, "STICKY")
+
+
+def main(daemon: Daemon, uid: int, gid: int, kind: str) -> int:
+    """The server's whole life. Called in the forked child; every descriptor but the server log is closed."""
+    name = ["nvidia-cuda-mps-server"] + (["-multiuser-server"] if daemon.multiuser else [])
+    daemon.title.set(*name)
+    become(uid, gid)
+    log = wire.Log(daemon.server_log, "Other")
+    log.write(*[line.format(pipe=daemon.pipe) for line in texts.SERVER_BEGIN])
+    try:
+        control = wire.Lines(wire.connect(daemon.pipe))
+    except OSError:
+        return 1  # as the user it may not enter the pipe directory
+    wire.send(control.connection, "SERVER")
+    server = Server(daemon, uid, control)
+    server.start(kind)
+    server.run()

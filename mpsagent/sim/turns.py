@@ -1,0 +1,92 @@
+"""Whose turn it is: the pending list and the doubling back-off of the control daemon. Pure: no clock, no I/O.
+
+The daemon keeps one server at a time. A client of its user is attached; everybody else waits, in order of arrival, and
+the server is asked to leave: at once ("backoff is disabled"), then after 200, 400, 800 ... ms ("backoff is enabled").
+"""
+
+FIRST_INTERVAL_MS = 200
+
+
+class BackOff:
+    """The interval until the next try. A try ordered by a command repeats the interval; one by the timer doubles it."""
+
+    __slots__ = ("interval_ms", "running")
+
+    def __init__(self) -> None:
+        self.interval_ms = FIRST_INTERVAL_MS
+        self.running = False
+
+    def busy(self, by_timer: bool) -> int:
+        """The server would not leave: milliseconds until the next try."""
+        if by_timer and self.running:
+            self.interval_ms *= 2
+        elif not self.running:
+            self.interval_ms = FIRST_INTERVAL_MS
+        self.running = True
+        return self.interval_ms
+
+    def clear(self) -> None:
+        self.running = False
+        self.interval_ms = FIRST_INTERVAL_MS
+
+
+class Turns:
+    """State: the server's user and phase, and who waits. Methods answer what the daemon has to do next."""
+
+    def __init__(self) -> None:
+        self.user: int | None = None
+        self.phase = "none"  # none, starting, ready, exiting
+        self.waiting: list[tuple[int, int]] = []  # (uid, key of the connection)
+        self.requested: list[int] = []  # start_server -uid
+        self.back_off = BackOff()
+
+    def client(self, uid: int, key: int) -> str:
+        """A client of `uid` arrived: "attach", or it waits and "start" a server, "try" to end the present one, or "wait"."""
+        if self.phase == "ready" and self.user == uid:
+            return "attach"
+        self.waiting.append((uid, key))
+        return self._next()
+
+    def start_request(self, uid: int) -> str:
+        """`start_server -uid`: "start", "try" or "wait"."""
+        if self.user == uid and self.phase in ("starting", "ready"):
+            return "wait"
+        if uid not in self.requested:
+            self.requested.append(uid)
+        return self._next()
+
+    def _next(self) -> str:
+        if self.phase == "none":
+            return "start"
+        if self.phase == "ready" and not self.back_off.running:
+            return "try"
+        return "wait"
+
+    def next_user(self) -> int | None:
+        """Whose server comes next: clients in order of arrival, then start requests (01 S4)."""
+        if self.waiting:
+            return self.waiting[0][0]
+        return self.requested[0] if self.requested else None
+
+    def starting(self, uid: int) -> None:
+        self.user, self.phase = uid, "starting"
+        self.back_off.clear()
+
+    def ready(self) -> tuple[list[int], bool]:
+        """The server is Ready: connections to attach now, and whether others still wait (then try to end it)."""
+        self.phase = "ready"
+        attach = [key for uid, key in self.waiting if uid == self.user]
+        self.waiting = [entry for entry in self.waiting if entry[0] != self.user]
+        self.requested = [uid for uid in self.requested if uid != self.user]
+        return attach, bool(self.waiting or self.requested)
+
+    def leaving(self) -> None:
+        """The server agreed to exit."""
+        self.phase = "exiting"
+        self.back_off.clear()
+
+    def gone(self) -> int | None:
+        """The server has exited: the user to start one for, or None."""
+        self.user, self.phase = None, "none"
+        self.back_off.clear()
+        return self.next_user()

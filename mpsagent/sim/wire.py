@@ -1,0 +1,116 @@
+"""The little line protocol between front-end, daemon, servers and clients, and the log writer.
+
+The first line of a connection to `control` says who it is:
+    UI                      a front-end; command lines follow, end of input ends it
+    SERVER pid              a server that was started
+    HELLO                   a client's first knock, answered "NO" (MPS: "User did not send valid credentials")
+    CLIENT context device   a client's channel (context 0) or context (1); the socket is handed to the server
+"""
+
+import _socket
+import os
+import time
+
+PIPE_DIRECTORY = "/tmp/nvidia-mps"
+LOG_DIRECTORY = "/var/log/nvidia-mps"
+MAX_LINE = 65536
+
+
+def directories() -> tuple[str, str]:
+    """Pipe and log directory as the environment says."""
+    return (
+        os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or PIPE_DIRECTORY,
+        os.environ.get("CUDA_MPS_LOG_DIRECTORY") or LOG_DIRECTORY,
+    )
+
+
+def connect(pipe: str) -> _socket.socket:
+    """A connection to the control socket; OSError when there is none or it may not be written to."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    try:
+        connection.connect(f"{pipe}/control")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class Lines:
+    """Lines out of a stream socket, with the file descriptors that came along."""
+
+    __slots__ = ("buffer", "connection", "ended", "fds")
+
+    def __init__(self, connection: _socket.socket) -> None:
+        self.connection = connection
+        self.buffer = b""
+        self.ended = False
+        self.fds: list[int] = []
+
+    def read(self) -> None:
+        """One read (blocking if nothing is there). A reset counts as the end."""
+        try:
+            data, ancillary, _, _ = self.connection.recvmsg(65536, 256)
+        except InterruptedError:
+            return
+        except OSError:
+            self.ended = True
+            return
+        for level, kind, content in ancillary:
+            if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+                for at in range(0, len(content) - len(content) % 4, 4):
+                    self.fds.append(int.from_bytes(content[at : at + 4], "little"))
+        if not data:
+            self.ended = True
+        self.buffer += data
+        if len(self.buffer) > MAX_LINE and b"\n" not in self.buffer:
+            self.ended = True
+
+    def pop(self) -> str | None:
+        """The next complete line, without its newline; None when there is none yet."""
+        line, newline, rest = self.buffer.partition(b"\n")
+        if not newline:
+            return None
+        self.buffer = rest
+        return line.decode("utf-8", "replace")
+
+    def wait(self) -> str | None:
+        """The next line, waiting for it; None at the end of the stream."""
+        while True:
+            line = self.pop()
+            if line is not None:
+                return line
+            if self.ended:
+                return None
+            self.read()
+
+
+def send(connection: _socket.socket, line: str, fd: int | None = None) -> bool:
+    """One line, with a file descriptor if given. False when the other end is gone."""
+    data = line.encode() + b"\n"
+    try:
+        if fd is None:
+            connection.sendall(data)
+        else:
+            rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, "little"))]
+            sent = connection.sendmsg([data], rights)
+            connection.sendall(data[sent:])
+    except OSError:
+        return False
+    return True
+
+
+class Log:
+    """A log file opened once for append, as MPS does; in foreground mode it is standard output."""
+
+    __slots__ = ("fd", "pid", "tag")
+
+    def __init__(self, fd: int, tag: str) -> None:
+        self.fd = fd
+        self.tag = tag
+        self.pid = os.getpid()
+
+    def write(self, *lines: str) -> None:
+        now = time.time()
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now)) + f".{int(now * 1000) % 1000:03d}"
+        prefix = f"[{stamp} {self.tag} {self.pid:5d}] "
+        os.write(self.fd, "".join(f"{prefix}{line}\n" for line in lines).encode())
