@@ -315,7 +315,7 @@ def parked(value: object) -> str:
     text = user(value)
     if text in ("root", "0"):
         raise wrong(
-            f"{shown(text)} cannot be the parked user: his clients would not have to wait for their limits",
+            f"{shown(text)} cannot be the parked user: their clients would not have to wait for their limits",
             'choose a system user who runs no CUDA programs, such as "nobody"',
         )
     return text
