@@ -231,3 +231,38 @@ def story(body: Json) -> list[str]:
         for one in body["clients"]
     ]
     return [*lines, *table(["CLIENT", "UID", "SERVER", "ARRIVED", "WAITED", "OUTCOME"], rows)]
+
+
+def explained(body: Json) -> list[str]:
+    """``policy explain``: one line for each value, with the place that gives it; then whatever else there is."""
+    rows: list[list[str]] = []
+    rest: Json = {}
+    for key, one in body.items():
+        if isinstance(one, dict) and "value" in one and "from" in one:
+            rows.append([safe(key), _value(key, one), _place(one["from"])])
+        elif key not in ("user", "uid", "groups"):
+            rest[key] = one
+    groups = ", ".join(safe(group) for group in body.get("groups", [])) or "none"
+    head = f"{safe(body.get('user'))} (uid {safe(body.get('uid'))}), groups: {groups}"
+    return [head, "", *table(["KEY", "VALUE", "FROM"], rows), *(["", *tree(rest)] if rest else [])]
+
+
+def _value(key: str, one: Json) -> str:
+    value = one.get("written", one["value"])
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "threads" and isinstance(one["value"], int | float):
+        return f"{one['value']:g} %"
+    if isinstance(value, int | float) and key not in ("threads", "max_clients"):
+        return duration_text(value)
+    return safe(value)
+
+
+def _place(origin: Any) -> str:
+    if not isinstance(origin, dict):
+        return safe(origin)
+    if not origin.get("file"):
+        return "built-in default"
+    return f"{safe(origin['file'])}:{origin['line']} {safe(origin['key'])}"
