@@ -1,1 +1,1 @@
-"""A stand-in for NVIDIA MPS: control daemon, servers and CUDA clients as real processes. See `mpsagent-sim describe`."""
+"""A stand-in for NVIDIA MPS: control daemon, servers, CUDA clients as real processes (`mpsagent-sim describe`)."""

@@ -13,14 +13,14 @@ from mpsagent.sim import gpu, registry
 
 DESCRIPTION = """\
 What is simulated
-  nvidia-cuda-mps-control   options -h -v -d -f -M, one batch of commands on standard input, exit statuses, texts
+  nvidia-cuda-mps-control   options -h -v -d -f -M, a batch of commands on standard input, exit statuses, texts
   the control daemon        pipe directory, sockets, FIFO, pid file, lock, control.log; pending list, back-off, blocking
   nvidia-cuda-mps-server    a process of the user, server.log, limits at Ready, 48 clients, FAULT, terminate_client
-  cuda-client               query, alloc, sleep, spin, oob, work; inside MPS, or outside it when it cannot reach the socket
+  cuda-client               query, alloc, sleep, spin, oob, work; outside MPS when it cannot reach the socket
   GPUs                      multiprocessors and memory as recorded on an NVIDIA H200; which processes use them
 
 What is not
-  kernels compute nothing and do not slow each other down; no priorities; no MPS v3 interface; no CUDA library to link with;
+  kernels compute nothing and do not slow each other down; no priorities; no MPS v3 interface; no CUDA library;
   real NVML does not know these GPUs: `mpsagent-sim processes` and the files it reads stand in for it
 
 Environment of the daemon (and of clients outside MPS)

@@ -45,9 +45,7 @@ def _device_rows(daemon: Daemon, csv: bool) -> list[str]:
     if csv:
         rows = [f"{at},{device.pci},{device.uuid},{device_name()},N/A" for at, device in enumerate(daemon.devices)]
         return [texts.DEVICE_HEADER_CSV, *rows]
-    rows = [
-        f"{at:<16}{device.pci}  {device.uuid}  {device_name():<34}N/A" for at, device in enumerate(daemon.devices)
-    ]
+    rows = [f"{at:<16}{device.pci}  {device.uuid}  {device_name():<34}N/A" for at, device in enumerate(daemon.devices)]
     return [texts.DEVICE_HEADER, *rows]
 
 

@@ -1,5 +1,8 @@
 """The control daemon: one thread, one connection at a time, blocking wherever the real one was seen to block."""
 
+# pathlib and contextlib cost more than everything else in the start of a front-end or client
+# ruff: noqa: PTH101, PTH103, PTH108, PTH112, SIM105
+
 import _socket
 import fcntl
 import gc
@@ -36,6 +39,7 @@ class Server:
         self.pidfd = os.pidfd_open(pid)
         self.lines: wire.Lines | None = None
         self.dismissed = False
+        self.was_ready = False
         self.gone_at: float | None = None
 
     def ask(self, question: str) -> str | None:
@@ -174,7 +178,7 @@ class Daemon:
     # connections
 
     def accept(self, listener: _socket.socket) -> None:
-        fd, _ = listener._accept()
+        fd, _ = listener._accept()  # type: ignore[attr-defined]
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=fd)
         self.log.write(texts.ACCEPTING)
         poll = select.poll()
@@ -267,7 +271,6 @@ class Daemon:
     def _become_server(self, uid: int, kind: str) -> NoReturn:
         status = 1
         try:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
             self.log.pid = os.getpid()
             self.log.write(texts.STARTING_SERVER.format(pid=os.getpid(), uid=uid))
             kept = max(self.server_log, 2)
@@ -275,6 +278,8 @@ class Daemon:
             os.closerange(kept + 1, 4096)
             os.chdir("/")
             status = server.main(self, uid, self.gids.get(uid, uid), kind)
+        except BaseException as error:
+            wire.Log(self.server_log, "Other").write(f"simulator error: {error!r}")
         finally:
             os._exit(status)
 
@@ -282,6 +287,7 @@ class Daemon:
         """From here to Ready the daemon serves nobody else."""
         if lines.wait() != "READY":
             return  # it died; its pidfd tells
+        one.was_ready = True
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
         wire.send(lines.connection, f"PERCENTAGE {self.default_percentage}")
         for device in sorted(self.default_limits, reverse=True):
@@ -323,8 +329,12 @@ class Daemon:
         self.next_try = None
 
     def reap(self, one: Server) -> None:
-        os.waitpid(one.pid, 0)
-        self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=0))
+        _, status = os.waitpid(one.pid, 0)
+        # a killed server is reported with status 0 (02 R6)
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
+        self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=code))
+        if not one.was_ready:
+            self.give_up(one.uid)
         if not one.dismissed:
             self.start_kind = "forced"
         os.close(one.pidfd)
@@ -339,6 +349,14 @@ class Daemon:
                 self.exit()
             elif uid is not None:
                 self.start_server(uid)
+
+    def give_up(self, uid: int) -> None:
+        """A server for `uid` could not start (no way into the pipe directory): nobody waits for the next one."""
+        keys, _ = self.turns.ready()
+        for key in keys:
+            connection, _, _ = self.waiting.pop(key)
+            wire.send(connection, "FAIL MPS_CONNECTION_FAILED")
+            connection.close()
 
     # front-ends
 

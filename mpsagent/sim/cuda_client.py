@@ -9,7 +9,10 @@
 `--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. Exit status as the probe's.
 """
 
-import _signal
+# pathlib and contextlib cost more than everything else in the start of a front-end or client
+# ruff: noqa: SIM105
+
+import _signal  # type: ignore[import-not-found]  # `signal` costs more than the rest of the start
 import _socket
 import os
 import select

@@ -3,6 +3,9 @@
 Kept to a handful of built-in modules: one run should cost no more than the start of the interpreter.
 """
 
+# pathlib and contextlib cost more than everything else in the start of a front-end or client
+# ruff: noqa: PTH110
+
 import _socket
 import os
 import sys
@@ -55,7 +58,13 @@ def main() -> int:
         if word in ("-v", "--version"):
             os.write(1, texts.VERSION.encode())
             return 0
-        names = {"--daemon": "d", "--forground": "f", "--foreground": "f", "--multiuser-server": "M", "--ready-devices": "q"}
+        names = {
+            "--daemon": "d",
+            "--forground": "f",
+            "--foreground": "f",
+            "--multiuser-server": "M",
+            "--ready-devices": "q",
+        }
         options |= {names[word]} if word in names else set(word[1:])
     if options & {"d", "f"}:
         from mpsagent.sim import control_daemon

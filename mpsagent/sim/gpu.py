@@ -13,7 +13,18 @@ BYPASS_OVERHEAD = 526  # outside MPS: 142629 of 143155 free
 _UUIDS = ("GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc")
 
 # multiprocessors -> what a context costs under a memory limit (01 S4, 02 R1, 04 T1, 05 M1, 06 V2, 07 W1)
-_CONTEXT = ((12, 72), (26, 123), (38, 167), (46, 196), (52, 218), (58, 240), (78, 315), (104, 411), (118, 462), (132, 514))
+_CONTEXT = (
+    (12, 72),
+    (26, 123),
+    (38, 167),
+    (46, 196),
+    (52, 218),
+    (58, 240),
+    (78, 315),
+    (104, 411),
+    (118, 462),
+    (132, 514),
+)
 # without a limit the server's memory counts as well (03 Q1, 04 T3, 07 W1)
 _UNLIMITED = ((12, 146), (16, 160), (26, 196), (132, 590))
 
@@ -63,10 +74,8 @@ def multiprocessors(percentage: float) -> int:
 
 
 def _interpolate(points: tuple[tuple[int, int], ...], x: int) -> int:
-    (x0, y0), (x1, y1) = points[0], points[1]
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
-        if x <= x1:
-            break
+    right = next((at for at in range(1, len(points)) if x <= points[at][0]), len(points) - 1)
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
     return max(0, math.floor(y0 + (y1 - y0) * (x - x0) / (x1 - x0)))
 
 

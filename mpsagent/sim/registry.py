@@ -3,10 +3,13 @@
 One small file per device and process in the directory named by MPSSIM_REGISTRY (`mpsagent-sim install` sets it to the
 install directory's `processes`; default /tmp/mpsagent-sim-processes), called `<machine ordinal>.<pid>`, with one line
     <kind> <uid> <MiB> <start time>
-where kind is `server`, `mps` (a client of a server) or `bypass` (a process outside MPS). A file whose process is gone is
-stale; `processes()` skips it. A file `<machine ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes bypassing clients
-fail while a server uses the device, as the real compute mode does.
+where kind is `server`, `mps` (a client of a server) or `bypass` (a process outside MPS). The file of a process that has
+gone is stale; `processes()` skips it. A file `<machine ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes bypassing
+clients fail while another process uses the device, as the real compute mode does.
 """
+
+# pathlib and contextlib cost more than everything else in the start of a front-end or client
+# ruff: noqa: PTH102, PTH108, PTH112, PTH208, SIM105
 
 import os
 

@@ -3,6 +3,9 @@
 Sockets of clients are handed over by the daemon; their pid is the one the kernel told the daemon.
 """
 
+# pathlib and contextlib cost more than everything else in the start of a front-end or client
+# ruff: noqa: PTH116
+
 from __future__ import annotations
 
 import _socket
@@ -64,6 +67,7 @@ class Server:
         self.clients: dict[int, Client] = {}
         self.client_count = 0
         self.links: dict[int, Link] = {}
+        self.closing: list[Link] = []  # channels lost but not noticed yet: still active worker threads
         self.faulted: set[int] = set()
         self.destroyed: set[int] = set()
         self.alarms: list[tuple[float, Callable[[], None]]] = []
@@ -78,9 +82,7 @@ class Server:
             time.sleep(self.delays.context(kind))
         for device in self.devices:
             self.entry.write(device.ordinal, gpu.SERVER_USAGE)
-        self.log.write(
-            texts.SHARED_MEMORY.format(uid=self.uid, pid=os.getpid()), texts.SERVER_VERSION, texts.DRIVER
-        )
+        self.log.write(texts.SHARED_MEMORY.format(uid=self.uid, pid=os.getpid()), texts.SERVER_VERSION, texts.DRIVER)
         wire.send(self.control.connection, "READY")
         while True:
             word, *rest = self._order().split()
@@ -199,9 +201,10 @@ class Server:
 
     def shutdown(self) -> None:
         self.log.write(texts.NOTIFIED)
-        if self.links:
-            self.log.write(texts.UNABLE_TO_SHUTDOWN.format(count=len(self.links)))
-            wire.send(self.control.connection, f"BUSY {len(self.links)}")
+        count = len(self.links) + len(self.closing)
+        if count:
+            self.log.write(texts.UNABLE_TO_SHUTDOWN.format(count=count))
+            wire.send(self.control.connection, f"BUSY {count}")
             return
         self.log.write(texts.FINISHING, texts.EXITING)
         wire.send(self.control.connection, "OK")
@@ -251,9 +254,7 @@ class Server:
             return
         link = Link(wire.Lines(connection), client, number, at)
         self.links[connection.fileno()] = link
-        self.log.write(
-            texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number)
-        )
+        self.log.write(texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number))
         if number == 0:
             client.channel = link
             wire.send(connection, f"OK {self.delays.speed} " + ",".join(str(one.ordinal) for one in self.devices))
@@ -288,7 +289,7 @@ class Server:
             if link.number:
                 self.lose_context(link)
             else:
-                self.links[-link.client.pid] = link  # still an active worker thread until it is noticed
+                self.closing.append(link)
                 wait = link.client.last_close + self.delays.channel_close() - time.monotonic()
                 self.later(max(0.0, wait), lambda: self.lose_channel(link))
 
@@ -313,7 +314,7 @@ class Server:
             self.faulted.clear()
 
     def lose_channel(self, link: Link) -> None:
-        self.links.pop(-link.client.pid, None)
+        self.closing.remove(link)
         self.log.write(
             texts.LOST.format(pid=link.client.pid, context=0), texts.DISCONNECTED.format(pid=link.client.pid)
         )
@@ -334,9 +335,7 @@ class Server:
         )
         for one in hit:
             pid = one.client.pid
-            self.log.write(
-                texts.TORN_PROCESS.format(pid=pid), texts.TORN_CLIENT.format(pid=pid, context=one.number)
-            )
+            self.log.write(texts.TORN_PROCESS.format(pid=pid), texts.TORN_CLIENT.format(pid=pid, context=one.number))
         self.log.write(texts.RESET_DEVICES, str(device), texts.STICKY, *[str(pid) for pid in pids])
         self.faulted.add(device)
         for one in hit:
@@ -358,4 +357,4 @@ def main(daemon: Daemon, uid: int, gid: int, kind: str) -> int:
     wire.send(control.connection, "SERVER")
     server = Server(daemon, uid, control)
     server.start(kind)
-    server.run()
+    return server.run()

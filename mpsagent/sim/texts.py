@@ -104,7 +104,8 @@ NO_QUIT_PRIVILEGE = "Not enough privilege to execute quit command"
 BAD_PERCENTAGE = "Invalid percentage, expected between (0.0, 100.0]"  # log only
 NO_DEFAULT_LIMIT = "No default pinned memory limit set for the device!"  # log only
 DEVICE_HEADER = (
-    "Device Ordinal  PCI IDs        UUID                                      Name                              Attributes"
+    "Device Ordinal  PCI IDs        UUID                                      Name                              "
+    "Attributes"
 )
 DEVICE_HEADER_CSV = "Device Ordinal,PCI IDs,UUID,Name,Attributes"
 PS_HEADER = "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        "
@@ -132,9 +133,7 @@ WORKER = "Creating worker thread for client {{PID: {pid}, Context ID: {context}}
 ASSOCIATED = "Device {name} (uuid {uuid}) is associated"
 STATUS = "Status of client {{PID: {pid}, Context ID: {context}}} is ACTIVE"
 LOST = "Server failed to recevie command with status 806, assuming client {{PID: {pid}, Context ID: {context}}} exit"
-EXITING_CLIENT = (
-    "Client {{PID: {pid}, Context ID: {context}}} exiting. Number of active client contexts is {count}."
-)
+EXITING_CLIENT = "Client {{PID: {pid}, Context ID: {context}}} exiting. Number of active client contexts is {count}."
 DISCONNECTED = "Client process {pid} disconnected"
 NOTIFIED = "Server has been notified to shutdown"
 UNABLE_TO_SHUTDOWN = "Server was unable to shutdown due to {count} active clients"

@@ -41,7 +41,7 @@ class Turns:
         self.back_off = BackOff()
 
     def client(self, uid: int, key: int) -> str:
-        """A client of `uid` arrived: "attach", or it waits and "start" a server, "try" to end the present one, or "wait"."""
+        """A client of `uid` came: "attach"; or it waits, and "start" a server, "try" to end this one, or "wait"."""
         if self.phase == "ready" and self.user == uid:
             return "attach"
         self.waiting.append((uid, key))
