@@ -203,7 +203,7 @@ class LogFollower:
                     return
             self._files.append(_File(fd, status))
             while len(self._files) > FILES:
-                os.close(self._files.pop(0).fd)
+                self._retire()
 
     # --- watching ----------------------------------------------------------------------------------------------------
 
@@ -266,9 +266,16 @@ class LogFollower:
             if not self._pumping:
                 self._pumping = True
                 self._loop.call_soon(self._pump)
-            self._on_data(chunk)
+            self._deliver(chunk)
             break
         return None
+
+    def _deliver(self, chunk: Chunk) -> None:
+        try:
+            self._on_data(chunk)
+        except Exception as error:  # a mistake in a parser must not end the reading
+            text = f"{self.path}: {len(chunk.data)} bytes at {chunk.offset} could not be taken in"
+            self._loop.call_exception_handler({"message": text, "exception": error})
 
     def _pump(self) -> None:
         self._pumping = False
@@ -279,15 +286,22 @@ class LogFollower:
         """Closes the files older than ``newest``: a new daemon writes, and what the old one had to say is read."""
         if newest in self._files and not self._closed:
             while self._files[0] is not newest:
-                file = self._files.pop(0)
-                with suppress(OSError):
-                    for _ in range(FILES):
-                        chunk = file.read()
-                        if chunk is None:
-                            break
-                        self._on_data(chunk)
-                os.close(file.fd)
+                self._retire()
             self._look()
+
+    def _retire(self) -> None:
+        """Reads the oldest file to its end (16 steps at most) and closes it."""
+        file = self._files.pop(0)
+        try:
+            for _ in range(16):
+                chunk = file.read()
+                if chunk is None:
+                    break
+                self._deliver(chunk)
+        except OSError as error:
+            self._on_problem(f"{self.path} (an older file, inode {file.inode}): {error.strerror}")
+        finally:
+            os.close(file.fd)
 
 
 def open_log(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:

@@ -23,6 +23,8 @@ FLOOD = 4 << 20
 """Bytes after which a program that goes on printing is to be killed."""
 FULL = 32 << 10
 """Bytes of input at most: they must fit into an empty pipe (64 KiB)."""
+KILL_WAIT = 1.0
+"""Seconds in which a killed process should have ended."""
 
 
 def find_program(program: str, environment: Mapping[str, str]) -> str | None:
@@ -160,24 +162,31 @@ async def run_program(
     kills the program."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Ended] = loop.create_future()
+    problems: list[str] = []
 
-    def finished(run: Run, code: int) -> None:
+    def settle(code: int | None) -> None:
         if not done.done():
-            done.set_result(Ended(code, *run.texts()))
+            out, err = run.texts()
+            done.set_result(Ended(None, out, err, problems[0]) if problems else Ended(code, out, err))
 
-    def stop(run: Run, problem: str) -> None:
-        if not done.done():
-            done.set_result(Ended(None, *run.texts(), problem))
+    def stop(problem: str) -> None:
+        if done.done() or problems:
+            return
+        if run.ended:
+            run.collect()
+        else:
+            problems.append(problem)
             run.kill()
+            loop.call_later(KILL_WAIT, settle, None)  # not for ever: the kernel may hold on to a process
 
     if len(feed) > FULL:
         return Ended(None, problem=f"{argv[0]}: {len(feed)} bytes of input are more than {FULL}")
     try:
-        run = Run(argv, environment, feed, finished, lambda r: stop(r, f"{argv[0]} printed without end and was killed"))
+        flood = f"{argv[0]} printed more than {FLOOD >> 20} MiB and was killed"
+        run = Run(argv, environment, feed, lambda _, code: settle(code), lambda _: stop(flood))
     except OSError as error:
         return Ended(None, problem=f"{argv[0]} cannot be run: {error.strerror}")
-    text = f"{argv[0]} did not end within {deadline:g} s and was killed"
-    timer = loop.call_later(deadline, lambda: run.collect() if run.ended else stop(run, text))
+    timer = loop.call_later(deadline, stop, f"{argv[0]} did not end within {deadline:g} s and was killed")
     try:
         return await done
     except asyncio.CancelledError:
