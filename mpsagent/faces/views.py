@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from mpsagent.decisions.world import same_limits
 from mpsagent.facts.model import Limits, Server, State, Waiting
-from mpsagent.facts.units import MIB
 
 if TYPE_CHECKING:
     from mpsagent.faces import shapes
@@ -64,19 +64,10 @@ def limits(value: Limits) -> shapes.Limits:
     return {"threads": value.threads, "memory": {str(device): size for device, size in sorted(value.memory.items())}}
 
 
-def same_limits(wanted: Limits, reported: Limits) -> bool:
-    """Whether a server reported what the policy says. MPS knows tenths of a percent and whole MiB."""
-    return round(wanted.threads, 1) == round(reported.threads, 1) and _mebibytes(wanted) == _mebibytes(reported)
-
-
-def _mebibytes(value: Limits) -> dict[int, int]:
-    return {device: size // MIB for device, size in value.memory.items() if size >= MIB}
-
-
 def server(state: State, about: About, one: Server) -> shapes.Server:
     wanted = about.wanted.get(one.uid) if one.uid is not None else None
     parked = one.uid is not None and one.uid == about.parked_uid
-    verified = same_limits(wanted, one.limits) if wanted is not None and one.ready is not None and not parked else None
+    verified = same_limits(one.limits, wanted) if wanted is not None and one.reported and not parked else None
     return {
         "pid": one.pid,
         "uid": one.uid,
