@@ -7,7 +7,7 @@ import time
 from signal import SIGKILL, SIGTERM
 
 from tests.conformance.rig import Rig
-from tests.conformance.scenarios import (
+from tests.conformance.script import (
     A,
     B,
     C,

@@ -240,17 +240,16 @@ def real_backend(place: Path) -> Backend:
 
 def sim_backend(place: Path, gpus: int = 1) -> Backend:
     """The simulator's two programs, installed into `place`."""
-    programs = place / "bin"
-    programs.mkdir(mode=0o755, exist_ok=True)
+    programs = place / f"bin{gpus}"
+    programs.mkdir(mode=0o755)
     done = subprocess.run(
-        [sys.executable, "-m", "mpsagent.sim.cli", "install", str(programs)],
+        [other_users_python(USERS[0]), "-m", "mpsagent.sim.cli", "install", str(programs), "--gpus", str(gpus)],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     if done.returncode:
         raise RigError(f"mpsagent-sim install failed with status {done.returncode}: {done.stdout}{done.stderr}")
-    environment = {"MPSSIM_GPUS": str(gpus)}
     client = (str(programs / "cuda-client"),)
-    return Backend("sim", str(programs / CONTROL), client, environment, renamed_client=client)
+    return Backend("sim", str(programs / CONTROL), client, renamed_client=client)
 
 
 class Rig:

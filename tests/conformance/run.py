@@ -3,10 +3,10 @@
 
     run.py --backend real --out DIR [NAMES]   play on the real MPS of this machine (root, an NVIDIA GPU)
     run.py --backend sim  --out DIR [NAMES]   play on the simulator
-    run.py --backend compare [NAMES]          play on the simulator, compare with what real MPS did (`make conformance`)
+    run.py --backend compare [NAMES]          play on the simulator, compare with real MPS (`make conformance`)
 
-DIR gets `raw.txt` (everything as it was seen) and `transcripts.txt` (normalised, which is what is compared). The files of
-a real run belong into tests/conformance/real/DATE-DRIVER/.
+DIR gets `raw.txt` (everything as it was seen) and `transcripts.txt` (normalised, which is what is compared). The files
+of a real run belong into tests/conformance/real/DATE-DRIVER/.
 
 Nothing of the GPU's settings is touched, and no process that was started here is left behind. Exit status: 0 fine,
 1 something was left behind, was broken off or (compare) differs, 2 this machine cannot play them.
@@ -114,15 +114,15 @@ def play_all(
         head = [f"# {line}" for line in [*facts(backend), *preflight]]
         write(out, "raw.txt", head)
         print("\n".join(head), flush=True)
+        backends = {1: backend}
         for name in names:
             chosen = scenarios.ALL[name]
-            if kind == "sim" and chosen.gpus > 1:
-                playing = rigs.sim_backend(place, chosen.gpus)
-            elif chosen.gpus > count and kind == "real":
+            if kind == "real" and chosen.gpus > count:
                 print(f"{name:4} skipped: {chosen.gpus} GPUs needed, {count} here", flush=True)
                 continue
-            else:
-                playing = backend
+            if kind == "sim" and chosen.gpus not in backends:
+                backends[chosen.gpus] = rigs.sim_backend(place, chosen.gpus)
+            playing = backends.get(chosen.gpus, backend)
             if time.monotonic() - begin > budget:
                 print(f"{name:4} skipped: more than {budget:g} s have gone", flush=True)
                 all_good = False

@@ -285,9 +285,7 @@ def main(arguments):
     multiprocessors = cuda.multiprocessors(device)
     result, free, total = cuda.memory()
     say("devices %d using %s" % (cuda.device_count(), cuda.uuid_start(device)))
-    say(
-        "sms %d meminfo %s free %d MiB total %d MiB" % (multiprocessors, cuda.name(result), free // MIB, total // MIB)
-    )
+    say("sms %d meminfo %s free %d MiB total %d MiB" % (multiprocessors, cuda.name(result), free // MIB, total // MIB))
 
     if mode == "query":
         return 0

@@ -1,0 +1,117 @@
+"""What agrees and what differs between a played scenario and what real MPS did. Pure.
+
+Two yardsticks. A transcript that this very script made on real MPS is compared line by line, each stream by itself. Where
+only a recording exists, whose script was longer and began elsewhere, kinds of lines are compared: every answer and every
+kind of line that the recording has must come, and none may come that real MPS was never seen to write.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.conformance.normalise import Section, kinds
+
+SAME, ORDER, DIFFERS = "agrees", "agrees, in another order", "differs"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`differences` are `-` lines (only real MPS) and `+` lines (only here), below the name of their stream."""
+
+    level: str
+    differences: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(line.lstrip().startswith(("-", "+")) for line in self.differences)
+
+
+def streams(real: Sequence[str], ours: Sequence[str]) -> tuple[str, list[str]]:
+    """Level and differing lines of one stream."""
+    if list(real) == list(ours):
+        return SAME, []
+    if Counter(real) == Counter(ours):
+        return ORDER, []
+    lines = difflib.unified_diff(list(real), list(ours), n=0, lineterm="")
+    return DIFFERS, [f"{line[0]} {line[1:]}" for line in lines if line[:1] in "+-" and line[:3] not in ("---", "+++")]
+
+
+def with_real(real: Section, ours: Section) -> Verdict:
+    """Line by line."""
+    level, differences = SAME, []
+    theirs, own = real.streams(), ours.streams()
+    for name in dict.fromkeys([*theirs, *own]):
+        stream_level, lines = streams(theirs.get(name, []), own.get(name, []))
+        if stream_level == DIFFERS:
+            level = DIFFERS
+        elif stream_level == ORDER and level == SAME:
+            level = ORDER
+        if stream_level != SAME:
+            differences += [f"{ours.name} {name}{': order' if stream_level == ORDER else ''}", *lines]
+    return Verdict(level, tuple(differences))
+
+
+def best(verdicts: Iterable[Verdict]) -> Verdict:
+    """Real MPS was played several times and is not the same each time: the nearest counts."""
+    return min(verdicts, key=lambda verdict: ((SAME, ORDER, DIFFERS).index(verdict.level), verdict.size))
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The parts of one scenario together."""
+    parts = list(verdicts)
+    level = max((part.level for part in parts), key=(SAME, ORDER, DIFFERS).index)
+    return Verdict(level, tuple(line for part in parts for line in part.differences))
+
+
+def with_recording(recorded: Section, ours: Sequence[Section], known: Mapping[str, set[str]]) -> Verdict:
+    """By kinds of lines. `ours` are the parts of one scenario, the recorded part last; `known` is every kind of line of
+    each stream in all recordings."""
+    differences = []
+    everything: dict[str, set[str]] = {}
+    for section in ours:
+        for name, found in of_kind(section).items():
+            everything.setdefault(name, set()).update(found)
+    asked = {line.split(" -> ")[0] for line in everything.get("steps", set())}
+    theirs, own = of_kind(recorded), of_kind(ours[-1])
+    for name in dict.fromkeys([*theirs, *own]):
+        missing = theirs.get(name, set()) - everything.get(name, set())
+        strange = own.get(name, set()) - known.get(name, set())
+        if name == "steps":
+            # What the recording's script asked and ours does not is no finding about MPS, nor the other way round.
+            missing = {line for line in missing if line.split(" -> ")[0] in asked}
+            answered = {line.split(" -> ")[0] for line in known.get(name, set())}
+            strange = {line for line in strange if line.split(" -> ")[0] in answered}
+        if missing or strange:
+            differences += [
+                name,
+                *(f"- {line}" for line in sorted(missing)),
+                *(f"+ {line}" for line in sorted(strange)),
+            ]
+    return Verdict(DIFFERS if differences else SAME, tuple(differences))
+
+
+def of_kind(section: Section) -> dict[str, set[str]]:
+    """Stream -> kinds of lines. An answer stays with its command; what a rig notes by itself does not count."""
+    found = {name: kinds(lines) for name, lines in section.streams().items() if name != "steps"}
+    found["steps"] = kinds(
+        block
+        for block in blocks(section.steps)
+        if block.startswith(("ctl", "option", "start", "ls", "ps", "clients listed", "failed clients"))
+    )
+    # The first recordings were made before the client named its device.
+    found["clients"] = {line for line in found["clients"] if " using GPU" not in line}
+    return found
+
+
+def blocks(steps: Sequence[str]) -> list[str]:
+    """A command and its indented answer as one line."""
+    result: list[str] = []
+    for step in steps:
+        if step.startswith("  ") and result:
+            result[-1] += " | " + step.strip()
+        else:
+            result.append(step)
+    return result
