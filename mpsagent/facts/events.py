@@ -1,8 +1,8 @@
 """What MPS says and what is so, as frozen values.
 
 One class for each kind of line in control.log and server.log, and one for each thing the agent learns by other means
-(a process ended, a command was answered). ``at`` is seconds since the epoch. A kind that changes nothing in the model is
-still an event of its own, so that a line nobody knows stands out as :class:`Unknown`.
+(a process ended, a command was answered). ``at`` is seconds since the epoch. A kind that changes nothing in the model
+is still an event of its own, so that a line nobody knows stands out as :class:`Unknown`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class ConnectionLine(NamedTuple):
 
 
 class ServerLine(NamedTuple):
-    """A line of a server's life that changes nothing in the model (start-up texts, worker threads, refused shutdown)."""
+    """A line of a server's life that changes nothing in the model (start-up, worker threads, refused shutdown)."""
 
     at: float
     server: int

@@ -4,7 +4,8 @@ A line never raises. What no rule knows becomes :class:`Unknown`. A partial last
 their oddities (``recevie``, ``trigging``, ``Context:`` without ID) are those of driver 580, MPS binary version 13000.
 
 Lines of an answer to somebody's command carry text that the asker provoked: ``ps`` prints the command names of other
-people's processes. So between ``Cmd:ps`` and the end of that connection every line is an answer, whatever it looks like.
+people's processes. So between ``Cmd:ps`` and the end of that connection every line is an answer, whatever it looks
+like.
 """
 
 from __future__ import annotations
@@ -135,11 +136,11 @@ _SERVER = _rules(
             _server_line,
         ),
         (
-            rf"Server teardown in progress\. Refusing to accept new client \{{PID: {_NUMBER}, Context ID: \d{{1,10}}\}}",
+            r"Server teardown in progress\. Refusing to accept new client \{PID: -?\d{1,10}, Context ID: -?\d{1,10}\}",
             _server_line,
         ),
         (
-            rf"Failed to accept client \{{PID: {_NUMBER}, Context ID: \d{{1,10}}\}} with status (\d{{1,10}})",
+            r"Failed to accept client \{PID: (-?\d{1,10}), Context ID: -?\d{1,10}\} with status (\d{1,10})",
             lambda at, pid, m: ev.ClientRefused(at, pid, int(m[1]), f"status {m[2]}"),
         ),
         (
@@ -166,6 +167,8 @@ _SERVER = _rules(
         (r"Initializing server process", _server_line),
     ]
 )
+_DAEMON_STARTS = "Starting control daemon using socket "
+"""A daemon that is killed while it answers does not end its answer: the next one's first line does."""
 _DEVICES_FOLLOW = "The following devices will be reset:"
 _CLIENTS_FOLLOW = "The following client process have a sticky error set:"
 
@@ -177,13 +180,13 @@ class LogParser:
         self._source = source
         self._zone = zone
         self._rest = b""
-        self._dropping = False
         self._minute = ""
         self._minute_at = 0.0
         self._last_at = 0.0
         self._heads: dict[str, tuple[bool, int] | None] = {}
         self._answering = False
         self._answer_only = False
+        self._answering_pid = 0
         self._listing: dict[int, type[ev.FaultDevice] | type[ev.FaultClient]] = {}
 
     def feed(self, data: bytes, shift: float = 0.0) -> list[ev.LogEvent]:
@@ -197,8 +200,7 @@ class LogParser:
         lines = (self._rest + data[:end]).split(b"\n")
         self._rest = b""
         for raw in lines:
-            if self._dropping or len(raw) > LINE_LIMIT:
-                self._dropping = False
+            if len(raw) > LINE_LIMIT:
                 found.append(ev.Unknown(self._last_at, self._source, raw[:_SHOWN].decode("utf-8", "replace")))
                 continue
             event = self._line(raw.decode("utf-8", "replace"), shift)
@@ -209,7 +211,7 @@ class LogParser:
 
     def close(self, shift: float = 0.0) -> list[ev.LogEvent]:
         """The partial last line, taken as if it had ended."""
-        return self.feed(b"\n", shift) if self._rest or self._dropping else []
+        return self.feed(b"\n", shift) if self._rest else []
 
     def _keep(self, data: bytes) -> None:
         rest = self._rest + data
@@ -279,9 +281,10 @@ class LogParser:
             return ev.ConnectionLine(at, message)
         if message.startswith("Cmd:"):
             self._answering = True
-            self._answer_only = message.startswith("Cmd:ps")
+            self._answer_only = message[4:].lstrip().startswith("ps")
+            self._answering_pid = pid
             return ev.CommandRead(at, message[4 : 4 + _SHOWN])
-        if not self._answer_only:
+        if not self._answer_only or (pid != self._answering_pid and message.startswith(_DAEMON_STARTS)):
             for match, make in _CONTROL.get(message.partition(" ")[0], ()):
                 found = match(message)
                 if found is not None:
@@ -301,7 +304,7 @@ class LogParser:
             found = match(message)
             if found is not None:
                 return make(at, pid, found)
-        if message == _DEVICES_FOLLOW or message == _CLIENTS_FOLLOW:
+        if message in (_DEVICES_FOLLOW, _CLIENTS_FOLLOW):
             if len(self._listing) >= 64:
                 self._listing.clear()
             self._listing[pid] = ev.FaultDevice if message == _DEVICES_FOLLOW else ev.FaultClient

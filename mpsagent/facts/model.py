@@ -1,4 +1,4 @@
-"""What is so: the control daemon, its servers, their clients and the users who wait. Frozen; built by ``reduce`` alone."""
+"""What is so: the control daemon, its servers, their clients and who waits. Frozen; only ``reduce`` builds it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The control daemon. ``quitting``: when a ``quit`` was accepted, ``quit_by``: when it should be over; ``exited``:
-    when it ended."""
+    """The control daemon. ``quitting``: when a ``quit`` was accepted, ``quit_by``: when it should be over (None: when
+    the last client has gone); ``exited``: when it ended."""
 
     pid: int
     started: float

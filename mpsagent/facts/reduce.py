@@ -1,8 +1,8 @@
 """``apply(state, event) -> state``: the only place where the state changes.
 
 control.log and server.log are two files; a reader may see a line of the one before an older line of the other. So each
-rule looks at the times that it knows: a server that has ended is not brought back by a late line of its log, and a client
-that is connected is not put back into the pending list.
+rule looks at the times that it knows: a server that has ended is not brought back by a late line of its log, and a
+client that is connected is not put back into the pending list.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ from mpsagent.facts.model import Client, Control, Limits, Server, State, Status,
 V = TypeVar("V")
 _KEPT_ENDED = 64
 _KEPT_UIDS = 1024
+# Far above what MPS can have (one server, 48 clients of it): only a forged log comes here. Waiting clients are
+# processes that any user may start; those beyond the most are not counted until they are served.
+_MOST_SERVERS = 64
+_MOST_CLIENTS = 4096
+_MOST_WAITING = 4096
 
 
 def apply(state: State, event: ev.Event) -> State:
@@ -38,17 +43,23 @@ def _without(mapping: Mapping[int, V], key: int) -> dict[int, V]:
 
 
 def _put(state: State, server: Server) -> State:
-    return replace(state, servers={**state.servers, server.pid: server})
+    return replace(state, servers=_bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
 
 
 def _server(state: State, pid: int, at: float) -> Server | None:
-    """The server, made known when it is only now heard of (the agent came late); None when it has ended since."""
+    """The server, made known when it is only now heard of (the agent came late); None for a late line of a server that
+    has ended or that belonged to an earlier daemon. Only ``Startup`` and ``Starting new server`` bring a pid back."""
     known = state.servers.get(pid)
     if known is not None:
         return known
-    if state.ended.get(pid, float("-inf")) >= at:
+    if pid in state.ended or _of_earlier_daemon(state, at):
         return None
     return Server(pid=pid, uid=None, status=Status.ACTIVE, started=at)
+
+
+def _of_earlier_daemon(state: State, at: float) -> bool:
+    control = state.control
+    return control is not None and at < (control.started if control.exited is None else control.exited)
 
 
 def _bounded(mapping: dict[int, V], size: int) -> dict[int, V]:
@@ -61,7 +72,7 @@ def _bounded(mapping: dict[int, V], size: int) -> dict[int, V]:
 
 
 def _control_started(state: State, event: ev.ControlStarted) -> State:
-    ended = {**state.ended, **{pid: event.at for pid in state.servers}}
+    ended = {**state.ended, **dict.fromkeys(state.servers, event.at)}
     control = Control(pid=event.pid, started=event.at, socket=event.socket)
     return State(control=control, unknown_lines=state.unknown_lines, ended=_bounded(ended, _KEPT_ENDED))
 
@@ -76,7 +87,7 @@ def _control_gone(state: State, event: ev.ControlExited | ev.ControlGone) -> Sta
         return state
     if isinstance(event, ev.ControlExited) and event.pid != state.control.pid:
         return state
-    ended = _bounded({**state.ended, **{pid: event.at for pid in state.servers}}, _KEPT_ENDED)
+    ended = _bounded({**state.ended, **dict.fromkeys(state.servers, event.at)}, _KEPT_ENDED)
     return replace(
         state, control=replace(state.control, exited=event.at), servers={}, clients={}, waiting=(), ended=ended, uids={}
     )
@@ -88,21 +99,52 @@ def _quit(state: State, event: ev.QuitIssued) -> State:
     return replace(state, control=replace(state.control, quitting=event.at, quit_by=event.at + event.timeout))
 
 
+def _command(state: State, event: ev.CommandRead) -> State:
+    """``quit`` without a timeout says nothing more: it waits for the clients, however long (recording 02, R10)."""
+    if state.control is None or state.control.exited is not None or event.text.strip() != "quit":
+        return state
+    return replace(state, control=replace(state.control, quitting=event.at))
+
+
+def _conversation(state: State, event: ev.CommandAnswer | ev.ConnectionLine) -> State:
+    """A ``quit`` that is answered has been refused (recording 02, R7: another user's); one that is taken is not, though
+    connections go on being accepted (R10)."""
+    control = state.control
+    if isinstance(event, ev.ConnectionLine) and event.text != "UI closed":
+        return state
+    if control is None or control.quitting is None or control.quit_by is not None or control.exited is not None:
+        return state
+    return replace(state, control=replace(control, quitting=None))
+
+
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
 def _server_starting(state: State, event: ev.ServerStarting) -> State:
     known = state.servers.get(event.pid)
-    server = Server(pid=event.pid, uid=event.uid, status=Status.INITIALIZING, started=event.at)
-    if known is not None:  # its own log was read first
-        server = replace(server, limits=known.limits, reported=known.reported)
-    return replace(_put(state, server), ended=_without(state.ended, event.pid))
+    if known is not None and known.uid is None:  # its own log was read first
+        server = replace(known, uid=event.uid, started=min(known.started, event.at))
+    elif state.ended.get(event.pid, float("-inf")) > event.at:
+        return state
+    else:
+        server = Server(pid=event.pid, uid=event.uid, status=Status.INITIALIZING, started=event.at)
+    state = replace(_put(state, server), ended=_without(state.ended, event.pid))
+    if not any(c.uid is None and c.server == event.pid for c in state.clients.values()):
+        return state
+    clients = {
+        pid: replace(c, uid=event.uid) if c.uid is None and c.server == event.pid else c
+        for pid, c in state.clients.items()
+    }
+    return replace(state, clients=clients)
 
 
 def _server_startup(state: State, event: ev.ServerStartup) -> State:
     if event.server in state.servers or state.ended.get(event.server, float("-inf")) >= event.at:
         return state
-    return _put(state, Server(pid=event.server, uid=None, status=Status.INITIALIZING, started=event.at))
+    if _of_earlier_daemon(state, event.at):
+        return state
+    server = Server(pid=event.server, uid=None, status=Status.INITIALIZING, started=event.at)
+    return replace(_put(state, server), ended=_without(state.ended, event.server))
 
 
 def _server_ready(state: State, event: ev.ServerReady) -> State:
@@ -115,6 +157,9 @@ def _server_ready(state: State, event: ev.ServerReady) -> State:
 
 
 def _server_exited(state: State, event: ev.ServerExited) -> State:
+    known = state.servers.get(event.pid)
+    if known is not None and known.started > event.at:  # a later process with the same pid
+        return state
     clients = {pid: c for pid, c in state.clients.items() if c.server != event.pid}
     ended = _bounded({**state.ended, event.pid: event.at}, _KEPT_ENDED)
     return replace(state, servers=_without(state.servers, event.pid), clients=clients, ended=ended)
@@ -138,7 +183,7 @@ def _stopping(state: State, event: ev.ServerStopping | ev.ShutdownForced) -> Sta
     server = _server(state, event.pid if isinstance(event, ev.ShutdownForced) else event.server, event.at)
     if server is None:
         return state
-    since = event.at if server.stopping_since is None else server.stopping_since
+    since = event.at if server.stopping_since is None else min(event.at, server.stopping_since)
     server = replace(server, status=Status.SHUTTING_DOWN, forced=server.forced or forced, stopping_since=since)
     return _put(state, server)
 
@@ -180,7 +225,7 @@ def _queued(state: State, event: ev.ClientQueued) -> State:
     if client is not None and client.since >= event.at:
         return state
     uids = _bounded({**state.uids, event.pid: event.uid}, _KEPT_UIDS)
-    if any(w.pid == event.pid for w in state.waiting):
+    if len(state.waiting) >= _MOST_WAITING or any(w.pid == event.pid for w in state.waiting):
         return replace(state, uids=uids)
     return replace(state, uids=uids, waiting=(*state.waiting, Waiting(event.pid, event.uid, event.at)))
 
@@ -208,8 +253,8 @@ def _connected(state: State, event: ev.ContextConnected) -> State:
         if waited is not None:
             state = replace(state, waiting=tuple(w for w in state.waiting if w.pid != event.pid))
     client = replace(known, contexts=known.contexts | {event.context})
-    servers = {**state.servers, server.pid: replace(server, idle_since=None, last_context=event.pid)}
-    return replace(state, servers=servers, clients={**state.clients, event.pid: client})
+    clients = _bounded({**state.clients, event.pid: client}, _MOST_CLIENTS)
+    return replace(_put(state, replace(server, idle_since=None, last_context=event.pid)), clients=clients)
 
 
 def _context_gone(state: State, event: ev.ContextExiting) -> State:
@@ -264,7 +309,8 @@ def _process_gone(state: State, event: ev.ProcessGone) -> State:
 
 
 def _recovered(server: Server) -> Server:
-    return replace(server, status=Status.ACTIVE, sticky=(), devices_faulted=(), fault_since=None)
+    status = Status.ACTIVE if server.stopping_since is None else Status.SHUTTING_DOWN
+    return replace(server, status=status, sticky=(), devices_faulted=(), fault_since=None)
 
 
 def _fault(state: State, event: ev.FaultStarted) -> State:
@@ -273,9 +319,7 @@ def _fault(state: State, event: ev.FaultStarted) -> State:
         return state
     if server.status is Status.FAULT:  # a second fault before the first was over: its clients are added
         return state
-    return _put(
-        state, replace(server, status=Status.FAULT, fault_since=event.at, sticky=(), devices_faulted=())
-    )
+    return _put(state, replace(server, status=Status.FAULT, fault_since=event.at, sticky=(), devices_faulted=()))
 
 
 def _fault_device(state: State, event: ev.FaultDevice) -> State:
@@ -312,6 +356,9 @@ _RULES: dict[type, Callable[[State, Any], State]] = {
     ev.ControlExited: _control_gone,
     ev.ControlGone: _control_gone,
     ev.QuitIssued: _quit,
+    ev.CommandRead: _command,
+    ev.CommandAnswer: _conversation,
+    ev.ConnectionLine: _conversation,
     ev.ServerStarting: _server_starting,
     ev.ServerStartup: _server_startup,
     ev.ServerReady: _server_ready,
