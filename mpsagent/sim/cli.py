@@ -1,14 +1,14 @@
 """The program mpsagent-sim: install the stand-ins, say what is simulated, list simulated GPU processes."""
 
 import argparse
-import compileall
 import json
 import os
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
-import mpsagent
 from mpsagent.sim import gpu, registry
 
 DESCRIPTION = """\
@@ -59,18 +59,42 @@ def devices(count: int) -> list[dict[str, object]]:
     ]
 
 
+def open_to_all(path: Path) -> bool:
+    """Whether every user can get at this file (parents too): clients run as other users."""
+    path = path.resolve()
+    return bool(path.stat().st_mode & 0o004) and all(parent.stat().st_mode & 0o001 for parent in path.parents)
+
+
+def interpreter() -> str:
+    """This interpreter if other users can run it, else the system's if that is new enough, else this one anyway."""
+    own = str(getattr(sys, "_base_executable", None) or sys.executable)
+    for name in (own, "/usr/bin/python3", "/usr/local/bin/python3"):
+        if Path(name).exists() and open_to_all(Path(name)):
+            check = "import sys; sys.exit(sys.version_info < (3, 11))"
+            if subprocess.run([name, "-IS", "-c", check], check=False).returncode == 0:
+                return name
+    return own
+
+
 def install(directory: Path, gpus: int) -> None:
     """Write the programs, devices.json and the directory of simulated processes."""
     directory.mkdir(parents=True, exist_ok=True)
     processes = directory.absolute() / "processes"
     processes.mkdir(exist_ok=True)
     processes.chmod(0o1777)
-    package = Path(__file__).absolute().parent
+    package = Path(__file__).resolve().parent
+    if not open_to_all(package / "cli.py"):
+        copy = directory.absolute() / "lib" / "mpsagent" / "sim"
+        copy.mkdir(parents=True, exist_ok=True)
+        for module_file in package.glob("*.py"):
+            shutil.copyfile(module_file, copy / module_file.name)
+        shutil.copyfile(package.parent / "__init__.py", copy.parent / "__init__.py")
+        package = copy
+    python = interpreter()
     # other users cannot write compiled modules, and a start should not compile
-    compileall.compile_dir(str(package), maxlevels=0, quiet=2)
-    compileall.compile_file(str(Path(mpsagent.__file__)), quiet=2)
+    files = [str(package.parent / "__init__.py"), *[str(path) for path in package.glob("*.py")]]
+    subprocess.run([python, "-IS", "-m", "compileall", "-q", *files], check=False)
     environment = {"MPSSIM_GPUS": str(gpus), "MPSSIM_REGISTRY": str(processes)}
-    python = str(getattr(sys, "_base_executable", None) or sys.executable)
     for name, module in _PROGRAMS.items():
         text = _WRAPPER.format(python=python, root=str(package.parent.parent), environment=environment, module=module)
         _write(directory / name, text, 0o755)

@@ -1,0 +1,76 @@
+"""The daemon's decisions without any process: pending list and back-off, replayed from recordings 01 and 06."""
+
+from __future__ import annotations
+
+from mpsagent.sim.turns import BackOff, Turns
+
+A, B, C = 1001, 1002, 1003
+
+
+def ready(turns: Turns, uid: int) -> tuple[list[int], bool]:
+    turns.starting(uid)
+    return turns.ready()
+
+
+def test_back_off_doubles_by_timer_and_repeats_by_command() -> None:
+    """01 S6: 200, 400, 800, 1600; the command answers 1600 again; then 3200 and 6400."""
+    back_off = BackOff()
+    assert back_off.busy(by_timer=False) == 200
+    assert [back_off.busy(by_timer=True) for _ in range(3)] == [400, 800, 1600]
+    assert back_off.busy(by_timer=False) == 1600
+    assert [back_off.busy(by_timer=True) for _ in range(2)] == [3200, 6400]
+    back_off.clear()
+    assert back_off.busy(by_timer=False) == 200
+
+
+def test_a_client_starts_its_server_and_is_attached_at_ready() -> None:
+    turns = Turns()
+    assert turns.client(A, 1) == "start"
+    turns.starting(A)
+    assert turns.client(A, 2) == "wait"
+    assert turns.ready() == ([1, 2], False)
+    assert turns.client(A, 3) == "attach"
+
+
+def test_others_wait_in_order_of_arrival_and_only_the_first_asks_the_server_to_leave() -> None:
+    """01 S5: the third user's arrival causes no further try, the back-off is running already."""
+    turns = Turns()
+    turns.client(A, 1)
+    ready(turns, A)
+    assert turns.client(B, 2) == "try"
+    turns.back_off.busy(by_timer=False)
+    assert turns.client(C, 3) == "wait"
+    assert turns.client(A, 4) == "attach", "the holder's clients are still accepted: others can starve"
+    turns.leaving()
+    assert turns.client(A, 5) == "wait"
+    assert turns.gone() == B
+    assert ready(turns, B) == ([2], True), "others still wait, so the next try follows at once"
+    turns.leaving()
+    assert turns.gone() == C
+    assert ready(turns, C) == ([3], True)
+    turns.leaving()
+    assert turns.gone() == A
+
+
+def test_a_waiting_client_comes_before_a_start_request() -> None:
+    """01 S4: start_server for 1002 and 1001, then a client of 1001: 1001's server starts, and 1002's request stays."""
+    turns = Turns()
+    assert turns.start_request(A) == "start"
+    ready(turns, A)
+    assert turns.start_request(B) == "try"
+    turns.leaving()
+    assert turns.start_request(A) == "wait"
+    assert turns.client(A, 1) == "wait"
+    assert turns.gone() == A
+    assert ready(turns, A) == ([1], True)
+    turns.leaving()
+    assert turns.gone() == B
+    assert ready(turns, B) == ([], False)
+
+
+def test_a_start_request_for_the_running_server_does_nothing() -> None:
+    turns = Turns()
+    turns.start_request(A)
+    ready(turns, A)
+    assert turns.start_request(A) == "wait"
+    assert turns.ready() == ([], False)
