@@ -16,7 +16,7 @@ WORKERS ?= 2
 TEST_TIMEOUT ?= 120
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint types format test demo bench conformance test-gpu test-gpu-system lock wheel deb rpm clean
+.PHONY: help venv system-packages lint types format schema test demo bench conformance test-gpu test-gpu-system lock wheel deb rpm clean
 
 help:
 	@echo 'make demo             half a minute of the agent at work on a simulated MPS'
@@ -25,7 +25,7 @@ help:
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
 	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
-	@echo 'make venv | lint | format | lock | wheel | deb | rpm | clean'
+	@echo 'make venv | lint | format | schema | lock | wheel | deb | rpm | clean'
 
 venv: $(STAMP)
 
@@ -51,6 +51,10 @@ types: $(STAMP)
 format: $(STAMP)
 	@$(VENV)/bin/ruff format .
 	@$(VENV)/bin/ruff check --fix .
+
+# policies/policy.schema.json, for editors, from the policy's sections; a test says when it is out of date.
+schema: $(STAMP)
+	@$(PY) packaging/write_policy_schema.py
 
 test: lint
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) $(PYTEST_ARGS)

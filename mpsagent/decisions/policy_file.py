@@ -130,6 +130,7 @@ def _instances(file: str, tables: dict[str, Any], lines: dict[Path, int], seen: 
 
 # What tomli says, and what a person can do about it.
 _SYNTAX_HINTS = (
+    ("at end of document", "the file ends in the middle of a value: a bracket or a quote is missing"),
     ("Cannot overwrite", "the key is there twice: remove one of them"),
     ("Cannot declare", "the section is there twice: join the two"),
     ("Cannot mutate", "the table was closed before: write all its keys in one place"),

@@ -116,11 +116,13 @@ def duration(low: float, high: float, *, never: bool = False) -> Callable[[objec
             raise wrong(f"{shown(value)} is not a duration", hint)
         if never and value == NEVER:
             return None
+        if len(value) > SHOWN:
+            raise wrong(f"{shown(value)} is longer than {SHOWN} characters", hint)
         try:
-            seconds = units.parse_duration(value[: SHOWN + 1])
+            seconds = units.parse_duration(value)
         except ValueError:
             raise wrong(f"{shown(value)} is not a duration", hint) from None
-        if len(value) > SHOWN or seconds > high:
+        if seconds > high:
             raise wrong(f"{shown(value)} is more than {span(high)}", hint)
         if seconds < low:
             raise wrong(f"{shown(value)} is less than {span(low)}", hint)
@@ -204,8 +206,10 @@ def amount(value: object) -> values.Memory:
         return values.Share(_percent(float(part[1]), value))
     if _SIZE_WITHOUT_UNIT.fullmatch(value) and value.strip(" 0."):
         raise wrong(f"{shown(value)} has no unit", MEMORY_HINT)
+    if len(value) > SHOWN:
+        raise wrong(f"{shown(value)} is longer than {SHOWN} characters", MEMORY_HINT)
     try:
-        size = units.parse_bytes(value[: SHOWN + 1])
+        size = units.parse_bytes(value)
     except ValueError:
         raise wrong(f"{shown(value)} is not a size", MEMORY_HINT) from None
     if size == 0:

@@ -1,8 +1,8 @@
 """Reads the policy's files: /etc/mpsagent/policy.toml, then policy.d/*.toml in the order of their names.
 
 Only reads; ``decisions.policy_file.load`` makes a policy of the texts. Everything is bounded (number of files, size),
-and a FIFO or a device in place of a file is refused rather than waited for. A file system that hangs still hangs the
-reader: call it from a thread.
+and a FIFO or a device in place of a file is refused rather than waited for. A file system that hangs costs a thread and
+a deadline.
 """
 
 from __future__ import annotations
@@ -13,17 +13,35 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpsagent.decisions.policy import PolicyError
+from mpsagent.hands.threads import in_thread
 
 POLICY = Path("/etc/mpsagent/policy.toml")
 LARGEST = 1 << 20
 """Bytes read of one file; ``load`` refuses less than that with a better message."""
 MOST_FILES = 256
+DEADLINE = 10.0
+"""Seconds for all files together."""
 
 Texts = list[tuple[str, str]]
 
 
-def read_policy(policy: Path = POLICY, *, trusted: bool = True) -> tuple[Texts, list[PolicyError]]:
-    """The texts of ``policy`` and of the directory ``policy.d`` beside it, as (path, text), and what could not be read.
+async def read_policy_files(
+    policy: str | Path = POLICY, directory: str | Path | None = None, *, deadline: float = DEADLINE
+) -> tuple[Texts, list[PolicyError]]:
+    """``read_policy`` for the agent's loop: it never waits longer than ``deadline`` seconds."""
+    path = Path(policy)
+    try:
+        return await in_thread(read_policy, path, None if directory is None else Path(directory), deadline=deadline)
+    except TimeoutError:
+        hint = "see whether its file system answers, then reload the policy"
+        return [], [_error(path, f"could not be read within {deadline:g} s", hint)]
+
+
+def read_policy(
+    policy: Path = POLICY, directory: Path | None = None, *, trusted: bool = True
+) -> tuple[Texts, list[PolicyError]]:
+    """The texts of ``policy`` and of a directory (None: ``policy.d`` beside ``policy.toml``), as (path, text), and what
+    could not be read.
 
     A missing file or directory is no error. ``trusted``: refuse what others than root and the agent's own user could
     have written; the policy names programs that root runs.
@@ -32,7 +50,7 @@ def read_policy(policy: Path = POLICY, *, trusted: bool = True) -> tuple[Texts, 
     texts: Texts = []
     if _exists(policy, errors):
         _read(policy, texts, errors, trusted=trusted)
-    for path in _parts(policy.with_suffix(".d"), errors, trusted=trusted):
+    for path in _parts(directory or policy.with_suffix(".d"), errors, trusted=trusted):
         _read(path, texts, errors, trusted=trusted)
     return texts, errors
 

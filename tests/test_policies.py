@@ -1,0 +1,247 @@
+"""The policies that people copy: each loads, does what its comments say, and agrees with schema and reference."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli
+
+from mpsagent.decisions.policy import Policy, Rules
+from mpsagent.decisions.policy_file import load
+from mpsagent.decisions.policy_sections import (
+    AgentSection,
+    HangSection,
+    HooksSection,
+    InstanceSection,
+    LimitsSection,
+    Section,
+    SwitchSection,
+    schema,
+)
+from mpsagent.facts.identity import Identity
+from mpsagent.facts.model import Device, Limits
+
+ROOT = Path(__file__).resolve().parent.parent
+POLICIES = ROOT / "policies"
+EXAMPLES = sorted(path.name for path in POLICIES.glob("*.toml"))
+GIB = 1 << 30
+H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 140 * GIB, 132)
+SECOND = Device(1, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 140 * GIB, 132)
+SECTIONS: dict[str, type[Section]] = {
+    "limits": LimitsSection,
+    "switch": SwitchSection,
+    "hang": HangSection,
+    "instance.default": InstanceSection,
+    "agent": AgentSection,
+    "hooks": HooksSection,
+}
+
+
+def policy(text: str) -> Policy:
+    made, errors = load([("x.toml", text)])
+    assert made is not None, "\n".join(map(str, errors))
+    return made
+
+
+def example(name: str) -> Policy:
+    return policy((POLICIES / name).read_text(encoding="utf-8"))
+
+
+def uncommented() -> str:
+    """The default policy with every key in force."""
+    text = (POLICIES / "policy.toml").read_text(encoding="utf-8")
+    return re.sub(r"^#(?=[a-z_.]+ = |\[)", "", text, flags=re.MULTILINE)
+
+
+def test_there_are_a_default_and_three_examples() -> None:
+    """What is promised to be there; the tests below would pass with nothing to test."""
+    assert EXAMPLES == ["inference-node.toml", "lab-with-students.toml", "policy.toml", "shared-hpc.toml"]
+
+
+def test_the_default_policy_changes_nothing() -> None:
+    """It is installed as it is: with it, an agent must do what it does without."""
+    assert policy((POLICIES / "policy.toml").read_text(encoding="utf-8")).settings == {}
+
+
+def test_the_default_policy_shows_the_true_defaults() -> None:
+    """A comment that names another default than the code is worse than none. Examples are excepted by name."""
+    shown, built_in = policy(uncommented()), Policy()
+    examples = {"compute_mode", "before_end", "groups", "settings", "sources", "digest"}
+    for name in Policy.__dataclass_fields__:
+        if name not in examples and not name.startswith("_"):
+            assert getattr(shown, name) == getattr(built_in, name), name
+    rules, default = shown.rules(Identity(7)), Rules(Identity(7))
+    for name in Rules.__dataclass_fields__:
+        if name not in {"max_clients", "before_end_hook", "memory", "origins"}:
+            assert getattr(rules, name) == getattr(default, name), name
+    assert rules.limits([H200]) == Limits(100.0, {})
+
+
+def test_the_default_policy_shows_every_key() -> None:
+    """It is the first documentation that anybody reads."""
+    tables = tomli.loads(uncommented())
+    for name, section in SECTIONS.items():
+        shown: Any = tables
+        for part in name.split("."):
+            shown = shown[part]
+        assert set(shown) == set(section.model_fields), name
+    assert "enforce" in tables
+    assert tables["user"]
+    assert tables["group"]
+
+
+def test_the_reference_describes_every_key() -> None:
+    """docs/policy.md is what the errors point to."""
+    text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    for name, section in SECTIONS.items():
+        for key in section.model_fields:
+            assert f"`{key}`" in text or f"`{name}.{key}`" in text, f"{name}.{key}"
+
+
+def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
+    """The example at its top, with the sentence that explains it."""
+    text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
+    code = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    "))
+    rules = policy(code).rules(Identity(1, "alice", ("students",)))
+    assert rules.limits([H200]) == Limits(60.0, {0: 20 * GIB})
+    assert rules.switch_after == 600.0
+
+
+def test_lab_with_students() -> None:
+    """A student's fifth, alice's exception, staff before students, guests."""
+    made = example("lab-with-students.toml")
+    bob = made.rules(Identity(1002, "bob", ("students",)))
+    assert bob.limits([H200]) == Limits(20.0, {0: 4 * GIB})
+    assert (bob.max_clients, bob.max_runtime, bob.idle_timeout, bob.switch_after) == (4, 14400.0, 900.0, 600.0)
+    alice = made.rules(Identity(1001, "alice", ("students",)))
+    assert alice.limits([H200]) == Limits(60.0, {0: 20 * GIB})
+    assert (alice.max_clients, alice.switch_after, alice.switch_grace) == (4, 600.0, 60.0)
+    tutor = made.rules(Identity(1003, "carol", ("students", "staff")))
+    assert tutor.limits([H200]) == Limits(100.0, {0: 70 * GIB})
+    assert tutor.switch_after == 7200.0
+    guest = made.rules(Identity(1004, "dave"))
+    assert (guest.limits([H200]), guest.max_clients, guest.switch_after) == (Limits(10.0, {0: 2 * GIB}), 2, 1800.0)
+    assert made.strictest([H200]) == Limits(10.0, {0: 2 * GIB})
+
+
+def test_inference_node() -> None:
+    """Four replicas at half the GPU each that are never ended; engineers make room at once."""
+    made = example("inference-node.toml")
+    service = made.rules(Identity(900, "inference"))
+    assert service.limits([H200]) == Limits(50.0, {0: 30.8 * GIB // (1 << 20) * (1 << 20)})
+    assert (service.switch_exempt, service.max_clients) == (True, 4)
+    engineer = made.rules(Identity(1001, "eve", ("users",)))
+    assert engineer.limits([H200]) == Limits(19.7, {0: 14 * GIB})
+    assert engineer.explain([H200])["threads"]["multiprocessors"] == {"0": 26}
+    assert (engineer.switch_after, engineer.switch_grace, engineer.switch_exempt) == (0.0, 10.0, False)
+    assert (made.compute_mode, made.on_stop, made.hang_fault) == ("exclusive-process", "leave", 3.0)
+    assert made.hang_server_ready == made.hang_server == 15.0
+
+
+def test_shared_hpc() -> None:
+    """3 : 2 : 1 : 1 of the threads, memory by device, operators without limits, one user only watched."""
+    made = example("shared-hpc.toml")
+    climate = made.rules(Identity(1, "a", ("climate",))).limits([H200, SECOND])
+    assert climate == Limits(42.8, {0: 60 * GIB, 1: 40 * GIB})
+    third = Device(2, "GPU-x", "", 140 * GIB, 132)
+    assert made.rules(Identity(1, "a", ("climate",))).limits([third]).memory == {2: 8 * GIB}
+    assert made.rules(Identity(2, "b", ("genomics",))).limits([H200]) == Limits(28.5, {0: 30 * GIB})
+    physics = made.rules(Identity(3, "c", ("physics",)))
+    assert (physics.limits([H200]).threads, physics.switch_after, physics.max_runtime) == (14.2, 1800.0, 86400.0)
+    operator = made.rules(Identity(4, "d", ("physics", "operators")))
+    assert operator.limits([H200]).threads == 14.2, "physics stands before operators in the file"
+    operator = made.rules(Identity(4, "d", ("operators",)))
+    assert operator.limits([H200]) == Limits(100.0, {})
+    assert (operator.max_runtime, operator.switch_exempt) == (None, True)
+    watched = made.rules(Identity(5, "accounting"))
+    assert (watched.enforce_limits, watched.enforce_switch, watched.enforce_hang) == (False, False, False)
+    assert (made.before_end, made.hook_deadline) == ("/usr/local/sbin/request-checkpoint", 20.0)
+
+
+def test_the_schema_is_up_to_date() -> None:
+    """Editors read the file, the agent the code. `make schema` writes it."""
+    write = runpy.run_path(str(ROOT / "packaging" / "write_policy_schema.py"))
+    assert write["TARGET"].read_text(encoding="utf-8") == write["text"](), "run `make schema`"
+
+
+def fits(part: dict[str, Any], value: object, whole: dict[str, Any]) -> bool:
+    """As much of JSON Schema as the policy's schema uses; any other keyword fails, so that none is passed over."""
+    known = set(
+        "$ref $schema $defs description type enum const anyOf pattern minLength minimum maximum exclusiveMinimum "
+        "properties required additionalProperties minProperties items".split()
+    )
+    assert part.keys() <= known, part.keys() - known
+    if "$ref" in part:
+        return fits(whole["$defs"][part["$ref"].removeprefix("#/$defs/")], value, whole)
+    types = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
+    if "type" in part:
+        if not isinstance(value, types[part["type"]]):
+            return False
+        if isinstance(value, bool) and part["type"] != "boolean":
+            return False
+    checks = [
+        "enum" not in part or value in part["enum"],
+        "const" not in part or value == part["const"],
+        "anyOf" not in part or any(fits(one, value, whole) for one in part["anyOf"]),
+    ]
+    if isinstance(value, str):
+        checks.append(re.search(part.get("pattern", ""), value) is not None and len(value) >= part.get("minLength", 0))
+    if isinstance(value, int | float):
+        checks.append(part.get("minimum", value) <= value <= part.get("maximum", value))
+        checks.append(value > part.get("exclusiveMinimum", value - 1))
+    if isinstance(value, dict):
+        named, others = part.get("properties", {}), part.get("additionalProperties", True)
+        checks.append(len(value) >= part.get("minProperties", 0) and set(part.get("required", ())) <= set(value))
+        for key, one in value.items():
+            other = others if isinstance(others, bool) else fits(others, one, whole)
+            checks.append(fits(named[key], one, whole) if key in named else other)
+    if isinstance(value, list) and "items" in part:
+        checks += [fits(part["items"], one, whole) for one in value]
+    return all(checks)
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, "uncommented"])
+def test_the_schema_accepts_what_the_agent_accepts(name: str) -> None:
+    """An editor that marks a good policy red is one that people stop believing."""
+    text = uncommented() if name == "uncommented" else (POLICIES / name).read_text(encoding="utf-8")
+    assert fits(schema(), tomli.loads(text), schema())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[limit]\nthreads = 5",
+        "[limits]\nthread = 5",
+        "[limits]\nthreads = 150",
+        '[limits]\nthreads = "50"',
+        "[limits]\nthreads = { sms = 4, weight = 1 }",
+        "[limits]\nmemory = 20",
+        '[limits]\nmemory = "20"',
+        "[limits]\nmemory = {}",
+        "[limits]\nmax_clients = 0",
+        "[user.alice]\nafter = '10m'",
+        "[user.alice]\nswitch.after = 10",
+        "[switch]\naction = 'kill'",
+        "[switch]\ngrace = 'never'",
+        "[hang]\nenforce = 1",
+        "[instance.a]\npipe_directory = 'x'",
+        "[instance.a]\ndevices = [0]",
+    ],
+)
+def test_the_schema_refuses_what_the_agent_refuses(text: str) -> None:
+    """Otherwise the schema is only a list of names. (It may accept more: not every rule can be said in it.)"""
+    assert load([("x.toml", text)])[0] is None
+    assert not fits(schema(), tomli.loads(text), schema())
+
+
+def test_every_key_has_a_description_in_the_schema() -> None:
+    """An editor shows it when one hovers over a key."""
+    parts = [schema(), *schema()["$defs"].values()]
+    missing = [key for part in parts for key, one in part["properties"].items() if not one.get("description")]
+    assert missing == []
+    json.dumps(schema())
