@@ -1,0 +1,40 @@
+#!/bin/bash
+# Builds dist/mpsagent_VERSION_ARCH.deb, one package for Debian 12 and 13. Needs no root. VERSION: another version than the
+# project's (the tests build an upgrade that way). PYTHONS: the Python versions to carry libraries for.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+[ -x .venv/bin/python ] || make venv
+version=${VERSION:-$(.venv/bin/python -c 'import mpsagent; print(mpsagent.__version__)')}
+arch=$(dpkg --print-architecture)
+read -ra pythons <<<"${PYTHONS:-3.11 3.13}"
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
+export SOURCE_DATE_EPOCH
+
+root=$(mktemp -d)
+trap 'rm -rf "$root"' EXIT
+chmod 755 "$root"
+packaging/stage.sh "$root" "${pythons[@]}"
+
+doc=$root/usr/share/doc/mpsagent
+install -D -m644 packaging/debian/copyright "$doc/copyright"
+{
+    echo "mpsagent ($version) unstable; urgency=medium"
+    echo
+    echo "  * What changed is in the project's history."
+    echo
+    echo " -- mpsagent maintainers <mpsagent@maintainers.invalid>  $(date -R -u -d "@$SOURCE_DATE_EPOCH")"
+} | gzip -9n >"$doc/changelog.gz"
+install -D -m644 packaging/debian/lintian-overrides "$root/usr/share/lintian/overrides/mpsagent"
+
+install -d "$root/DEBIAN"
+(cd "$root" && find etc -type f -printf '/%p\n' | sort) >"$root/DEBIAN/conffiles"
+(cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
+sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" \
+    -e "s/@SIZE@/$(du -sk --apparent-size "$root" | cut -f1)/" packaging/debian/control.in >"$root/DEBIAN/control"
+for script in postinst prerm postrm; do install -m755 "packaging/debian/$script" "$root/DEBIAN/$script"; done
+install -m644 packaging/debian/triggers "$root/DEBIAN/triggers"
+chmod 644 "$root/DEBIAN/conffiles" "$root/DEBIAN/md5sums" "$root/DEBIAN/control"
+
+mkdir -p dist
+dpkg-deb --root-owner-group -Zxz --build "$root" "dist/mpsagent_${version}_$arch.deb" >/dev/null
+ls -1 "dist/mpsagent_${version}_$arch.deb"

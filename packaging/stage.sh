@@ -1,0 +1,85 @@
+#!/bin/bash
+# Lays out everything that a package installs. usage: stage.sh DESTDIR PYTHON_VERSION...
+#
+# The libraries are those of requirements.lock, hash for hash, as wheels for each Python version named; one package so serves
+# several releases. pystemd and lxml come from the distribution: they are bound to its libsystemd and libxml2.
+# Needs .venv (make venv) and the package index. ARCH: x86_64 or aarch64, this machine's without it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+dest=$1
+shift
+arch=${ARCH:-$(uname -m)}
+py=$PWD/.venv/bin/python
+lib=$dest/usr/lib/mpsagent/lib
+
+from_distribution='pystemd|lxml'
+lock=$(mktemp)
+trap 'rm -f "$lock"' EXIT
+# A requirement is its first line and the indented ones after it.
+awk -v skip="^($from_distribution)==" '/^[A-Za-z]/ { keep = $0 !~ skip } /^#/ { next } keep' requirements.lock >"$lock"
+
+platforms=()
+for glibc in 2_36 2_35 2_34 2_31 2_28 2_24 2_17 2_12 2_5; do platforms+=(--platform "manylinux_${glibc}_$arch"); done
+for old in 2014 2010 1; do platforms+=(--platform "manylinux${old}_$arch"); done
+
+mkdir -p "$lib"
+for version in "$@"; do
+    "$py" -m pip --quiet --disable-pip-version-check install --no-deps --require-hashes --only-binary :all: --no-compile \
+        --implementation cp --python-version "$version" "${platforms[@]}" --target "$lib/python$version" -r "$lock"
+    # Programs and tests of others, and what only a compiler reads.
+    rm -rf "$lib/python$version/bin"
+    find "$lib/python$version" \( -name '*.pyx' -o -name '*.pxd' -o -name '*.c' -o -name '*.h' -o -name '*.pyi' \) -delete
+    find "$lib/python$version" -type d \( -name tests -o -name .hash \) -prune -exec rm -rf {} +
+    # Which wheel it was matters; where pip put each file does not, and after the lines above it is not even true.
+    find "$lib/python$version" \( -name RECORD -o -name REQUESTED -o -name INSTALLER -o -name direct_url.json \) -delete
+done
+
+# The agent itself, as committed files see it: no caches, nothing unasked for.
+find mpsagent -type f ! -path '*/__pycache__/*' -print0 | xargs -0 cp --parents -t "$lib"
+
+install -d "$dest/usr/bin"
+"$py" - <<'PY' | while read -r name entry; do
+import tomllib
+for name, entry in tomllib.load(open("pyproject.toml", "rb"))["project"]["scripts"].items():
+    print(name, entry)
+PY
+    flags=-I
+    [ "$name" = mpsagent ] || flags=-IS
+    "$py" packaging/launcher.py "$entry" "$flags" >"$dest/usr/bin/$name"
+    chmod 755 "$dest/usr/bin/$name"
+done
+
+install -D -m644 -t "$dest/usr/lib/systemd/system" systemd/*.service systemd/*.socket
+install -D -m644 systemd/mpsagent.sysusers.conf "$dest/usr/lib/sysusers.d/mpsagent.conf"
+install -D -m644 systemd/mpsagent.tmpfiles.conf "$dest/usr/lib/tmpfiles.d/mpsagent.conf"
+install -D -m644 systemd/mpsagent.preset "$dest/usr/lib/systemd/system-preset/80-mpsagent.preset"
+install -D -m644 systemd/mpsagent.catalog "$dest/usr/lib/systemd/catalog/mpsagent.catalog"
+install -D -m755 systemd/50-mpsagent.environment-generator "$dest/usr/lib/systemd/user-environment-generators/50-mpsagent"
+install -D -m644 systemd/mpsagent.profile.sh "$dest/etc/profile.d/mpsagent.sh"
+install -D -m644 systemd/mpsagent.logrotate "$dest/etc/logrotate.d/mpsagent"
+install -d "$dest/etc/mpsagent"
+# The same text, with its pointers set to where things are once installed, and the user that the package creates.
+sed -e 's|^#:schema \./|#:schema /usr/share/mpsagent/|' -e 's|docs/policy\.md describes|mpsagent-policy(5) describes|' \
+    -e 's|^#parked_user = "nobody"  |parked_user = "mpsagent" |' policies/policy.toml >"$dest/etc/mpsagent/policy.toml"
+chmod 644 "$dest/etc/mpsagent/policy.toml"
+install -d "$dest/etc/mpsagent/policy.d"
+install -D -m644 -t "$dest/usr/share/doc/mpsagent/examples" policies/*.toml
+install -D -m644 policies/policy.schema.json "$dest/usr/share/mpsagent/policy.schema.json"
+install -D -m644 -t "$dest/usr/share/doc/mpsagent" README.md docs/policy.md
+
+for page in packaging/man/*.[1-8]; do
+    install -D -m644 -t "$dest/usr/share/man/man${page##*.}" "$page"
+done
+install -d "$dest/usr/share/man/man5"
+"$py" packaging/man/policy_page.py docs/policy.md >"$dest/usr/share/man/man5/mpsagent-policy.5"
+find "$dest/usr/share/man" -type f -exec gzip -9n {} +
+complete() { # complete SHELL PLACE
+    install -d "$dest/$(dirname "$2")"
+    .venv/bin/mpsagent-cli completion "$1" >"$dest/$2"
+}
+complete bash usr/share/bash-completion/completions/mpsagent-cli
+complete zsh usr/share/zsh/vendor-completions/_mpsagent-cli
+complete fish usr/share/fish/vendor_completions.d/mpsagent-cli.fish
+
+find "$dest" -type d -exec chmod 755 {} +
+find "$lib" -type f -exec chmod 644 {} +
