@@ -39,7 +39,6 @@ class Server:
         self.pidfd = os.pidfd_open(pid)
         self.lines: wire.Lines | None = None
         self.dismissed = False
-        self.was_ready = False
         self.gone_at: float | None = None
 
     def ask(self, question: str) -> str | None:
@@ -287,7 +286,6 @@ class Daemon:
         """From here to Ready the daemon serves nobody else."""
         if lines.wait() != "READY":
             return  # it died; its pidfd tells
-        one.was_ready = True
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
         wire.send(lines.connection, f"PERCENTAGE {self.default_percentage}")
         for device in sorted(self.default_limits, reverse=True):
@@ -297,7 +295,7 @@ class Daemon:
         for key in attach:
             connection, pid, name = self.waiting.pop(key)
             self.attach(connection, pid, "0", "-", name)
-        if others:
+        if others or self.quitting:
             self.try_shutdown(one)
 
     def try_shutdown(self, one: Server, by_timer: bool = False, force: bool = False) -> None:
@@ -333,8 +331,8 @@ class Daemon:
         # a killed server is reported with status 0 (02 R6)
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
         self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=code))
-        if not one.was_ready:
-            self.give_up(one.uid)
+        if code:
+            self.give_up()
         if not one.dismissed:
             self.start_kind = "forced"
         os.close(one.pidfd)
@@ -350,8 +348,8 @@ class Daemon:
             elif uid is not None:
                 self.start_server(uid)
 
-    def give_up(self, uid: int) -> None:
-        """A server for `uid` could not start (no way into the pipe directory): nobody waits for the next one."""
+    def give_up(self) -> None:
+        """The server could not start (no way into the pipe directory): its user's clients wait no longer."""
         keys, _ = self.turns.ready()
         for key in keys:
             connection, _, _ = self.waiting.pop(key)

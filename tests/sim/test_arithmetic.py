@@ -9,7 +9,19 @@ from mpsagent.sim import gpu, limits
 
 @pytest.mark.parametrize(
     ("percentage", "sms"),
-    [(100, 132), (30, 38), (40, 52), (60, 78), (10, 12), (90, 118), (45, 58), (20, 26), (35, 46), (80, 104), (12.8, 16)],
+    [
+        (100, 132),
+        (30, 38),
+        (40, 52),
+        (60, 78),
+        (10, 12),
+        (90, 118),
+        (45, 58),
+        (20, 26),
+        (35, 46),
+        (80, 104),
+        (12.8, 16),
+    ],
 )
 def test_multiprocessors_as_recorded(percentage: float, sms: int) -> None:
     assert gpu.multiprocessors(percentage) == sms
