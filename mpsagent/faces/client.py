@@ -33,7 +33,7 @@ def request(path: str, method: str, target: str, body: Any = None, timeout: floa
     """One request; its status and body. Raises Unreachable."""
     with _connected(path, timeout) as sock:
         try:
-            sock.sendall(_head(method, target, body))
+            _send(sock, _head(method, target, body))
             received = bytearray()
             while data := sock.recv(65536):
                 received += data
@@ -67,7 +67,7 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
     ``silence`` seconds; Refused."""
     with _connected(path, silence) as sock:
         try:
-            sock.sendall(_head("GET", target, None))
+            _send(sock, _head("GET", target, None))
             rest, status = b"", 0
             while data := sock.recv(65536):
                 rest += data
@@ -101,6 +101,14 @@ def _connected(path: str, timeout: float) -> socket.socket:
         why = "it is not running" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else error.strerror
         raise Unreachable(f"cannot reach mpsagent on {path}: {why or error}") from None
     return sock
+
+
+def _send(sock: socket.socket, data: bytes) -> None:
+    """A refusal may be there before we have asked; then the socket is closed for writing, but it can be read."""
+    try:
+        sock.sendall(data)
+    except BrokenPipeError:
+        return
 
 
 def _head(method: str, target: str, body: Any) -> bytes:

@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 
 from mpsagent.faces.backend import Problem
 
+_LINGERING = 32
+"""Refused connections at a time that are left open until their peers have read why."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
@@ -59,6 +62,7 @@ class Porter:
         self.by_uid: Counter[int] = Counter()
         self.turned_away = 0
         self.dropped = 0
+        self.lingering = 0
 
     def __call__(self) -> Door:
         return Door(self)
@@ -96,6 +100,7 @@ class Door(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         self._in_header, self._header, self._tail = True, 0, b""
+        self._refused = self._lingers = False
         self.peer: Peer | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -131,7 +136,7 @@ class Door(asyncio.Protocol):
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._inner is None:
+        if self._inner is None or self._refused:
             return
         if self._in_header and not self._header_fits(data):
             self._refuse(
@@ -141,7 +146,7 @@ class Door(asyncio.Protocol):
         self._inner.data_received(data)
 
     def eof_received(self) -> bool | None:
-        return None if self._inner is None else self._inner.eof_received()
+        return None if self._inner is None or self._refused else self._inner.eof_received()
 
     def pause_writing(self) -> None:
         """The peer has let ``write_buffer`` bytes pile up: from now on it has ``write_time`` to read most of them."""
@@ -162,6 +167,8 @@ class Door(asyncio.Protocol):
             self._stall.cancel()
         if self.peer is not None:
             self._porter.leave(self.peer.uid)
+        if self._lingers:
+            self._porter.lingering -= 1
         if not self.lost.done():
             self.lost.set_result(None)
         if self._inner is not None:
@@ -189,13 +196,21 @@ class Door(asyncio.Protocol):
             self._transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer without aiohttp and close; a peer that does not read the answer loses it."""
+        """Answer without aiohttp and close. The peer is left a moment to read it: to close on what it is still sending
+        would reset the connection under it. That moment is for a few at a time; more are closed at once."""
         body = json.dumps(problem.body()).encode()
         head = (
             f"HTTP/1.1 {problem.status} Refused\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        if self._transport is not None:
-            self._transport.write(head.encode() + body)
+        self._refused = True
+        if self._transport is None:
+            return
+        self._transport.write(head.encode() + body)
+        self._timed(self._bounds.header_time)
+        if self._porter.lingering < _LINGERING:
+            self._porter.lingering += 1
+            self._lingers = True
+            self._transport.write_eof()
+        else:
             self._transport.close()
-            self._timed(self._bounds.header_time)

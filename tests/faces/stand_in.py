@@ -63,7 +63,7 @@ class StandIn:
         self.newest += 1
         self.history.append({"cursor": self.newest, "at": views.iso(START + self.newest), "kind": kind, **more})
         del self.history[: -self.kept]
-        if self.loop is not None and self.changed is not None:
+        if self.loop is not None and self.changed is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.changed.set)
         return self.newest
 
@@ -169,11 +169,11 @@ async def _is_admin(uid: int) -> bool:
 
 
 @contextmanager
-def serve(backend: StandIn | None = None, bounds: Bounds | None = None) -> Iterator[Served]:
-    """The API on a socket in a directory that every user can enter."""
+def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Path | None = None) -> Iterator[Served]:
+    """The API on a socket at ``path``, or in a directory of its own that every user can enter."""
     directory = Path(tempfile.mkdtemp(prefix="mpsagent-api-"))
     directory.chmod(0o755)
-    served = Served(directory / "mpsagent.sock", backend or StandIn())
+    served = Served(path or directory / "mpsagent.sock", backend or StandIn())
     ready, stop = threading.Event(), threading.Event()
     problems: list[BaseException] = []
 
