@@ -19,6 +19,8 @@ from mpsagent.facts.model import Device, Limits
 Path = tuple[str, ...]
 """A key as its parts: ``("user", "alice", "switch", "after")``."""
 REMEMBERED = 1024
+"""Users whose rules are kept; then they are looked up anew."""
+REMEMBERED_FLOORS = 16
 
 
 class Origin(NamedTuple):
@@ -222,6 +224,7 @@ class Policy:
     groups: tuple[str, ...] = ()
     weights: float = 0.0
     _remembered: dict[Identity, Rules] = field(default_factory=dict, repr=False, compare=False)
+    _floors: dict[tuple[Device, ...], Limits] = field(default_factory=dict, repr=False, compare=False)
 
     def rules(self, who: Identity) -> Rules:
         """What applies to a user (remembered: it is asked for at every event)."""
@@ -233,7 +236,17 @@ class Policy:
         return found
 
     def strictest(self, devices: Sequence[Device]) -> Limits:
-        """The floor: the least threads and, on each device, the least memory that the policy gives to anybody."""
+        """The floor: the least threads and, on each device, the least memory that the policy gives to anybody
+        (remembered: it goes through the whole policy)."""
+        wanted = tuple(devices)
+        found = self._floors.get(wanted)
+        if found is None:
+            if len(self._floors) >= REMEMBERED_FLOORS:
+                self._floors.clear()
+            found = self._floors[wanted] = self._strictest(wanted)
+        return found
+
+    def _strictest(self, devices: Sequence[Device]) -> Limits:
         threads, memory = 100.0, dict[int, int]()
         for path, setting in self.settings.items():
             if path[-1] == "threads":

@@ -316,6 +316,16 @@ def test_rules_are_remembered_but_not_without_end() -> None:
     assert made.rules(ALICE) == first
 
 
+def test_the_floor_follows_the_devices() -> None:
+    """It is remembered, too: another set of devices, or the same with another size, has a floor of its own."""
+    made = policy('[limits]\nthreads = { sms = 8 }\nmemory = "50%"\n')
+    for count in range(1, 60):
+        device = Device(0, "GPU-x", "", 2 * count * GIB, 132)
+        assert made.strictest([device]) == Limits(6.1, {0: count * GIB})
+    assert made.strictest([H200, SMALL]) == made.strictest((H200, SMALL)) == made._strictest((H200, SMALL))
+    assert len(made._floors) <= 16
+
+
 def test_an_error_reads_as_one_line() -> None:
     """FILE:LINE: KEY: problem; hint. Editors and people both jump to it."""
     error = PolicyError("/etc/p.toml", 3, "limits.threads", "150 is more than 100", "write less")
