@@ -10,7 +10,7 @@ admitted) costs nothing: the server knows its user.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,23 +22,40 @@ from mpsagent.facts.story import ClientRecord, FaultRecord, ServerRecord, Story
 
 CHUNK = 256 * 1024
 Json = dict[str, Any]
-Timed = tuple[float, ev.LogEvent]
+_Timed = tuple[float, ev.LogEvent]
+_CLOCK_STEP = 1.0
+"""Seconds backwards from which it is a step of the clock; lines of several processes may be out of order by less."""
+_SILENCE = 3600.0
+"""Seconds by which the two logs may differ in how large one and the same step looks."""
 
 
-def read(file: BinaryIO, source: Source, zone: tzinfo | None) -> Iterator[Timed]:
+def merged(control: BinaryIO, server: BinaryIO, zone: tzinfo | None = None) -> Iterator[ev.LogEvent]:
+    """The events of both logs in the order of time, server.log first on a tie (see above)."""
+    steps: list[float] = []
+    server_events, control_events = _read(server, "server", zone, steps), _read(control, "control", zone, steps)
+    return (event for _, event in heapq.merge(server_events, control_events, key=lambda timed: timed[0]))
+
+
+def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float]) -> Iterator[_Timed]:
     """Events of a log with a key to merge by: their time, made to never run backwards.
 
-    When the clock was set back, what follows is moved on by the step; the key may then be late by as long as this log
-    was silent before the step. Only the order depends on it; the times in the records are those of the log.
+    When the clock was set back, what follows is moved on by the step, as far as this log shows it; ``steps`` are those
+    of both logs, so that both are moved alike and their order among each other stays right. Only the order depends on
+    it; the times in the records are those of the log.
     """
-    parser, last, shift = LogParser(source, zone), float("-inf"), 0.0
+    parser, last, shift, seen = LogParser(source, zone), float("-inf"), 0.0, 0
 
-    def keyed(events: list[ev.LogEvent]) -> Iterator[Timed]:
-        nonlocal last, shift
+    def keyed(events: list[ev.LogEvent]) -> Iterator[_Timed]:
+        nonlocal last, shift, seen
         for event in events:
-            key = event.at + shift
-            if key < last - 1.0:
-                shift += last - key
+            step = last - (event.at + shift)
+            if step > _CLOCK_STEP:
+                if len(steps) > seen and abs(steps[seen] - step) < _SILENCE:
+                    step = steps[seen]
+                else:
+                    steps.append(step)
+                seen += 1
+                shift += step
             last = max(last, event.at + shift)
             yield last, event
 
@@ -47,15 +64,10 @@ def read(file: BinaryIO, source: Source, zone: tzinfo | None) -> Iterator[Timed]
     yield from keyed(parser.close())
 
 
-def merge(server: Iterable[Timed], control: Iterable[Timed]) -> Iterator[ev.LogEvent]:
-    """Both logs in the order of time, server.log first on a tie (see above)."""
-    return (event for _, event in heapq.merge(server, control, key=lambda timed: timed[0]))
-
-
 def events_of(control: Path | None, server: Path | None, zone: tzinfo | None = None) -> Iterator[ev.LogEvent]:
     """The merged events of two log files; either may be missing. Raises OSError."""
     with _opened(control) as control_file, _opened(server) as server_file:
-        yield from merge(read(server_file, "server", zone), read(control_file, "control", zone))
+        yield from merged(control_file, server_file, zone)
 
 
 def _opened(path: Path | None) -> BinaryIO:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.faces.replay import merge, read
+from mpsagent.faces.replay import merged
 from mpsagent.facts import events as ev
 from mpsagent.facts.story import ClientRecord, Outcome, ServerRecord, Story, tell
 from tests import recordings
@@ -17,7 +17,7 @@ from tests import recordings
 
 def told(name: str, *sections: str) -> Story:
     logs = recordings.logs(name, *sections)
-    return tell(merge(read(io.BytesIO(logs.server), "server", UTC), read(io.BytesIO(logs.control), "control", UTC)))
+    return tell(merged(io.BytesIO(logs.control), io.BytesIO(logs.server), UTC))
 
 
 def client(story: Story, pid: int) -> ClientRecord:
@@ -145,7 +145,7 @@ def test_a_full_server_refuses_without_names() -> None:
     """Recording 02, R13 has only the refusals' lines: sixteen of them, with no pid."""
     lines = [line for line in recordings.path("02").read_text().splitlines() if "Failed to accept new client." in line]
     log = "".join(line.split("server.log*| ")[1] + "\n" for line in lines).encode()
-    story = tell(merge(read(io.BytesIO(log), "server", UTC), []))
+    story = tell(merged(io.BytesIO(b""), io.BytesIO(log), UTC))
     assert [(r.pid, r.reason) for r in story.refused] == [(None, "server full (48 clients)")] * 16
 
 
