@@ -1,8 +1,8 @@
 """What agrees and what differs between a played scenario and what real MPS did. Pure.
 
-Two yardsticks. A transcript that this very script made on real MPS is compared line by line, each stream by itself. Where
-only a recording exists, whose script was longer and began elsewhere, kinds of lines are compared: every answer and every
-kind of line that the recording has must come, and none may come that real MPS was never seen to write.
+Two yardsticks. A transcript that this very script made on real MPS is compared line by line, each stream by itself.
+Where only a recording exists, whose script was longer and began elsewhere, kinds of lines are compared: every answer
+and every kind of line that the recording has must come, and none may come that real MPS was never seen to write.
 """
 
 from __future__ import annotations
@@ -85,17 +85,22 @@ def with_recording(recorded: Section, ours: Sequence[Section], known: Mapping[st
             answered = {line.split(" -> ")[0] for line in known.get(name, set())}
             strange = {line for line in strange if line.split(" -> ")[0] in answered}
         if missing or strange:
-            differences += [
-                name,
-                *(f"- {line}" for line in sorted(missing)),
-                *(f"+ {line}" for line in sorted(strange)),
-            ]
+            differences += [f"{ours[-1].name} {name}", *(f"- {line}" for line in sorted(missing))]
+            differences += [f"+ {line}" for line in sorted(strange)]
     return Verdict(DIFFERS if differences else SAME, tuple(differences))
 
 
 def of_kind(section: Section) -> dict[str, set[str]]:
     """Stream -> kinds of lines. An answer stays with its command; what a rig notes by itself does not count."""
-    found = {name: kinds(lines) for name, lines in section.streams().items() if name != "steps"}
+    found: dict[str, set[str]] = {"control.log": set(), "server.log": set()}
+    for name, lines in section.streams().items():
+        if name == "clients":
+            found[name] = kinds(lines)
+        elif name != "steps":
+            # A second instance, or one in the foreground, writes what any other writes.
+            for line in kinds(lines):
+                server = line.startswith(("Server ", "Other ", "Client ")) or name.startswith("server")
+                found["server.log" if server else "control.log"].add(line)
     found["steps"] = kinds(
         block
         for block in blocks(section.steps)

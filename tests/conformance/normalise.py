@@ -99,6 +99,7 @@ class Names:
     kinds: dict[str, str] = field(default_factory=dict)  # pid -> "c", "S" or "D"
     uuids: list[str] = field(default_factory=list)
     pipes: list[str] = field(default_factory=list)
+    logs: list[str] = field(default_factory=list)
     given: dict[str, str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     gpus: dict[str, str] = field(default_factory=dict)
@@ -107,6 +108,9 @@ class Names:
         for pattern, kind in (
             (r"Control +(\d+)\] Starting control daemon", "D"),
             (r"Starting new server (\d+) for user", "S"),
+            (r" Server +(\d+)\] ", "S"),
+            (r"\] NEW CLIENT (\d+) from user ", "c"),
+            (r"\] Client \{PID: (\d+), Context ID: \d+\} connected$", "c"),
             (r"^\[ *[\d.]+\] spawn c\d+ pid (\d+) ", "c"),
         ):
             for match in re.finditer(pattern, text, re.MULTILINE):
@@ -117,6 +121,7 @@ class Names:
         for match in re.finditer(r"using socket (\S+)/control$", text, re.MULTILINE):
             if match[1] not in self.pipes:
                 self.pipes.append(match[1])
+        self.logs = re.findall(r"Using log directory: (\S+)", text)
 
     def new_section(self) -> None:
         self.given, self.counts, self.gpus = {}, {}, {}
@@ -140,6 +145,8 @@ class Names:
         for pipe in sorted(self.pipes, key=len, reverse=True):
             number = self.pipes.index(pipe) + 1
             text = text.replace(pipe, f"PIPE{number if number > 1 else ''}")
+        for log in self.logs:
+            text = text.replace(log, "LOG")
         text = UUID.sub(lambda match: self.gpu(match[0]), text)
         text = re.sub(r"(?<![\w:])[0-9a-f]{4}:[0-9a-f]{2}\.[0-9a-f]{2}\.[0-9a-f]{2}\b|\b\d\d:\d\d\.\d\b", "PCI", text)
         text = re.sub(r"\b(user|uid|UID|-uid|as) (\d+)\b", lambda m: f"{m[1]} {USERS.get(m[2], m[2])}", text)
@@ -172,7 +179,7 @@ def _same_scenario(before: _Raw, after: _Raw) -> bool:
 
 def _split(text: str) -> Iterator[_Raw]:
     current: _Raw | None = None
-    for line in text.split("\n"):
+    for line in text.removesuffix("\n").split("\n"):
         stamped = STAMPED.match(line)
         heading = HEADING.match(stamped[1]) if stamped else None
         if heading:
@@ -182,7 +189,7 @@ def _split(text: str) -> Iterator[_Raw]:
         elif current is not None:
             if stamped or not current.lines:
                 current.lines.append(line)
-            elif not line.startswith("# "):
+            elif not line.startswith("# ") and not LOGGED.match(STAMPED.sub(r"\1", current.lines[-1])):
                 current.lines[-1] += "\n" + line  # the rest of a remark of several lines
     if current is not None:
         yield current
@@ -239,7 +246,8 @@ def _log_line(line: str, names: Names) -> str:
     text = re.sub(r"^Client \{PID: \S+, Context: \d+\} (encountered a fatal)", r"Client {one of them} \1", text)
     if not match:
         return f"(no prefix) {text}"
-    return f"{match[1]} {names.pid(match[2])}: {text}"
+    name = names.pid(match[2])
+    return f"{match[1]} {name if not name.isdigit() else 'other'}: {text}"
 
 
 def _row(row: re.Match[str], names: Names) -> str:
@@ -413,5 +421,8 @@ def kinds(lines: Iterable[str]) -> set[str]:
         general = re.sub(r"\b(old-c|[cSD])\d+\b", r"\1", line.replace("old-c", "c"))
         general = re.sub(r"Number of active client contexts is \d+", "Number of active client contexts is N", general)
         general = re.sub(r"\bin at most \d+ms", "in at most N ms", general)
+        general = re.sub(r"\b(PIPE|GPU)\d+", r"\1", general)
+        general = re.sub(r"\bc +\d+ +S +GPU", "c N S GPU", general)  # the number counts all clients of the daemon
+        general = re.sub(r"(quit.*(?:timeout of|-t)) \d+", r"\1 N", general)
         found.add(re.sub(r" +", " ", general))
     return found

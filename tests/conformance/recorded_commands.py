@@ -116,6 +116,13 @@ def s3_commands(rig: Rig) -> int:
     return server
 
 
+def as_after_s3(rig: Rig) -> None:
+    """The daemon with the limits that it had in the rest of the recording."""
+    rig.start("-d")
+    rig.ctl("set_default_device_pinned_mem_limit 7 1G")
+    rig.ctl("set_default_device_pinned_mem_limit 0 140000M")
+
+
 @scenario("S3", "start_server -uid 1001", before=True)
 def s3(rig: Rig) -> None:
     rig.start("-d")
@@ -153,7 +160,7 @@ def s4(rig: Rig) -> None:
 
 @scenario("S5", "user switch: 1002 arrives while 1001 works", before=True)
 def s5(rig: Rig) -> None:
-    rig.start("-d")
+    as_after_s3(rig)
     idle_server(rig, A)
     now_the_recorded_part(rig, "S5")
     holder = sleeper(rig, A, 4)
@@ -179,7 +186,7 @@ def s5(rig: Rig) -> None:
 
 @scenario("S6", "starving user switch: shutdown_server then -f", before=True)
 def s6(rig: Rig) -> None:
-    rig.start("-d")
+    as_after_s3(rig)
     idle_server(rig, C)
     now_the_recorded_part(rig, "S6")
     holder = sleeper(rig, A, 7)
@@ -207,7 +214,7 @@ def s6(rig: Rig) -> None:
 
 @scenario("S7", "terminate_client of a long kernel, neighbour works", before=True)
 def s7(rig: Rig) -> None:
-    rig.start("-d")
+    as_after_s3(rig)
     idle_server(rig, B)
     now_the_recorded_part(rig, "S7")
     neighbour = sleeper(rig, A, 5)

@@ -13,6 +13,7 @@ from tests.conformance.script import (
     C,
     idle_server,
     now_the_recorded_part,
+    nudge_until_gone,
     query,
     scenario,
     sleeper,
@@ -75,9 +76,7 @@ def r3(rig: Rig) -> None:
             rig.pause(0.001)
         left = time.monotonic()
         if nudge:
-            # The first nudge can come before the server has noticed that its client is gone, so it is repeated.
-            while not rig.wait_log(f"Server {server} exited", 0.1, quiet=True) and time.monotonic() < left + 5:
-                rig.ctl(f"shutdown_server {server}", quiet=True)
+            nudge_until_gone(rig, server)
         rig.wait(waiting)
         rig.note(f"SWITCH nudge={nudge} hold=3 gap={time.monotonic() - left:.3f}")
     rig.drain()
@@ -212,6 +211,7 @@ def r9(rig: Rig) -> None:
     rig.note(f"exists after rename: {path.exists()} grew: {moved.stat().st_size > before}")
     rig.drain()
     os.truncate(moved, 0)
+    rig.logs["control"].refresh()  # before it can grow past its old length
     rig.ctl("get_server_list")
     rig.pause(0.05)
     content = moved.read_bytes()
@@ -229,8 +229,8 @@ def r10(rig: Rig) -> None:
     rig.wait_output(client, "launch")
     rig.pause(0.5)
     begin = time.monotonic()
-    rig.ctl("quit -t 2", 15)
-    rig.delay("quit -t 2", time.monotonic() - begin)
+    rig.ctl("quit -t 3", 15)
+    rig.delay("quit -t 3", time.monotonic() - begin)
     rig.drain()
     rig.wait(client)
     rig.ls()

@@ -13,6 +13,7 @@ from tests.conformance.script import (
     C,
     idle_server,
     now_the_recorded_part,
+    nudge_until_gone,
     query,
     scenario,
     set_defaults,
@@ -152,8 +153,7 @@ def v2(rig: Rig) -> None:
     query(rig, A)
     rig.signal(holder, SIGKILL)
     rig.wait(holder)
-    while not rig.wait_log(f"Server {server} exited", 0.05, quiet=True):
-        rig.ctl(f"shutdown_server {server}", quiet=True)
+    nudge_until_gone(rig, server)
     rig.wait_log("NEW SERVER .* Ready", 5)
     rig.pause(0.3)
     set_defaults(rig, 45, "2G")
@@ -165,6 +165,7 @@ def v2(rig: Rig) -> None:
 @scenario("V3", "stopped server, then SIGKILL of it, with a user waiting", before=True)
 def v3(rig: Rig) -> None:
     rig.start("-d")
+    set_defaults(rig, 45, "2G")
     idle_server(rig, C)
     now_the_recorded_part(rig, "V3")
     holder = sleeper(rig, A, 20)
@@ -190,6 +191,7 @@ def v3(rig: Rig) -> None:
 @scenario("V4", "stopped control daemon, SIGKILL, restart", before=True)
 def v4(rig: Rig) -> None:
     rig.start("-d")
+    set_defaults(rig, 45, "2G")
     now_the_recorded_part(rig, "V4")
     holder = sleeper(rig, A, 20)
     rig.pause(0.3)

@@ -164,6 +164,7 @@ def q9(rig: Rig) -> None:
 @scenario("Q10", "SIGSTOP the control daemon / the server: what do commands do", before=True)
 def q10(rig: Rig) -> None:
     rig.start("-d")
+    rig.ctl("get_default_active_thread_percentage")
     now_the_recorded_part(rig, "Q10")
     client = sleeper(rig, A, 9)
     rig.pause(0.3)

@@ -4,6 +4,7 @@
     run.py --backend real --out DIR [NAMES]   play on the real MPS of this machine (root, an NVIDIA GPU)
     run.py --backend sim  --out DIR [NAMES]   play on the simulator
     run.py --backend compare [NAMES]          play on the simulator, compare with real MPS (`make conformance`)
+    run.py --backend compare --raw FILE       compare a transcript that exists already
 
 DIR gets `raw.txt` (everything as it was seen) and `transcripts.txt` (normalised, which is what is compared). The files
 of a real run belong into tests/conformance/real/DATE-DRIVER/.
@@ -30,8 +31,8 @@ from types import FrameType
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from tests.conformance import report, scenarios  # noqa: E402
 from tests.conformance import rig as rigs  # noqa: E402
-from tests.conformance import scenarios  # noqa: E402
 
 ONE_SCENARIO = 60.0  # seconds after which a scenario is broken off
 
@@ -152,6 +153,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="scenarios, e.g. S5 R4 or S for all of S0 to S7")
     parser.add_argument("--backend", choices=("sim", "real", "compare"), default="compare")
+    parser.add_argument("--raw", type=Path, help="with compare: a raw.txt to compare instead of playing")
     parser.add_argument("--out", type=Path, help="folder for raw.txt and transcripts.txt")
     parser.add_argument("--budget", type=float, default=500, help="start no scenario after this many seconds (500)")
     parser.add_argument("--verbose", action="store_true", help="print every transcript line as it is written")
@@ -177,13 +179,24 @@ def main() -> int:
         return 2
     kind = "sim" if arguments.backend == "compare" else arguments.backend
     try:
-        _played, good = play_all(wanted, kind, arguments.out, budget=arguments.budget, verbose=arguments.verbose)
+        if arguments.raw:
+            text, good = arguments.raw.read_text(errors="replace"), True
+        else:
+            played, good = play_all(wanted, kind, arguments.out, budget=arguments.budget, verbose=arguments.verbose)
+            text = "".join(line + "\n" for lines in played.values() for line in lines)
     except rigs.RigError as error:
         print(error, file=sys.stderr)
         return 2
     except Broken as error:
         print(f"ended by {error}", file=sys.stderr)
         return 1
+    parts = {name: found for name, found in report.by_scenario(text).items() if name in wanted}
+    write(arguments.out, "transcripts.txt", [part.text() for each in parts.values() for part in each])
+    if arguments.backend != "sim":
+        # On real MPS too: what differs from the recordings, or from the last real run, is worth seeing.
+        lines, agrees = report.report(parts, report.references())
+        print("\n".join(lines), flush=True)
+        good &= agrees or arguments.backend == "real"
     return 0 if good else 1
 
 

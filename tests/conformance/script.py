@@ -76,6 +76,15 @@ def idle_server(rig: Rig, uid: int) -> int:
     return rig.server()
 
 
+def nudge_until_gone(rig: Rig, server: int) -> None:
+    """The first shutdown_server can come before the server has noticed that its client is gone, so it is repeated."""
+    for _ in range(100):
+        rig.ctl(f"shutdown_server {server}", quiet=True)
+        if str(server) not in rig.ctl("get_server_list", quiet=True).out.split():
+            return
+        rig.pause(0.05)
+
+
 def stop_all(rig: Rig) -> None:
     rig.ctl("quit -t 1")
     rig.pause(0.1)

@@ -1,0 +1,101 @@
+"""The comparer must find what differs: a yardstick that always agrees would be worse than none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import recordings
+from tests.conformance import compare, report
+from tests.conformance.normalise import Section, sections
+
+
+def section(**streams: list[str]) -> Section:
+    steps = streams.pop("steps", [])
+    return Section("S9", "something", steps, streams, {})
+
+
+def test_same_other_order_and_different_are_told_apart() -> None:
+    real = section(control=["a", "b", "c"])
+    assert compare.with_real(real, section(control=["a", "b", "c"])).level == compare.SAME
+    assert compare.with_real(real, section(control=["b", "a", "c"])).level == compare.ORDER
+    changed = compare.with_real(real, section(control=["a", "x", "c"]))
+    assert changed.level == compare.DIFFERS
+    assert changed.differences == ("S9 control.log", "- b", "+ x")
+
+
+def test_a_whole_stream_that_is_missing_is_a_difference() -> None:
+    verdict = compare.with_real(section(control=["a"], server=["s"]), section(control=["a"]))
+    assert verdict.differences == ("S9 server.log", "- s")
+
+
+def test_the_nearest_of_several_real_runs_counts_and_the_worst_part_of_one() -> None:
+    real = [section(control=["a", "b"]), section(control=["a", "c", "d"])]
+    nearest = compare.best(compare.with_real(each, section(control=["a", "b"])) for each in real)
+    assert nearest.level == compare.SAME
+    parts = [compare.Verdict(compare.SAME), compare.Verdict(compare.DIFFERS, ("- x",)), compare.Verdict(compare.ORDER)]
+    assert compare.worst(parts).level == compare.DIFFERS
+
+
+@pytest.fixture(scope="module")
+def found() -> report.References:
+    return report.references(real=Path("/nonexistent"))
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Section]:
+    parts = (sections(recordings.path(name).read_text(errors="replace"), one_run=True) for name in recordings.names())
+    return {each.name: each for part in parts for each in part}
+
+
+def test_every_recording_agrees_with_itself(found: report.References, recorded: dict[str, Section]) -> None:
+    assert len(recorded) > 45
+    for each in recorded.values():
+        assert compare.with_recording(each, [each], found.known).differences == ()
+
+
+def test_a_line_that_mps_never_wrote_and_one_that_is_missing_are_found(
+    found: report.References, recorded: dict[str, Section]
+) -> None:
+    real = recorded["R4"]
+    lines = [line for line in real.logs["server"] if "sticky error" not in line]
+    ours = Section("R4", real.title, real.steps, {**real.logs, "server": [*lines, "Server S1: Hello"]}, real.clients)
+    assert compare.with_recording(real, [ours], found.known).differences == (
+        "R4 server.log",
+        "- Server S: The following client process have a sticky error set:",
+        "+ Server S: Hello",
+    )
+
+
+def test_an_answer_that_differs_is_found(found: report.References, recorded: dict[str, Section]) -> None:
+    real = recorded["R4"]
+    steps = [step.replace("FAULT", "ACTIVE") for step in real.steps]
+    verdict = compare.with_recording(real, [Section("R4", "", steps, real.logs, real.clients)], found.known)
+    assert "- ctl get_server_status S -> rc=0 | FAULT" in verdict.differences
+
+
+def test_kept_real_transcripts_are_found_and_compared(tmp_path: Path) -> None:
+    text = "[   0.000] ==================== S9 something\n[   0.001] ctl> 'foo' rc=0 1.1ms out='Unknown\\n' err=''\n"
+    folder = tmp_path / "2026-01-01-580"
+    folder.mkdir()
+    (folder / "raw.txt").write_text(text)
+    known = report.references(real=tmp_path, recordings=tmp_path)
+    lines, good = report.report(report.by_scenario(text), known)
+    assert good
+    assert lines[0].startswith("S9   real 2026-01-01-580 agrees")
+    lines, good = report.report(report.by_scenario(text.replace("Unknown", "Known")), known)
+    assert not good
+    assert [line.strip() for line in lines if line.strip()[:1] in "-+"][:2] == ["-   Unknown", "+   Known"]
+
+
+def test_every_recorded_scenario_has_a_script_or_is_named() -> None:
+    """What is recorded and cannot be played is listed here, so that a new recording is not forgotten."""
+    from tests.conformance import scenarios
+
+    played_otherwise = {
+        "R14": "empty in the recording",
+        "M4": "a benchmark, not MPS's behaviour",
+    }
+    names = {name for each in recordings.names() for name in recordings.sections(each)}
+    assert names - set(scenarios.ALL) == set(played_otherwise)
