@@ -93,15 +93,20 @@ class Client:
     queued: float | None = None
     contexts: frozenset[int] = frozenset()
     devices: frozenset[str] = frozenset()
+    terminated: bool = False
+    """``terminate_client`` has been asked for it. Asked again, the daemon answers nothing until the process exits
+    (conformance scenario X8)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A client in the pending list of the control daemon, in order of arrival."""
+    """A client in the pending list of the control daemon, in order of arrival. ``gone``: its process has ended, which
+    MPS does not notice: it starts a server for it all the same and hangs on that (conformance scenario X1)."""
 
     pid: int
     uid: int
     since: float
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,9 @@ def _server_ready(state: State, event: ev.ServerReady) -> State:
         return state
     idle = None if state.clients_of(event.pid) else event.at
     status = Status.ACTIVE if server.status is Status.INITIALIZING else server.status
+    # The dead among those who waited for this server are in nobody's list any more.
+    waiting = tuple(w for w in state.waiting if not (w.gone and w.uid == server.uid))
+    state = state if len(waiting) == len(state.waiting) else replace(state, waiting=waiting)
     return _put(state, replace(server, status=status, ready=event.at, idle_since=idle))
 
 
@@ -299,10 +302,19 @@ def _full(state: State, event: ev.ClientsFull) -> State:
 
 
 def _process_gone(state: State, event: ev.ProcessGone) -> State:
-    """Only a waiting client: MPS does not say that it has gone. A connected one's end is in server.log."""
-    if not any(w.pid == event.pid for w in state.waiting):
+    """Only a waiting client is marked: it stays in MPS's pending list until its user's server is Ready (conformance
+    scenario X1). A connected one's end is in server.log."""
+    if not any(w.pid == event.pid and not w.gone for w in state.waiting):
         return state
-    return replace(state, waiting=tuple(w for w in state.waiting if w.pid != event.pid))
+    waiting = tuple(replace(w, gone=True) if w.pid == event.pid else w for w in state.waiting)
+    return replace(state, waiting=waiting)
+
+
+def _terminating(state: State, event: ev.TerminationAsked) -> State:
+    client = state.clients.get(event.pid)
+    if client is None or client.server != event.server:
+        return state
+    return replace(state, clients={**state.clients, client.pid: replace(client, terminated=True)})
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -379,6 +391,7 @@ _RULES: dict[type, Callable[[State, Any], State]] = {
     ev.DeviceAssociated: _associated,
     ev.ClientsFull: _full,
     ev.ProcessGone: _process_gone,
+    ev.TerminationAsked: _terminating,
     ev.FaultStarted: _fault,
     ev.FaultDevice: _fault_device,
     ev.FaultClient: _fault_client,
