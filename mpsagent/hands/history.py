@@ -1,0 +1,291 @@
+"""Everything that happened, numbered: in memory for those who follow, on disk for those who ask later.
+
+A record is seen by followers only when it is on disk, so after a SIGKILL the numbers go on where the disk ends and no
+follower has seen one of them with another meaning. Only while the disk takes nothing (full, read-only) records are
+shown all the same, and written later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+NAME = "history.jsonl"
+FILE_SIZE = 16 << 20
+"""Bytes after which a file is put aside."""
+KEPT_FILES = 4
+WRITE_STEP = 64 << 10
+"""Bytes written before the loop gets its turn."""
+LONGEST_RECORD = 16 << 10
+"""Bytes of a line; longer fields are cut."""
+RETRY_FIRST, RETRY_LAST = 1.0, 30.0
+
+Record = dict[str, object]
+
+
+class History:
+    """The last ``capacity`` records in memory, all of them (about 80 MiB) under ``directory``, if there is one.
+
+    ``on_problem`` is called with a sentence when the disk takes nothing, and with None when it does again.
+    :attr:`notes` says what was found amiss at the start.
+    """
+
+    def __init__(
+        self,
+        directory: str | None,
+        capacity: int = 10_000,
+        *,
+        on_problem: Callable[[str | None], None] = lambda _: None,
+    ) -> None:
+        self.problem: str | None = None
+        self.notes: list[str] = []
+        self.lost = 0
+        """Records that never reached the disk because it took nothing for more than ``capacity`` records."""
+        self._path = Path(directory, NAME) if directory is not None else None
+        self._capacity = capacity
+        self._on_problem = on_problem
+        self._records: deque[Record] = deque(maxlen=capacity)
+        self._pending: deque[tuple[int, bytes]] = deque()
+        self._last = 0
+        self._shown = 0
+        self._fd = -1
+        self._size = 0
+        self._cut = False  # the first of the pending lines is the rest of one that the disk has taken in part
+        self._retry = RETRY_FIRST
+        self._scheduled: asyncio.Handle | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+        if self._path is not None:
+            self._load(self._path)
+            self._shown = self._last
+
+    @property
+    def newest(self) -> int:
+        """Number of the newest record that may be seen; 0 before the first."""
+        return self._shown
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest record in memory; a reader with an older cursor has missed what is before it."""
+        return _number(self._records[0]) if self._records else self._last + 1
+
+    def append(self, kind: str, at: float, **fields: object) -> int:
+        """Adds a record and returns its number. Never raises for the disk's sake."""
+        self._last += 1
+        record: Record = {"seq": self._last, "at": at, "kind": kind, **fields}
+        line = _line(record)
+        if len(line) > LONGEST_RECORD:
+            short = {key: value[:200] if isinstance(value, str) else value for key, value in record.items()}
+            line = _line(short)
+            record = short if len(line) <= LONGEST_RECORD else {"seq": self._last, "at": at, "kind": kind, "cut": True}
+            line = _line(record)
+        self._records.append(record)
+        if self._path is None:
+            self._show(self._last)
+            return self._last
+        self._pending.append((self._last, line))
+        if len(self._pending) > self._capacity:
+            del self._pending[1 if self._cut else 0]
+            self.lost += 1
+        if self.problem is not None:
+            self._show(self._last)
+        if self._scheduled is None:
+            self._schedule(0 if self.problem is None else self._retry)
+        return self._last
+
+    def since(self, cursor: int, limit: int = 1000) -> list[Record]:
+        """At most ``limit`` records behind number ``cursor``, oldest first."""
+        if cursor >= self._shown:
+            return []
+        found = []
+        for record in reversed(self._records):  # followers ask for the newest few
+            number = _number(record)
+            if number <= cursor:
+                break
+            if number <= self._shown:
+                found.append(record)
+        return found[: -limit - 1 : -1]
+
+    async def wait(self, cursor: int) -> None:
+        """Returns as soon as there is a record behind number ``cursor``."""
+        while self._shown <= cursor:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+    def close(self) -> None:
+        """Writes what is left, if the disk takes it."""
+        if self._scheduled is not None:
+            self._scheduled.cancel()
+            self._scheduled = None
+        while self._pending and self._write():
+            pass
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def _schedule(self, delay: float) -> None:
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # without a loop there is nobody to hold up
+            while self._pending and self._write():
+                pass
+            return
+        self._scheduled = loop.call_later(delay, self._flush) if delay else loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = None
+        if self._write():
+            self._retry = RETRY_FIRST
+            if self._pending:
+                self._schedule(0)
+        else:
+            self._schedule(self._retry)
+            self._retry = min(self._retry * 2, RETRY_LAST)
+
+    def _write(self) -> bool:
+        """One step. False when the disk takes nothing."""
+        assert self._path is not None
+        try:
+            if self._fd < 0:
+                self._open(self._path)
+            data = bytearray()
+            for _, line in self._pending:
+                if data and len(data) + len(line) > WRITE_STEP:
+                    break
+                data += line
+            self._written(os.write(self._fd, data))
+            if self._size >= FILE_SIZE and not self._cut:
+                self._rotate(self._path)
+        except OSError as error:
+            self._report(f"{self._path}: {error.strerror}; the last {len(self._pending)} records are only in memory")
+            self._show(self._last)
+            return False
+        self._report(None)
+        return True
+
+    def _written(self, count: int) -> None:
+        """The disk has taken ``count`` bytes; a full one takes a part of a line."""
+        self._size += count
+        while count:
+            number, line = self._pending[0]
+            self._cut = count < len(line)
+            if self._cut:
+                self._pending[0] = (number, line[count:])
+                return
+            count -= len(line)
+            self._pending.popleft()
+            self._show(number)
+
+    def _open(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
+        self._size = os.fstat(self._fd).st_size
+
+    def _rotate(self, path: Path) -> None:
+        os.close(self._fd)
+        self._fd = -1
+        for number in range(KEPT_FILES - 1, 0, -1):
+            with suppress(FileNotFoundError):
+                _old(path, number).replace(_old(path, number + 1))
+        path.replace(_old(path, 1))
+
+    def _show(self, number: int) -> None:
+        if number > self._shown:
+            self._shown = number
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _report(self, problem: str | None) -> None:
+        changed = (problem is None) != (self.problem is None)
+        self.problem = problem
+        if changed:
+            self._on_problem(problem)
+
+    # --- reading at the start ----------------------------------------------------------------------------------------
+
+    def _load(self, path: Path) -> None:
+        """The newest ``capacity`` records, from as many files as that takes."""
+        try:
+            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._mend(path)
+        except OSError as error:
+            self.problem = f"{path}: {error.strerror}; the history is only in memory"
+            self._on_problem(self.problem)
+        found: list[list[Record]] = []
+        count = 0
+        for file in (path, *(_old(path, number) for number in range(1, KEPT_FILES + 1))):
+            if count >= self._capacity:
+                break
+            with suppress(FileNotFoundError):
+                try:
+                    found.append(self._read(file))
+                except PermissionError as error:
+                    self.notes.append(f"{file}: {error.strerror}")
+                    continue
+                count += len(found[-1])
+        for records in reversed(found):
+            for record in records:
+                number = _number(record)
+                if number > self._last:
+                    self._records.append(record)
+                    self._last = number
+
+    def _mend(self, path: Path) -> None:
+        """Cuts off a last line that a crash has left unfinished."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            size = end = os.fstat(fd).st_size
+            while end:
+                tail = os.pread(fd, min(end, WRITE_STEP), max(0, end - WRITE_STEP))
+                end -= len(tail) - (tail.rfind(b"\n") + 1)
+                if b"\n" in tail or not tail:
+                    break
+            torn = size - end
+            if torn:
+                os.ftruncate(fd, end)
+                self.notes.append(f"{path}: an unfinished last line of {torn} bytes was cut off")
+        finally:
+            os.close(fd)
+
+    def _read(self, path: Path) -> list[Record]:
+        records: deque[Record] = deque(maxlen=self._capacity)
+        bad = 0
+        with open(path, "rb") as file:
+            for line in deque(file, maxlen=self._capacity):
+                try:
+                    record = json.loads(line)
+                    if not isinstance(record["seq"], int) or not isinstance(record["kind"], str):
+                        raise ValueError("not a record")
+                except (ValueError, KeyError, TypeError):
+                    bad += 1
+                else:
+                    records.append(record)
+        if bad:
+            self.notes.append(f"{path}: {bad} lines are no records and were left out")
+        return list(records)
+
+
+def _old(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+def _number(record: Record) -> int:
+    number = record["seq"]
+    return number if isinstance(number, int) else 0
+
+
+def _line(record: Record) -> bytes:
+    return json.dumps(record, default=str, separators=(",", ":")).encode() + b"\n"
