@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any
 
 from mpsagent.faces import cli_text
+from mpsagent.facts.identity import Identity
+from mpsagent.facts.model import Device
+from mpsagent.facts.units import parse_bytes
 
 Json = dict[str, Any]
 DIRECTORY = Path("/etc/mpsagent")
@@ -103,4 +107,44 @@ def _zone(name: str | None) -> tzinfo | None:
 
 
 def _would(files: tuple[Path, ...], gpu: str) -> Any:
-    raise ValueError("--policy is not ready yet")
+    """The fold that says what the agent would have done. Raises ValueError for a bad policy or GPU."""
+    import pwd
+
+    from mpsagent.decisions.policy_file import load
+    from mpsagent.faces.would import Would
+
+    texts, unreadable = _texts(files)
+    policy, errors = load(texts)
+    if policy is None or unreadable:
+        first = unreadable[0]["problem"] if unreadable else str(errors[0])
+        raise ValueError(f"the policy is not valid: {first} (see mpsagent-cli policy check)")
+    try:
+        parked = pwd.getpwnam(policy.parked_user).pw_uid
+    except KeyError:
+        parked = 65534
+    return Would(policy, _identity, _devices(gpu, max(1, len(policy.devices))), parked)
+
+
+def _devices(text: str, count: int) -> list[Device]:
+    memory, _, multiprocessors = text.partition(",")
+    if not multiprocessors.isdecimal():
+        raise ValueError(f'--gpu "{text}": write it like 80G,108 (memory, multiprocessors)')
+    size = parse_bytes(memory)
+    return [Device(number, f"GPU-{number}", "assumed", size, int(multiprocessors)) for number in range(count)]
+
+
+def _identity(uid: int) -> Identity:
+    """Who a uid is on this machine; the log may come from another."""
+    import grp
+    import os
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        return Identity(uid)
+    groups: list[str] = []
+    for gid in dict.fromkeys([entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]):
+        with suppress(KeyError):
+            groups.append(grp.getgrgid(gid).gr_name)
+    return Identity(uid, entry.pw_name, tuple(groups))

@@ -230,7 +230,11 @@ def story(body: Json) -> list[str]:
         ]
         for one in body["clients"]
     ]
-    return [*lines, *table(["CLIENT", "UID", "SERVER", "ARRIVED", "WAITED", "OUTCOME"], rows)]
+    lines += table(["CLIENT", "UID", "SERVER", "ARRIVED", "WAITED", "OUTCOME"], rows)
+    if "would" in body:
+        rows = [[safe(one["at"]), safe(one["action"]), safe(one["reason"], 400)] for one in body["would"]]
+        lines += ["", *table(["THE AGENT, AT", "WOULD", "BECAUSE"], rows)]
+    return lines
 
 
 def explained(body: Json) -> list[str]:
