@@ -30,6 +30,7 @@ class Cuda:
     def __init__(self) -> None:
         self.began = time.monotonic()
         self.error: str | None = None
+        self.held = False  # the device stands still: a neighbour is being terminated
         self.channel: _socket.socket | None = None
         self.context: wire.Lines | None = None
         self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
@@ -161,9 +162,14 @@ class Cuda:
     def wait(self, seconds: float, until_error: bool = False) -> str:
         """Let time pass while the context lives on; the first error stays."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0 and not (until_error and self.error):
+        while (left := end - time.monotonic()) > 0 or (self.held and self.context is not None):
+            if until_error and self.error:
+                break
             if self.context is None:
                 time.sleep(left)
+                continue
+            if left <= 0:
+                self._hear(self.context)
                 continue
             poll = select.poll()
             poll.register(self.context.connection.fileno(), select.POLLIN)
@@ -176,6 +182,8 @@ class Cuda:
         while (line := context.pop()) is not None:
             if line == "STICKY" and self.error is None:
                 self.error = "CUDA_ERROR_ILLEGAL_ADDRESS"
+            elif line in ("HOLD", "GO"):
+                self.held = line == "HOLD"
             elif line == "TERMINATE":
                 self.error = self.error or "CUDA_ERROR_MPS_CLIENT_TERMINATED"
                 self._drop_context()

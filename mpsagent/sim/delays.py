@@ -29,9 +29,12 @@ class Delays:
         """Creation of the server's context on one device."""
         return self._between(66, 84) if kind == "first" else self._between(43, 58)
 
-    def idle_exit(self) -> float:
-        """An idle server's exit, 55 to 70 ms: the window in which limits can be armed."""
-        return self._between(55, 69)
+    def idle_exit(self, since_last: float) -> float:
+        """An idle server's exit, 55 to 70 ms: the window in which limits can be armed.
+
+        Longer when its last client left only `since_last` seconds ago (02 R3, 06 V2: 119 to 247 ms).
+        """
+        return self._between(115, 245) if since_last < 0.045 / self.speed else self._between(55, 69)
 
     def killed_exit(self) -> float:
         """From the end of a killed server to the daemon's notice of it (02 R6, 06 V3)."""

@@ -25,11 +25,11 @@ def _read_all(fd: int) -> bytes:
     return data
 
 
-def commands(pipe: str) -> int:
-    """All of standard input is one session, and what it answered is printed at its end, as the real program does."""
+def commands(pipe: str, batch: bytes = b"") -> int:
+    """All of standard input (or the one command given) is one session; its answers are printed at its end."""
     if not os.path.exists(f"{pipe}/control"):
         return _fail(texts.NO_DAEMON)
-    batch = _read_all(0)
+    batch = batch or _read_all(0)
     try:
         connection = wire.connect(pipe)
     except OSError:
@@ -51,7 +51,9 @@ def commands(pipe: str) -> int:
 
 def main() -> int:
     options = set()
-    for word in sys.argv[1:]:
+    words = sys.argv[1:]
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
         if word in ("-h", "--help"):
             os.write(1, texts.HELP.encode())
             return 0
@@ -70,4 +72,4 @@ def main() -> int:
         from mpsagent.sim import control_daemon
 
         return control_daemon.main(foreground="f" in options, multiuser="M" in options)
-    return commands(wire.directories()[0])
+    return commands(wire.directories()[0], " ".join(words).encode())

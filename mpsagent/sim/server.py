@@ -66,6 +66,7 @@ class Server:
         self.limits: dict[int, int] = {}
         self.clients: dict[int, Client] = {}
         self.client_count = 0
+        self.last_exit = 0.0
         self.links: dict[int, Link] = {}
         self.closing: list[Link] = []  # channels lost but not noticed yet: still active worker threads
         self.faulted: set[int] = set()
@@ -208,7 +209,7 @@ class Server:
             return
         self.log.write(texts.FINISHING, texts.EXITING)
         wire.send(self.control.connection, "OK")
-        time.sleep(self.delays.idle_exit())
+        time.sleep(self.delays.idle_exit(time.monotonic() - self.last_exit))
         self.leave()
 
     def terminate(self, pid: int) -> None:
@@ -221,7 +222,15 @@ class Server:
             self.log.write(texts.REQUESTING_EXIT.format(pid=pid, context=link.number))
             link.terminate_at = time.monotonic()
             if not link.sticky:
+                if link.kernel:
+                    self.tell_neighbours(link, "HOLD")
                 wire.send(link.lines.connection, "TERMINATE")
+
+    def tell_neighbours(self, link: Link, word: str) -> None:
+        """While a kernel is being cut off, everybody else's work on that device stands still (03 Q6, 06 V6)."""
+        for one in self._contexts():
+            if one.device == link.device and one is not link:
+                wire.send(one.lines.connection, word)
 
     # clients
 
@@ -304,6 +313,7 @@ class Server:
         self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=count))
         waited = None if link.terminate_at is None else client.last_close - link.terminate_at
         if waited is not None:
+            self.tell_neighbours(link, "GO")
             wire.send(self.control.connection, "0")
         if link.kernel and not link.said_bye and not link.sticky and (waited is None or waited < STILL_DANGEROUS):
             self.later(self.delays.fault_notice(), lambda: self.fault(link.device, client.pid))
@@ -315,6 +325,7 @@ class Server:
 
     def lose_channel(self, link: Link) -> None:
         self.closing.remove(link)
+        self.last_exit = time.monotonic()
         self.log.write(
             texts.LOST.format(pid=link.client.pid, context=0), texts.DISCONNECTED.format(pid=link.client.pid)
         )

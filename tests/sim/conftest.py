@@ -88,7 +88,7 @@ class Mps:
         return self.daemons[-1]
 
     def run(self, commands: str, uid: int = 0, timeout: float = PATIENCE) -> tuple[int, str, str]:
-        """One run of the front-end: exit status, output, errors. Raises TimeoutExpired (and the front-end is killed)."""
+        """One run of the front-end: exit status, output, errors. Raises TimeoutExpired (and kills it)."""
         done = subprocess.run(
             [str(self.programs / "nvidia-cuda-mps-control")],
             input=commands + "\n",

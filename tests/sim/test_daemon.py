@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.conftest import A, B, PATIENCE, Mps, messages
+from tests.sim.conftest import PATIENCE, A, B, Mps, messages
 
 
 def gone(pid: int) -> bool:
@@ -111,7 +111,7 @@ def test_quit_ends_an_idle_daemon_at_once(mps: Mps) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_to_the_daemon_takes_the_servers_along(mps: Mps, number: int) -> None:
-    """02 R11: clients get MPS_RPC_FAILURE, files stay, new clients run outside MPS, the next daemon starts over them."""
+    """02 R11: clients get MPS_RPC_FAILURE, files stay, new clients run outside, the next daemon starts over them."""
     daemon = mps.start()
     client = mps.busy(A, "sleep", "600")
     server = mps.server()
@@ -186,6 +186,26 @@ def test_in_the_foreground_both_logs_go_to_standard_output(mps: Mps) -> None:
     assert mps.log("control.log") == mps.log("server.log") == ""
     daemon.terminate()
     assert daemon.wait(60) == -signal.SIGTERM
+
+
+def test_without_root_everything_runs_as_the_one_user(mps: Mps) -> None:
+    """People without root can try it: daemon, server and clients are all theirs."""
+    mps.directory.chmod(0o777)
+    started = subprocess.run(
+        [str(mps.programs / "nvidia-cuda-mps-control"), "-d"],
+        env=mps.environment,
+        user=A,
+        group=A,
+        extra_groups=[],
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert started.returncode == 0
+    mps.daemons.append(int((mps.pipe / "nvidia-cuda-mps-control.pid").read_text()))
+    assert mps.ctl("set_default_active_thread_percentage 20", A) == "20.0\n"
+    assert mps.client(A, "query").sms() == 26
+    assert os.stat(f"/proc/{mps.server()}").st_uid == A
+    assert mps.ctl("quit -t 1", A) == ""
 
 
 def test_a_server_cannot_start_behind_a_closed_door(mps: Mps) -> None:

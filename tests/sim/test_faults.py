@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -110,6 +111,28 @@ def test_terminate_client_of_a_stopped_client_blocks_the_daemon(mps: Mps) -> Non
     assert asking.wait(60) == 0
     mps.saw("control.log", r"\] 0\n[^\n]*Accepting connection...\n[^\n]*Unable to accept connection\n[^\n]*UI closed")
     assert mps.ctl(f"get_server_status {server}") == "ACTIVE\n"
+
+
+@pytest.mark.parametrize(("seconds", "survives"), [(0, False), (6, True)])
+def test_neighbours_of_a_stopped_client_that_is_terminated_and_killed(mps: Mps, seconds: int, survives: bool) -> None:
+    """Killed 1 s after the request it took its neighbour along (06 V6), after 13 s it did not (03 Q6)."""
+    mps.start()
+    neighbour = mps.busy(A, "work", "1000000")
+    stopped = mps.busy(A, "spin", "600")
+    stopped.process.send_signal(signal.SIGSTOP)
+    asking = mps.front_end(f"terminate_client {mps.server()} {stopped.pid}")
+    mps.saw("server.log", "requesting client")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        asking.wait(seconds)
+    stopped.process.kill()
+    assert asking.wait(60) == 0
+    mps.saw("server.log", f"Client process {stopped.pid} disconnected")
+    if survives:
+        assert mps.client(A, "work", "50").end() == 0
+        assert mps.ctl(f"get_server_status {mps.server()}") == "ACTIVE\n"
+        assert "work now" not in neighbour.text()
+    else:
+        neighbour.saw("work now CUDA_ERROR_ILLEGAL_ADDRESS")
 
 
 def test_terminate_client_in_fault_waits_for_the_clients_exit(mps: Mps) -> None:

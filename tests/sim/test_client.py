@@ -1,0 +1,63 @@
+"""The client's side of the wire, without any process."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from mpsagent.sim import wire
+from mpsagent.sim.cuda_client import SUCCESS, Cuda
+
+
+@pytest.fixture
+def pair() -> tuple[Cuda, socket.socket]:
+    """A client with a context, and the server's end of it."""
+    here, there = socket.socketpair()
+    cuda = Cuda()
+    cuda.context = wire.Lines(here)
+    return cuda, there
+
+
+def test_work_stands_still_while_a_neighbour_is_terminated(pair: tuple[Cuda, socket.socket]) -> None:
+    """03 Q6: 60 iterations in 16 s instead of 240, and no error."""
+    cuda, server = pair
+    server.sendall(b"HOLD\n")
+    result: list[str] = []
+    worker = threading.Thread(target=lambda: result.append(cuda.wait(0.01)))
+    worker.start()
+    worker.join(0.5)
+    assert worker.is_alive()
+    server.sendall(b"GO\n")
+    worker.join(60)
+    assert result == [SUCCESS]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"STICKY\n", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+        (b"TERMINATE\n", "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
+        (b"HOLD\nTERMINATE\n", "CUDA_ERROR_MPS_CLIENT_TERMINATED"),
+        (b"", "CUDA_ERROR_MPS_RPC_FAILURE"),
+    ],
+)
+def test_what_a_kernel_ends_with(pair: tuple[Cuda, socket.socket], line: bytes, error: str) -> None:
+    """And the first error stays, whatever follows."""
+    cuda, server = pair
+    server.sendall(line)
+    if not line:
+        server.close()
+    assert cuda.kernel(600) == error
+    server.close()
+    assert cuda.wait(0.01) == error
+    assert cuda.kernel(600) == error
+
+
+def test_a_terminated_client_says_goodbye(pair: tuple[Cuda, socket.socket]) -> None:
+    """So the server can tell it from one that died with its kernel in flight."""
+    cuda, server = pair
+    server.sendall(b"TERMINATE\n")
+    cuda.kernel(600)
+    assert server.recv(100) == b"KERNEL\nBYE\n"
