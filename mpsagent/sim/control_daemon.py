@@ -1,10 +1,6 @@
 """The control daemon: one thread, one connection at a time, blocking wherever the real one was seen to block."""
 
-# pathlib and contextlib cost more than everything else in the start of a front-end or client
-# ruff: noqa: PTH101, PTH103, PTH108, PTH112, SIM105
-
 import _socket
-import fcntl
 import gc
 import os
 import select
@@ -15,13 +11,10 @@ import time
 from typing import NoReturn
 
 from mpsagent.sim import control_commands, gpu, limits, server, texts, wire
+from mpsagent.sim.control_files import AlreadyRunning, Files
 from mpsagent.sim.delays import Delays
 from mpsagent.sim.process_title import ProcessTitle
 from mpsagent.sim.turns import Turns
-
-
-class AlreadyRunning(Exception):
-    """Another daemon holds this pipe directory."""
 
 
 def peer(connection: _socket.socket) -> tuple[int, int, int]:
@@ -49,13 +42,22 @@ class Server:
 
 
 class Daemon:
-    """State and loop. Files are those of the real one; see `set_up`."""
+    """State and loop. Making one takes the pipe directory; raises AlreadyRunning, OSError, ValueError."""
 
     def __init__(self, foreground: bool, multiuser: bool) -> None:
         self.foreground, self.multiuser = foreground, multiuser
-        self.pipe, self.log_directory = wire.directories()
+        self.files = Files()
+        self.pipe = self.files.pipe
         self.owner = os.getuid()
         self.title = ProcessTitle()
+        self.server_log, control_log = self.files.open(foreground)
+        self.log = wire.Log(control_log, "Control")
+        self.listeners = self.files.listen()
+        words = ["nvidia-cuda-mps-control", "-f" if foreground else "-d"]
+        self.title.set(*words, *(["--multiuser-server"] if multiuser else []))
+        self.log.write(
+            texts.STARTING.format(pipe=self.pipe), texts.CONNECT_HINT.format(pipe=self.pipe), texts.CONTROL_VERSION
+        )
         self.turns = Turns()
         self.servers: dict[int, Server] = {}
         self.server: Server | None = None
@@ -75,58 +77,6 @@ class Daemon:
         self.default_percentage = 100.0 if given is None else given
         self.default_limits: dict[int, int] = {}  # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT has no effect (07 W1)
         self.default_priority = 0
-
-    # files
-
-    def set_up(self) -> None:
-        """Directories, lock, sockets, FIFO, pid file and logs. Raises AlreadyRunning, OSError."""
-        os.umask(0)
-        for directory in (self.pipe, self.log_directory):
-            if not os.path.isdir(directory):
-                os.makedirs(directory, 0o777)
-        os.umask(0o022)
-        self.server_log = self._append("server.log")
-        self.lock = os.open(f"{self.pipe}/control_lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            wire.Log(self.server_log, "Other").write(texts.LOG_DIRECTORY.format(directory=self.log_directory))
-            raise AlreadyRunning from error
-        self.log = wire.Log(self._append("control.log"), "Control")
-        if self.foreground:
-            self.log.fd = self.server_log = 1
-        os.umask(0)
-        os.fchmod(self.lock, 0o666)
-        self.listeners = [self._listen("control", 0o666), self._listen("control_privileged", 0o755)]
-        self._remove("log")
-        os.mkfifo(f"{self.pipe}/log", 0o777)
-        self._remove("nvidia-cuda-mps-control.pid")
-        pid_file = os.open(f"{self.pipe}/nvidia-cuda-mps-control.pid", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        os.write(pid_file, str(os.getpid()).encode())
-        os.close(pid_file)
-        os.umask(0o022)
-        words = ["nvidia-cuda-mps-control", "-f" if self.foreground else "-d"]
-        self.title.set(*words, *(["--multiuser-server"] if self.multiuser else []))
-        self.log.write(
-            texts.STARTING.format(pipe=self.pipe), texts.CONNECT_HINT.format(pipe=self.pipe), texts.CONTROL_VERSION
-        )
-
-    def _append(self, name: str) -> int:
-        return os.open(f"{self.log_directory}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def _remove(self, name: str) -> None:
-        try:
-            os.unlink(f"{self.pipe}/{name}")
-        except FileNotFoundError:
-            pass
-
-    def _listen(self, name: str, mode: int) -> _socket.socket:
-        self._remove(name)
-        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-        listener.bind(f"{self.pipe}/{name}")
-        os.chmod(f"{self.pipe}/{name}", mode)
-        listener.listen(128)
-        return listener
 
     # the loop
 
@@ -402,8 +352,7 @@ class Daemon:
 
     def exit(self) -> NoReturn:
         self.log.write(texts.EXIT.format(status=0))
-        self._remove("log")
-        self._remove("nvidia-cuda-mps-control.pid")
+        self.files.leave()
         self.close_ui()
         os._exit(0)
 
@@ -411,7 +360,6 @@ class Daemon:
 def _run(foreground: bool, multiuser: bool, report: int | None) -> NoReturn:
     try:
         daemon = Daemon(foreground, multiuser)
-        daemon.set_up()
     except AlreadyRunning:
         os.write(2, texts.ALREADY_RUNNING.encode())
         os._exit(1)
