@@ -1,8 +1,8 @@
 """Writes a program's start script for a package: launcher.py MODULE:FUNCTION FLAGS > program.
 
-The script takes its libraries from the package alone, but for what the distribution provides (pystemd). -I keeps PYTHON*
-variables and the user's own site directory out of a program that root runs; the command line, which needs nothing of the
-distribution's, leaves out site altogether (-IS) and starts sooner.
+The script takes its libraries from the package alone, but for what the distribution provides (pystemd). -I keeps
+PYTHON* variables and the user's own site directory out of a program that root runs; the command line, which needs
+nothing of the distribution's, leaves out site altogether (-IS) and starts sooner.
 """
 
 import sys

@@ -34,7 +34,7 @@ for version in "$@"; do
     find "$lib/python$version" \( -name RECORD -o -name REQUESTED -o -name INSTALLER -o -name direct_url.json \) -delete
 done
 
-# The agent itself, as committed files see it: no caches, nothing unasked for.
+# The agent itself, without caches.
 find mpsagent -type f ! -path '*/__pycache__/*' -print0 | xargs -0 cp --parents -t "$lib"
 
 install -d "$dest/usr/bin"

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Builds dist/mpsagent_VERSION_ARCH.deb, one package for Debian 12 and 13. Needs no root. VERSION: another version than the
-# project's (the tests build an upgrade that way). PYTHONS: the Python versions to carry libraries for.
+# project's. PYTHONS: the Python versions to carry libraries for. DIST: where to put it. COMPRESSION: xz, or none in a hurry.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -x .venv/bin/python ] || make venv
@@ -35,6 +35,7 @@ for script in postinst prerm postrm; do install -m755 "packaging/debian/$script"
 install -m644 packaging/debian/triggers "$root/DEBIAN/triggers"
 chmod 644 "$root/DEBIAN/conffiles" "$root/DEBIAN/md5sums" "$root/DEBIAN/control"
 
-mkdir -p dist
-dpkg-deb --root-owner-group -Zxz --build "$root" "dist/mpsagent_${version}_$arch.deb" >/dev/null
-ls -1 "dist/mpsagent_${version}_$arch.deb"
+dist=${DIST:-dist}
+mkdir -p "$dist"
+dpkg-deb --root-owner-group "-Z${COMPRESSION:-xz}" --build "$root" "$dist/mpsagent_${version}_$arch.deb" >/dev/null
+ls -1 "$dist/mpsagent_${version}_$arch.deb"

@@ -1,7 +1,8 @@
 """Writes mpsagent-policy(5), in mdoc, from docs/policy.md, so that the manual and the reference cannot drift apart.
 
 usage: policy_page.py docs/policy.md > mpsagent-policy.5
-It knows the few forms that this one file uses: headings, paragraphs, literal blocks, lists, tables with `key | value | default`.
+It knows the few forms that this one file uses: headings, paragraphs, literal blocks, lists, and tables with
+`key | value | default`.
 """
 
 import re
