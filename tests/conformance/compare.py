@@ -8,6 +8,7 @@ and every kind of line that the recording has must come, and none may come that 
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def of_kind(section: Section) -> dict[str, set[str]]:
                 server = line.startswith(("Server ", "Other ", "Client ")) or name.startswith("server")
                 found["server.log" if server else "control.log"].add(line)
     found["steps"] = kinds(
-        block
+        re.sub(r"^(ctl|start) in \w+", r"\1", block)  # the instance does not matter
         for block in blocks(section.steps)
         if block.startswith(("ctl", "option", "start", "ls", "ps", "clients listed", "failed clients"))
     )

@@ -203,12 +203,23 @@ def _normalise(raw: _Raw, names: Names) -> Section:
         if match := SPAWN.match(STAMPED.sub(r"\1", line)):
             clients[match[1]] = names.pid(match[2])
     logs: dict[str, list[str]] = {}
+    stale = _before_the_last_server(raw.lines)
     directory = ""
     for stamped in raw.lines:
         match = STAMPED.match(stamped)
         line = match[1] if match else stamped
         if match := LOGGED.match(line):
+            if stamped in stale:
+                continue
             logs.setdefault(match[1], []).append(_log_line(match[2], names))
+        elif LOG_LINE.match(line):
+            # A recording that printed the logs of further instances as they were.
+            label = "control"
+            for each in line.split("\n"):
+                if prefixed := LOG_LINE.match(each):
+                    label = "control" if prefixed[1] == "Control" else "server"
+                if each.strip():
+                    logs.setdefault(label, []).append(_log_line(each, names))
         elif match := re.match(r"^   fg\| (.*)$", line):
             logs.setdefault("foreground", []).append(_log_line(match[1], names))
         elif match := CLIENT_LINE.match(line):
@@ -229,6 +240,15 @@ def _normalise(raw: _Raw, names: Names) -> Section:
         name: squeeze(lines) for name, lines in sorted(outputs.items(), key=lambda item: _natural(item[0]))
     }
     return section
+
+
+def _before_the_last_server(lines: Sequence[str]) -> set[str]:
+    """One section of a recording prints the whole server.log, marked `server.log*`; only the last server is its own."""
+    dumped = [line for line in lines if "server.log*| " in line]
+    servers = [match[1] for line in dumped if (match := re.search(r" Server +(\d+)\] ", line))]
+    if not servers:
+        return set()
+    return {line for line in dumped if not re.search(rf" (?:Server|Other) +{servers[-1]}\] ", line)}
 
 
 def _natural(name: str) -> tuple[str, int]:

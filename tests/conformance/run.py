@@ -34,7 +34,7 @@ sys.path.insert(0, str(HERE.parents[1]))
 from tests.conformance import report, scenarios  # noqa: E402
 from tests.conformance import rig as rigs  # noqa: E402
 
-ONE_SCENARIO = 60.0  # seconds after which a scenario is broken off
+ONE_SCENARIO = 120.0  # seconds after which a scenario is broken off
 
 
 class Broken(Exception):
@@ -54,7 +54,7 @@ def facts(backend: rigs.Backend) -> list[str]:
             found.append(f"{path}: {Path(path).read_text().splitlines()[0]}")
         except OSError as error:
             found.append(f"{path}: {error.strerror}")
-    interesting = ("CUDA", "NVIDIA", "LD_LIBRARY_PATH", "MPS", "RIG")
+    interesting = ("CUDA_VISIBLE", "NVIDIA_VISIBLE", "LD_LIBRARY_PATH", "MPS_CONTROL", "RIG_")
     found += [f"environment {key}={value}" for key, value in sorted(os.environ.items()) if key.startswith(interesting)]
     return found
 
