@@ -1,1 +1,1 @@
-"""Floor 3: the event loop that joins facts, decisions and hands; the mpsagent program."""
+"""Floor 3: the loop that joins the hands: event, reduce, decide, dispatch."""

@@ -18,24 +18,32 @@ from mpsagent.facts.model import Limits, Server, Status
 RETRY = 1.0
 """Seconds before a refused or unanswered setting is tried again; doubles up to RETRY_MOST."""
 RETRY_MOST = 30.0
+CORRECT_AGAIN = 5.0
+"""Seconds until a running server that refused its user's limits is told again."""
 PROMISE = "promise 1: no client gets more than its policy"
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsMemory:
-    """``asked``: defaults on their way; ``known``: defaults the daemon has confirmed; ``given``: by server, what its next
-    context will get; ``drifted``: servers that started with something else than their user's limits."""
+    """``asked``: defaults on their way; ``known``: defaults the daemon has confirmed; ``refused``: the wish that failed
+    last, not sent again before ``retry_at``; ``given``: by server, what its next context gets; ``changing``: servers
+    whose limits are on their way; ``correct_at``: when to try again for those that refused; ``drifted``: servers that
+    started with something else than their user's limits; ``would``: the user whom arming was last only reported for."""
 
     daemon: int | None = None
     asked: Limits | None = None
     known: Limits | None = None
+    refused: Limits | None = None
     failures: int = 0
     retry_at: float = float("-inf")
     parking_until: float = float("-inf")
     door_asked: bool = False
+    door_at: float = float("-inf")
     given: Mapping[int, Limits] = field(default_factory=dict)
     changing: frozenset[int] = frozenset()
+    correct_at: Mapping[int, float] = field(default_factory=dict)
     drifted: frozenset[int] = frozenset()
+    would: int | None = None
 
 
 def next_user(world: World) -> int | None:
@@ -60,9 +68,10 @@ def decide(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory
     todo += armed
     memory, parked = _park(world, memory, now)
     todo += parked
-    memory, verified = _verify(world, memory)
+    memory, verified = _verify(world, memory, now)
     todo += verified
-    waits = [at for at in (memory.retry_at, memory.parking_until) if at > now]
+    waits = [memory.retry_at, memory.parking_until, memory.door_at, *memory.correct_at.values()]
+    waits = [at for at in waits if at > now]
     return memory, todo, min(waits, default=None)
 
 
@@ -72,10 +81,10 @@ def _arm(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, 
     if server is not None and server.status is Status.INITIALIZING:
         return memory, []  # the daemon answers nothing until Ready; what is armed is for this very server
     uid = next_user(world)
+    if not world.limits_enforced:
+        return _unarmed(world, memory, uid, now)
     wanted = world.floor() if uid is None else world.limits(uid)
-    if memory.asked is not None or (memory.known is not None and same_limits(memory.known, wanted)):
-        return memory, []
-    if memory.known is not None and memory.retry_at > now:
+    if not _due(memory, wanted, now):
         return memory, []
     if uid is None:
         reason, rule = f"nobody waits: back to the floor, {limits_text(wanted)}", PROMISE
@@ -86,17 +95,49 @@ def _arm(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, 
     return replace(memory, asked=wanted), [action]
 
 
+def _due(memory: LimitsMemory, wanted: Limits, now: float) -> bool:
+    """Whether this wish has to be sent: it is not what the daemon has, nothing is on its way, and it was not refused
+    just now. Another wish than the refused one does not wait."""
+    if memory.asked is not None or (memory.known is not None and same_limits(memory.known, wanted)):
+        return False
+    return memory.refused is None or now >= memory.retry_at or not same_limits(memory.refused, wanted)
+
+
+def _unarmed(world: World, memory: LimitsMemory, uid: int | None, now: float) -> tuple[LimitsMemory, list[act.Action]]:
+    """Limits are only reported: take back what was set before that, and say for whom one would arm."""
+    ours = memory.known is not None or memory.refused is not None
+    if ours and _due(memory, Limits(), now):
+        reason = "limits are enforced no longer: the defaults that the agent had set are taken back"
+        action = act.SetDefaults(limits=Limits(), uid=None, reason=reason, rule="enforce")
+        return replace(memory, asked=Limits()), [action]
+    if uid == memory.would or (uid is not None and uid not in world.identities):
+        return memory, []
+    memory = replace(memory, would=uid)
+    if uid is None:
+        return memory, []
+    rules = world.rules(uid)
+    wanted = rules.limits(world.devices)
+    reason = f"user {uid} is served next: {limits_text(wanted)}"
+    rule = rules.origin("threads").key
+    return memory, [act.SetDefaults(limits=wanted, uid=uid, reason=reason, rule=rule, enforce=False)]
+
+
 def _park(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, list[act.Action]]:
-    """Start the parked server when nobody has one, and open the door once it is Ready."""
+    """Open the door once the floor is confirmed, and park a server while nobody has one.
+
+    The door cannot wait until that server is Ready: servers run as their user and connect through the same directory.
+    Who comes in before it is there gets the floor, which is less than anybody's policy, never more.
+    """
     floor, state = world.floor(), world.state
     at_floor = memory.known is not None and same_limits(memory.known, floor) and memory.asked is None
     needed = floor != Limits()
     server = state.holder()
-    if not world.door_open and not memory.door_asked and at_floor:
-        if not needed or (server is not None and server.status is Status.ACTIVE):
-            opened = act.OpenDoor(reason="the floor is set and confirmed: users may come in", rule=PROMISE)
-            return replace(memory, door_asked=True), [opened]
+    if (at_floor or not needed) and not world.door_open and not memory.door_asked and now >= memory.door_at:
+        why = "the floor is set and confirmed" if needed else "no limits are enforced"
+        return replace(memory, door_asked=True), [act.OpenDoor(reason=f"{why}: users may come in", rule=PROMISE)]
     if not needed or server is not None or state.waiting or not at_floor or memory.parking_until > now:
+        return memory, []
+    if not world.door_open:
         return memory, []
     start = act.StartServer(
         uid=world.parked_uid,
@@ -106,67 +147,81 @@ def _park(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory,
     return replace(memory, parking_until=now + 5.0), [start]
 
 
-def _verify(world: World, memory: LimitsMemory) -> tuple[LimitsMemory, list[act.Action]]:
+def _verify(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, list[act.Action]]:
     """Hold what each server said it started with against its user's limits; correct it for later clients."""
     todo: list[act.Action] = []
     given = {pid: limits for pid, limits in memory.given.items() if pid in world.state.servers}
     drifted = memory.drifted & given.keys()
     changing = memory.changing & given.keys()
+    correct_at = {pid: at for pid, at in memory.correct_at.items() if pid in given}
     for server in world.state.servers.values():
         uid = server.uid
         if uid is None or uid == world.parked_uid or uid not in world.identities:
             continue
         if not server.reported or server.ready is None or server.status is Status.SHUTTING_DOWN:
             continue
-        wanted = world.limits(uid)
+        rules = world.rules(uid)
+        wanted = rules.limits(world.devices)
         first = server.pid not in given
         if first:
             given[server.pid] = server.limits
             ok = same_limits(server.limits, wanted)
-            todo.append(_verdict(server, uid, wanted, ok))
-            if not ok:
+            todo.append(_verdict(server, uid, wanted, ok, rules.enforce_limits))
+            if not ok and rules.enforce_limits:
                 drifted |= {server.pid}
-        if server.pid not in changing and not same_limits(given[server.pid], wanted):
+        if not rules.enforce_limits or server.pid in changing or now < correct_at.get(server.pid, now):
+            continue
+        if not same_limits(given[server.pid], wanted):
             why = "it started with other limits" if first else "the policy has changed"
             todo.append(
                 act.SetServerLimits(
                     server=server.pid,
                     limits=wanted,
                     reason=f"{why}: later clients of user {uid} get {limits_text(wanted)}",
-                    rule=world.rules(uid).origin("threads").key or PROMISE,
+                    rule=rules.origin("threads").key,
                 )
             )
             changing |= {server.pid}
-    if (given, drifted, changing) == (memory.given, memory.drifted, memory.changing):
-        return memory, todo
-    return replace(memory, given=given, drifted=drifted, changing=changing), todo
+            correct_at.pop(server.pid, None)
+    new = replace(memory, given=given, drifted=drifted, changing=changing, correct_at=correct_at)
+    return (memory if new == memory else new), todo
 
 
-def _verdict(server: Server, uid: int, wanted: Limits, ok: bool) -> act.Report:
+def _verdict(server: Server, uid: int, wanted: Limits, ok: bool, enforced: bool) -> act.Report:
     said = limits_text(server.limits)
     if ok:
         reason, kind = f"server {server.pid} of user {uid} started with {said}", "limits.verified"
     else:
         more = "MORE" if exceeds(server.limits, wanted) else "less"
-        reason = f"server {server.pid} of user {uid} started with {said}: {more} than its policy ({limits_text(wanted)})"
+        reason = (
+            f"server {server.pid} of user {uid} started with {said}: {more} than its policy ({limits_text(wanted)})"
+        )
         kind = "limits.mismatch"
+        if not enforced:
+            reason, kind = f"{reason}, which is not enforced", "limits.not_enforced"
     return act.Report(kind=kind, reason=reason, rule=PROMISE, uid=uid, server=server.pid)
 
 
 def note(memory: LimitsMemory, outcome: act.Outcome) -> LimitsMemory:
     """What became of an action."""
     action = outcome.action
+    if not action.enforce:
+        return memory
     if isinstance(action, act.SetDefaults):
         if outcome.ok:
-            return replace(memory, known=action.limits, asked=None, failures=0, retry_at=float("-inf"))
+            known, never = action.limits, float("-inf")
+            return replace(memory, known=known, asked=None, refused=None, failures=0, retry_at=never)
         wait = min(RETRY * 2.0**memory.failures, RETRY_MOST)
         # Nobody knows what a refused batch has left behind: the next wish is sent whatever it is.
         failures = min(memory.failures + 1, 10)
-        return replace(memory, known=None, asked=None, failures=failures, retry_at=outcome.at + wait)
+        at = outcome.at + wait
+        return replace(memory, known=None, asked=None, refused=action.limits, failures=failures, retry_at=at)
     if isinstance(action, act.SetServerLimits):
-        given = {**memory.given, action.server: action.limits} if outcome.ok else memory.given
-        changing = memory.changing - {action.server} if outcome.ok else memory.changing
-        return replace(memory, given=given, changing=changing)
-    if isinstance(action, act.OpenDoor) and not outcome.ok:
-        return replace(memory, door_asked=False)
+        changing = memory.changing - {action.server}
+        if outcome.ok:
+            return replace(memory, given={**memory.given, action.server: action.limits}, changing=changing)
+        correct_at = {**memory.correct_at, action.server: outcome.at + CORRECT_AGAIN}
+        return replace(memory, changing=changing, correct_at=correct_at)
+    if isinstance(action, act.OpenDoor):  # the world says whether it is open; if somebody shuts it, it is opened again
+        return replace(memory, door_asked=False, door_at=outcome.at + RETRY)
     return memory

@@ -1,0 +1,257 @@
+"""Carries actions out with the hands and says how each ended. It decides nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mpsagent.agent.clock import SteadyClock
+from mpsagent.agent.senses import Processes
+from mpsagent.decisions import actions as act
+from mpsagent.decisions.policy import Policy
+from mpsagent.facts import events as ev
+from mpsagent.facts import replies
+from mpsagent.facts.model import Device, Limits
+from mpsagent.hands import pipedir
+from mpsagent.hands.control import ControlSupervisor, Running
+from mpsagent.hands.frontend import FrontEnd, Reply, Status
+from mpsagent.hands.hooks import run_hook
+from mpsagent.hands.processes import start_time
+
+SHORT = 2.0
+"""Seconds for a question that is only asked to hear whether the daemon answers again."""
+
+
+class Performer:
+    """One instance's hands. ``tell(events)`` takes facts that an answer brought; ``policy`` may be replaced."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        front_end: FrontEnd,
+        supervisor: ControlSupervisor,
+        processes: Processes,
+        clock: SteadyClock,
+        tell: Callable[[list[ev.Event]], None],
+    ) -> None:
+        self.policy = policy
+        self.devices: tuple[Device, ...] = ()
+        self.floor = Limits()
+        self.known_servers: Callable[[], Mapping[int, int | None]] = dict
+        self.silent_since: float | None = None
+        self.front_end_trouble: str | None = None
+        self._front_end = front_end
+        self._supervisor = supervisor
+        self._processes = processes
+        self._clock = clock
+        self._tell = tell
+
+    def heard(self, at: float) -> None:
+        """The control daemon has written to its log: it is not silent."""
+        if self.silent_since is not None and at > self.silent_since:
+            self.silent_since = None
+
+    async def perform(self, action: act.Action) -> act.Outcome:
+        """Do it, and say how it went. Never raises."""
+        if not action.enforce:
+            return self._outcome(action, True, "not enforced: only reported")
+        try:
+            ok, text = await self._do(action)
+        except Exception as error:
+            ok, text = False, f"{type(error).__name__}: {error}"
+        return self._outcome(action, ok, text)
+
+    def _outcome(self, action: act.Action, ok: bool, text: str) -> act.Outcome:
+        return act.Outcome(self._clock.now(), action, ok, text)
+
+    async def _do(self, action: act.Action) -> tuple[bool, str]:
+        match action:
+            case act.Report():
+                return True, ""
+            case act.SetDefaults():
+                return await self._set_defaults(action)
+            case act.SetServerLimits():
+                return await self._set_server_limits(action)
+            case act.StartServer():
+                return _taken(await self._ask(replies.start_server(action.uid)))
+            case act.ShutdownServer():
+                return _taken(await self._ask(replies.shutdown_server(action.server, action.force), urgent=True))
+            case act.TerminateClient():
+                return await self._terminate(action)
+            case act.QuitControl():
+                return await self._quit(action)
+            case act.Reconcile():
+                return await self._reconcile(action)
+            case act.SignalClient():
+                return self._signal(action)
+            case act.Resume():
+                return self._to_ours(action.pid, signal.SIGCONT)
+            case act.KillServer():
+                return self._to_ours(action.server, signal.SIGKILL)
+            case act.KillControl():
+                problem = self._supervisor.kill()
+                return problem is None, problem or ""
+            case act.StartControl():
+                return await self._start()
+            case act.OpenDoor():
+                pipedir.open_door(self.policy.pipe_directory)
+                return True, ""
+            case act.RunHook():
+                ended = await run_hook(action.program, action.subject, deadline=action.deadline)
+                said = ended.problem or ended.err or ended.out
+                return ended.code == 0, " ".join(said.split())[:300]
+        return False, f"nobody knows how to do {type(action).__name__}"
+
+    # --- by the front-end ---------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, commands: list[str], *, deadline: float | None = None, urgent: bool = False, may_block: bool = False
+    ) -> Reply:
+        """One run of the front-end; keeps account of whether the daemon answers. ``may_block``: a command that is known
+        to make it wait says nothing about that."""
+        asked = self._clock.now()
+        limit = self.policy.hang_control if deadline is None else deadline
+        reply = await self._front_end.run(commands, deadline=limit, urgent=urgent)
+        if reply.status is Status.SILENT and not may_block:
+            self.silent_since = asked if self.silent_since is None else self.silent_since
+        elif reply.status in (Status.ANSWERED, Status.QUITTING, Status.NO_DAEMON):
+            self.silent_since = None
+        if reply.status in (Status.MISSING, Status.FAILED):
+            self.front_end_trouble = reply.err[:300] or reply.status
+        elif reply.status is not Status.REFUSED_QUEUE:
+            self.front_end_trouble = None
+        return reply
+
+    async def listen(self) -> None:
+        """One cheap question while the daemon is silent: its answer is the end of the silence."""
+        await self._ask(replies.server_list(), deadline=SHORT)
+
+    async def _set_defaults(self, action: act.SetDefaults) -> tuple[bool, str]:
+        ordinals = [device.ordinal for device in self.devices]
+        reply = await self._ask(replies.set_defaults(action.limits, ordinals), urgent=True)
+        if not reply.ok:
+            return False, _why(reply)
+        problem = replies.check_defaults(action.limits, reply.out, ordinals)
+        return problem is None, problem or f"confirmed in {reply.seconds * 1000:.1f} ms"
+
+    async def _set_server_limits(self, action: act.SetServerLimits) -> tuple[bool, str]:
+        ordinals = [device.ordinal for device in self.devices]
+        reply = await self._ask(replies.set_server_limits(action.server, action.limits, ordinals))
+        if not reply.ok:
+            return False, _why(reply)
+        problem = replies.check_server_limits(action.server, action.limits, reply.out, ordinals)
+        return problem is None, problem or ""
+
+    async def _terminate(self, action: act.TerminateClient) -> tuple[bool, str]:
+        """A stopped client is resumed first: it cannot answer, the daemon would wait for it, and ending it unanswered
+        is a fault for its neighbours (conformance scenario X13)."""
+        held = self._processes.get(action.pid)
+        if held is not None and held.stopped():
+            held.send(signal.SIGCONT)
+        commands = replies.terminate_client(action.server, action.pid)
+        reply = await self._ask(commands, deadline=action.deadline, may_block=True)
+        if not reply.ok:
+            return False, _why(reply)
+        refusal = replies.parse_terminate(reply.out)
+        return refusal is None, refusal.text if refusal else "client termination succeeded"
+
+    async def _quit(self, action: act.QuitControl) -> tuple[bool, str]:
+        deadline = action.timeout + self.policy.hang_quit
+        reply = await self._ask(replies.quit_command(action.timeout), deadline=deadline, may_block=True)
+        return _taken(reply)
+
+    async def _reconcile(self, action: act.Reconcile) -> tuple[bool, str]:
+        commands = replies.server_list()
+        before = self.known_servers()
+        reply = await self._ask(commands, deadline=self.policy.hang_control)
+        if not reply.ok:
+            return False, _why(reply)
+        now, listed = self._clock.now(), set(replies.parse_server_list(reply.out))
+        facts: list[ev.Event] = []
+        known = self.known_servers()
+        # Only what was so before and after the question: a server may come or go while it is asked.
+        for pid in set(before) & set(known) - listed:
+            facts.append(ev.ServerExited(now, pid, -1))
+        for pid in listed - set(before) - set(known):
+            uid = _owner(pid)
+            if uid is not None:
+                facts += [ev.ServerStarting(now, pid, uid), ev.ServerReady(now, pid)]
+        for pid in action.servers:
+            answer = await self._ask(replies.server_status(pid))
+            status = replies.parse_status(answer.out) if answer.ok else None
+            if status is not None:
+                facts.append(ev.ServerStatusSeen(self._clock.now(), pid, status))
+        if facts:
+            self._tell(facts)
+        changed = [fact for fact in facts if not isinstance(fact, ev.ServerStatusSeen)]
+        return True, f"corrected: {changed}" if changed else ""
+
+    # --- by signals ---------------------------------------------------------------------------------------------------
+
+    def _signal(self, action: act.SignalClient) -> tuple[bool, str]:
+        held = self._processes.get(action.pid)
+        if held is None:
+            return False, f"process {action.pid} has already ended"
+        if (held.uid, held.started) != (action.uid, action.start):
+            return False, f"pid {action.pid} is another process now; nothing was sent"
+        problem = held.send(action.signal)
+        return problem is None, problem or ""
+
+    def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:
+        running = self._supervisor.running
+        held = running.process if running is not None and running.pid == pid else self._processes.get(pid)
+        if held is None:
+            return False, f"process {pid} has already ended"
+        problem = held.send(number)
+        return problem is None, problem or ""
+
+    # --- the control daemon -------------------------------------------------------------------------------------------
+
+    async def _start(self) -> tuple[bool, str]:
+        """Directories, door shut, daemon with the floor's percentage from its first moment (recording 07)."""
+        directory = self.policy.pipe_directory
+        pipedir.prepare(directory)
+        pipedir.prepare_log_directory(self.policy.log_directory)
+        pipedir.shut_door(directory)
+        started = await self._supervisor.start(mps_environment(self.policy), self.floor.threads)
+        if not isinstance(started, Running):
+            return False, " ".join([started.text, *started.commands])
+        return True, f"control daemon {started.pid} runs"
+
+
+def mps_environment(policy: Policy) -> dict[str, str]:
+    """What the control daemon and its front-end get to see. The time zone is ours: its log has no other sign of it."""
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "LD_LIBRARY_PATH", "TZ", "HOME", "LANG") or name.startswith("MPSSIM_")
+    }
+    found["CUDA_MPS_PIPE_DIRECTORY"] = policy.pipe_directory
+    found["CUDA_MPS_LOG_DIRECTORY"] = policy.log_directory
+    if policy.devices:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(policy.devices)
+    return found
+
+
+def _why(reply: Reply) -> str:
+    return f"{reply.status}: {reply.err.strip()[:300]}" if reply.err.strip() else str(reply.status)
+
+
+def _taken(reply: Reply) -> tuple[bool, str]:
+    """A command that answers nothing when all is well; refusals come as text, with exit status 0."""
+    if not reply.ok:
+        return False, _why(reply)
+    refusal = replies.refusal(reply.out)
+    return refusal is None, refusal.text if refusal else ""
+
+
+def _owner(pid: int) -> int | None:
+    """The user of a server that MPS lists: servers run as their user."""
+    if start_time(pid) is None:
+        return None
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None

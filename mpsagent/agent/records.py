@@ -1,0 +1,69 @@
+"""What of an event or action goes into the history: flat fields that a person or a program can read."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from mpsagent.decisions import actions as act
+from mpsagent.facts import events as ev
+from mpsagent.facts.model import Limits, State
+
+_KINDS: dict[type, str] = {
+    ev.ControlStarted: "control.started",
+    ev.ControlExited: "control.exited",
+    ev.QuitIssued: "control.quitting",
+    ev.ClientQueued: "client.waiting",
+    ev.ServerStarting: "server.starting",
+    ev.ServerReady: "server.ready",
+    ev.ServerExited: "server.exited",
+    ev.ShutdownForced: "server.forced",
+    ev.ClientDisconnected: "client.disconnected",
+    ev.FaultStarted: "server.fault",
+    ev.FaultClient: "client.sticky",
+    ev.ContextDestroyed: "server.context_destroyed",
+    ev.TerminationAsked: "client.termination_asked",
+    ev.ClientRefused: "client.refused",
+    ev.ClientsFull: "server.full",
+    ev.Unknown: "log.unknown",
+}
+
+
+def event_record(event: ev.Event, state: State) -> tuple[str, dict[str, object]] | None:
+    """Kind and fields of an event worth keeping; None for what is said at every connection."""
+    if isinstance(event, ev.ContextConnected):
+        if event.context:
+            return None
+        return "client.connected", _with_uid({"pid": event.pid, "server": event.server}, state)
+    kind = _KINDS.get(type(event))
+    if kind is None:
+        return None
+    found: dict[str, object] = {name: value for name, value in event._asdict().items() if name != "at"}
+    return kind, _with_uid(found, state)
+
+
+def _with_uid(found: dict[str, object], state: State) -> dict[str, object]:
+    """The user, where the line itself does not say it."""
+    if "uid" in found:
+        return found
+    server = found.get("server", found.get("pid"))
+    known = state.servers.get(server) if isinstance(server, int) else None
+    if known is not None and known.uid is not None:
+        found["uid"] = known.uid
+    return found
+
+
+def action_fields(action: act.Action) -> dict[str, object]:
+    """An action's own fields, JSON-able."""
+    found: dict[str, object] = {}
+    for field in fields(action):
+        value = getattr(action, field.name)
+        if value is None or field.name == "kind":
+            continue
+        found[field.name] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Limits):
+        return {"threads": value.threads, "memory": {str(device): size for device, size in value.memory.items()}}
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,19 @@
+"""What the command line says; everything else is in the policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Settings:
+    """``policy_directory`` None: ``policy.d`` beside the policy. ``state_directory`` None: the history is not kept on
+    disk. ``devices_file``: GPUs as JSON instead of asking NVML (the simulator, tests)."""
+
+    policy: str = "/etc/mpsagent/policy.toml"
+    policy_directory: str | None = None
+    socket: str = "/run/mpsagent/mpsagent.sock"
+    state_directory: str | None = "/var/lib/mpsagent"
+    supervise: Literal["child", "systemd"] = "child"
+    devices_file: str | None = None

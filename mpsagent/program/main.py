@@ -1,0 +1,140 @@
+"""``mpsagent``: the daemon's command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import structlog
+
+import mpsagent
+from mpsagent.agent.loop import Agent
+from mpsagent.agent.settings import Settings
+from mpsagent.decisions.policy import Policy
+from mpsagent.faces.api import Api
+from mpsagent.faces.listen import bind, inherited
+from mpsagent.hands.control import ControlSupervisor
+from mpsagent.hands.control_child import ControlChild
+from mpsagent.hands.history import History
+from mpsagent.hands.names import Names
+from mpsagent.program.answers import Answers
+from mpsagent.program.journal import configure_log
+from mpsagent.program.notify import Notifier
+
+log = structlog.get_logger("mpsagent")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(mpsagent.__version__, prog_name="mpsagent")
+def main() -> None:
+    """Makes NVIDIA MPS safe to leave on. Ask a running one with mpsagent-cli."""
+
+
+@main.command()
+@click.option(
+    "--policy", default=Settings.policy, show_default=True, help="The policy; policy.d beside it is read too."
+)
+@click.option("--socket", default=Settings.socket, show_default=True, help="Where the API listens.")
+@click.option(
+    "--state-directory", default=Settings.state_directory, show_default=True, help="Where the history is kept."
+)
+@click.option("--supervise", type=click.Choice(["child", "systemd"]), default="child", show_default=True,
+              help="Who runs the control daemon: the agent itself, or systemd.")  # fmt: skip
+@click.option("--devices", "devices_file", help="The GPUs, as JSON, instead of asking NVML (for the simulator).")
+@click.option("--log-format", type=click.Choice(["auto", "journal", "text"]), default="auto", show_default=True)
+def run(
+    policy: str, socket: str, state_directory: str, supervise: str, devices_file: str | None, log_format: str
+) -> None:
+    """Run the agent in the foreground."""
+    configure_log(log_format)
+    settings = Settings(
+        policy=policy,
+        socket=socket,
+        state_directory=state_directory or None,
+        supervise="systemd" if supervise == "systemd" else "child",
+        devices_file=devices_file,
+    )
+    with suppress(OSError):  # arming has 55 ms; on a busy machine that needs to come first
+        if os.getpriority(os.PRIO_PROCESS, 0) == 0:
+            os.setpriority(os.PRIO_PROCESS, 0, -10)
+    sys.exit(asyncio.run(_serve(settings)))
+
+
+def _supervisor(settings: Settings) -> Callable[[Policy, Callable[[int], None]], ControlSupervisor]:
+    def make(policy: Policy, on_gone: Callable[[int], None]) -> ControlSupervisor:
+        if settings.supervise == "systemd":
+            from mpsagent.hands.control_unit import ControlUnit
+
+            return ControlUnit(policy.instance, policy.pipe_directory, on_gone, program=policy.control_program)
+        return ControlChild(policy.pipe_directory, on_gone, program=policy.control_program)
+
+    return make
+
+
+async def _serve(settings: Settings) -> int:
+    notifier = Notifier()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    agent = Agent(settings, _history(settings), Names())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    reload = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    try:
+        sock = next(iter(inherited()), None) or bind(Path(settings.socket))
+    except OSError as error:
+        log.error("the API cannot listen", socket=settings.socket, error=str(error))
+        return 1
+    api = Api(Answers(agent), _is_admin(agent), failed=lambda error: log.error("request failed", error=repr(error)))
+    try:
+        await agent.start(_supervisor(settings))
+        await api.start(sock)
+        notifier.tell("READY=1", f"STATUS={agent.one_line()}")
+        log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
+        await _until_stopped(agent, notifier, stop, reload)
+    finally:
+        notifier.tell("STOPPING=1")
+        await api.close()
+        await agent.end()
+    return 0
+
+
+async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
+    """Keep systemd informed until somebody stops us. The watchdog hears from us only while the loop turns."""
+    every = min(1.0, notifier.watchdog / 3) if notifier.watchdog else 1.0
+    said = ""
+    while not stop.is_set():
+        waiters = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(reload.wait())]
+        await asyncio.wait(waiters, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
+            waiter.cancel()
+        if reload.is_set():
+            reload.clear()
+            await agent.load_policy()
+        line = agent.one_line()
+        notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
+        said = line
+
+
+def _history(settings: Settings) -> History:
+    if settings.state_directory is not None:
+        with suppress(OSError):  # the history itself says what is wrong with the directory
+            Path(settings.state_directory).mkdir(mode=0o750, parents=True, exist_ok=True)
+    return History(settings.state_directory)
+
+
+def _is_admin(agent: Agent) -> Callable[[int], Awaitable[bool]]:
+    async def is_admin(uid: int) -> bool:
+        return uid == 0 or agent.policy.admin_group in (await agent.names.look_up(uid)).groups
+
+    return is_admin
+
+
+if __name__ == "__main__":
+    main()
