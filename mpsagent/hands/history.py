@@ -226,12 +226,13 @@ class History:
         for file in (path, *(_old(path, number) for number in range(1, KEPT_FILES + 1))):
             if count >= self._capacity:
                 break
-            with suppress(FileNotFoundError):
-                try:
-                    found.append(self._read(file))
-                except PermissionError as error:
-                    self.notes.append(f"{file}: {error.strerror}")
-                    continue
+            try:
+                found.append(self._read(file))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self.notes.append(f"{file}: {error.strerror}")
+            else:
                 count += len(found[-1])
         for records in reversed(found):
             for record in records:
@@ -263,7 +264,7 @@ class History:
     def _read(self, path: Path) -> list[Record]:
         records: deque[Record] = deque(maxlen=self._capacity)
         bad = 0
-        with open(path, "rb") as file:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
             for line in deque(file, maxlen=self._capacity):
                 try:
                     record = json.loads(line)
