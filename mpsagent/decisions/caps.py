@@ -48,7 +48,16 @@ def decide(
         for client, reason, rule in ends:
             if enforce:
                 ladders = ladder.begin(
-                    world, ladders, client.pid, server.uid, server.pid, now, reason=reason, rule=rule, hook=True
+                    world,
+                    ladders,
+                    client.pid,
+                    server.uid,
+                    server.pid,
+                    now,
+                    reason=reason,
+                    rule=rule,
+                    section="limits",
+                    hook=True,
                 )
             elif client.pid not in reported:
                 reported |= {client.pid}
@@ -89,7 +98,8 @@ def _over(
             due = max(known) + rules.idle_timeout
             rule = rules.origin("idle_timeout").key
             if now >= due:
-                text = f"user {server.uid} holds the GPU with idle clients ({duration_text(now - max(known))}) while others wait"
+                idle_for = duration_text(now - max(known))
+                text = f"user {server.uid} holds the GPU with idle clients ({idle_for}) while others wait"
                 ends += [(client, text, rule) for client in clients]
             else:
                 wakes.append(due)

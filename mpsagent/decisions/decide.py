@@ -1,7 +1,8 @@
 """``decide(world, memory, now) -> Decision``: all decisions in one call, without a clock and without an effect.
 
-``now`` and all times are seconds since the epoch on a clock that does not jump. The caller carries the actions out, tells
-:func:`note` how each ended, and calls again on every event and no later than ``deadline``.
+``now`` and all times are seconds since the epoch on a clock that does not jump. The caller carries the actions out
+(those with ``enforce`` False are only reported), tells :func:`note` how each ended, and calls again on every event and
+no later than ``deadline``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mpsagent.decisions import actions as act
-from mpsagent.decisions import caps, faults, hangs, ladder, limits, turns
+from mpsagent.decisions import caps, drain, faults, hangs, ladder, limits, turns
 from mpsagent.decisions.world import World
 
 
@@ -23,6 +24,7 @@ class Memory:
     faults: faults.FaultsMemory = field(default_factory=faults.FaultsMemory)
     hangs: hangs.HangsMemory = field(default_factory=hangs.HangsMemory)
     caps: caps.CapsMemory = field(default_factory=caps.CapsMemory)
+    drain: drain.DrainMemory = field(default_factory=drain.DrainMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,17 @@ def decide(world: World, memory: Memory, now: float) -> Decision:
     todo += made
     cap, climbs, made, wake4 = caps.decide(world, memory.caps, climbs, now)
     todo += made
-    turn, climbs, made, wake5 = turns.decide(world, memory.turns, climbs, now)
+    drained, turn, made, wake5 = drain.decide(world, memory.drain, memory.turns, now)
     todo += made
-    climbs, made, wake6 = ladder.decide(world, climbs, now)
+    if world.drain is None:
+        turn, climbs, made, wake6 = turns.decide(world, turn, climbs, now)
+    else:
+        turn, climbs, made, wake6 = turns.only_leftovers(world, turn, climbs, now)
     todo += made
-    wakes = [wake for wake in (wake1, wake2, wake3, wake4, wake5, wake6) if wake is not None]
-    return Decision(Memory(limit, climbs, turn, fault, hang, cap), todo, min(wakes, default=None))
+    climbs, made, wake7 = ladder.decide(world, climbs, now)
+    todo += made
+    wakes = [wake for wake in (wake1, wake2, wake3, wake4, wake5, wake6, wake7) if wake is not None]
+    return Decision(Memory(limit, climbs, turn, fault, hang, cap, drained), todo, min(wakes, default=None))
 
 
 def note(memory: Memory, outcome: act.Outcome) -> Memory:
@@ -60,6 +67,7 @@ def note(memory: Memory, outcome: act.Outcome) -> Memory:
         faults.note(memory.faults, outcome),
         hangs.note(memory.hangs, outcome),
         memory.caps,
+        drain.note(memory.drain, outcome),
     )
 
 
@@ -69,7 +77,16 @@ def end_client(world: World, memory: Memory, pid: int, now: float, *, reason: st
     if client is None or client.uid is None:
         return memory
     climbs = ladder.begin(
-        world, memory.ladder, pid, client.uid, client.server, now, reason=reason, rule=rule, hook=not at_once
+        world,
+        memory.ladder,
+        pid,
+        client.uid,
+        client.server,
+        now,
+        reason=reason,
+        rule=rule,
+        section="order",
+        hook=not at_once,
     )
     return replace(memory, ladder=climbs)
 

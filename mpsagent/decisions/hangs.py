@@ -1,9 +1,9 @@
 """Nothing hangs for ever: the control daemon and its servers are resumed, killed, started again.
 
 The daemon is single-threaded and blocks on its servers: a stopped server makes it answer nothing, and SIGKILL of that
-server frees it at once (recording 06, V3). A stopped daemon is beyond help from inside; its servers exit with it and a new
-one starts over the stale files (recording 06, V4). Each hang has a deadline in the policy. A process that somebody has
-merely stopped is resumed first: nobody loses work by that.
+server frees it at once (recording 06, V3). A stopped daemon is beyond help from inside; its servers exit with it and a
+new one starts over the stale files (recording 06, V4). Each hang has a deadline in the policy. A process that somebody
+has merely stopped is resumed first: nobody loses work by that.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.decisions import actions as act
-from mpsagent.decisions.ladder import LadderMemory, Rung
+from mpsagent.decisions.ladder import LadderMemory, blocks
 from mpsagent.decisions.world import World
 from mpsagent.facts.model import Server, Status
 
@@ -52,7 +52,7 @@ def decide(
     if memory.attempts:
         stable = (memory.up_since or now) + STABLE_AFTER
         if now >= stable:
-            memory = replace(memory, attempts=0)
+            memory = replace(memory, attempts=0, failed=False)
         else:
             wakes.append(stable)
     suspects = _suspects(world, ladders)
@@ -70,10 +70,10 @@ def decide(
 
 def _start(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, list[act.Action], float | None]:
     if memory.up_since is not None:  # it ran until just now
-        short = now - memory.up_since < STABLE_AFTER
-        attempts = memory.attempts if short else 0
-        wait = min(2.0 ** (attempts - 1), BACKOFF_MOST) if attempts else 0.0
-        memory = HangsMemory(attempts=attempts, retry_at=now + wait, failed=memory.failed)
+        control = world.state.control
+        meant = control is not None and control.quitting is not None  # somebody's `quit`, ours included, is no crash
+        attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not meant else 0
+        memory = HangsMemory(attempts=attempts, retry_at=now + _wait(attempts), failed=memory.failed)
     if world.drain is not None or memory.failed or memory.start_asked:
         return memory, [], None
     if memory.attempts >= GIVE_UP_AFTER:
@@ -88,7 +88,12 @@ def _start(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, 
     return replace(memory, start_asked=True, attempts=memory.attempts + 1), [start], None
 
 
-# --- what hangs, since when, and for how long it may -------------------------------------------------------------------
+def _wait(attempts: int) -> float:
+    """Seconds from the last of so many starts in a row, or its daemon's end, to the next one."""
+    return min(2.0 ** (attempts - 1), BACKOFF_MOST) if attempts else 0.0
+
+
+# --- what hangs, since when, and for how long it may ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,7 @@ class _Suspect:
 def _suspects(world: World, ladders: LadderMemory) -> list[_Suspect]:
     policy, state = world.policy, world.state
     found: list[_Suspect] = []
-    busy = any(c.rung is Rung.TERMINATE and c.asked for c in ladders.climbs.values())
+    busy = blocks(ladders)
     for server in state.servers.values():
         process = world.processes.get(server.pid)
         if server.status is Status.INITIALIZING:
@@ -115,7 +120,7 @@ def _suspects(world: World, ladders: LadderMemory) -> list[_Suspect]:
                 _Suspect(server.pid, server.started + policy.hang_server_ready, what, "hang.server_ready", server.pid)
             )
         else:
-            since = server.stopping_since if server.status is Status.SHUTTING_DOWN else server.stop_tried
+            since = server.stop_tried if server.stopping_since is None else server.stopping_since
             if since is not None:
                 busy = True
                 what = f"server {server.pid} of user {server.uid} does not exit"
@@ -129,6 +134,13 @@ def _suspects(world: World, ladders: LadderMemory) -> list[_Suspect]:
     if control is not None and control.quit_by is not None:
         what = f"`quit` of control daemon {control.pid} does not end"
         found.append(_Suspect(0, control.quit_by + policy.hang_quit, what, "hang.quit", None))
+    elif control is not None and control.quitting is not None:
+        # A `quit` without a time waits for the clients; once they have gone it has nothing to wait for.
+        idle = [s.idle_since for s in state.servers.values()]
+        if not state.clients and None not in idle:
+            last = max([control.quitting, *(at for at in idle if at is not None)])
+            what = f"`quit` of control daemon {control.pid} does not end though nobody works"
+            found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None))
     elif world.silent_since is not None and not busy:
         what = "the control daemon does not answer"
         holder = state.holder()
@@ -169,7 +181,7 @@ def _ways_out(
             todo.append(ways[step])
             steps[suspect.key] = (step + 1, now)
             wakes.append(now + NEXT_STEP)
-        else:  # the last step once more, slowly: the process may hang in the kernel
+        elif world.policy.enforce_hang:  # the last step once more, slowly: the process may hang in the kernel
             todo.append(ways[-1])
             steps[suspect.key] = (step, now + 30.0)
             wakes.append(now + 30.0 + NEXT_STEP)
@@ -187,9 +199,7 @@ def _ladder_of(world: World, suspect: _Suspect) -> list[act.Action]:
         pids.append(control.pid)
     # Always there, so that a step keeps its number: SIGCONT to what is not stopped does nothing.
     for pid in pids:
-        ways.append(
-            act.Resume(pid=pid, reason=f"{suspect.what}: SIGCONT to {pid}", rule=suspect.rule, enforce=enforce)
-        )
+        ways.append(act.Resume(pid=pid, reason=f"{suspect.what}: SIGCONT to {pid}", rule=suspect.rule, enforce=enforce))
     if suspect.server is not None:
         why = f"{suspect.what}: SIGKILL to server {suspect.server}"
         ways.append(act.KillServer(server=suspect.server, reason=why, rule=suspect.rule, enforce=enforce))
@@ -221,9 +231,7 @@ def _starting(server: Server) -> bool:
 
 
 def note(memory: HangsMemory, outcome: act.Outcome) -> HangsMemory:
-    if isinstance(outcome.action, act.StartControl) and not outcome.ok:
-        wait = min(2.0 ** (memory.attempts - 1), BACKOFF_MOST)
-        return replace(memory, start_asked=False, retry_at=outcome.at + wait)
     if isinstance(outcome.action, act.StartControl):
-        return replace(memory, start_asked=False)
+        # Also when it was started: the kernel's word that it runs may come a moment later, or it may be gone already.
+        return replace(memory, start_asked=False, retry_at=outcome.at + _wait(memory.attempts))
     return memory

@@ -56,9 +56,21 @@ class World:
             self.rules_cache[uid] = found
         return found
 
+    @property
+    def limits_enforced(self) -> bool:
+        """Whether anybody's limits are enforced. If nobody's are, the daemon's defaults are left alone."""
+        settings = self.policy.settings
+        everybody = settings.get(("limits", "enforce"))
+        if not self.policy.enforce or everybody is None or everybody.value:
+            return self.policy.enforce
+        return any(
+            path[0] in ("user", "group") and path[2:] == ("enforce",) and setting.value
+            for path, setting in settings.items()
+        )
+
     def floor(self) -> Limits:
         """The strictest limits in the policy: what a server gets that nobody armed for."""
-        return self.policy.strictest(self.devices) if self.policy.enforce else Limits()
+        return self.policy.strictest(self.devices) if self.limits_enforced else Limits()
 
     def limits(self, uid: int) -> Limits:
         """The limits of a user's clients; the floor for somebody whose name is not known yet."""
@@ -87,6 +99,8 @@ class World:
 
 def same_limits(left: Limits, right: Limits) -> bool:
     """Equal as MPS takes them: percentages to one decimal, memory to one MiB."""
+    if left == right:
+        return True
     if abs(left.threads - right.threads) >= 0.05 or set(left.memory) != set(right.memory):
         return False
     return all(size >> 20 == right.memory[device] >> 20 for device, size in left.memory.items())

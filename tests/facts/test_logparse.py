@@ -41,7 +41,7 @@ def test_every_line_of_the_recordings_is_known(name: str) -> None:
 
 def _foreign_lines() -> list[bytes]:
     """Log lines of the recordings that no ``control.log|`` or ``server.log|`` marks: another daemon's file printed as
-    it is (recording 02, R8), what a daemon in the foreground printed (R11) and the log of a server that was full (R13)."""
+    it is (recording 02, R8), what a daemon in the foreground printed (R11), a full server (R13)."""
     found = []
     for name in recordings.names():
         text = recordings.path(name).read_bytes()
