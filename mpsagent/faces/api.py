@@ -28,6 +28,8 @@ IsAdmin = Callable[[int], Awaitable[bool]]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ASK_NAMES = 5.0
 _MOST_EVENTS = 1000
+_AT_ONCE = 200
+"""Events of a stream that are written in one go: about a millisecond of the loop's time."""
 _silent = logging.getLogger("mpsagent.http")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False  # aiohttp logs what peers send; a peer must not be able to fill the journal
@@ -220,10 +222,10 @@ class Api:
                 lines = found or [{"heartbeat": iso(time.time()), "cursor": at}]
                 async with asyncio.timeout(write_time):
                     await stream.write(b"".join(_line(one) for one in lines))
-                found = self._backend.events(at, _MOST_EVENTS)
+                found = self._backend.events(at, _AT_ONCE)
                 if not found:
                     await self._news(door, at)
-                    found = self._backend.events(at, _MOST_EVENTS)
+                    found = self._backend.events(at, _AT_ONCE)
                 at = self._after(found, at)
         except CursorGone as gone:  # so slow that the history went past it
             async with asyncio.timeout(write_time):

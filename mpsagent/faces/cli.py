@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from mpsagent import __version__
 from mpsagent.faces import client
 
 FINE, UNHEALTHY, USAGE, UNREACHABLE = 0, 1, 2, 3
@@ -34,7 +35,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for pro
     show_default=True,
     help="The agent's socket.",
 )
-@click.version_option(package_name="mpsagent", prog_name="mpsagent-cli")
+@click.version_option(__version__, prog_name="mpsagent-cli")
 @click.pass_context
 def cli(ctx: click.Context, path: str) -> None:
     """See and steer NVIDIA MPS on this node, as mpsagent runs it.

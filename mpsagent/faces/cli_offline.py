@@ -16,6 +16,7 @@ from mpsagent.facts.units import parse_bytes
 
 Json = dict[str, Any]
 DIRECTORY = Path("/etc/mpsagent")
+_LARGEST = 1024 * 1024
 
 
 def check(files: tuple[Path, ...], as_json: bool) -> int:
@@ -51,7 +52,8 @@ def _texts(files: tuple[Path, ...]) -> tuple[list[tuple[str, str]], list[Json]]:
     unreadable: list[Json] = []
     for file in files:
         try:
-            texts.append((str(file), file.read_text(encoding="utf-8")))
+            with file.open("rb") as opened:  # one byte over the most that is read, so that it is refused as too large
+                texts.append((str(file), opened.read(_LARGEST + 1).decode()))
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
             unreadable.append(

@@ -1,23 +1,30 @@
 """Who may connect, and for how long a connection may do nothing useful.
 
 A :class:`Door` stands before aiohttp's own protocol on each connection of the socket. It knows the peer from the
-kernel, counts connections, bounds the header in size and time, and drops a peer that does not read what it asked for.
-No peer is ever waited for: each of these is a timer and an abort.
+kernel, counts connections, bounds header and body, and drops a peer that does not read what it asked for. No peer is
+ever waited for: each of these is a timer and an abort.
+
+The door also sees to it that aiohttp has one request of a connection at a time, and that one user's requests come no
+faster than ``rate``. aiohttp parses whatever has come at once, and a buffer full of small requests would hold up the
+loop for longer than there is time to set a waiting user's limits (55 ms; recording 04, T1).
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mpsagent.faces.backend import Problem
 
+_LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,19})[ \t]*\r\n")
 _LINGERING = 32
 """Refused connections at a time that are left open until their peers have read why."""
 
@@ -25,7 +32,8 @@ _LINGERING = 32
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """What one peer may use. Sizes in bytes, spans in seconds. ``connections_root`` are kept beside the others, so
-    that users cannot lock out the person on call."""
+    that users cannot lock out the person on call. ``rate``: requests a second of one user after the first ``burst``;
+    more are not refused but wait. Root's do not."""
 
     connections: int = 64
     connections_per_uid: int = 16
@@ -38,6 +46,8 @@ class Bounds:
     write_time: float = 10.0
     write_buffer: int = 256 * 1024
     heartbeat: float = 15.0
+    rate: float = 50.0
+    burst: int = 100
 
 
 class Peer(NamedTuple):
@@ -63,6 +73,7 @@ class Porter:
         self.turned_away = 0
         self.dropped = 0
         self.lingering = 0
+        self._due: dict[int, float] = {}
 
     def __call__(self) -> Door:
         return Door(self)
@@ -83,6 +94,15 @@ class Porter:
         self.by_uid[uid] += 1
         return None
 
+    def wait(self, uid: int, now: float) -> float:
+        """Count a request of ``uid``; how many seconds it has to wait."""
+        if uid == 0:
+            return 0.0
+        if len(self._due) > 4096:
+            self._due = {one: due for one, due in self._due.items() if due > now}
+        due = self._due[uid] = max(self._due.get(uid, now), now) + 1 / self.bounds.rate
+        return max(0.0, due - now - self.bounds.burst / self.bounds.rate)
+
     def leave(self, uid: int) -> None:
         self.by_uid[uid] -= 1
         if self.by_uid[uid] <= 0:
@@ -90,7 +110,7 @@ class Porter:
 
 
 class Door(asyncio.Protocol):
-    """One connection. Passes everything on to aiohttp's protocol once the peer is let in."""
+    """One connection. Passes requests on to aiohttp's protocol, one at a time, once the peer is let in."""
 
     def __init__(self, porter: Porter) -> None:
         self._porter = porter
@@ -99,21 +119,23 @@ class Door(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._in_header, self._header, self._tail = True, 0, b""
-        self._refused = self._lingers = False
+        self._coming = bytearray()
+        self._in_header, self._answered, self._body_left = True, True, 0
+        self._refused = self._lingers = self._held = False
         self.peer: Peer | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # --- called by the API
 
     def request_begins(self) -> None:
-        """The header is complete: aiohttp has made a request of it."""
+        """aiohttp has understood the header; from here on the handler has its own deadlines."""
         self._timed(None)
 
     def request_ends(self) -> None:
-        """The answer is written or buffered; the peer has a while to read it and to ask again."""
-        self._in_header, self._header, self._tail = True, 0, b""
+        """The answer is on its way; the peer has a while to read it and to ask again."""
         self._timed(self._bounds.idle_time)
+        self._answered = True
+        self._advance()
 
     # --- called by asyncio
 
@@ -138,12 +160,10 @@ class Door(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._inner is None or self._refused:
             return
-        if self._in_header and not self._header_fits(data):
-            self._refuse(
-                Problem(431, "the request's header is too long", hint=f"at most {self._bounds.header_size} bytes")
-            )
-            return
-        self._inner.data_received(data)
+        self._coming += data
+        self._advance()
+        if not self._in_header and len(self._coming) > self._bounds.header_size + self._bounds.body_size:
+            self._drop()  # it goes on sending while it has not even got its answer
 
     def eof_received(self) -> bool | None:
         return None if self._inner is None or self._refused else self._inner.eof_received()
@@ -174,15 +194,59 @@ class Door(asyncio.Protocol):
         if self._inner is not None:
             self._inner.connection_lost(exc)
 
-    # --- inside
+    # --- one request at a time
 
-    def _header_fits(self, data: bytes) -> bool:
-        text = self._tail + data
-        end = text.find(b"\r\n\r\n")
-        self._in_header = end < 0
-        self._header += len(data) if end < 0 else max(0, end - len(self._tail))
-        self._tail = text[-3:]
-        return self._header <= self._bounds.header_size
+    def _advance(self) -> None:
+        """Pass on what belongs to the present request, and begin the next one when that has been answered."""
+        if self._inner is None or self._refused:
+            return
+        if not self._in_header:
+            self._pass_body()
+            self._in_header = self._answered and not self._body_left
+        if self._in_header:
+            self._begin()
+
+    def _begin(self) -> None:
+        end = self._coming.find(b"\r\n\r\n") + 4
+        whole = end >= 4
+        if (end if whole else len(self._coming)) > self._bounds.header_size:
+            most = f"at most {self._bounds.header_size} bytes"
+            self._refuse(Problem(431, "the request's header is too long", hint=most))
+            return
+        if not whole:
+            return
+        header = bytes(self._coming[:end])
+        del self._coming[:end]
+        length = _body_length(header)
+        if length is None:
+            self._refuse(Problem(411, "the body's length is not given", "Content-Length", "do not send it in chunks"))
+        elif length > self._bounds.body_size:
+            self._refuse(Problem(413, "the body is too long", hint=f"at most {self._bounds.body_size} bytes"))
+        else:
+            self._in_header, self._answered, self._body_left = False, False, length
+            loop = asyncio.get_running_loop()
+            wait = self._porter.wait(self.peer.uid if self.peer else -1, loop.time())
+            self._timed(wait + self._bounds.header_time)
+            if wait:
+                self._held = True
+                loop.call_later(wait, self._pass_header, header)
+            else:
+                self._pass_header(header)
+
+    def _pass_header(self, header: bytes) -> None:
+        self._held = False
+        if self._inner is not None and not self.lost.done():
+            self._inner.data_received(header)
+            self._pass_body()
+
+    def _pass_body(self) -> None:
+        part = bytes(self._coming[: self._body_left])
+        if part and not self._held and self._inner is not None:
+            del self._coming[: len(part)]
+            self._body_left -= len(part)
+            self._inner.data_received(part)
+
+    # --- ends
 
     def _timed(self, span: float | None) -> None:
         if self._timer is not None:
@@ -200,10 +264,11 @@ class Door(asyncio.Protocol):
         would reset the connection under it. That moment is for a few at a time; more are closed at once."""
         body = json.dumps(problem.body()).encode()
         head = (
-            f"HTTP/1.1 {problem.status} Refused\r\nContent-Type: application/json\r\n"
+            f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self._refused = True
+        self._coming.clear()
         if self._transport is None:
             return
         self._transport.write(head.encode() + body)
@@ -214,3 +279,12 @@ class Door(asyncio.Protocol):
             self._transport.write_eof()
         else:
             self._transport.close()
+
+
+def _body_length(header: bytes) -> int | None:
+    """What a header announces; None for a body in chunks. Nonsense is left for aiohttp to refuse."""
+    lower = header.lower()
+    if b"\r\ntransfer-encoding:" in lower:
+        return None
+    found = _LENGTH.search(lower)
+    return int(found[1]) if found else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -11,11 +12,11 @@ from contextlib import ExitStack
 import pytest
 
 from mpsagent.faces import client
-from mpsagent.faces.door import Bounds
+from mpsagent.faces.door import Bounds, Porter
 from tests.faces.stand_in import Served, serve, until
 
 TIGHT = Bounds(
-    connections_root=6, header_time=0.4, body_time=0.4, idle_time=0.6, write_time=0.4, write_buffer=32768, heartbeat=0.2
+    connections_root=6, header_time=1.5, body_time=1.0, idle_time=2.0, write_time=1.5, write_buffer=32768, heartbeat=0.2
 )
 
 
@@ -80,14 +81,13 @@ def test_a_header_of_more_than_16_kib_is_refused(served: Served, header: bytes) 
 
 
 def test_a_body_of_more_than_64_kib_is_refused(served: Served) -> None:
-    """413, whether it says its length or comes in chunks."""
+    """413 as soon as its length is known; 411 for one in chunks, whose length is not."""
     with connect(served) as sock:
         sock.sendall(b"POST /v1/resume HTTP/1.1\r\nHost: m\r\nContent-Length: 70000\r\n\r\n" + b"x" * 70000)
         assert answer(sock).startswith(b"HTTP/1.1 413 ")
     with connect(served) as sock:
         sock.sendall(b"POST /v1/resume HTTP/1.1\r\nHost: m\r\nTransfer-Encoding: chunked\r\n\r\n")
-        sock.sendall(b"11170\r\n" + b"x" * 70000 + b"\r\n0\r\n\r\n")
-        assert answer(sock).startswith(b"HTTP/1.1 413 ")
+        assert answer(sock).startswith(b"HTTP/1.1 411 ")
     assert served.backend.asked == []
     assert alive(served)
 
@@ -177,9 +177,39 @@ def test_more_connections_than_allowed_are_told_so(served: Served) -> None:
         until(let_in)
 
 
-def test_requests_one_after_the_other_on_one_connection(served: Served) -> None:
-    """Keep-alive works through the door, also for a header that comes in pieces."""
+def test_pipelined_requests_are_answered_one_after_the_other(served: Served) -> None:
+    """Many in one packet, with and without bodies, each gets its answer in its turn; too many at once are dropped."""
     with connect(served) as sock:
+        request = b'POST /v1/resume HTTP/1.1\r\nHost: m\r\nContent-Length: 7\r\n\r\n{"x":1}'
+        sock.sendall((request + b"GET /healthz HTTP/1.1\r\nHost: m\r\n\r\n") * 20)
+        got = b""
+        while got.count(b"HTTP/1.1 ") < 40 or not got.endswith(b"}\n"):
+            data = sock.recv(65536)
+            assert data, got
+            got += data
+        assert [part[:3] for part in got.split(b"HTTP/1.1 ")[1:]] == [b"400", b"200"] * 20
+    with connect(served) as sock, pytest.raises(OSError):  # noqa: PT012
+        sock.settimeout(5)
+        for _ in range(1000):
+            sock.sendall(b"GET /v1/policy/explain?user=slow HTTP/1.1\r\nHost: m\r\n\r\n" * 100)
+    assert alive(served)
+
+
+def test_a_flood_of_requests_waits_its_turn() -> None:
+    """One user's requests beyond the burst come at the rate; nobody is refused, and another user is not held up."""
+    porter = Porter(Bounds(rate=10, burst=5), asyncio.Protocol)
+    assert [round(porter.wait(7, 100.0), 3) for _ in range(8)] == [0, 0, 0, 0, 0, 0.1, 0.2, 0.3]
+    assert porter.wait(8, 100.0) == 0
+    assert [porter.wait(0, 100.0) for _ in range(100)] == [0.0] * 100
+    assert porter.wait(7, 200.0) == 0
+    for uid in range(1, 10000):
+        porter.wait(uid, 300.0 + uid)
+    assert len(porter._due) < 5000, "who has not asked for long is forgotten"
+
+
+def test_requests_one_after_the_other_on_one_connection() -> None:
+    """Keep-alive works through the door, also for a header that comes in pieces."""
+    with serve() as served, connect(served) as sock:
         for _ in range(5):
             for piece in (b"GET /healthz HT", b"TP/1.1\r\nHost: m\r", b"\n\r", b"\n"):
                 sock.sendall(piece)
