@@ -106,10 +106,10 @@ class Names:
 
     def learn(self, text: str) -> None:
         for pattern, kind in (
-            (r"Control +(\d+)\] Starting control daemon", "D"),
+            (r"Control +(\d{2,})\] Starting control daemon", "D"),
             (r"Starting new server (\d+) for user", "S"),
             (r" Server +(\d+)\] ", "S"),
-            (r"\] NEW CLIENT (\d+) from user ", "c"),
+            (r"\] NEW CLIENT (\d{2,}) from user ", "c"),
             (r"\] Client \{PID: (\d+), Context ID: \d+\} connected$", "c"),
             (r"^\[ *[\d.]+\] spawn c\d+ pid (\d+) ", "c"),
         ):
@@ -151,7 +151,7 @@ class Names:
         text = re.sub(r"(?<![\w:])[0-9a-f]{4}:[0-9a-f]{2}\.[0-9a-f]{2}\.[0-9a-f]{2}\b|\b\d\d:\d\d\.\d\b", "PCI", text)
         text = re.sub(r"\b(user|uid|UID|-uid|as) (\d+)\b", lambda m: f"{m[1]} {USERS.get(m[2], m[2])}", text)
         text = re.sub(r"\bmps\.shm\.(\d+)\.", lambda m: f"mps.shm.{USERS.get(m[1], m[1])}.", text)
-        return re.sub(r"(?<![\w-])\d{2,}(?![\w%])", lambda match: self.pid(match[0]), text)
+        return re.sub(r"(?<![\w-])(?<!version: )(?<!with status )\d{2,}(?![\w%])", lambda m: self.pid(m[0]), text)
 
 
 def sections(text: str, *, one_run: bool = False) -> list[Section]:
@@ -319,6 +319,7 @@ def _process(line: str, names: Names) -> list[str]:
     elif name == fields[0]:
         # A front-end that waits, or a daemon in the foreground, whose log lines went elsewhere.
         name = "other"
+    arguments = re.sub(r"^\S*python\S* -\w+ (?=\S*nvidia-cuda-mps)", "", arguments)  # the simulator's front-end
     arguments = re.sub(r"\S*/(nvidia-cuda-mps-\w+)", r"\1", arguments).strip()
     return [f"ps {name} {USERS.get(fields[2], fields[2])} {fields[3][0]} {arguments}"]
 

@@ -1,4 +1,4 @@
-"""Scenarios beyond the recordings: how a stopped client is ended without harm, and what a client does at a shut door."""
+"""Scenarios beyond the recordings: ending a stopped client without harm, and a socket in the place of the daemon's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
 
 from tests.conformance.rig import Rig
-from tests.conformance.scenarios import A, scenario, sleeper, spinner, stop_all
+from tests.conformance.script import A, scenario, sleeper, spinner, stop_all
 
 
 def stopped(rig: Rig, order: str) -> None:

@@ -242,14 +242,16 @@ def sim_backend(place: Path, gpus: int = 1) -> Backend:
     """The simulator's two programs, installed into `place`."""
     programs = place / f"bin{gpus}"
     programs.mkdir(mode=0o755)
+    python = other_users_python(USERS[0])
     done = subprocess.run(
-        [other_users_python(USERS[0]), "-m", "mpsagent.sim.cli", "install", str(programs), "--gpus", str(gpus)],
+        [python, "-m", "mpsagent.sim.cli", "install", str(programs), "--gpus", str(gpus)],
         cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     if done.returncode:
         raise RigError(f"mpsagent-sim install failed with status {done.returncode}: {done.stdout}{done.stderr}")
-    client = (str(programs / "cuda-client"),)
-    return Backend("sim", str(programs / CONTROL), client, renamed_client=client)
+    client = str(programs / "cuda-client")
+    # A script's argv[0] is its interpreter's, so the interpreter is named to give it another one.
+    return Backend("sim", str(programs / CONTROL), (client,), renamed_client=(python, "-IS", client))
 
 
 class Rig:

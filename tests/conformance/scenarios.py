@@ -12,7 +12,15 @@ from tests.conformance.script import ALL, A, B, C, D, Scenario, play, scenario, 
 
 # Importing them registers them.
 from tests.conformance import recorded_commands, recorded_faults, recorded_recovery, recorded_limits  # isort: skip
-from tests.conformance import questions, questions_ending  # isort: skip
+from tests.conformance import questions, questions_ending, questions_waiting  # isort: skip
 
 __all__ = ["ALL", "A", "B", "C", "D", "Scenario", "play", "scenario", "sleeper", "spinner", "stop_all"]
-REGISTERED = (recorded_commands, recorded_faults, recorded_recovery, recorded_limits, questions, questions_ending)
+REGISTERED = (
+    recorded_commands,
+    recorded_faults,
+    recorded_recovery,
+    recorded_limits,
+    questions,
+    questions_ending,
+    questions_waiting,
+)
