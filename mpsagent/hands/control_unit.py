@@ -169,7 +169,7 @@ def write_environment(path: Path, environment: Mapping[str, str]) -> None:
     for key, value in environment.items():
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key) or any(ord(sign) < 32 for sign in value):
             raise ValueError(f"{key} cannot be written to {path}: names are letters, values have no control characters")
-        escaped = value.translate({ord(sign): f"\\{sign}" for sign in '"\\$`'})
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         lines.append(f'{key}="{escaped}"\n')
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with suppress(FileNotFoundError):
