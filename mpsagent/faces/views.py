@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from mpsagent.decisions.world import same_limits
+from mpsagent.decisions.turns import Turn, deadlines
+from mpsagent.decisions.world import World, same_limits
 from mpsagent.facts.model import Limits, Server, State, Waiting
 
 if TYPE_CHECKING:
@@ -153,6 +154,39 @@ def queue(state: State, about: About, now: float) -> list[shapes.Waiting]:
             }
         )
     return found
+
+
+def expected_turns(world: World, turn: Turn | None, now: float) -> dict[int, float]:
+    """By waiting user, when the policy gives it the GPU at the latest; who may wait without end is left out.
+
+    ``turn`` is the one that is running out (``TurnsMemory.turn``). Each user ahead may keep its turn for as long as its
+    own rules say, so a bound ends at the first who never has to leave.
+    """
+    holder, at = world.holder(), now
+    if holder is not None:
+        times = deadlines(world, turn) if turn is not None and turn.server == holder.pid else None
+        if times is None or not _has_to_leave(world, turn.uid if turn is not None else holder.uid):
+            return {}
+        at = max(now, times[1])
+    found: dict[int, float] = {}
+    for uid in world.state.next_users():
+        if holder is not None and uid == holder.uid:
+            continue
+        found[uid] = at
+        rules = world.rules(uid)
+        if rules.switch_after is None or not _has_to_leave(world, uid):
+            break
+        at += rules.switch_after + rules.switch_grace
+    return found
+
+
+def _has_to_leave(world: World, uid: int | None) -> bool:
+    """Whether somebody who holds the GPU while others wait is made to leave at some time."""
+    if uid is None:
+        return False
+    rules = world.rules(uid)
+    enforced = rules.enforce_switch and rules.switch_action != "none" and not rules.switch_exempt
+    return enforced and rules.switch_after is not None
 
 
 def status(state: State, about: About, now: float) -> shapes.Status:

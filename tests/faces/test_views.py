@@ -7,7 +7,11 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpsagent.decisions.policy_file import load
+from mpsagent.decisions.turns import Turn
+from mpsagent.decisions.world import World
 from mpsagent.faces import cli_text, metrics, views
+from mpsagent.facts.identity import Identity
 from mpsagent.facts.logparse import LogParser
 from mpsagent.facts.model import Client, Limits, Server, State, Status, Waiting
 from mpsagent.facts.reduce import apply
@@ -53,6 +57,34 @@ def test_a_user_with_several_waiting_clients_has_one_place() -> None:
         (1, 7, [1, 3], 10.0, None),
         (2, 8, [2], 9.0, 30.0),
     ]
+
+
+def _world(policy_text: str, *waiting: int) -> World:
+    policy, errors = load([("p", policy_text)])
+    assert policy is not None, errors
+    server = Server(5, 7, Status.ACTIVE, started=1.0, ready=1.0)
+    state = State(servers={5: server}, waiting=tuple(Waiting(100 + uid, uid, 10.0 + uid) for uid in waiting))
+    identities = {uid: Identity(uid, f"u{uid}") for uid in (7, *waiting)}
+    return World(state=state, policy=policy, identities=identities)
+
+
+def test_expected_turns_add_up_what_each_user_ahead_may_keep() -> None:
+    """7 holds; 8 waits since 18 and gets its turn after 100 + 10 s; 9 after 8's own 20 + 10 s more."""
+    world = _world('[switch]\nafter = "100s"\ngrace = "10s"\n[user.u8]\nswitch.after = "20s"\n', 8, 9)
+    turn = Turn(server=5, uid=7, since=18.0)
+    assert views.expected_turns(world, turn, 30.0) == {8: 128.0, 9: 158.0}
+    assert views.expected_turns(world, turn, 130.0) == {8: 130.0, 9: 160.0}, "never in the past"
+
+
+def test_there_is_no_expected_turn_behind_who_never_has_to_leave() -> None:
+    """An exempt holder, an exempt user ahead, no action, enforcement off, no turn known yet: no promise is made."""
+    turn = Turn(server=5, uid=7, since=18.0)
+    limits = '[switch]\nafter = "100s"\ngrace = "10s"\n'
+    assert views.expected_turns(_world(limits + "[user.u7]\nswitch.exempt = true\n", 8), turn, 30.0) == {}
+    assert views.expected_turns(_world(limits + "[user.u8]\nswitch.exempt = true\n", 8, 9), turn, 30.0) == {8: 128.0}
+    assert views.expected_turns(_world(limits + 'action = "none"\n', 8), turn, 30.0) == {}
+    assert views.expected_turns(_world("enforce = false\n" + limits, 8), turn, 30.0) == {}
+    assert views.expected_turns(_world(limits, 8), None, 30.0) == {}
 
 
 def test_a_clock_set_back_gives_no_negative_spans() -> None:
