@@ -7,18 +7,22 @@ Everything is done on descriptors; nothing is looked up twice by name.
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pwd import getpwuid
 
 MPS_NAMES = ("control", "control_privileged", "control_lock", "log", "nvidia-cuda-mps-control.pid")
 """What a control daemon leaves in its pipe directory (recording 01, S1)."""
 LONGEST_SOCKET_PATH = 107
 """Bytes: sun_path of a Unix socket without its NUL."""
 OPEN, SHUT = 0o755, 0o700
+_ACL = "system.posix_acl_access"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -46,12 +50,29 @@ def prepare_log_directory(path: str) -> list[str]:
 
 def open_door(path: str) -> None:
     """From now on users' clients can reach the control daemon. Raises like :func:`prepare`."""
-    _set_mode(path, OPEN)
+    with _opened(path) as directory:
+        with suppress(OSError):  # there is none, usually
+            os.removexattr(directory, _ACL)
+        os.fchmod(directory, OPEN)
 
 
-def shut_door(path: str) -> None:
-    """No new client reaches the control daemon. Raises like :func:`prepare`."""
-    _set_mode(path, SHUT)
+def shut_door(path: str, but_for: int | None = None) -> None:
+    """No new client reaches the control daemon. Raises like :func:`prepare`.
+
+    ``but_for``: a uid that may enter all the same. A server runs as its user and connects to the control daemon through
+    this directory, so without that the parked server could not start behind a shut door.
+    """
+    with _opened(path) as directory:
+        os.fchmod(directory, SHUT)
+        if but_for is None or but_for == os.geteuid():
+            return
+        try:
+            os.setxattr(directory, _ACL, _let_in(but_for))
+        except OSError as error:  # a file system without ACLs: the user's own group has to do
+            if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.EPERM):
+                raise
+            os.fchown(directory, -1, getpwuid(but_for).pw_gid)
+            os.fchmod(directory, SHUT | stat.S_IXGRP)
 
 
 def is_open(path: str) -> bool:
@@ -98,9 +119,11 @@ def _prepare(path: str, mode: int) -> list[str]:
         return warnings
 
 
-def _set_mode(path: str, mode: int) -> None:
-    with _opened(path) as directory:
-        os.fchmod(directory, mode)
+def _let_in(uid: int) -> bytes:
+    """A POSIX ACL, as the kernel takes it: the owner everything, ``uid`` may pass through, nobody else anything."""
+    everybody = 0xFFFFFFFF
+    entries = ((0x01, 7, everybody), (0x02, 1, uid), (0x04, 0, everybody), (0x10, 1, everybody), (0x20, 0, everybody))
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 @contextmanager
