@@ -10,8 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mpsagent.decisions import actions as act
-from mpsagent.decisions import caps, drain, faults, hangs, ladder, limits, turns
+from mpsagent.decisions import caps, drain, faults, hangs, ladder, limits, orphans, turns
 from mpsagent.decisions.world import World
+
+PASSES = 6
+"""More than one decision ever sets off in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class Memory:
     hangs: hangs.HangsMemory = field(default_factory=hangs.HangsMemory)
     caps: caps.CapsMemory = field(default_factory=caps.CapsMemory)
     drain: drain.DrainMemory = field(default_factory=drain.DrainMemory)
+    orphans: orphans.OrphansMemory = field(default_factory=orphans.OrphansMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,22 @@ class Decision:
 
 
 def decide(world: World, memory: Memory, now: float) -> Decision:
+    """Passes over all decisions until one has nothing to add: what the ladder does may end a turn, and so on."""
+    todo: list[act.Action] = []
+    for _ in range(PASSES):
+        memory, made, wake = _pass(world, memory, now)
+        todo += made
+        if not made:
+            break
+    return Decision(memory, todo, wake)
+
+
+def _pass(world: World, memory: Memory, now: float) -> tuple[Memory, list[act.Action], float | None]:
     # Arming comes first: its window is 55 ms (recording 04, T1). The ladder comes last and takes up what others began.
     limit, todo, wake1 = limits.decide(world, memory.limits, now)
     hang, made, wake2 = hangs.decide(world, memory.hangs, memory.ladder, now)
+    todo += made
+    orphan, made, wake8 = orphans.decide(world, memory.orphans, now)
     todo += made
     fault, climbs, made, wake3 = faults.decide(world, memory.faults, memory.ladder, now)
     todo += made
@@ -54,8 +71,8 @@ def decide(world: World, memory: Memory, now: float) -> Decision:
     todo += made
     climbs, made, wake7 = ladder.decide(world, climbs, now)
     todo += made
-    wakes = [wake for wake in (wake1, wake2, wake3, wake4, wake5, wake6, wake7) if wake is not None]
-    return Decision(Memory(limit, climbs, turn, fault, hang, cap, drained), todo, min(wakes, default=None))
+    wakes = [wake for wake in (wake1, wake2, wake3, wake4, wake5, wake6, wake7, wake8) if wake is not None]
+    return Memory(limit, climbs, turn, fault, hang, cap, drained, orphan), todo, min(wakes, default=None)
 
 
 def note(memory: Memory, outcome: act.Outcome) -> Memory:
@@ -68,6 +85,7 @@ def note(memory: Memory, outcome: act.Outcome) -> Memory:
         hangs.note(memory.hangs, outcome),
         memory.caps,
         drain.note(memory.drain, outcome),
+        memory.orphans,
     )
 
 

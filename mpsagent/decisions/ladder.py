@@ -158,6 +158,9 @@ def _may_ask(world: World, climb: Climb) -> bool | None:
     server, control = world.state.servers.get(climb.server), world.state.control
     if server is None or server.forced or climb.pid in server.sticky:
         return None
+    client = world.state.clients.get(climb.pid)
+    if client is not None and client.terminated:  # asked a second time, the daemon would wait until it exits
+        return None
     # While a `quit` is in progress nothing is heard; in FAULT the request blocks the daemon (recording 03, Q4).
     if server.status is not Status.FAULT and (control is None or control.quitting is None):
         return True
@@ -191,11 +194,14 @@ def _step(world: World, climb: Climb, now: float, busy: bool) -> tuple[Climb, li
                 server=climb.server, pid=climb.pid, deadline=climb.deadline, reason=climb.reason, rule=climb.rule
             )
             at = climb.at if climb.asked else now
-            return replace(climb, asked=True, blocks=True, at=at, again_at=None), [first], at + climb.deadline
+            climb = replace(climb, asked=True, blocks=True, at=at, again_at=None)
+            return climb, [first], max(given_up, now + climb.deadline)
         climb = replace(climb, rung=Rung.SIGTERM, at=now, asked=False)
     if climb.rung is Rung.SIGTERM:
-        if climb.asked and now < climb.at + climb.kill_grace:
-            return climb, [], climb.at + climb.kill_grace
+        # A stopped process cannot act on SIGTERM, and the daemon may be waiting for it.
+        grace = 0.0 if world.processes[climb.pid].stopped else climb.kill_grace
+        if climb.asked and now < climb.at + grace:
+            return climb, [], climb.at + grace
         if not climb.asked:
             return replace(climb, asked=True, at=now), [_signal(climb, signal.SIGTERM)], now + climb.kill_grace
         climb = replace(climb, rung=Rung.SIGKILL, at=now, asked=False)

@@ -99,7 +99,7 @@ def _nudge(world: World, memory: TurnsMemory, now: float) -> tuple[TurnsMemory, 
         return memory, [], None
     if server.idle_since is None or server.stop_tried is not None or world.clients(server):
         return memory, [], None  # at work, or MPS is asking it just now
-    waits = [w for w in world.state.waiting if w.uid != server.uid]
+    waits = [w for w in world.state.waiting if w.uid != server.uid and not w.gone]
     mark = (server.pid, server.idle_since)
     if not waits or memory.nudged == mark:
         return memory, [], None
@@ -123,7 +123,7 @@ def _contested(world: World, turn: Turn | None) -> Turn | None:
     if server is None or server.uid is None or server.uid == world.parked_uid or server.forced:
         return None
     same = turn is not None and turn.server == server.pid
-    since = [w.since for w in world.state.waiting if w.uid != server.uid]
+    since = [w.since for w in world.state.waiting if w.uid != server.uid and not w.gone]
     if server.ready is None or not (since or (same and turn is not None and turn.ending is not None)):
         return None
     if turn is not None and same:

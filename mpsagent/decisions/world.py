@@ -90,8 +90,10 @@ class World:
         return server
 
     def others_waiting(self, server: Server) -> tuple[int, ...]:
-        """Users who wait while this server holds the GPU."""
-        return tuple(uid for uid in self.state.next_users() if uid != server.uid)
+        """Users who wait while this server holds the GPU. A client that has died in the pending list still gets its
+        server, but nobody's turn ends for it."""
+        live = (w.uid for w in self.state.waiting if not w.gone)
+        return tuple(uid for uid in dict.fromkeys(live) if uid != server.uid)
 
     def clients(self, server: Server) -> tuple[Client, ...]:
         return self.state.clients_of(server.pid)

@@ -148,6 +148,15 @@ class ServerStarted(NamedTuple):
     server: int
 
 
+class ServerStuck(NamedTuple):
+    """``User did not send valid credentials`` from a server: it waits for ever for a client that died in the pending
+    list, and takes no other client (conformance scenarios X1, X15 and X18). The control daemon says the same text at
+    every connection, where it means nothing."""
+
+    at: float
+    server: int
+
+
 class ThreadsSet(NamedTuple):
     """``Active Threads Percentage set to X``: the proof of what a server started with."""
 
@@ -317,6 +326,7 @@ LogEvent = (
     | ServerLine
     | ServerStartup
     | ServerStarted
+    | ServerStuck
     | ThreadsSet
     | MemorySet
     | ServerStopping

@@ -76,6 +76,8 @@ class Server:
     stop_tried: float | None = None
     """When the control daemon asked it to shut down and has not heard back since."""
     stopping_since: float | None = None
+    stuck_since: float | None = None
+    """When it began to wait for a client that died in the pending list: it serves nobody any more."""
     idle_since: float | None = None
     max_clients: int = CLIENTS_PER_SERVER
     last_context: int = 0

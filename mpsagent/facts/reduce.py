@@ -173,6 +173,13 @@ def _reported(state: State, event: ev.ServerStarted) -> State:
     return state if server is None else _put(state, replace(server, reported=True))
 
 
+def _stuck(state: State, event: ev.ServerStuck) -> State:
+    server = _server(state, event.server, event.at)
+    if server is None or server.stuck_since is not None:
+        return state
+    return _put(state, replace(server, stuck_since=event.at))
+
+
 def _stop_tried(state: State, event: ev.ShutdownTried | ev.ShutdownRefused) -> State:
     server = state.servers.get(event.pid)
     if server is None:
@@ -228,7 +235,7 @@ def _queued(state: State, event: ev.ClientQueued) -> State:
     if client is not None and client.since >= event.at:
         return state
     uids = _bounded({**state.uids, event.pid: event.uid}, _KEPT_UIDS)
-    if len(state.waiting) >= _MOST_WAITING or any(w.pid == event.pid for w in state.waiting):
+    if len(state.waiting) >= _MOST_WAITING or any(w.pid == event.pid and not w.gone for w in state.waiting):
         return replace(state, uids=uids)
     return replace(state, uids=uids, waiting=(*state.waiting, Waiting(event.pid, event.uid, event.at)))
 
@@ -303,11 +310,15 @@ def _full(state: State, event: ev.ClientsFull) -> State:
 
 def _process_gone(state: State, event: ev.ProcessGone) -> State:
     """Only a waiting client is marked: it stays in MPS's pending list until its user's server is Ready (conformance
-    scenario X1). A connected one's end is in server.log."""
-    if not any(w.pid == event.pid and not w.gone for w in state.waiting):
+    scenario X1). One that stands behind another of its user changes nothing there and is dropped, so that the dead do
+    not fill the list. A connected one's end is in server.log."""
+    found = next((w for w in state.waiting if w.pid == event.pid and not w.gone), None)
+    if found is None:
         return state
-    waiting = tuple(replace(w, gone=True) if w.pid == event.pid else w for w in state.waiting)
-    return replace(state, waiting=waiting)
+    first = next(w for w in state.waiting if w.uid == found.uid)
+    if first is not found:
+        return replace(state, waiting=tuple(w for w in state.waiting if w is not found))
+    return replace(state, waiting=tuple(replace(w, gone=True) if w is found else w for w in state.waiting))
 
 
 def _terminating(state: State, event: ev.TerminationAsked) -> State:
@@ -380,6 +391,7 @@ _RULES: dict[type, Callable[[State, Any], State]] = {
     ev.ShutdownTried: _stop_tried,
     ev.ShutdownRefused: _stop_tried,
     ev.ServerStarted: _reported,
+    ev.ServerStuck: _stuck,
     ev.ThreadsSet: _threads,
     ev.MemorySet: _memory,
     ev.ServerStatusSeen: _status_seen,

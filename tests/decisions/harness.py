@@ -1,16 +1,16 @@
 """A toy MPS in virtual time, and the decisions driving it: for properties over any interleaving of what users do.
 
 Not the simulator: no process, no file, no text. It knows one server at a time, the pending list, limits handed over at
-Ready, the doubling back-off, the daemon that answers nothing while it is blocked, FAULT, and that a signal to a client at
-work hurts its neighbours. Durations are those of the recordings.
+Ready, the doubling back-off, the daemon that answers nothing while it is blocked, FAULT, and that a signal to a client
+at work hurts its neighbours. Durations are those of the recordings.
 """
 
 from __future__ import annotations
 
 import heapq
 import signal
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import count
 
 from mpsagent.decisions import actions as act
@@ -72,12 +72,13 @@ class ToyServer:
     ready: bool = False
     leaving: bool = False
     stopped: bool = False
+    hung: bool = False  # it was started for a client that has died: it never shuts down, and blocks the daemon
     sticky: set[int] = field(default_factory=set)
     clients: set[int] = field(default_factory=set)
 
 
 class Toy:
-    """Drive it with ``client``, ``leave``, ``run`` and so on. ``lag``: seconds from an event to the agent's decision."""
+    """Drive it with ``client``, ``leave``, ``run``. ``lag``: seconds from an event to the agent's decision."""
 
     def __init__(self, text: str = POLICY, *, lag: float = 0.002, agent: bool = True) -> None:
         self.policy, self.lag, self.agent = policy(text), lag, agent
@@ -88,10 +89,12 @@ class Toy:
         self.procs: dict[int, Proc] = {}
         self.server: ToyServer | None = None
         self.pending: list[int] = []
+        self.uids: dict[int, int] = {}
         self.defaults = Limits()
         self.control = False
         self.control_pid = 0
         self.control_stopped = False
+        self.never_resumes = False
         self.door = False
         self.quitting = False
         self.backoff = 0.2
@@ -187,7 +190,7 @@ class Toy:
         if self._due is None or at < self._due:
             self._due = at
 
-    # --- the front-end: one command at a time, none while the daemon is blocked -------------------------------------------
+    # --- the front-end: one command at a time, none while the daemon is blocked ---------------------------------------
 
     def _blocked(self) -> bool:
         if self.control_stopped or (self.server is not None and self.server.stopped):
@@ -280,7 +283,9 @@ class Toy:
                 return
             if self.server is None or not self.server.clients or self.now >= until:
                 if self.server is not None:
-                    self._tell(ev.ShutdownForced(self.now, self.server.pid), ev.ServerExited(self.now, self.server.pid, 0))
+                    self._tell(
+                        ev.ShutdownForced(self.now, self.server.pid), ev.ServerExited(self.now, self.server.pid, 0)
+                    )
                 self.server, self.control = None, False
                 self._tell(ev.ControlExited(self.now, self.control_pid, 0))
             else:
@@ -303,10 +308,12 @@ class Toy:
             ev.ServerStarted(self.now, server.pid),
             ev.ServerReady(self.now, server.pid),
         )
-        for pid in [p for p in self.pending if p not in self.procs or self.procs[p].uid == server.uid]:
+        for pid in [p for p in self.pending if self.uids[p] == server.uid]:
             self.pending.remove(pid)
             if pid in self.procs:
                 self._attach(server, pid)
+            else:
+                server.hung = True
         self.backoff = 0.2
         self._contest()
 
@@ -322,12 +329,7 @@ class Toy:
             return
         server = self.server
         if server is None:
-            first = self.procs.get(self.pending[0])
-            if first is None:
-                self.pending.pop(0)
-                self._contest()
-            else:
-                self._start_server(first.uid)
+            self._start_server(self.uids[self.pending[0]])
         elif server.ready and not server.leaving:
             self._try_shutdown()
 
@@ -336,6 +338,8 @@ class Toy:
         if server is None or not server.ready or server.leaving:
             return
         self._tell(ev.ShutdownTried(self.now, server.pid, False))
+        if server.hung and not server.clients:
+            server.stopped = True
         if server.stopped:
             return
         if server.clients and not force:
@@ -378,6 +382,7 @@ class Toy:
         pid = next(self._pids) if pid is None else pid
         self.procs[pid] = Proc(uid, next(self._numbers), **how)
         self.arrived[pid] = self.now
+        self.uids[pid] = uid
         server = self.server
         if not self.control or self.quitting or not self.door:
             self.refused.append(pid)
@@ -430,9 +435,9 @@ class Toy:
         elif isinstance(action, act.KillServer) and server is not None and server.pid == action.server:
             self._exited(server)
         elif isinstance(action, act.Resume):
-            if server is not None and server.pid == action.pid and not getattr(self, "never_resumes", False):
+            if server is not None and server.pid == action.pid and not server.hung and not self.never_resumes:
                 server.stopped = False
-            if self.control and action.pid == self.control_pid and not getattr(self, "never_resumes", False):
+            if self.control and action.pid == self.control_pid and not self.never_resumes:
                 self.control_stopped = False
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -484,11 +489,3 @@ class Toy:
 
 def void(_: object) -> None:
     return None
-
-
-def memory_with(memory: Memory, **parts: object) -> Memory:
-    return replace(memory, **parts)  # type: ignore[arg-type]
-
-
-def wish(threads: float, memory: Mapping[int, int] | None = None) -> Limits:
-    return Limits(threads, memory or {})

@@ -320,10 +320,30 @@ def test_who_is_connected_is_not_put_back_into_the_list_by_an_older_line() -> No
     assert state.waiting == ()
 
 
-def test_a_waiting_process_that_has_ended_waits_no_more() -> None:
-    """MPS does not say so: the kernel does."""
-    state = daemon(*READY, ev.ClientQueued(2, 200, 1002), ev.ClientQueued(2, 201, 1003), ev.ProcessGone(3, 200))
-    assert [w.pid for w in state.waiting] == [201]
+def test_a_waiting_process_that_has_ended_keeps_its_users_place() -> None:
+    """MPS does not notice: it starts a server for its user all the same (conformance scenario X1)."""
+    state = daemon(
+        ev.ClientQueued(2, 200, 1002),
+        ev.ClientQueued(2, 201, 1003),
+        ev.ClientQueued(2, 202, 1002),
+        ev.ProcessGone(3, 202),
+        ev.ProcessGone(3, 200),
+    )
+    assert [(w.pid, w.gone) for w in state.waiting] == [(200, True), (201, False)]
+    served = apply_all(state, [ev.ServerStarting(4, 100, 1002), ev.ServerReady(5, 100)])
+    assert [w.pid for w in served.waiting] == [201]
+
+
+def test_a_pid_may_wait_again_as_another_process() -> None:
+    state = daemon(ev.ClientQueued(2, 200, 1002), ev.ProcessGone(3, 200), ev.ClientQueued(4, 200, 1003))
+    assert [(w.uid, w.gone) for w in state.waiting] == [(1002, True), (1003, False)]
+
+
+def test_dead_waiting_processes_do_not_fill_the_list() -> None:
+    state = daemon()
+    for pid in range(200, 700):
+        state = apply_all(state, [ev.ClientQueued(2, pid, 1002), ev.ProcessGone(2, pid)])
+    assert len(state.waiting) == 1
 
 
 def test_the_word_of_mps_outweighs_the_logs() -> None:
@@ -384,7 +404,8 @@ def test_no_order_of_events_raises_and_the_state_stays_whole(events: list[ev.Eve
         state = apply(state, event)
         assert all(s.pid == pid for pid, s in state.servers.items())
         assert all(c.server in state.servers for c in state.clients.values())
-        assert len({w.pid for w in state.waiting}) == len(state.waiting)
+        live = [w.pid for w in state.waiting if not w.gone]
+        assert len(set(live)) == len(live)
         assert all(s.status is not Status.FAULT or s.fault_since is not None for s in state.servers.values())
         assert not set(state.servers) & set(state.ended)
 
