@@ -70,7 +70,8 @@ class _Batch:
 
 
 class FrontEnd:
-    """Runs ``program`` in ``environment``; ``capacity`` batches may wait. One event loop, one thread."""
+    """Runs ``program`` in ``environment``; ``capacity`` batches may wait, and as many urgent
+    ones: no number of queries keeps a limit from being set. One event loop, one thread."""
 
     def __init__(self, program: str, environment: Mapping[str, str], *, capacity: int = 64) -> None:
         self.program = program
@@ -102,11 +103,12 @@ class FrontEnd:
         text = "".join(f"{command}\n" for command in commands).encode(errors="replace")
         if len(text) > FULL:
             return Reply(Status.FAILED, err=f"a batch of {len(text)} bytes is longer than {FULL}")
-        if self.waiting >= self.capacity and self._run is not None:
-            return Reply(Status.REFUSED_QUEUE, err=f"{self.waiting} batches are waiting for the control daemon already")
+        queue = self._urgent if urgent else self._queue
+        if len(queue) >= self.capacity and self._run is not None:
+            return Reply(Status.REFUSED_QUEUE, err=f"{len(queue)} batches are waiting for the control daemon already")
         loop = asyncio.get_running_loop()
         batch = _Batch(text, time.monotonic(), deadline, loop.create_future())
-        (self._urgent if urgent else self._queue).append(batch)
+        queue.append(batch)
         batch.timer = loop.call_later(deadline, self._expire, batch)
         if self._run is None:
             self._next()

@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 from asyncinotify import Inotify, Mask
 
+from mpsagent.hands.threads import in_thread
+
 STEP = 256 << 10
 """Bytes read before the loop gets its turn."""
 TAIL = 64
@@ -28,6 +30,8 @@ FILES = 4
 """Open files of one log: the one at the path and older ones that are still written to."""
 LINGER = 5.0
 """Seconds for which older files are still read after the newest got its first line (servers that are leaving)."""
+FIRST = 60.0
+"""Seconds for finding where to begin, in a log that may have gigabytes; after that it is read from its beginning."""
 CHECK = 5.0
 """Seconds between looks without any inotify event."""
 RETRY_FIRST, RETRY_LAST = 0.1, 5.0
@@ -130,7 +134,7 @@ class LogFollower:
         with suppress(OSError):  # whatever is wrong now is found again, and reported, by the first look
             fd, status = open_log(self.path)
             try:
-                offset = await asyncio.to_thread(self._first, fd) if self._first is not None else 0
+                offset = await in_thread(self._first, fd, deadline=FIRST) if self._first is not None else 0
             except BaseException:
                 os.close(fd)
                 raise

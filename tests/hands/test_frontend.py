@@ -174,15 +174,17 @@ def test_a_full_queue_refuses_and_a_batch_that_waits_too_long_is_never_sent(
         refused = await front.run(["fourth"])
         assert refused.status is Status.REFUSED_QUEUE
         assert not refused.late
+        urgent = asyncio.create_task(front.run(["urgent"], urgent=True))
         expired = await second
         assert expired.status is Status.REFUSED_QUEUE
         assert expired.late
         assert (await first).ok
+        assert (await urgent).ok
         assert (await third).ok
         front.close()
 
     play(scenario())
-    assert (tmp_path / "sent").read_text().split() == ["first", "third"]
+    assert (tmp_path / "sent").read_text().split() == ["first", "urgent", "third"]
 
 
 def test_a_cancelled_caller_leaves_the_queue_intact(program: MakeProgram, tmp_path: Path, play: Play) -> None:
