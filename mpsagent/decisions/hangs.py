@@ -42,6 +42,9 @@ class HangsMemory:
     failed: bool = False
     steps: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     queried_at: float | None = None
+    stopped_since: float | None = None
+    """Since when the control daemon's process is seen stopped. It would be noticed by its silence only when somebody
+    asks it something, and a client in its pending list does not ask."""
 
 
 def decide(
@@ -58,7 +61,9 @@ def decide(
             memory = replace(memory, attempts=0, failed=False)
         else:
             wakes.append(stable)
-    suspects = _suspects(world, ladders)
+    if _stopped(world) != (memory.stopped_since is not None):
+        memory = replace(memory, stopped_since=now if memory.stopped_since is None else None)
+    suspects = _suspects(world, memory, ladders)
     memory, todo, at = _ways_out(world, memory, suspects, now)
     if at is not None:
         wakes.append(at)
@@ -112,7 +117,7 @@ class _Suspect:
     idle: bool = False
 
 
-def _suspects(world: World, ladders: LadderMemory) -> list[_Suspect]:
+def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[_Suspect]:
     policy, state = world.policy, world.state
     found: list[_Suspect] = []
     busy = blocks(ladders)
@@ -148,6 +153,10 @@ def _suspects(world: World, ladders: LadderMemory) -> list[_Suspect]:
             last = max([control.quitting, *(at for at in idle if at is not None)])
             what = f"`quit` of control daemon {control.pid} does not end though nobody works"
             found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None))
+    elif memory.stopped_since is not None and control is not None:
+        since = memory.stopped_since if world.silent_since is None else min(memory.stopped_since, world.silent_since)
+        what = f"control daemon {control.pid} has been stopped"
+        found.append(_Suspect(0, since + policy.hang_control, what, "hang.control", None))
     elif world.silent_since is not None and not busy:
         what = "the control daemon does not answer"
         holder = state.holder()
@@ -157,7 +166,7 @@ def _suspects(world: World, ladders: LadderMemory) -> list[_Suspect]:
                 world.silent_since + policy.hang_control,
                 what,
                 "hang.control",
-                None if _stopped(world) or holder is None else holder.pid,
+                None if holder is None else holder.pid,
             )
         )
     return found
