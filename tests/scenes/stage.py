@@ -1,0 +1,422 @@
+"""A stage: the agent as a real process beside one MPS, simulated or NVIDIA's own, and clients of several users.
+
+A scene is a function `scene(stage, count) -> Result`: it plays `count` rounds of something and counts how they ended.
+The same scenes run on the simulator with small counts (`make test`) and on a GPU with full ones (`make test-gpu`).
+
+Directories, users, clients and the clearing away are those of the conformance rig. Nothing that a stage started
+outlives it: daemons are found by their pipe directory too, because the agent starts them with an environment of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tests.conformance import rig as rigs
+
+USERS = (20001, 20002, 20003, 20004, 20005)
+A, B, C, D, E = USERS
+PATIENCE = 60.0
+"""Seconds for what should come at once; a busy machine may take longer, and waiting costs nothing when it comes."""
+Json = dict[str, Any]
+
+
+class StageError(Exception):
+    """The scene cannot go on: something that every scene needs did not come."""
+
+
+@dataclass
+class Result:
+    """How a scene ended: figures for the table, whether the promise was kept, and that in words."""
+
+    figures: Json
+    good: bool
+    verdict: str
+    raw: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """`full` and `quick`: rounds on a GPU and in `make test`; `seconds`: what the full scene takes there, about."""
+
+    name: str
+    title: str
+    play: Callable[[Stage, int], Result]
+    full: int
+    quick: int
+    seconds: float
+    only: str = ""  # "sim" or "real"; empty: both
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a client outside MPS sees: all multiprocessors and all memory of device 0."""
+
+    multiprocessors: int
+    total_mib: int
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Api:
+    """The agent's socket, with the standard library alone."""
+
+    def __init__(self, path: Path, timeout: float = 15.0) -> None:
+        self.path, self.timeout = path, timeout
+
+    def ask(self, method: str, target: str, body: object = None) -> tuple[int, Json]:
+        connection = _UnixConnection(str(self.path), self.timeout)
+        try:
+            data = None if body is None else json.dumps(body)
+            connection.request(method, target, data, {"Content-Type": "application/json"} if data else {})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def get(self, target: str) -> Json:
+        return self.ask("GET", target)[1]
+
+    def status(self) -> Json:
+        return self.get("/v1/status")
+
+    def problems(self) -> list[str]:
+        """What /healthz complains of; empty when it is healthy."""
+        return [str(one) for one in self.get("/healthz")["problems"]]
+
+
+class Agent:
+    """One `mpsagent run`. Its log is in `started.err`."""
+
+    def __init__(self, started: rigs.Started, api: Api) -> None:
+        self.started, self.api = started, api
+        self.cursor = 0
+        self.events: list[Json] = []
+
+    @property
+    def pid(self) -> int:
+        return self.started.process.pid
+
+    def log(self) -> str:
+        return self.started.err.read_text(errors="replace") + self.started.read()
+
+    def news(self) -> list[Json]:
+        """All records so far, read on from where the last reading ended."""
+        while True:
+            answer = self.api.get(f"/v1/events?cursor={self.cursor}&limit=1000")
+            if "events" not in answer:
+                raise StageError(f"the history does not answer: {answer}")
+            self.events += answer["events"]
+            if not answer["events"]:
+                return self.events
+            self.cursor = answer["cursor"]
+
+    def mark(self) -> int:
+        """How many records there are by now; for `found(since=...)`."""
+        return len(self.news())
+
+    def found(self, kind: str, since: int = 0, **fields: object) -> list[Json]:
+        """Records of a kind with these fields."""
+        return [
+            event for event in self.news()[since:]
+            if event["kind"] == kind and all(event.get(name) == value for name, value in fields.items())
+        ]  # fmt: skip
+
+    def wait(self, kind: str, timeout: float = PATIENCE, since: int = 0, **fields: object) -> Json:
+        end = time.monotonic() + timeout
+        while not (found := self.found(kind, since, **fields)):
+            if time.monotonic() > end:
+                raise StageError(f"no {kind} {fields} within {timeout:g} s")
+            time.sleep(0.03)
+        return found[0]
+
+
+def seconds_of(event: Mapping[str, Any]) -> float:
+    """A record's time, seconds since the epoch."""
+    return datetime.fromisoformat(str(event["at"])).timestamp()
+
+
+class _Rig(rigs.Rig):
+    def ours(self) -> list[rigs.Process]:
+        """Also what has one of this rig's directories in its environment: daemons that the agent started."""
+        found = {process.pid: process for process in super().ours()}
+        token = f"={self.base}/".encode()
+        everything = list(rigs.processes())
+        mine = set(found) | {process.pid for process, environment in everything if token in environment}
+        grown = True
+        while grown:
+            more = {process.pid for process, _ in everything if process.parent in mine} - mine
+            mine |= more
+            grown = bool(more)
+        mine.discard(os.getpid())
+        return [process for process, _ in everything if process.pid in mine and process.state != "Z"]
+
+
+class Stage:
+    """One pair of pipe and log directories, an agent or none, and clients. Use as a context manager."""
+
+    def __init__(
+        self,
+        backend: rigs.Backend,
+        place: Path,
+        machine: Machine,
+        *,
+        quick: bool = False,
+        echo: Callable[[str], None] | None = None,
+    ) -> None:
+        self.backend, self.place, self.machine, self.quick = backend, place, machine, quick
+        self.echo = echo
+        self.rig = _Rig(backend, place, echo=echo)
+        self.agents: list[Agent] = []
+        self.left: list[str] = []
+        self.said: list[str] = []
+        self.others = 0
+
+    def __enter__(self) -> Stage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def say(self, text: str) -> None:
+        """A line for whoever watches, and for raw.json."""
+        self.said.append(text)
+        self.rig.note(text)
+
+    def another(self) -> Stage:
+        """A stage beside this one, for the same scene with the agent off; the caller ends it."""
+        self.others += 1
+        place = self.place.with_name(f"{self.place.name}-{self.others}")
+        return Stage(self.backend, place, self.machine, quick=self.quick, echo=self.echo)
+
+    # The agent
+
+    def policy(self, text: str, *, control: str | None = None, extra: str = "") -> Path:
+        """Write a policy: `text` and this stage's directories. `control`: another control program."""
+        path = self.place / "policy.toml"
+        temporary = path.with_name("policy.new")
+        temporary.write_text(
+            f"{text}\n[instance.scene]\n"
+            f'pipe_directory = "{self.rig.pipe}"\nlog_directory = "{self.rig.log}"\n'
+            f'control_program = "{control or self.backend.control}"\n{extra}\n'
+        )
+        temporary.replace(path)
+        return path
+
+    def start_agent(self, *, name: str = "agent") -> Agent:
+        """`mpsagent run` on the policy that was written, without waiting for anything."""
+        program = Path(sys.executable).with_name("mpsagent")
+        command = [str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.program.main"]
+        socket_path = self.place / f"{name}.sock"
+        command += ["run", "--policy", str(self.place / "policy.toml"), "--socket", str(socket_path)]
+        command += ["--state-directory", str(self.place / "state"), "--log-format", "text"]
+        if self.backend.name == "sim":
+            command += ["--devices", str(Path(self.backend.control).with_name("devices.json"))]
+        environment = self.rig.environment()
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(rigs.REPOSITORY), *([environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else [])]
+        )
+        for key in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+            del environment[key]  # the policy says it
+        self._follow_new_logs()
+        agent = Agent(self.rig.run(command, env=environment), Api(socket_path))
+        self.agents.append(agent)
+        return agent
+
+    def _follow_new_logs(self) -> None:
+        for log in self.rig.logs.values():
+            log.reopen_if_replaced()
+
+    def with_agent(self, policy: str = "", *, control: str | None = None, extra: str = "") -> Agent:
+        """The agent at work: its control daemon runs, a server is parked, the door is open."""
+        self.policy(policy, control=control, extra=extra)
+        agent = self.start_agent()
+        self.answering(agent)
+        self.parked(agent)
+        return agent
+
+    def answering(self, agent: Agent, timeout: float = PATIENCE) -> None:
+        """Wait until the API answers."""
+
+        def answers() -> bool:
+            if agent.started.process.poll() is not None:
+                raise StageError(f"mpsagent ended with {agent.started.process.returncode}:\n{agent.log()[-4000:]}")
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return "agent" in agent.api.status()
+            return False
+
+        self.until(answers, "the agent's socket answers", timeout)
+
+    def parked(self, agent: Agent, timeout: float = PATIENCE) -> None:
+        """Wait until the parked server is Ready and users may come in."""
+
+        def is_parked() -> bool:
+            holder = agent.api.status()["holder"]
+            open_door = self.rig.pipe.exists() and self.rig.pipe.stat().st_mode & 0o055 == 0o055
+            return bool(holder and holder["parked"] and holder["status"] == "ACTIVE" and open_door)
+
+        self.until(is_parked, "a server is parked", timeout)
+
+    def stop_agent(self, agent: Agent, number: signal.Signals = signal.SIGTERM) -> None:
+        """End the agent; MPS runs on."""
+        rigs.send_signal(agent.pid, number)
+        if not rigs.exited(agent.started.process, 20):
+            rigs.send_signal(agent.pid, signal.SIGKILL)
+            rigs.exited(agent.started.process, 5)
+        if agent in self.agents:
+            self.agents.remove(agent)
+
+    def without_agent(self) -> None:
+        """A plain control daemon, as people run it today."""
+        reply = self.rig.start("-d")
+        if reply.rc != 0:
+            raise StageError(f"the control daemon does not start: {reply}")
+
+    def until(self, true: Callable[[], object], what: str, timeout: float = PATIENCE, every: float = 0.03) -> float:
+        """Wait until something is so; how long that took."""
+        since = time.monotonic()
+        while not true():
+            if time.monotonic() > since + timeout:
+                raise StageError(f"not within {timeout:g} s: {what}\n{self.last_words()}")
+            time.sleep(every)
+        return time.monotonic() - since
+
+    def last_words(self) -> str:
+        """The ends of the logs, for somebody who has to find out."""
+        found = [f"--- agent\n{agent.log()[-3000:]}" for agent in self.agents]
+        self.rig.drain()
+        found += [f"--- {log.label}\n" + "\n".join(log.lines[-25:]) for log in self.rig.logs.values()]
+        return "\n".join(found)
+
+    # Clients
+
+    def client(self, uid: int, mode: str = "query", *arguments: float | str, **environment: str) -> Client:
+        return Client(self, self.rig.spawn(uid, mode, *arguments, env=environment or None), uid)
+
+    def served(self, uid: int, timeout: float = PATIENCE) -> float:
+        """Seconds that a new client of this user takes from its start to its end; raises if it is not served."""
+        client = self.client(uid)
+        if client.ended(timeout) != 0:
+            raise StageError(f"client of {uid} was not served: rc {client.rc} {client.text()!r}\n{self.last_words()}")
+        return time.monotonic() - client.started.since
+
+    # The end
+
+    def end(self) -> None:
+        for agent in list(self.agents):
+            rigs.send_signal(agent.pid, signal.SIGCONT)
+            self.stop_agent(agent)
+        for process in self.rig.ours():
+            rigs.send_signal(process.pid, signal.SIGCONT)
+        self.left = self.rig.end()
+        shutil.rmtree(self.place, ignore_errors=True)
+
+
+class Client:
+    """A CUDA client and what it printed."""
+
+    def __init__(self, stage: Stage, name: str, uid: int) -> None:
+        self.stage, self.name, self.uid = stage, name, uid
+        self.started = stage.rig.clients[name]
+
+    @property
+    def pid(self) -> int:
+        return self.started.process.pid
+
+    @property
+    def rc(self) -> int | None:
+        return self.started.process.poll()
+
+    def text(self) -> str:
+        return self.started.read()
+
+    def working(self, timeout: float = PATIENCE) -> bool:
+        """Wait until it has its context."""
+        return self.stage.rig.wait_output(self.name, r"\] sms ", timeout)
+
+    def saw(self, pattern: str, timeout: float = PATIENCE) -> bool:
+        return self.stage.rig.wait_output(self.name, pattern, timeout)
+
+    def ended(self, timeout: float = PATIENCE) -> int | None:
+        """Its exit status, None if it still runs after `timeout`."""
+        return self.started.process.returncode if rigs.exited(self.started.process, timeout) else None
+
+    def seen(self) -> tuple[int, int] | None:
+        """Multiprocessors and free MiB that it was given; None if it never got that far."""
+        match = re.search(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", self.text())
+        return (int(match[1]), int(match[2])) if match else None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.stage.rig.signal(self.name, number)
+
+    def kill(self) -> None:
+        if self.rc is None:
+            self.signal(signal.SIGKILL)
+            self.ended(5)
+
+
+def median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return round(statistics.median(found), 3) if found else None
+
+
+def spread(values: Sequence[float]) -> str:
+    """`median (least to most)` in seconds."""
+    if not values:
+        return "none"
+    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+
+# --- machines and backends --------------------------------------------------------------------------------------------
+
+
+def look_at(backend: rigs.Backend, place: Path) -> tuple[Machine, list[str]]:
+    """What one client outside MPS sees, and its transcript. Where not even that works nothing else will."""
+    rig = rigs.Rig(backend, place)
+    try:
+        name = rig.spawn(USERS[0], "query", env={"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"})
+        rig.wait(name, 60)
+        text = rig.clients[name].read()
+    finally:
+        rig.end()
+        shutil.rmtree(place, ignore_errors=True)
+    match = re.search(r"\] sms (\d+) .* total (\d+) MiB", text)
+    if match is None:
+        raise rigs.RigError("a CUDA client cannot run here even without MPS:\n" + "\n".join(rig.transcript))
+    return Machine(int(match[1]), int(match[2])), rig.transcript
+
+
+@contextlib.contextmanager
+def backend_of(kind: str, place: Path) -> Iterator[tuple[rigs.Backend, Machine]]:
+    """The backend and its machine; `place` is created, and removed at the end."""
+    place.mkdir(mode=0o755, parents=True, exist_ok=True)
+    place.chmod(0o755)
+    try:
+        backend = rigs.real_backend(place) if kind == "real" else rigs.sim_backend(place)
+        machine, _ = look_at(backend, place / "look")
+        yield backend, machine
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
