@@ -236,9 +236,7 @@ def _normalise(raw: _Raw, names: Names) -> Section:
         else:
             section.steps += _step(line, names)
     section.logs = {name: squeeze(_backed_off(lines)) for name, lines in logs.items()}
-    section.clients = {
-        name: squeeze(lines) for name, lines in sorted(outputs.items(), key=lambda item: _natural(item[0]))
-    }
+    section.clients = dict(sorted(outputs.items(), key=lambda item: _natural(item[0])))
     return section
 
 
@@ -423,12 +421,14 @@ def _shutdown_refusals(lines: Sequence[str]) -> list[str]:
 
 
 def squeeze(lines: Sequence[str]) -> list[str]:
-    """Blocks of lines that repeat at once are there once."""
+    """Questions that repeat at once, and connections that were given up in a row, are there once."""
     result = list(lines)
     for size in range(1, LONGEST_REPEAT + 1):
         position = 0
         while position + 2 * size <= len(result):
-            if result[position : position + size] == result[position + size : position + 2 * size]:
+            block = result[position : position + size]
+            asked = any("Cmd:" in line or "Unable to accept" in line for line in block)
+            if asked and block == result[position + size : position + 2 * size]:
                 del result[position : position + size]
             else:
                 position += 1

@@ -123,6 +123,12 @@ def test_a_question_asked_again_and_again_is_there_once() -> None:
     assert squeeze(["a", "b", "a", "c"]) == ["a", "b", "a", "c"]
 
 
+def test_other_repeats_count() -> None:
+    """A client that connects for its context as well as for itself writes the same line twice, and must."""
+    twice = ["Accepting connection...", "NEW CLIENT c1 from user A: Server already exists"] * 2
+    assert squeeze(twice) == twice
+
+
 @pytest.mark.parametrize(
     ("seconds", "name"),
     [
