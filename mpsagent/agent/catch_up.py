@@ -7,8 +7,10 @@ their time stamps; what is appended later comes through the followers.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from heapq import merge
+from typing import NamedTuple
 
 from mpsagent.facts.events import ControlStarted, LogEvent
 from mpsagent.facts.logparse import LogParser
@@ -16,26 +18,29 @@ from mpsagent.facts.model import State
 from mpsagent.facts.reduce import apply
 from mpsagent.hands.logfiles import STEP, Position, find_start, find_time, open_log
 
-
-class Caught:
-    """The state that the logs give, and where each was read to. ``None`` where there is no such file."""
-
-    def __init__(self, state: State, control: Position | None, server: Position | None, lines: int) -> None:
-        self.state = state
-        self.control = control
-        self.server = server
-        self.lines = lines
+MISSED_MOST = 10_000
 
 
-def catch_up(control_log: str, server_log: str, control: LogParser, server: LogParser) -> Caught:
-    """Read both logs to their present ends. Blocks (run it in a thread); raises nothing but what a disk does."""
+class Caught(NamedTuple):
+    """The state that the logs give; where each was read to (None where there is no such file); what happened while no
+    agent was there to see it."""
+
+    state: State
+    control: Position | None
+    server: Position | None
+    missed: Sequence[LogEvent]
+
+
+def catch_up(control_log: str, server_log: str, control: LogParser, server: LogParser, since: float) -> Caught:
+    """Read both logs to their present ends; ``since``: the time of the last thing that was written down. Blocks (run it
+    in a thread); raises nothing but what a disk does."""
     control_fd, server_fd = _open(control_log), _open(server_log)
     try:
         ends: dict[str, Position | None] = {"control": None, "server": None}
         start = 0 if control_fd is None else find_start(control_fd) or 0
         stamp = _stamp(control_fd, start) if control_fd is not None else None
         begin = find_time(server_fd, stamp) if server_fd is not None and stamp is not None else 0
-        state, lines = State(), 0
+        state, missed = State(), deque[LogEvent](maxlen=MISSED_MOST)
         streams = (
             # On a tie the server's line comes first: `Exiting` belongs before `Server S exited`.
             _events(server_fd, begin, server, ends, "server"),
@@ -43,8 +48,9 @@ def catch_up(control_log: str, server_log: str, control: LogParser, server: LogP
         )
         for event in merge(*streams, key=_time):
             state = apply(state, event)
-            lines += 1
-        return Caught(state, ends["control"], ends["server"], lines)
+            if event.at > since:
+                missed.append(event)
+        return Caught(state, ends["control"], ends["server"], missed)
     finally:
         for fd in (control_fd, server_fd):
             if fd is not None:

@@ -7,11 +7,9 @@ control.log to the front-end has no await on it: a waiting client has to be arme
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -19,12 +17,13 @@ import structlog
 from mpsagent.agent.catch_up import catch_up
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.performer import Performer, mps_environment
-from mpsagent.agent.records import action_fields, event_record
+from mpsagent.agent.policies import keep_fixed
+from mpsagent.agent.records import event_record
 from mpsagent.agent.senses import People, Processes, wanted_processes
 from mpsagent.agent.settings import Settings
-from mpsagent.agent.troubles import Troubles
+from mpsagent.agent.troubles import Troubles, note_troubles
 from mpsagent.decisions import actions as act
-from mpsagent.decisions.decide import Memory, decide, end_client, note, start_again
+from mpsagent.decisions.decide import Memory, decide, note
 from mpsagent.decisions.policy import Policy, PolicyError
 from mpsagent.decisions.policy_file import load
 from mpsagent.decisions.world import Drain, World
@@ -43,6 +42,7 @@ from mpsagent.hands.policy_files import read_policy_files
 
 TICK = 1.0
 """Seconds between two looks at what announces itself by nothing: stopped processes, the mode of the pipe directory."""
+KEPT_PARSERS = 4
 MOST_PENDING = 256
 """Actions under way at most; more than that are a fault of ours, and said to be one."""
 
@@ -74,7 +74,10 @@ class Agent:
         self.supervisor: ControlSupervisor
         self.performer: Performer
         self._front_end: FrontEnd
-        self._parsers = {"control": LogParser("control"), "server": LogParser("server")}
+        self._parsers: dict[tuple[str, int], LogParser] = {}
+        """By log and inode: after a rename the old file may go on beside the new one."""
+        self.at_start: dict[str, tuple[int, int] | None] = {}
+        """Where the followers took over from the catching up: their first bytes go on with a line that is known."""
         self._followers: list[LogFollower] = []
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +102,7 @@ class Agent:
         await self._read_logs()
         self.ready = True
         self._spawn(self._tick())
-        self._decide()
+        self.decide_now()
 
     async def end(self) -> None:
         """Let go of everything. MPS runs on, unless the policy says otherwise (``agent.on_stop``)."""
@@ -107,7 +110,7 @@ class Agent:
             timeout = max(1, round(self.policy.stop_timeout))
             quit_it = act.QuitControl(timeout=timeout, reason="the agent is being stopped", rule="agent.on_stop")
             outcome = await self.performer.perform(quit_it)
-            self._record("control.quit", outcome.at, ok=outcome.ok, text=outcome.text)
+            self.record("control.quit", outcome.at, ok=outcome.ok, text=outcome.text)
         self._stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -137,23 +140,32 @@ class Agent:
         now = self.clock.now()
         if isinstance(found, Running):
             self._door_open = pipedir.is_open(self.policy.pipe_directory)
-            self._record("control.adopted", now, pid=found.pid, how=found.how)
+            self.record("control.adopted", now, pid=found.pid, how=found.how)
             return
         if found.kind is TroubleKind.UNSAFE:
             self.troubles.set("control daemon", found.text, now, do=" && ".join(found.commands))
-            self._record("control.unsafe", now, text=found.text, commands=list(found.commands))
+            self.record("control.unsafe", now, text=found.text, commands=list(found.commands))
 
     async def _read_logs(self) -> None:
         directory = self.policy.log_directory
         paths = {name: f"{directory}/{name}.log" for name in ("control", "server")}
+        parsers = {"control": LogParser("control"), "server": LogParser("server")}
+        last = self.history.since(self.history.newest - 1, 1)
+        since = float(last[0]["at"]) if last else self.started  # type: ignore[arg-type]
         caught = await asyncio.to_thread(
-            catch_up, paths["control"], paths["server"], self._parsers["control"], self._parsers["server"]
+            catch_up, paths["control"], paths["server"], parsers["control"], parsers["server"], since
         )
         self.state = caught.state
+        for name, position in (("server", caught.server), ("control", caught.control)):
+            if position is not None:
+                self._parsers[name, position.inode] = parsers[name]
+        for event in caught.missed:
+            self._write_down(event)
         running = self.supervisor.running
         control = self.state.control
         if control is not None and (running is None or running.pid != control.pid):
             self.state = apply(self.state, ev.ControlGone(self.clock.now()))
+            self.at_start[name] = None if position is None else (position.inode, position.offset)
         for name, position in (("server", caught.server), ("control", caught.control)):
             follower = LogFollower(
                 paths[name],
@@ -190,46 +202,40 @@ class Agent:
 
     async def load_policy(self, *, first: bool = False) -> tuple[PolicyError, ...]:
         """Read the policy files. A bad policy never replaces a good one; at the start the defaults stand in for it."""
-        directory = self.settings.policy_directory
-        texts, unread = await read_policy_files(
-            Path(self.settings.policy), None if directory is None else Path(directory)
-        )
-        now = self.clock.now()
+        texts, unread = await read_policy_files(self.settings.policy, self.settings.policy_directory)
         policy, mistakes = load(texts)
         errors = (*unread, *mistakes)
+        now = self.clock.now()
         self.policy_errors = errors
         if policy is None or errors:
             kept = "the defaults are in force" if first else "the policy from before stays in force"
-            self.troubles.set(
-                "policy", f"{errors[0]} ({len(errors)} mistakes; {kept})", now, "mpsagent-cli policy check"
-            )
-            self._record("policy.rejected", now, errors=[str(error) for error in errors[:20]], kept=kept)
-            return self.policy_errors
+            what = f"{errors[0]} ({len(errors)} mistakes; {kept})"
+            self.troubles.set("policy", what, now, "mpsagent-cli policy check")
+            self.record("policy.rejected", now, errors=[str(error) for error in errors[:20]], kept=kept)
+            return errors
         self.troubles.set("policy", None, now)
-        if not first and (problem := self._needs_restart(policy)):
-            self.troubles.set("restart", problem, now, "systemctl restart mpsagent")
-        self.policy, self.policy_loaded = policy, now
-        self._record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
         if not first:
-            self.performer.policy = dataclasses.replace(
-                policy, pipe_directory=self.performer.policy.pipe_directory,
-                log_directory=self.performer.policy.log_directory,
-            )  # fmt: skip
+            policy, left = keep_fixed(self.policy, policy)
+            self.troubles.set("restart", left, now, "systemctl restart mpsagent")
+        self.policy, self.policy_loaded = policy, now
+        self.record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
+        if not first:
+            self.performer.policy = policy
             self.people.refresh()
-            self._decide()
+            self.decide_now()
         return ()
-
-    def _needs_restart(self, new: Policy) -> str | None:
-        """What of a new policy cannot take hold while the agent runs."""
-        old = self.performer.policy
-        names = ("pipe_directory", "log_directory", "control_program", "devices", "parked_user")
-        changed = [name for name in names if getattr(old, name) != getattr(new, name)]
-        return f"{', '.join(changed)} changed: takes hold when the agent is started again" if changed else None
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def _read(self, name: str, chunk: Chunk) -> None:
-        events = self._parsers[name].feed(chunk.data, self.clock.shift())
+        parser = self._parsers.get((name, chunk.inode))
+        known = self.at_start.get(name)
+        if parser is None or (chunk.fresh and known != (chunk.inode, chunk.offset)):
+            parser = LogParser("control" if name == "control" else "server")
+            for old in [key for key in self._parsers if key[0] == name][:-KEPT_PARSERS]:
+                del self._parsers[old]
+            self._parsers[name, chunk.inode] = parser
+        events = parser.feed(chunk.data, self.clock.shift())
         if name == "control" and events:
             self.performer.heard(events[-1].at)
         self._take(events)
@@ -242,7 +248,7 @@ class Agent:
             if isinstance(event, ev.ClientQueued):
                 self.people.meet((event.uid,))
         if self.ready and self.state is not before:
-            self._decide()
+            self.decide_now()
         for event in events:
             self._write_down(event)
 
@@ -253,7 +259,7 @@ class Agent:
         record = event_record(event, self.state)
         if record is not None:
             kind, fields = record
-            self._record(kind, event.at, **fields)
+            self.record(kind, event.at, **fields)
 
     def _gone(self, pid: int) -> None:
         self.processes.gone(pid)
@@ -262,7 +268,7 @@ class Agent:
 
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
-        self._record("control.gone", now, pid=pid)
+        self.record("control.gone", now, pid=pid)
         self._door_open = False
         self._take([ev.ControlGone(now)])
         self._again()
@@ -285,7 +291,7 @@ class Agent:
                 self._spawn(self._listen())
             self._note_troubles()
             if changed:
-                self._decide()
+                self.decide_now()
 
     def _idle_matters(self) -> list[int]:
         """Clients whose idleness somebody's ``idle_timeout`` counts just now."""
@@ -298,65 +304,6 @@ class Agent:
     async def _listen(self) -> None:
         await self.performer.listen()
         self._again()
-
-    # --- by order of a person -----------------------------------------------------------------------------------------
-
-    def end_client(self, pid: int, *, at_once: bool, dry_run: bool, by: int) -> dict[str, Any]:
-        """Put a client on the ladder; ``dry_run``: only say what would be done."""
-        client = self.state.clients.get(pid)
-        found: dict[str, Any] = {"pid": pid, "dry_run": dry_run, "accepted": False}
-        if client is None or client.uid is None:
-            return {**found, "why": "MPS lists no such client"}
-        policy = self.policy
-        steps = [f"terminate_client {client.server} {pid}, at most {policy.hang_terminate:g} s", "SIGTERM"]
-        steps.append(f"after {policy.kill_grace:g} s SIGKILL")
-        if policy.before_end is not None and not at_once:
-            steps.insert(0, f"hook {policy.before_end}, at most {policy.hook_deadline:g} s")
-        found |= {"accepted": True, "uid": client.uid, "server": client.server, "steps": steps}
-        if not dry_run:
-            now = self.clock.now()
-            self._record("client.end_ordered", now, pid=pid, uid=client.uid, by=by)
-            self.memory = end_client(
-                self.world(), self.memory, pid, now,
-                reason=f"ordered by uid {by}", rule="order", at_once=at_once,
-            )  # fmt: skip
-            self._decide()
-        return found
-
-    def begin_drain(self, timeout: float | None, by: int) -> float | None:
-        """Maintenance: serve no new user. Returns when running work is ended, if ever."""
-        now = self.clock.now()
-        self.drain = Drain(now, None if timeout is None else now + timeout)
-        self._record("drain.ordered", now, by=by, timeout=timeout)
-        self._decide()
-        return self.drain.until
-
-    def end_drain(self, by: int) -> None:
-        if self.drain is not None:
-            self.drain = None
-            self._record("drain.resumed", self.clock.now(), by=by)
-            self._decide()
-
-    def restart(self, by: int) -> None:
-        """Start the control daemon again, also out of the failed state; a running one is asked to quit first."""
-        now = self.clock.now()
-        self._record("control.restart_ordered", now, by=by)
-        self.memory = start_again(self.memory)
-        if self.supervisor.running is not None:
-            timeout = max(1, round(self.policy.kill_grace))
-            self._dispatch(act.QuitControl(timeout=timeout, reason=f"restart ordered by uid {by}", rule="order"), now)
-        self._decide()
-
-    def one_line(self) -> str:
-        """The state in a line, for ``systemctl status``."""
-        troubles = self.troubles.all()
-        holder = self.world().holder()
-        who = "nobody holds the GPU"
-        if holder is not None:
-            name = self.people.known[holder.uid].name if holder.uid in self.people.known else None
-            who = f"{name or holder.uid} holds the GPU with {len(self.state.clients_of(holder.pid))} clients"
-        wait = f", {len(self.state.next_users())} users wait" if self.state.waiting else ""
-        return f"{troubles[0].what} ({len(troubles)} problems); {who}{wait}" if troubles else f"{who}{wait}"
 
     # --- deciding -----------------------------------------------------------------------------------------------------
 
@@ -380,9 +327,9 @@ class Agent:
     def _again(self) -> None:
         """Decide soon: something outside the state has changed."""
         if self.ready and not self._stopping:
-            asyncio.get_running_loop().call_soon(self._decide)
+            asyncio.get_running_loop().call_soon(self.decide_now)
 
-    def _decide(self) -> None:
+    def decide_now(self) -> None:
         if self._stopping or not self.ready:
             return
         now = self.clock.now()
@@ -392,18 +339,18 @@ class Agent:
         decision = decide(world, self.memory, now)
         self.memory = decision.memory
         for action in decision.actions:
-            self._dispatch(action, now)
+            self.dispatch(action, now)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if decision.deadline is not None:
             delay = max(0.0, decision.deadline - now) + 0.001
-            self._timer = asyncio.get_running_loop().call_later(delay, self._decide)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.decide_now)
 
-    def _dispatch(self, action: act.Action, now: float) -> None:
+    def dispatch(self, action: act.Action, now: float) -> None:
         self.counts[type(action).__name__] += 1
         if isinstance(action, act.Report):
-            self._record(action.kind, now, **action_fields(action))
+            self.record(action.kind, now, **act.action_fields(action))
             return
         if self._pending >= MOST_PENDING:
             self.troubles.set(
@@ -426,45 +373,22 @@ class Agent:
                 outcome = await performing
         finally:
             self._pending -= 1
-        self._record("action.done", outcome.at, action=type(action).__name__, begun=number, ok=outcome.ok,
-                     text=outcome.text, **action_fields(action))  # fmt: skip
+        self.record("action.done", outcome.at, action=type(action).__name__, begun=number, ok=outcome.ok,
+                     text=outcome.text, **act.action_fields(action))  # fmt: skip
         if isinstance(action, act.OpenDoor | act.StartControl) and outcome.ok:
             self._door_open = pipedir.is_open(self.policy.pipe_directory)
         self.memory = note(self.memory, outcome)
         self._note_troubles()
-        self._decide()
+        self.decide_now()
 
     def _begin(self, action: act.Action) -> int:
-        return self._record("action", self.clock.now(), action=type(action).__name__, **action_fields(action))
+        return self.record("action", self.clock.now(), action=type(action).__name__, **act.action_fields(action))
 
     def _note_troubles(self) -> None:
-        now = self.clock.now()
-        self.troubles.set("front-end", self.performer.front_end_trouble, now, "is the NVIDIA driver installed?")
-        drifted = ", ".join(str(pid) for pid in sorted(self.memory.limits.drifted))
-        self.troubles.set(
-            "limits",
-            f"server {drifted} started with other limits than its user's policy" if drifted else None,
-            now,
-            "its later clients are right; end its present ones if that matters (mpsagent-cli client terminate PID)",
-        )
-        silent = self.performer.silent_since
-        self.troubles.set(
-            "control daemon silent",
-            None if silent is None else "the control daemon does not answer",
-            now,
-            "the agent resumes or kills what hangs after hang.control",
-        )
-        self.troubles.set(
-            "control daemon failed",
-            "the control daemon does not stay up; the agent has given up" if self.memory.hangs.failed else None,
-            now,
-            "look at control.log, then run mpsagent-cli restart",
-        )
-        self.troubles.set("history", self.history.problem, now, "records are kept in memory only")
-        if self.supervisor.running is not None:
-            self.troubles.set("control daemon", None, now)
+        running = self.supervisor.running is not None
+        note_troubles(self.troubles, self.performer, self.memory, self.history.problem, running, self.clock.now())
 
-    def _record(self, kind: str, at: float, **fields: object) -> int:
+    def record(self, kind: str, at: float, **fields: object) -> int:
         log.info(kind, **fields)
         return self.history.append(kind, at, **fields)
 

@@ -1,12 +1,9 @@
-"""What of an event or action goes into the history: flat fields that a person or a program can read."""
+"""What of an event goes into the history: flat fields that a person or a program can read."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-
-from mpsagent.decisions import actions as act
 from mpsagent.facts import events as ev
-from mpsagent.facts.model import Limits, State
+from mpsagent.facts.model import State
 
 _KINDS: dict[type, str] = {
     ev.ControlStarted: "control.started",
@@ -50,20 +47,3 @@ def _with_uid(found: dict[str, object], state: State) -> dict[str, object]:
     if known is not None and known.uid is not None:
         found["uid"] = known.uid
     return found
-
-
-def action_fields(action: act.Action) -> dict[str, object]:
-    """An action's own fields, JSON-able."""
-    found: dict[str, object] = {}
-    for field in fields(action):
-        value = getattr(action, field.name)
-        if value is None or field.name == "kind":
-            continue
-        found[field.name] = _plain(value)
-    return found
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Limits):
-        return {"threads": value.threads, "memory": {str(device): size for device, size in value.memory.items()}}
-    return list(value) if isinstance(value, tuple) else value

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpsagent.agent.performer import Performer
+from mpsagent.decisions.decide import Memory
+
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
@@ -35,3 +38,24 @@ class Troubles:
 
     def topics(self) -> tuple[str, ...]:
         return tuple(self._by_topic)
+
+
+def note_troubles(
+    troubles: Troubles, performer: Performer, memory: Memory, history: str | None, running: bool, now: float
+) -> None:
+    """What the agent's own parts say about their health. ``running``: there is a control daemon."""
+    troubles.set("front-end", performer.front_end_trouble, now, "is the NVIDIA driver installed?")
+    drifted = ", ".join(str(pid) for pid in sorted(memory.limits.drifted))
+    troubles.set(
+        "limits",
+        f"server {drifted} started with other limits than its user's policy" if drifted else None,
+        now,
+        "its later clients are right; end its present ones if that matters (mpsagent-cli client terminate PID)",
+    )
+    silent = "the control daemon does not answer" if performer.silent_since is not None else None
+    troubles.set("control daemon silent", silent, now, "the agent resumes or kills what hangs after hang.control")
+    failed = "the control daemon does not stay up; the agent has given up" if memory.hangs.failed else None
+    troubles.set("control daemon failed", failed, now, "look at control.log, then run mpsagent-cli restart")
+    troubles.set("history", history, now, "records are kept in memory only")
+    if running:
+        troubles.set("control daemon", None, now)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from mpsagent.facts.model import Limits
 
@@ -140,3 +140,20 @@ class Outcome:
     action: Action
     ok: bool
     text: str = ""
+
+
+def action_fields(action: Action) -> dict[str, object]:
+    """An action's own fields, JSON-able."""
+    found: dict[str, object] = {}
+    for field in fields(action):
+        value = getattr(action, field.name)
+        if value is None or field.name == "kind":
+            continue
+        found[field.name] = _plain(value)
+    return found
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Limits):
+        return {"threads": value.threads, "memory": {str(device): size for device, size in value.memory.items()}}
+    return list(value) if isinstance(value, tuple) else value

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mpsagent.agent.records import action_fields
 from mpsagent.decisions import actions as act
 from mpsagent.decisions.decide import Memory, decide, note
 from mpsagent.decisions.policy import Policy
@@ -95,7 +94,7 @@ class Would:
     def _tell(self, action: act.Action) -> None:
         if isinstance(action, _UNTOLD):
             return
-        fields = action_fields(action)
+        fields = act.action_fields(action)
         kind = action.kind if isinstance(action, act.Report) else type(action).__name__
         key = (kind, *(repr(fields.get(name)) for name in ("pid", "server", "uid", "limits", "force", "signal")))
         if key not in self._told:

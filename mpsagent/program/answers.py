@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import mpsagent
+from mpsagent.agent import orders
 from mpsagent.agent.loop import Agent
 from mpsagent.decisions import turns
 from mpsagent.faces import views
@@ -97,18 +98,21 @@ class Answers:
     # --- acting -------------------------------------------------------------------------------------------------------
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
-        return self._agent.end_client(pid, at_once=now, dry_run=dry_run, by=by)
+        found = orders.end_client(self._agent, pid, at_once=now, dry_run=dry_run, by=by)
+        if not found["ok"]:
+            raise Problem(404, f"{pid} is no client of a server", "pid", "see mpsagent-cli clients")
+        return found
 
     async def drain(self, timeout: float | None, by: int) -> Json:
-        until = self._agent.begin_drain(timeout, by)
+        until = orders.drain(self._agent, timeout, by)
         return {"draining": True, "deadline": views.iso_or_none(until)}
 
     async def resume(self, by: int) -> Json:
-        self._agent.end_drain(by)
+        orders.resume(self._agent, by)
         return {"draining": False}
 
     async def restart(self, by: int) -> Json:
-        self._agent.restart(by)
+        orders.restart(self._agent, by)
         return {"restarting": True}
 
     async def reload(self, by: int) -> Json:
@@ -134,7 +138,7 @@ class Answers:
             names={uid: one.name for uid, one in agent.people.known.items() if one.name is not None},
             wanted={uid: world.limits(uid) for uid in uids},
             parked_uid=world.parked_uid,
-            turns=self._turns(world),
+            turns=views.expected_turns(world, agent.memory.turns.turn, agent.clock.now()),
             last_switch=agent.last_switch,
             draining_since=None if drain is None else drain.since,
             drain_deadline=None if drain is None else drain.until,
@@ -144,16 +148,6 @@ class Answers:
             oldest_cursor=agent.history.oldest - 1,
             newest_cursor=agent.history.newest,
         )
-
-    def _turns(self, world: Any) -> Mapping[int, float]:
-        """When the policy takes the GPU from the holder, for the user who is served next."""
-        turn = self._agent.memory.turns.turn
-        waiting = world.state.next_users()
-        times = turns.deadlines(world, turn) if turn is not None else None
-        if turn is None or times is None or world.rules(turn.uid).switch_action == "none":
-            return {}
-        first = next((uid for uid in waiting if uid != turn.uid), None)
-        return {} if first is None else {first: times[1]}
 
     async def _identity(self, user: str) -> Identity:
         names = self._agent.names
@@ -172,3 +166,15 @@ def _event(record: Mapping[str, Any]) -> Json:
     """A record of the history as the API shows it: ``cursor``, ``at`` as ISO time, ``kind`` and its fields."""
     rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
     return {"cursor": record["seq"], "at": views.iso(record["at"]), "kind": record["kind"], **rest}
+
+
+def one_line(agent: Agent) -> str:
+    """The state in a line, for ``systemctl status``."""
+    troubles = agent.troubles.all()
+    holder = agent.world().holder()
+    who = "nobody holds the GPU"
+    if holder is not None:
+        name = agent.people.known[holder.uid].name if holder.uid in agent.people.known else None
+        who = f"{name or holder.uid} holds the GPU with {len(agent.state.clients_of(holder.pid))} clients"
+    wait = f", {len(agent.state.next_users())} users wait" if agent.state.waiting else ""
+    return f"{troubles[0].what} ({len(troubles)} problems); {who}{wait}" if troubles else f"{who}{wait}"

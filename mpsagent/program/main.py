@@ -23,7 +23,7 @@ from mpsagent.hands.control import ControlSupervisor
 from mpsagent.hands.control_child import ControlChild
 from mpsagent.hands.history import History
 from mpsagent.hands.names import Names
-from mpsagent.program.answers import Answers
+from mpsagent.program.answers import Answers, one_line
 from mpsagent.program.journal import configure_log
 from mpsagent.program.notify import Notifier
 
@@ -95,7 +95,7 @@ async def _serve(settings: Settings) -> int:
     try:
         await agent.start(_supervisor(settings))
         await api.start(sock)
-        notifier.tell("READY=1", f"STATUS={agent.one_line()}")
+        notifier.tell("READY=1", f"STATUS={one_line(agent)}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
         await _until_stopped(agent, notifier, stop, reload)
     finally:
@@ -117,7 +117,7 @@ async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, 
         if reload.is_set():
             reload.clear()
             await agent.load_policy()
-        line = agent.one_line()
+        line = one_line(agent)
         notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
         said = line
 
