@@ -20,7 +20,8 @@ SAME, ORDER, DIFFERS = "agrees", "agrees, in another order", "differs"
 
 @dataclass(frozen=True)
 class Verdict:
-    """`differences` are `-` lines (only real MPS) and `+` lines (only here), below the name of their stream."""
+    """`differences` are `-` lines (only real MPS), `+` lines (only here) and `~` lines (elsewhere), below the name of
+    their stream."""
 
     level: str
     differences: tuple[str, ...] = ()
@@ -31,24 +32,20 @@ class Verdict:
 
 
 def streams(real: Sequence[str], ours: Sequence[str]) -> tuple[str, list[str]]:
-    """Level and differing lines of one stream."""
+    """Level and differing lines of one stream: `-` only real, `+` only ours, `~` in another place."""
     if list(real) == list(ours):
         return SAME, []
-    if Counter(real) == Counter(ours):
-        return ORDER, []
-    # What only moved is left out: the two logs' lines, and those of two threads, overtake each other by chance.
-    moved = Counter(real) & Counter(ours)
-    lines = []
+    surplus = {"-": Counter(real) - Counter(ours), "+": Counter(ours) - Counter(real)}
+    shown = []
     for line in difflib.ndiff(list(real), list(ours)):
-        if line[:2] in ("- ", "+ "):
-            lines.append(line)
-    kept = []
-    for line in lines:
         sign, text = line[0], line[2:]
-        surplus = Counter(real)[text] - moved[text] if sign == "-" else Counter(ours)[text] - moved[text]
-        if surplus > sum(each == line for each in kept):
-            kept.append(line)
-    return DIFFERS, kept
+        if sign in surplus and surplus[sign][text] > 0:
+            surplus[sign][text] -= 1
+            shown.append(line)
+        elif sign == "-":
+            shown.append(f"~ {text}")
+    level = DIFFERS if any(line[0] in "-+" for line in shown) else ORDER
+    return level, shown
 
 
 def with_real(real: Section, ours: Section) -> Verdict:
@@ -62,7 +59,7 @@ def with_real(real: Section, ours: Section) -> Verdict:
         elif stream_level == ORDER and level == SAME:
             level = ORDER
         if stream_level != SAME:
-            differences += [f"{ours.name} {name}{': order' if stream_level == ORDER else ''}", *lines]
+            differences += [f"{ours.name} {name}", *lines]
     return Verdict(level, tuple(differences))
 
 

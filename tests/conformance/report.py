@@ -109,7 +109,9 @@ def report(played: Mapping[str, Sequence[Section]], found: References) -> tuple[
         f"against {yardstick}: " + ", ".join(f"{number} {level}" for level, number in sorted(levels.items()))
         for yardstick, levels in counts.items()
     ]
-    lines.append("- is only in real MPS, + only in the simulator")
+    lines.append(
+        "- is only in real MPS, + only in the simulator, ~ in both, in another place (threads overtake each other)"
+    )
     if missing:
         lines.append(f"recorded but not played: {' '.join(missing)}")
     return lines, good

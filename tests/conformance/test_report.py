@@ -19,7 +19,12 @@ def section(**streams: list[str]) -> Section:
 def test_same_other_order_and_different_are_told_apart() -> None:
     real = section(control=["a", "b", "c"])
     assert compare.with_real(real, section(control=["a", "b", "c"])).level == compare.SAME
-    assert compare.with_real(real, section(control=["b", "a", "c"])).level == compare.ORDER
+    moved = compare.with_real(real, section(control=["b", "a", "c"]))
+    assert (moved.level, moved.size) == (compare.ORDER, 0)
+    assert moved.differences[0] == "S9 control.log"
+    assert moved.differences[1] in ("~ a", "~ b")
+    more = compare.with_real(real, section(control=["a", "b", "c", "b"]))
+    assert more.differences == ("S9 control.log", "+ b")
     changed = compare.with_real(real, section(control=["a", "x", "c"]))
     assert changed.level == compare.DIFFERS
     assert changed.differences == ("S9 control.log", "- b", "+ x")
