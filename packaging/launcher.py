@@ -11,9 +11,9 @@ SCRIPT = """\
 #!/usr/bin/python3 {flags}
 import sys
 
-version = "python%d.%d" % sys.version_info[:2]
 home = "/usr/lib/mpsagent/lib"
-sys.path[:0] = [home, home + "/" + version]
+version = "python%d.%d" % sys.version_info[:2]
+sys.path.insert(0, home + "/" + version)
 try:
     from {module} import {function}
 except ImportError as error:
@@ -21,7 +21,7 @@ except ImportError as error:
 
     if os.path.isdir(home + "/" + version):
         raise
-    carried = ", ".join(sorted(name for name in os.listdir(home) if name.startswith("python")))
+    carried = ", ".join(sorted(os.listdir(home)))
     sys.exit("mpsagent: this package carries libraries for %s; /usr/bin/python3 is %s (%s). "
              "Install the package for this release." % (carried, version, error))
 sys.exit({function}())

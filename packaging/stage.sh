@@ -32,10 +32,9 @@ for version in "$@"; do
     find "$lib/python$version" -type d \( -name tests -o -name .hash \) -prune -exec rm -rf {} +
     # Which wheel it was matters; where pip put each file does not, and after the lines above it is not even true.
     find "$lib/python$version" \( -name RECORD -o -name REQUESTED -o -name INSTALLER -o -name direct_url.json \) -delete
+    # The agent beside its libraries: a helper process finds both in one place.
+    find mpsagent -type f ! -path '*/__pycache__/*' -print0 | xargs -0 cp --parents -t "$lib/python$version"
 done
-
-# The agent itself, without caches.
-find mpsagent -type f ! -path '*/__pycache__/*' -print0 | xargs -0 cp --parents -t "$lib"
 
 install -d "$dest/usr/bin"
 "$py" - <<'PY' | while read -r name entry; do

@@ -34,6 +34,8 @@ mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work"
 cd "$work/root"
 # Only what the tests enable runs: neither this machine's services nor its mounts.
 rm -rf etc/systemd/system etc/systemd/user etc/init.d etc/rc?.d etc/rcS.d
+# Container images tell packages to start nothing; here they may.
+rm -f usr/sbin/policy-rc.d
 mkdir -p etc/systemd/system etc/init.d etc/systemd/journald.conf.d
 : >etc/fstab
 printf '%s\n' "$2" >etc/machine-id
@@ -146,7 +148,7 @@ class Machine:
             self._init = subprocess.Popen(
                 [
                     *(*DIE_WITH_US, "sh", "-c", enter, "sh", str(self._group / "cgroup.procs")),
-                    *("nsenter", "-t", str(self._holder.pid), "-m", "--", *NAMESPACES),
+                    *("nsenter", "-t", str(self._holder.pid), "-m", "-r", "--", *NAMESPACES),
                     *("sh", "-c", BOOT, "sh", str(self.work / "root"), PATH),
                 ],
                 stdin=subprocess.DEVNULL,

@@ -29,7 +29,10 @@ def test_installing_enables_nothing(node: Machine) -> None:
 
 def test_what_was_installed_works_without_the_checkout(node: Machine) -> None:
     """The package carries its own libraries: nothing may come from a virtual environment that only developers have."""
-    where = "import sys; sys.path[:0] = ['/usr/lib/mpsagent/lib']; import mpsagent; print(mpsagent.__file__)"
+    where = (
+        "import sys; sys.path[:0] = ['/usr/lib/mpsagent/lib/python%d.%d' % sys.version_info[:2]]; "
+        "import mpsagent; print(mpsagent.__file__)"
+    )
     assert node.run("/usr/bin/python3", "-IS", "-c", where).stdout.startswith("/usr/lib/mpsagent/lib/")
     assert "good" in node.run("mpsagent-cli", "policy", "check").stdout
     assert node.run("mpsagent-cli", "status", check=False).returncode == 3, "there is no agent yet"

@@ -15,7 +15,7 @@ from tests.system.machine import Machine
 PROBE = r"""
 import ctypes, json, os, signal, socket, subprocess, sys, traceback
 
-sys.path[:0] = ["/usr/lib/mpsagent/lib", "/usr/lib/mpsagent/lib/python%d.%d" % sys.version_info[:2]]
+sys.path.insert(0, "/usr/lib/mpsagent/lib/python%d.%d" % sys.version_info[:2])
 other, daemon = int(sys.argv[1]), int(sys.argv[2])
 results = {}
 

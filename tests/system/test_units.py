@@ -82,6 +82,7 @@ def test_every_exception_to_the_hardening_has_its_reason() -> None:
         "PrivateDevices",
         "ProtectProc",
         "ProcSubset",
+        "MemoryDenyWriteExecute",
     ):
         assert re.search(rf"^# \(?(no )?{exception}\S*\s+\S+", text, re.MULTILINE), f"{exception} has no reason"
 
