@@ -44,9 +44,10 @@ def decide(world: World, memory: Memory, now: float) -> Decision:
     """Passes over all decisions until one has nothing to add: what the ladder does may end a turn, and so on."""
     todo: list[act.Action] = []
     for _ in range(PASSES):
-        memory, made, wake = _pass(world, memory, now)
+        before = memory
+        memory, made, wake = _pass(world, before, now)
         todo += made
-        if not made:
+        if not made and memory == before:
             break
     return Decision(memory, todo, wake)
 

@@ -18,6 +18,9 @@ from mpsagent.facts.model import Limits, Server, Status
 RETRY = 1.0
 """Seconds before a refused or unanswered setting is tried again; doubles up to RETRY_MOST."""
 RETRY_MOST = 30.0
+SLOW_START = 5.0
+"""Seconds after which a server that is not Ready (60 to 600 ms) may end without having been it: then the next one
+starts at once, so the defaults must fit both. What is asked while the daemon blocks is heard before the next start."""
 CORRECT_AGAIN = 5.0
 """Seconds until a running server that refused its user's limits is told again."""
 PROMISE = "promise 1: no client gets more than its policy"
@@ -46,13 +49,30 @@ class LimitsMemory:
     would: int | None = None
 
 
-def next_user(world: World) -> int | None:
-    """The user whose server comes next, as far as the pending list tells."""
-    server = world.state.holder()
-    for uid in world.state.next_users():
-        if server is None or server.status is Status.SHUTTING_DOWN or server.uid != uid:
-            return uid
-    return None
+def next_users(world: World) -> tuple[int, ...]:
+    """The users of whom one is served next, the likeliest first; nearly always one. More when the order is not certain:
+    who comes for a leaving server's own user goes first, whoever waits longer (recording 01, S4), and a server that is
+    started for a client that has died leads straight to the next one (conformance scenario X1)."""
+    server, state = world.state.holder(), world.state
+    leaving = server is not None and server.status in (Status.SHUTTING_DOWN, Status.INITIALIZING)
+    users = [uid for uid in state.next_users() if server is None or leaving or server.uid != uid]
+    found: list[int] = []
+    if server is not None and server.uid in users:
+        found.append(server.uid)
+    for uid in users:
+        found += [uid] if uid not in found else []
+        if any(w.uid == uid and not w.gone for w in state.waiting):
+            break
+    return tuple(found)
+
+
+def _least(limits: list[Limits]) -> Limits:
+    """What is within all of these."""
+    memory: dict[int, int] = {}
+    for one in limits:
+        for device, size in one.memory.items():
+            memory[device] = min(size, memory.get(device, size))
+    return Limits(min(one.threads for one in limits), memory)
 
 
 def decide(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, list[act.Action], float | None]:
@@ -71,6 +91,7 @@ def decide(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory
     memory, verified = _verify(world, memory, now)
     todo += verified
     waits = [memory.retry_at, memory.parking_until, memory.door_at, *memory.correct_at.values()]
+    waits += [s.started + SLOW_START for s in world.state.servers.values() if s.status is Status.INITIALIZING]
     waits = [at for at in waits if at > now]
     return memory, todo, min(waits, default=None)
 
@@ -78,12 +99,13 @@ def decide(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory
 def _arm(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, list[act.Action]]:
     """Keep the daemon's defaults at what the next server has to start with."""
     server = world.state.holder()
-    if server is not None and server.status is Status.INITIALIZING:
+    if server is not None and server.status is Status.INITIALIZING and now < server.started + SLOW_START:
         return memory, []  # the daemon answers nothing until Ready; what is armed is for this very server
-    uid = next_user(world)
+    users = next_users(world)
+    uid = users[0] if users else None
     if not world.limits_enforced:
         return _unarmed(world, memory, uid, now)
-    wanted = world.floor() if uid is None else world.limits(uid)
+    wanted = _least([world.limits(user) for user in users]) if users else world.floor()
     if not _due(memory, wanted, now):
         return memory, []
     if uid is None:

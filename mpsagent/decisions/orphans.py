@@ -1,9 +1,9 @@
 """Servers that were started for a dead client.
 
-A client that dies while it waits (a user's Ctrl-C) stays in MPS's pending list. Its user's server is started for it all the
-same, waits for it for ever, takes no other client, and the control daemon hangs on it as soon as somebody else is to be
-served: conformance scenarios X1, X15 and X18. SIGKILL of that server frees the daemon, and who waits is served 0.5 s
-later with the limits that were armed meanwhile (X16).
+A client that dies while it waits (a user's Ctrl-C) stays in MPS's pending list. Its user's server is started for it all
+the same, waits for it for ever, takes no other client, and the control daemon hangs on it as soon as somebody else is
+to be served: conformance scenarios X1, X15 and X18. SIGKILL of that server frees the daemon, and who waits is served
+0.5 s later with the limits that were armed meanwhile (X16).
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ def decide(world: World, memory: OrphansMemory, now: float) -> tuple[OrphansMemo
             continue
         killed[server.pid] = now
         reason = f"server {server.pid} of user {server.uid} waits for ever for a client that died in the queue"
-        todo.append(
-            act.KillServer(server=server.pid, reason=reason, rule=PROMISE, enforce=world.policy.enforce_hang)
-        )
+        todo.append(act.KillServer(server=server.pid, reason=reason, rule=PROMISE, enforce=world.policy.enforce_hang))
     kept = tuple((server.pid, killed[server.pid]) for server in stuck)
     wake = min((at + AGAIN for _, at in kept), default=None)
     return (memory if kept == memory.killed else replace(memory, killed=kept)), todo, wake

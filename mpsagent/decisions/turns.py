@@ -57,6 +57,9 @@ class TurnsMemory:
     nudged: tuple[int, float] | None = None
     nudge_at: float = float("-inf")
     turn: Turn | None = None
+    tenure: tuple[int, float, float | None] | None = None
+    """Who holds the GPU, since when, and when he was warned. A user's next server goes on with the tenure of his last:
+    one of his clients that comes while that exits is served before all others (recording 01, S4)."""
     leaving: tuple[Turn, ...] = ()
     """Turns whose server is being forced out, until their leftovers have been put on the ladder."""
 
@@ -69,7 +72,8 @@ def decide(
         return only_leftovers(world, memory, ladders, now)
     memory, ladders = _leftovers(world, memory, ladders, now)
     memory, todo, wake = _nudge(world, memory, now)
-    memory = replace(memory, turn=_contested(world, memory.turn))
+    memory = replace(memory, tenure=_tenure(world, memory))
+    memory = replace(memory, turn=_contested(world, memory.turn, memory.tenure))
     if memory.turn is None:
         return memory, ladders, todo, wake
     server = world.state.servers[memory.turn.server]
@@ -85,7 +89,7 @@ def only_leftovers(
 ) -> tuple[TurnsMemory, LadderMemory, list[act.Action], float | None]:
     """What there is to decide while no turns are taken: nobody is served, or nobody is heard."""
     memory, ladders = _leftovers(world, memory, ladders, now)
-    return replace(memory, turn=None, nudged=None), ladders, [], None
+    return replace(memory, turn=None, nudged=None, tenure=None), ladders, [], None
 
 
 # --- the nudge --------------------------------------------------------------------------------------------------------
@@ -116,7 +120,18 @@ def _nudge(world: World, memory: TurnsMemory, now: float) -> tuple[TurnsMemory, 
 # --- whose turn it is -------------------------------------------------------------------------------------------------
 
 
-def _contested(world: World, turn: Turn | None) -> Turn | None:
+def _tenure(world: World, memory: TurnsMemory) -> tuple[int, float, float | None] | None:
+    server, known = world.state.holder(), memory.tenure
+    if server is None or server.uid is None or server.ready is None:
+        return known
+    if known is None or known[0] != server.uid:
+        return (server.uid, server.ready, None)
+    if not any(w.uid != server.uid and not w.gone for w in world.state.waiting):
+        return (*known[:2], None)
+    return known if memory.turn is None else (*known[:2], memory.turn.warned)
+
+
+def _contested(world: World, turn: Turn | None, tenure: tuple[int, float, float | None] | None) -> Turn | None:
     """The turn that is running out, or None. Its clock starts when somebody else begins to wait for this server and
     stops only when nobody else waits any more or the server has gone. An end that has been begun is carried through."""
     server = world.state.holder()
@@ -128,7 +143,8 @@ def _contested(world: World, turn: Turn | None) -> Turn | None:
         return None
     if turn is not None and same:
         return turn
-    return Turn(server=server.pid, uid=server.uid, since=max(min(since), server.ready))
+    held, warned = (server.ready, None) if tenure is None else tenure[1:]
+    return Turn(server=server.pid, uid=server.uid, since=max(min(since), held), warned=warned)
 
 
 def deadlines(world: World, turn: Turn) -> tuple[float, float] | None:

@@ -60,7 +60,7 @@ def limit_text(size: int) -> str:
 
 def limit_bytes(text: str) -> int:
     """Inverse of :func:`limit_text` for what the front-end's ``get`` answers (``10G``, ``500M``)."""
-    match = re.fullmatch(r"(\d{1,9})([MG])", text)
+    match = re.fullmatch(r"(\d{1,12})([MG])", text)
     if match is None:
         raise ValueError(f'"{text}" is not a memory limit as MPS prints it')
     return int(match[1]) * (MIB if match[2] == "M" else GIB)

@@ -363,6 +363,9 @@ class Toy:
         if self.server is server:
             self.server = None
             self._tell(ev.ServerExited(self.now, server.pid, 0))
+            # Who came for the server's own user goes first, whoever waits longer (recording 01, S4).
+            own = [p for p in self.pending if self.uids[p] == server.uid]
+            self.pending = own + [p for p in self.pending if p not in own]
             self._contest()
 
     def fault(self) -> None:
@@ -433,7 +436,9 @@ class Toy:
         if isinstance(action, act.KillControl):
             self.crash_control()
         elif isinstance(action, act.KillServer) and server is not None and server.pid == action.server:
-            self._exited(server)
+            # What had been asked meanwhile is heard before the exit is seen (recording 06, V3: 12 ms).
+            server.stopped, server.leaving = False, True
+            self._after(0.012, lambda: self._exited(server))
         elif isinstance(action, act.Resume):
             if server is not None and server.pid == action.pid and not server.hung and not self.never_resumes:
                 server.stopped = False

@@ -321,6 +321,21 @@ def test_a_server_for_a_dead_client_does_not_hold_up_who_waits_behind() -> None:
     assert toy.actions(act.KillControl) == []
 
 
+def test_a_client_that_comes_while_its_users_server_exits_does_not_start_a_new_turn() -> None:
+    """MPS serves the leaving server's own user first: by a client every few milliseconds B would starve."""
+    toy = Toy().up()
+    toy.client(ALICE)
+    toy.run(1)
+    bob = toy.client(BOB)
+    for i in range(400):
+        toy.at(14.9 + i * 0.005, lambda: toy.client(ALICE) if bob not in toy.served else None)
+    toy.run(40)
+    assert bob in toy.served
+    assert toy.served[bob] - toy.arrived[bob] < 15 + 20 + 5
+    for pid, uid, limits in toy.given:
+        assert limits.threads <= toy.limits(uid).threads, pid
+
+
 def test_an_exempt_user_keeps_the_gpu() -> None:
     toy = Toy(POLICY + "[user.carol]\nswitch.exempt = true\n").up()
     toy.client(CAROL)
