@@ -96,6 +96,7 @@ class Agent:
         self.supervisor = make_supervisor(policy, self._control_gone)
         self.performer = Performer(policy, self._front_end, self.supervisor, self.processes, self.clock, self._take)
         self.performer.known_servers = lambda: {s.pid: s.uid for s in self.state.servers.values()}
+        self.performer.known_clients = lambda server: [c.pid for c in self.state.clients_of(server) if c.contexts - {0}]
         await self._find_parked_user()
         await self._find_devices()
         await self._adopt()
@@ -350,7 +351,7 @@ class Agent:
     def dispatch(self, action: act.Action, now: float) -> None:
         self.counts[type(action).__name__] += 1
         if isinstance(action, act.Report):
-            self.record(action.kind, now, **act.action_fields(action))
+            self.record(action.kind, now, **self._fields(action))
             return
         if self._pending >= MOST_PENDING:
             self.troubles.set(
@@ -374,15 +375,21 @@ class Agent:
         finally:
             self._pending -= 1
         self.record("action.done", outcome.at, action=type(action).__name__, begun=number, ok=outcome.ok,
-                     text=outcome.text, **act.action_fields(action))  # fmt: skip
+                     text=outcome.text, **self._fields(action))  # fmt: skip
         if isinstance(action, act.OpenDoor | act.StartControl) and outcome.ok:
             self._door_open = pipedir.is_open(self.policy.pipe_directory)
         self.memory = note(self.memory, outcome)
         self._note_troubles()
         self.decide_now()
 
+    def _fields(self, action: act.Action) -> dict[str, object]:
+        """An action as it is written down: with the line of the policy that it follows."""
+        origin = self.policy.origin(action.rule)
+        found = act.action_fields(action)
+        return {**found, "policy": f"{origin.file}:{origin.line}"} if origin.file else found
+
     def _begin(self, action: act.Action) -> int:
-        return self.record("action", self.clock.now(), action=type(action).__name__, **act.action_fields(action))
+        return self.record("action", self.clock.now(), action=type(action).__name__, **self._fields(action))
 
     def _note_troubles(self) -> None:
         running = self.supervisor.running is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from mpsagent.agent.clock import SteadyClock
@@ -40,6 +40,7 @@ class Performer:
         self.devices: tuple[Device, ...] = ()
         self.floor = Limits()
         self.known_servers: Callable[[], Mapping[int, int | None]] = dict
+        self.known_clients: Callable[[int], Iterable[int]] = lambda server: ()
         self.silent_since: float | None = None
         self.front_end_trouble: str | None = None
         self._front_end = front_end
@@ -179,14 +180,31 @@ class Performer:
             if uid is not None:
                 facts += [ev.ServerStarting(now, pid, uid), ev.ServerReady(now, pid)]
         for pid in action.servers:
-            answer = await self._ask(replies.server_status(pid))
-            status = replies.parse_status(answer.out) if answer.ok else None
-            if status is not None:
-                facts.append(ev.ServerStatusSeen(self._clock.now(), pid, status))
+            facts += await self._examine(pid)
         if facts:
             self._tell(facts)
         changed = [fact for fact in facts if not isinstance(fact, ev.ServerStatusSeen)]
         return True, f"corrected: {changed}" if changed else ""
+
+    async def _examine(self, server: int) -> list[ev.Event]:
+        """A server's status and clients, where MPS says otherwise than the logs did. (`ps` is never asked: it prints
+        other people's command names into control.log; conformance scenario X2.)"""
+        before = set(self.known_clients(server))
+        reply = await self._ask([*replies.server_status(server), *replies.client_list(server)])
+        if not reply.ok or replies.refusal(reply.out) is not None:
+            return []
+        now, (status, _, rest) = self._clock.now(), reply.out.partition("\n")
+        facts: list[ev.Event] = []
+        word = replies.parse_status(status)
+        if word is not None:
+            facts.append(ev.ServerStatusSeen(now, server, word))
+        listed, known = set(replies.parse_client_list(rest)), set(self.known_clients(server))
+        facts += [ev.ClientDisconnected(now, server, pid) for pid in before & known - listed]
+        for pid in listed - before - known:
+            uid = _owner(pid)
+            if uid is not None:
+                facts += [ev.ClientAdmitted(now, pid, uid), ev.ContextConnected(now, server, pid, 1)]
+        return facts
 
     # --- by signals ---------------------------------------------------------------------------------------------------
 

@@ -238,7 +238,8 @@ def _query(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, 
     due = float("-inf") if memory.queried_at is None else memory.queried_at + every
     if now < due:
         return memory, [], due
-    ask = act.Reconcile(reason="compare with what the control daemon says", rule=PROMISE)
+    first = tuple(state.servers) if memory.queried_at is None else ()
+    ask = act.Reconcile(servers=first, reason="compare with what the control daemon says", rule=PROMISE)
     return replace(memory, queried_at=now), [ask], now + every
 
 
