@@ -125,6 +125,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=1e9, help="seconds; no scene is begun that does not fit")
     parser.add_argument("--quick", action="store_true", help="the small counts of `make test`")
     parser.add_argument("--count", type=int, help="rounds of each scene")
+    parser.add_argument("--lanes", type=int, help="MPS instances side by side in scenes that mostly wait (5 on a GPU)")
     parser.add_argument("--verbose", action="store_true", help="every line as it happens")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     options = parser.parse_args()
@@ -154,7 +155,8 @@ def main() -> int:
                     continue
                 since = time.monotonic()
                 echo = print if options.verbose else None
-                stage = Stage(backend, place / f"s{number}", machine, quick=options.quick, echo=echo)
+                lanes = options.lanes or (1 if backend.name == "sim" else 5)
+                stage = Stage(backend, place / f"s{number}", machine, quick=options.quick, lanes=lanes, echo=echo)
                 with stage:
                     result = play(scene, stage, count, 60 + 4 * expected)
                 row = {

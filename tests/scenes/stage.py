@@ -19,6 +19,7 @@ import signal
 import socket
 import statistics
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mpsagent.facts.units import multiprocessors_for_percent
 from tests.conformance import rig as rigs
 
 USERS = (20001, 20002, 20003, 20004, 20005)
@@ -185,9 +187,11 @@ class Stage:
         machine: Machine,
         *,
         quick: bool = False,
+        lanes: int = 1,
         echo: Callable[[str], None] | None = None,
     ) -> None:
         self.backend, self.place, self.machine, self.quick = backend, place, machine, quick
+        self.lanes = lanes
         self.echo = echo
         self.rig = _Rig(backend, place, echo=echo)
         self.agents: list[Agent] = []
@@ -210,7 +214,50 @@ class Stage:
         """A stage beside this one, for the same scene with the agent off; the caller ends it."""
         self.others += 1
         place = self.place.with_name(f"{self.place.name}-{self.others}")
-        return Stage(self.backend, place, self.machine, quick=self.quick, echo=self.echo)
+        return Stage(self.backend, place, self.machine, quick=self.quick, lanes=self.lanes, echo=self.echo)
+
+    def side_by_side(self, count: int, work: Callable[[Stage, int], None], period: float) -> None:
+        """Share `count` rounds of waiting among `lanes` stages beside each other, each an MPS of its own on the same
+        device, begun apart so that their changes do not meet. `period`: seconds that a round takes, about."""
+        lanes = max(1, min(self.lanes, count))
+        problems: list[BaseException] = []
+
+        def lane(number: int, stage: Stage) -> None:
+            try:
+                with stage:
+                    time.sleep(number * period / lanes)
+                    work(stage, count // lanes + (number < count % lanes))
+            except BaseException as error:
+                problems.append(error)
+            finally:
+                self.left += stage.left
+                self.said += [f"lane {number}: {line}" for line in stage.said]
+
+        threads = [threading.Thread(target=lane, args=(n, self.another()), daemon=True) for n in range(lanes)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if problems:
+            raise problems[0]
+
+    def cli(self, agent: Agent, *arguments: str, uid: int | None = None, timeout: float = 30.0) -> tuple[int, str]:
+        """Exit status and output of `mpsagent-cli`."""
+        command = [sys.executable, "-m", "mpsagent.faces.cli", "--socket", str(agent.api.path), *arguments]
+        started = self.rig.run(command, uid=uid, env={**self.python_environment()})
+        if not rigs.exited(started.process, timeout):
+            started.process.kill()
+            raise StageError(f"mpsagent-cli {arguments} took more than {timeout:g} s")
+        return started.process.returncode, started.read() + started.err.read_text(errors="replace")
+
+    def python_environment(self) -> dict[str, str]:
+        """For a Python of ours that has to find this package; MPS's directories are not in it."""
+        found = self.rig.environment()
+        inherited = [found["PYTHONPATH"]] if found.get("PYTHONPATH") else []
+        found["PYTHONPATH"] = os.pathsep.join([str(rigs.REPOSITORY), *inherited])
+        for key in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
+            del found[key]
+        return found
 
     # The agent
 
@@ -235,20 +282,11 @@ class Stage:
         command += ["--state-directory", str(self.place / "state"), "--log-format", "text"]
         if self.backend.name == "sim":
             command += ["--devices", str(Path(self.backend.control).with_name("devices.json"))]
-        environment = self.rig.environment()
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(rigs.REPOSITORY), *([environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else [])]
-        )
-        for key in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
-            del environment[key]  # the policy says it
-        self._follow_new_logs()
-        agent = Agent(self.rig.run(command, env=environment), Api(socket_path))
-        self.agents.append(agent)
-        return agent
-
-    def _follow_new_logs(self) -> None:
         for log in self.rig.logs.values():
             log.reopen_if_replaced()
+        agent = Agent(self.rig.run(command, env=self.python_environment()), Api(socket_path))
+        self.agents.append(agent)
+        return agent
 
     def with_agent(self, policy: str = "", *, control: str | None = None, extra: str = "") -> Agent:
         """The agent at work: its control daemon runs, a server is parked, the door is open."""
@@ -368,6 +406,20 @@ class Client:
         """Multiprocessors and free MiB that it was given; None if it never got that far."""
         match = re.search(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", self.text())
         return (int(match[1]), int(match[2])) if match else None
+
+    def inside(self, percent: float) -> bool:
+        """Whether it ended well, with the multiprocessors of `percent`: outside MPS it has all of them."""
+        got = self.seen()
+        return (
+            self.rc == 0 and got is not None
+            and got[0] == multiprocessors_for_percent(percent, self.stage.machine.multiprocessors)
+        )  # fmt: skip
+
+    def queued(self, timeout: float = PATIENCE) -> float:
+        """Wait until MPS says that it has put it into the pending list; the time (monotonic) of that."""
+        if self.stage.rig.wait_log(rf"NEW CLIENT {self.pid} from user .* pending list", timeout) is None:
+            raise StageError(f"client {self.name} is not in the pending list\n{self.stage.last_words()}")
+        return time.monotonic()
 
     def signal(self, number: signal.Signals) -> None:
         self.stage.rig.signal(self.name, number)

@@ -1,0 +1,260 @@
+"""Promise 3: ending one client never hurts another. And the end of a fault with a leftover that ignores its error."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from tests.scenes.stage import A, Client, Json, Result, Scene, Stage, median, seconds_of, spread
+
+POLICY = '[limits]\nthreads = 40\nmemory = "2G"\n[hang]\nterminate = "3s"\nkill_grace = "1s"\nfault = "2s"\n'
+SERVED = 0.2
+"""Seconds between two attempts to be served."""
+
+VICTIMS: dict[str, tuple[str | float, ...]] = {
+    "spinning": ("spin", 30),
+    "sleeping": ("sleep", 30),
+    "stopped": ("spin", 30),
+    "ignoring SIGTERM": ("sleep", 30, "--ignore-term"),
+    "spinning and ignoring SIGTERM": ("spin", 30, "--ignore-term"),
+}
+
+
+def _victim(stage: Stage, kind: str) -> Client:
+    mode, *rest = VICTIMS[kind]
+    client = stage.client(A, str(mode), *rest)
+    client.working()
+    if mode == "spin":
+        client.saw("launch")
+    time.sleep(0.2)
+    if kind == "stopped":
+        client.signal(signal.SIGSTOP)
+    return client
+
+
+def ladder_for(kind: str) -> Callable[[Stage, int], Result]:
+    def ladder(stage: Stage, count: int) -> Result:
+        agent = stage.with_agent(POLICY)
+        took: list[float] = []
+        finished = ended = 0
+        problems: list[str] = []
+        for _ in range(count):
+            victim = _victim(stage, kind)
+            neighbour = stage.client(A, "work", 120 if stage.quick else 200)
+            neighbour.working()
+            since = time.monotonic()
+            status, said = stage.cli(agent, "client", "terminate", str(victim.pid))
+            gone = victim.ended(20) is not None
+            took.append(time.monotonic() - since)
+            ended += gone
+            if not gone:
+                problems.append(f"the client lives on: cli {status} {said}\n{stage.last_words()}")
+                victim.kill()
+            neighbour.ended()
+            if neighbour.rc == 0:
+                finished += 1
+            else:
+                problems.append(f"neighbour rc {neighbour.rc}: {neighbour.text()}\n{stage.last_words()}")
+        figures = {"ended": ended, "neighbour finished": finished, "from the command to the end (s)": spread(took)}
+        good = finished == count == ended
+        verdict = f"{kind}: neighbour finished {finished} of {count}, client ended {ended} of {count}"
+        return Result(figures, good, verdict, [took, *problems])
+
+    return ladder
+
+
+def sigkill(stage: Stage, count: int) -> Result:
+    """The control experiment: SIGKILL of a client with a kernel in flight."""
+    stage.without_agent()
+    damaged = 0
+    for _ in range(count):
+        victim = _victim(stage, "spinning")
+        neighbour = stage.client(A, "work", 200)
+        neighbour.working()
+        victim.kill()
+        neighbour.ended()
+        damaged += neighbour.rc != 0
+        stage.say(f"neighbour rc {neighbour.rc} {neighbour.text().splitlines()[-1:]}")
+        _until_served(stage, A, 30)
+    verdict = f"SIGKILL of a spinning client: the neighbour lost its work {damaged} of {count}"
+    return Result({"neighbour damaged": damaged}, damaged > 0, verdict)
+
+
+# --- a fault with a leftover ------------------------------------------------------------------------------------------
+
+
+def _until_served(stage: Stage, uid: int, timeout: float, percent: float | None = None) -> tuple[float, int]:
+    """Send a client every moment until one is served; when (seconds since the epoch) it had ended, and attempts.
+    `percent`: only one with that share counts, because outside MPS every client is served."""
+    end = time.monotonic() + timeout
+    running: list[Client] = []
+    attempts = 0
+    due = time.monotonic()
+    try:
+        while time.monotonic() < end:
+            if time.monotonic() >= due and len(running) < 12:
+                running.append(stage.client(uid))
+                attempts += 1
+                due = time.monotonic() + SERVED
+            for client in list(running):
+                if client.rc is None:
+                    continue
+                running.remove(client)
+                if client.rc == 0 and (percent is None or client.inside(percent)):
+                    return time.time(), attempts
+            time.sleep(0.01)
+    finally:
+        for client in running:
+            client.ended(15)
+            client.kill()
+    raise RuntimeError(f"user {uid} was not served within {timeout:g} s\n{stage.last_words()}")
+
+
+def fault(stage: Stage, count: int) -> Result:
+    """An illegal access, and a program that goes on after its error: MPS serves again within the policy's time."""
+    patience, kill_grace = 2.0, 1.0
+    agent = stage.with_agent(POLICY)
+    served: list[float] = []
+    active: list[float] = []
+    late: list[str] = []
+    for turn in range(count):
+        stubborn = bool(turn % 2)
+        bound = patience + (kill_grace if stubborn else 0) + 1
+        leftover = stage.client(A, "sleep", 60, *(("--ignore-term",) if stubborn else ()))
+        leftover.working()
+        mark = agent.mark()
+        stage.client(A, "oob", 0.3)
+        began = seconds_of(agent.wait("server.fault", 20, mark))
+        leftover.saw("work now")
+        at, attempts = _until_served(stage, A, 30, 40)
+        served.append(at - began)
+        over = agent.wait("fault.over", 20, mark)
+        active.append(seconds_of(over) - began)
+        stage.say(f"leftover {'ignores' if stubborn else 'takes'} SIGTERM: ACTIVE after {active[-1]:.2f} s, "
+                  f"served after {served[-1]:.2f} s, {attempts} attempts, {over.get('reason')}")  # fmt: skip
+        if served[-1] > bound:
+            late.append(f"{served[-1]:.2f} s where {bound:g} s were promised")
+            stage.say(stage.last_words())
+        if leftover.ended(2) is None:
+            late.append("the leftover lives on")
+            leftover.kill()
+    figures: Json = {
+        "hang.fault, kill_grace (s)": f"{patience:g}, {kill_grace:g}",
+        "ACTIVE again after (s)": spread(active), "a new client served after (s)": spread(served),
+        "of which the leftover takes SIGTERM (s)": median(served[::2]),
+        "of which it ignores SIGTERM (s)": median(served[1::2]), "late": late,
+    }  # fmt: skip
+    good = not late and len(served) == count
+    return Result(figures, good, f"served again in time: {count - len(late)} of {count}; {spread(served)} s", served)
+
+
+def fault_plain(stage: Stage, count: int) -> Result:
+    """The control experiment: the leftover keeps everybody out for as long as it lives."""
+    seconds = 3.0 if stage.quick else 10.0
+    stage.without_agent()
+    blocked = refused = 0
+    for _ in range(count):
+        leftover = stage.client(A, "sleep", 60)
+        leftover.working()
+        stage.client(A, "oob", 0.2).ended()
+        end = time.monotonic() + seconds
+        out = True
+        while time.monotonic() < end:
+            client = stage.client(A)
+            client.ended(10)
+            out &= client.rc != 0
+            refused += client.rc != 0
+            time.sleep(0.3)
+        blocked += out
+        leftover.kill()
+        _until_served(stage, A, 30)
+    verdict = f"without the agent nobody was served for the {seconds:g} s that were watched: {blocked} of {count}"
+    return Result({"watched (s)": seconds, "clients refused": refused}, blocked == count, verdict)
+
+
+# --- many clients, and one that dies at the wrong moment --------------------------------------------------------------
+
+
+def full(stage: Stage, count: int) -> Result:
+    """48 clients, the 49th refused by MPS, the others unharmed, and a place free again."""
+    agent = stage.with_agent('[limits]\nthreads = 40\nmemory = "1G"\n')
+    refused = unharmed = warned = 0
+    again = True
+    for _ in range(count):
+        mark = agent.mark()
+        clients = [stage.client(A, "alloc", 8, 12 if stage.backend.name == "sim" else 8)]
+        clients[0].working()
+        clients += [stage.client(A, "alloc", 8, 12 if stage.backend.name == "sim" else 8) for _ in range(47)]
+        for client in clients:
+            client.working()
+        more = stage.client(A)
+        more.ended()
+        refused += "MPS_MAX_CLIENTS_REACHED" in more.text() and more.rc != 0
+        for client in clients:
+            client.ended()
+        unharmed += sum(client.rc == 0 for client in clients)
+        warned += bool(agent.found("clients.nearly_full", mark)) and bool(agent.found("server.full", mark))
+        later = stage.client(A)
+        later.ended()
+        again &= later.inside(40)
+    figures = {"49th refused": refused, "others finished": unharmed, "warning and refusal on record": warned}
+    good = refused == count and unharmed == 48 * count and warned == count and again
+    return Result(figures, good, f"49th refused {refused} of {count}, others finished {unharmed} of {48 * count}")
+
+
+def dying(stage: Stage, count: int) -> Result:
+    """A client dies by itself while it is being ended: nobody else is signalled, and the agent goes on."""
+    agent = stage.with_agent(POLICY)
+    unharmed = answered = 0
+    problems: list[str] = []
+    for turn in range(count):
+        neighbour = stage.client(A, "work", 150)
+        neighbour.working()
+        victim = stage.client(A, "sleep", 20)
+        victim.working()
+        stage.until(lambda: any(one["pid"] == victim.pid for one in agent.api.get("/v1/clients")["clients"]),  # noqa: B023
+                    "the agent lists the client")  # fmt: skip
+        said: list[int] = []
+        end = threading.Thread(
+            target=lambda: said.append(agent.api.ask("POST", f"/v1/clients/{victim.pid}/terminate", {})[0])  # noqa: B023
+        )
+        if turn % 2:
+            end.start()
+            time.sleep(0.002 * (turn % 5))
+            victim.signal(signal.SIGKILL)
+        else:
+            victim.signal(signal.SIGKILL)
+            time.sleep(0.002 * (turn % 5))
+            end.start()
+        end.join()
+        victim.ended()
+        neighbour.ended()
+        unharmed += neighbour.rc == 0
+        answered += said[0] in (200, 404)
+        if neighbour.rc != 0:
+            problems.append(neighbour.text() + stage.last_words())
+    strangers = agent.found("action.done", action="SignalClient", ok=True)
+    health = agent.api.problems()
+    problems += [f"signalled: {one}" for one in strangers if "ended" in str(one.get("text"))] + health
+    figures = {"neighbour finished": unharmed, "request answered": answered, "signals sent": len(strangers)}
+    good = unharmed == count == answered and not problems
+    return Result(figures, good, f"neighbour finished {unharmed} of {count}", problems)
+
+
+def _name(kind: str) -> str:
+    return "ladder-" + kind.replace(" SIGTERM", "").replace(" ", "-")
+
+
+SCENES = (
+    *(
+        Scene(_name(kind), f"A client is ended ({kind}), its neighbour works on", ladder_for(kind), 20, 2, 85)
+        for kind in VICTIMS
+    ),
+    Scene("sigkill-plain", "Control: plain SIGKILL of a spinning client", sigkill, 10, 1, 40),
+    Scene("fault", "A fault with a leftover that ignores its error", fault, 20, 2, 110),
+    Scene("fault-plain", "Control: the leftover blocks without the agent", fault_plain, 2, 1, 26),
+    Scene("full", "48 clients and a 49th", full, 2, 1, 50),
+    Scene("dying", "A client dies while it is being ended", dying, 20, 4, 60),
+)
