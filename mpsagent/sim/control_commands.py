@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from mpsagent.sim import limits, texts
@@ -113,7 +114,10 @@ def ps(daemon: Daemon, words: list[str]) -> None:
             return
     rows: list[str] = []
     for one in servers:
-        rows += [row for row in (one.ask("PS") or "").split(";") if row]
+        for row in (one.ask("PS") or "").split(";"):
+            columns, _, name = row.partition("|")
+            if name:  # whatever the client is called, line feeds and all: MPS prints it as it is
+                rows.append(f"{columns}{os.fsdecode(bytes.fromhex(name)):<15}")
     if rows:
         daemon.say(texts.PS_HEADER, *rows)
 

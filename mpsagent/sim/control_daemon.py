@@ -128,7 +128,7 @@ class Daemon:
 
     def accept(self, listener: _socket.socket) -> None:
         fd, _ = listener._accept()  # type: ignore[attr-defined]
-        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM, 0, fileno=fd)
+        connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fileno=fd)
         self.log.write(texts.ACCEPTING)
         poll = select.poll()
         poll.register(fd, select.POLLHUP)
@@ -256,6 +256,8 @@ class Daemon:
             return  # it was killed; its pidfd tells
         word, _, count = reply.partition(" ")
         if word == "OK":
+            if force:
+                self.log.write(texts.FORCE.format(pid=one.pid))
             self.dismiss(one)
             return
         self.log.write(texts.SERVER_BUSY.format(pid=one.pid, count=count))
@@ -330,7 +332,7 @@ class Daemon:
         if self.ui is not None:
             try:
                 self.ui.connection.settimeout(1)
-                self.ui.connection.sendall(self.answer + b"\x04")
+                wire.send_all(self.ui.connection, self.answer + b"\x04")
             except OSError:
                 pass
             self.ui.connection.close()
@@ -361,7 +363,7 @@ def _run(foreground: bool, multiuser: bool, report: int | None) -> NoReturn:
     try:
         daemon = Daemon(foreground, multiuser)
     except AlreadyRunning:
-        os.write(2, texts.ALREADY_RUNNING.encode())
+        os.write(1, texts.ALREADY_RUNNING.encode())
         os._exit(1)
     except (OSError, ValueError) as error:
         os.write(2, f"mpsagent-sim: {error}\n".encode())

@@ -21,13 +21,13 @@ class Files:
     def open(self, foreground: bool) -> tuple[int, int]:
         """Take the lock and open the logs for append: descriptors of server log and control log.
 
-        In the foreground both lines go to standard output, and the files stay empty. Raises AlreadyRunning, OSError.
+        In the foreground both go to standard output, and there are no files. Raises AlreadyRunning, OSError.
         """
         old = os.umask(0)
         for directory in (self.pipe, self.logs):
             if not os.path.isdir(directory):
                 os.makedirs(directory, 0o777)
-        server_log = self._append("server.log")
+        server_log = 1 if foreground else self._append("server.log")
         self.lock = os.open(f"{self.pipe}/control_lock", os.O_RDWR | os.O_CREAT, 0o666)
         os.umask(old)
         try:
@@ -35,8 +35,7 @@ class Files:
         except OSError as error:
             wire.Log(server_log, "Other").write(texts.LOG_DIRECTORY.format(directory=self.logs))
             raise AlreadyRunning from error
-        control_log = self._append("control.log")
-        return (1, 1) if foreground else (server_log, control_log)
+        return server_log, 1 if foreground else self._append("control.log")
 
     def listen(self) -> list[_socket.socket]:
         """Sockets, FIFO and pid file, over whatever an earlier daemon left behind."""
@@ -65,7 +64,7 @@ class Files:
 
     def _listen(self, name: str, mode: int) -> _socket.socket:
         self._remove(name)
-        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+        listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         listener.bind(f"{self.pipe}/{name}")
         os.chmod(f"{self.pipe}/{name}", mode)
         listener.listen(128)

@@ -6,6 +6,8 @@
     spin SECONDS            one long kernel
     oob SECONDS             after that time an illegal access
     work N                  N kernels of 10 ms
+    init SECONDS            cuInit only
+    two SECONDS             two contexts
 `--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. Exit status as the probe's.
 """
 
@@ -33,6 +35,7 @@ class Cuda:
         self.held = False  # the device stands still: a neighbour is being terminated
         self.channel: _socket.socket | None = None
         self.context: wire.Lines | None = None
+        self.second: _socket.socket | None = None
         self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
         self.devices: list[gpu.Device] = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
         self.instance = self.devices
@@ -85,7 +88,12 @@ class Cuda:
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
 
     def _name(self) -> str:
-        return "".join(sys.argv[0].split()) or "cuda-client"
+        """What MPS shows as COMMAND, in hexadecimal digits: argv[0] as it is, or the script's if that is Python's."""
+        with open("/proc/self/cmdline", "rb") as cmdline:
+            name = cmdline.read(65536).split(b"\0")[0]
+        if name == os.fsencode(sys.executable):
+            name = os.fsencode(sys.argv[0])
+        return name[:16384].hex() or "3f"
 
     def _see(self, devices: list[gpu.Device]) -> str:
         self.instance = devices
@@ -123,6 +131,22 @@ class Cuda:
             self._take_limits(float(rest[0]), int(rest[1]), at)
         self._delay(66)
         self._register()
+        return SUCCESS
+
+    def second_context(self) -> str:
+        """cuCtxCreate beside the primary context."""
+        if self.channel is not None:
+            answer = ""
+            try:
+                self.second = wire.connect(wire.directories()[0])
+                at = [one.ordinal for one in self.instance].index(self.device.ordinal)
+                wire.send(self.second, f"CLIENT 2 {at} {self._name()}")
+                answer = wire.Lines(self.second).wait() or ""
+            except OSError:
+                pass
+            if not answer.startswith("OK"):
+                return "CUDA_ERROR_" + (answer.split()[1:] or ["MPS_RPC_FAILURE"])[0]
+        self._delay(66)
         return SUCCESS
 
     def _take_limits(self, percentage: float, limit: int, at: int) -> None:
@@ -184,10 +208,9 @@ class Cuda:
                 self.error = "CUDA_ERROR_ILLEGAL_ADDRESS"
             elif line in ("HOLD", "GO"):
                 self.held = line == "HOLD"
-            elif line == "TERMINATE":
-                self.error = self.error or "CUDA_ERROR_MPS_CLIENT_TERMINATED"
-                self._drop_context()
-                return
+            elif line == "TERMINATE" and self.error is None:
+                self.error = "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+                self.tell("TERMINATED")
         if context.ended:
             self.error = self.error or "CUDA_ERROR_MPS_RPC_FAILURE"
             context.connection.close()
@@ -196,12 +219,6 @@ class Cuda:
     def tell(self, text: str) -> None:
         if self.context is not None:
             wire.send(self.context.connection, text)
-
-    def _drop_context(self) -> None:
-        if self.context is not None:
-            self.tell("BYE")
-            self.context.connection.close()
-            self.context = None
 
     def kernel(self, seconds: float) -> str:
         """One kernel, from launch to synchronisation."""
@@ -222,7 +239,9 @@ class Cuda:
         return self.wait(60, until_error=True)
 
     def leave(self, status: int) -> int:
-        self._drop_context()
+        for connection in (self.second, self.context.connection if self.context is not None else None):
+            if connection is not None:
+                connection.close()
         if self.channel is not None:
             self._delay(15)
             self.channel.close()
@@ -242,6 +261,9 @@ def main() -> int:
     cuda.say(f"cuInit {result}")
     if result != SUCCESS:
         return cuda.leave(10)
+    if mode == "init":
+        cuda.wait(numbers[0])
+        return cuda.leave(0)
     ordinal = int(os.environ.get("DEV") or 0)
     if ordinal >= len(cuda.devices):
         cuda.say("cuDeviceGet CUDA_ERROR_INVALID_DEVICE")
@@ -298,6 +320,13 @@ def _oob(cuda: Cuda, seconds: float, _: float) -> int:
     return 0 if result == SUCCESS else 17
 
 
+def _two(cuda: Cuda, seconds: float, _: float) -> int:
+    result = cuda.second_context()
+    cuda.say(f"second ctx {result}")
+    cuda.wait(seconds)
+    return 0 if result == SUCCESS else 12
+
+
 def _work(cuda: Cuda, kernels: float, _: float) -> int:
     count, last = 0, SUCCESS
     while count < kernels and last == SUCCESS:
@@ -309,4 +338,4 @@ def _work(cuda: Cuda, kernels: float, _: float) -> int:
     return 0 if last == SUCCESS else 14
 
 
-_MODES = {"query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work}
+_MODES = {"query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two}

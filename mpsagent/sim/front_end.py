@@ -36,9 +36,9 @@ def commands(pipe: str, batch: bytes = b"") -> int:
         return _fail(texts.NO_DAEMON)
     answer = b""
     try:
-        connection.sendall(b"UI\n" + batch + (b"" if batch.endswith(b"\n") or not batch else b"\n"))
+        wire.send_all(connection, b"UI\n" + batch + (b"" if batch.endswith(b"\n") or not batch else b"\n"))
         connection.shutdown(_socket.SHUT_WR)
-        while chunk := connection.recv(65536):
+        while chunk := connection.recv(wire.MESSAGE):
             answer += chunk
     except OSError:
         pass

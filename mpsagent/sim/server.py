@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from mpsagent.sim.control_daemon import Daemon
 
 MAX_CLIENTS = 48
-# A stopped client killed 1 s after terminate_client took its neighbours along (06 V6), one killed 13 s after did not
-# (03 Q6). Where between the two the line lies is not known.
-STILL_DANGEROUS = 5.0
 
 
 class Link:
@@ -37,9 +34,8 @@ class Link:
         self.number = number
         self.device = device
         self.kernel = False  # a kernel is in flight
-        self.said_bye = False
         self.sticky = False
-        self.terminate_at: float | None = None
+        self.terminating = False  # asked to exit, no answer yet
 
 
 class Client:
@@ -67,6 +63,7 @@ class Server:
         self.clients: dict[int, Client] = {}
         self.client_count = 0
         self.last_exit = 0.0
+        self.hung = False
         self.links: dict[int, Link] = {}
         self.closing: list[Link] = []  # channels lost but not noticed yet: still active worker threads
         self.faulted: set[int] = set()
@@ -112,7 +109,7 @@ class Server:
 
     def run(self) -> NoReturn:
         while True:
-            while self.control.buffer and (line := self.control.pop()) is not None:
+            while not self.hung and (line := self.control.pop()) is not None:
                 self.order(line.split())
             poll = select.poll()
             poll.register(self.control.connection.fileno(), select.POLLIN)
@@ -124,6 +121,8 @@ class Server:
             ready = {fd for fd, _ in poll.poll(timeout)}
             if self.control.connection.fileno() in ready:
                 self.control.read()
+                if self.hung:
+                    self.control.buffer = b""
                 if self.control.ended:
                     self.leave()
             found = [self.links[fd] for fd in ready if fd in self.links]
@@ -153,7 +152,7 @@ class Server:
         if words[0] == "STATUS":
             reply = "FAULT" if self.faulted else "ACTIVE"
         elif words[0] == "CLIENTS":
-            reply = ";".join(str(link.client.pid) for link in self._contexts())
+            reply = ";".join(str(pid) for pid, client in self.clients.items() if client.contexts)
         elif words[0] == "DEVICE_CLIENTS":
             reply = self._device_clients()
         elif words[0] == "PS":
@@ -195,9 +194,10 @@ class Server:
         except OSError:
             namespace = "0"
         return ";".join(
-            f"{link.client.pid:<10}{link.client.number:<10}{os.getpid():<15}{self.devices[link.device].uuid[:22]:<26}"
-            f"{namespace:<15}{link.client.name:<15}"
-            for link in self._contexts()
+            f"{pid:<10}{client.number:<10}{os.getpid():<15}"
+            f"{self.devices[next(iter(client.contexts.values())).device].uuid[:22]:<26}{namespace:<15}|{client.name}"
+            for pid, client in self.clients.items()
+            if client.contexts
         )
 
     def shutdown(self) -> None:
@@ -213,18 +213,26 @@ class Server:
         self.leave()
 
     def terminate(self, pid: int) -> None:
-        """Answered when the client has let go of its context; until then the daemon waits."""
+        """Answered when the client has let go of its work, or has died; until then the daemon waits."""
         client = self.clients.get(pid)
         if client is None or not client.contexts:
-            wire.send(self.control.connection, "1")
+            self.log.write(texts.NO_CONTEXT.format(pid=pid), texts.NOT_TERMINATED)
+            wire.send(self.control.connection, "201")
             return
         for link in client.contexts.values():
             self.log.write(texts.REQUESTING_EXIT.format(pid=pid, context=link.number))
-            link.terminate_at = time.monotonic()
+            link.terminating = True
             if not link.sticky:
                 if link.kernel:
                     self.tell_neighbours(link, "HOLD")
                 wire.send(link.lines.connection, "TERMINATE")
+
+    def terminated(self, link: Link) -> None:
+        link.terminating = link.kernel = False
+        self.log.write(texts.TERMINATED)
+        self.tell_neighbours(link, "GO")
+        if not any(one.terminating for one in link.client.contexts.values()):
+            wire.send(self.control.connection, "0")
 
     def tell_neighbours(self, link: Link, word: str) -> None:
         """While a kernel is being cut off, everybody else's work on that device stands still (03 Q6, 06 V6)."""
@@ -238,6 +246,11 @@ class Server:
         connection = _socket.socket(fileno=self.control.fds.pop(0))
         self.log.write(texts.REQUEST.format(pid=self.noise[0], context=self.noise[1]))
         self.noise = (pid, number)
+        if number == 0 and self.gone(connection):
+            # a client that died while it waited: the server never answers anybody again
+            self.log.write(texts.NO_CREDENTIALS)
+            self.hung = True
+            return
         if self.faulted:
             self.log.write(
                 texts.TEARDOWN.format(pid=pid, context=number), texts.NOT_ACCEPTED.format(pid=pid, context=number)
@@ -275,6 +288,12 @@ class Server:
         )
         wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)}")
 
+    def gone(self, connection: _socket.socket) -> bool:
+        """Whether the other end has been closed."""
+        poll = select.poll()
+        poll.register(connection.fileno(), 0)
+        return bool(poll.poll(0))
+
     def refuse(self, connection: _socket.socket, why: str) -> None:
         wire.send(connection, f"FAIL {why}")
         connection.close()
@@ -284,8 +303,8 @@ class Server:
         while (line := link.lines.pop()) is not None:
             if line in ("KERNEL", "IDLE"):
                 link.kernel = line == "KERNEL"
-            elif line == "BYE":
-                link.said_bye = True
+            elif line == "TERMINATED" and link.terminating:
+                self.terminated(link)
             elif line == "FAULT":
                 self.later(self.delays.fault_notice(), lambda: self.fault(link.device, link.client.pid))
             elif line.startswith("LOG "):
@@ -307,15 +326,13 @@ class Server:
         client.last_close = time.monotonic()
         client.contexts.pop(link.number, None)
         self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
-        if link.terminate_at is not None:
-            self.log.write(texts.TERMINATED)
+        kernel = link.kernel
+        if link.terminating:
+            self.terminated(link)
         count = len(self._contexts())
         self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=count))
-        waited = None if link.terminate_at is None else client.last_close - link.terminate_at
-        if waited is not None:
-            self.tell_neighbours(link, "GO")
-            wire.send(self.control.connection, "0")
-        if link.kernel and not link.said_bye and not link.sticky and (waited is None or waited < STILL_DANGEROUS):
+        # also if it was asked to exit but could not answer: a stopped client takes its neighbours along (06 V6)
+        if kernel and not link.sticky:
             self.later(self.delays.fault_notice(), lambda: self.fault(link.device, client.pid))
         if link.sticky and not any(one.sticky for one in self._contexts()):
             for device in sorted(self.faulted):

@@ -63,9 +63,10 @@ COMMAND:
 """
 )
 
-# front-end, standard error, exit status 1
+# exit status 1, on standard error
 NO_DAEMON = "Cannot find MPS control daemon process\n"
 CANNOT_SEND = "Cannot send command to MPS control daemon process\n"
+# exit status 1, on standard output
 ALREADY_RUNNING = "An instance of this daemon is already running\n"
 
 # control.log
@@ -151,6 +152,8 @@ RESET_DEVICES = "The following devices will be reset:"
 STICKY = "The following client process have a sticky error set:"
 REQUESTING_EXIT = "MPS server requesting client {{PID: {pid}, Context ID: {context}}} to exit"
 TERMINATED = "Client termination succeeded."
+NO_CONTEXT = "Client termination request failed: There is no active client context found for process {pid}."
+NOT_TERMINATED = "Client termination failed with invalid device context."
 DEVICE_QUERY = "Received device query command. There are {count} devices"
 
 # written into server.log by a client

@@ -36,8 +36,7 @@ class Turns:
     def __init__(self) -> None:
         self.user: int | None = None
         self.phase = "none"  # none, starting, ready, exiting
-        self.waiting: list[tuple[int, int]] = []  # (uid, key of the connection)
-        self.requested: list[int] = []  # start_server -uid
+        self.waiting: list[tuple[int, int | None]] = []  # (uid, key of the connection; None for `start_server -uid`)
         self.back_off = BackOff()
 
     def client(self, uid: int, key: int) -> str:
@@ -51,8 +50,7 @@ class Turns:
         """`start_server -uid`: "start", "try" or "wait"."""
         if self.user == uid and self.phase in ("starting", "ready"):
             return "wait"
-        if uid not in self.requested:
-            self.requested.append(uid)
+        self.waiting.append((uid, None))
         return self._next()
 
     def _next(self) -> str:
@@ -63,10 +61,8 @@ class Turns:
         return "wait"
 
     def next_user(self) -> int | None:
-        """Whose server comes next: clients in order of arrival, then start requests (01 S4)."""
-        if self.waiting:
-            return self.waiting[0][0]
-        return self.requested[0] if self.requested else None
+        """Whose server comes next: clients and start requests alike in order of arrival (X3, X4 of the real runs)."""
+        return self.waiting[0][0] if self.waiting else None
 
     def starting(self, uid: int) -> None:
         self.user, self.phase = uid, "starting"
@@ -75,10 +71,9 @@ class Turns:
     def ready(self) -> tuple[list[int], bool]:
         """The server is Ready: connections to attach now, and whether others still wait (then try to end it)."""
         self.phase = "ready"
-        attach = [key for uid, key in self.waiting if uid == self.user]
+        attach = [key for uid, key in self.waiting if uid == self.user and key is not None]
         self.waiting = [entry for entry in self.waiting if entry[0] != self.user]
-        self.requested = [uid for uid in self.requested if uid != self.user]
-        return attach, bool(self.waiting or self.requested)
+        return attach, bool(self.waiting)
 
     def leaving(self) -> None:
         """The server agreed to exit."""
@@ -86,7 +81,11 @@ class Turns:
         self.back_off.clear()
 
     def gone(self) -> int | None:
-        """The server has exited: the user to start one for, or None."""
+        """The server has exited: the user to start one for, or None.
+
+        Who came for the exiting server's own user goes first, whoever waits longer (01 S4).
+        """
+        own = self.user
         self.user, self.phase = None, "none"
         self.back_off.clear()
-        return self.next_user()
+        return own if any(uid == own for uid, _ in self.waiting) else self.next_user()

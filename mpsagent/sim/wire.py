@@ -1,10 +1,14 @@
 """The little line protocol between front-end, daemon, servers and clients, and the log writer.
 
+Sockets are SOCK_SEQPACKET, as those of MPS are: a client that finds another kind in their place runs outside MPS.
+
 The first line of a connection to `control` says who it is:
     UI                      a front-end; command lines follow, end of input ends it
     SERVER pid              a server that was started
     HELLO                   a client's first knock, answered "NO" (MPS: "User did not send valid credentials")
-    CLIENT context device   a client's channel (context 0) or context (1); the socket is handed to the server
+    CLIENT context device name
+                            a client's channel (context 0) or context (1 and up), its name in hexadecimal digits;
+                            the socket is handed to the server
 """
 
 import _socket
@@ -14,6 +18,7 @@ import time
 PIPE_DIRECTORY = "/tmp/nvidia-mps"
 LOG_DIRECTORY = "/var/log/nvidia-mps"
 MAX_LINE = 65536
+MESSAGE = 131072
 
 
 def directories() -> tuple[str, str]:
@@ -26,7 +31,7 @@ def directories() -> tuple[str, str]:
 
 def connect(pipe: str) -> _socket.socket:
     """A connection to the control socket; OSError when there is none or it may not be written to."""
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     try:
         connection.connect(f"{pipe}/control")
     except OSError:
@@ -36,7 +41,7 @@ def connect(pipe: str) -> _socket.socket:
 
 
 class Lines:
-    """Lines out of a stream socket, with the file descriptors that came along."""
+    """Lines out of a socket, with the file descriptors that came along."""
 
     __slots__ = ("buffer", "connection", "ended", "fds")
 
@@ -49,7 +54,7 @@ class Lines:
     def read(self) -> None:
         """One read (blocking if nothing is there). A reset counts as the end."""
         try:
-            data, ancillary, _, _ = self.connection.recvmsg(65536, 256)
+            data, ancillary, _, _ = self.connection.recvmsg(MESSAGE, 256)
         except InterruptedError:
             return
         except OSError:
@@ -92,11 +97,16 @@ def send(connection: _socket.socket, line: str, fd: int | None = None) -> bool:
             connection.sendall(data)
         else:
             rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, "little"))]
-            sent = connection.sendmsg([data], rights)
-            connection.sendall(data[sent:])
+            connection.sendmsg([data], rights)  # a message goes out whole
     except OSError:
         return False
     return True
+
+
+def send_all(connection: _socket.socket, data: bytes) -> None:
+    """Any amount of data, in messages that are read whole. Raises OSError."""
+    for at in range(0, len(data), MESSAGE // 2):
+        connection.sendall(data[at : at + MESSAGE // 2])
 
 
 class Log:

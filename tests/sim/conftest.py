@@ -60,7 +60,7 @@ class Mps:
         self.pipe, self.logs = directory / "pipe", directory / "log"
         self.processes = directory / "processes"
         self.clients: list[Client] = []
-        self.daemons: list[int] = []
+        self.daemons: list[int] = []  # pidfds: a pid may be somebody else's by the time of the clean-up
         self.environment = {
             "PATH": f"{programs}:/usr/bin:/bin",
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
@@ -84,8 +84,12 @@ class Mps:
         """`nvidia-cuda-mps-control -d`; answers the daemon's pid."""
         started = self.program("-d", *options, **environment)
         assert (started.returncode, started.stdout, started.stderr) == (0, "", "")
-        self.daemons.append(int((self.pipe / "nvidia-cuda-mps-control.pid").read_text()))
-        return self.daemons[-1]
+        return self.watch(int((self.pipe / "nvidia-cuda-mps-control.pid").read_text()))
+
+    def watch(self, pid: int) -> int:
+        """Have this daemon killed in the end, if it is still there."""
+        self.daemons.append(os.pidfd_open(pid))
+        return pid
 
     def run(self, commands: str, uid: int = 0, timeout: float = PATIENCE) -> tuple[int, str, str]:
         """One run of the front-end: exit status, output, errors. Raises TimeoutExpired (and kills it)."""
@@ -159,27 +163,18 @@ class Mps:
             with contextlib.suppress(ProcessLookupError):
                 client.process.kill()
             client.process.wait()
-        for pid in self.daemons:
-            with contextlib.suppress(ProcessLookupError, ValueError):
-                if Path(f"/proc/{pid}/cmdline").exists():
-                    os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + PATIENCE
-        while registry_pids(self.processes) and time.monotonic() < end:
-            for pid in registry_pids(self.processes):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-
-
-def registry_pids(directory: Path) -> list[int]:
-    """Living simulated GPU processes registered in `directory`."""
-    found = []
-    for path in directory.glob("*.*"):
-        pid = path.name.partition(".")[2]
-        with contextlib.suppress(OSError, IndexError):
-            if pid.isdigit() and registry.start_time(int(pid)) == path.read_text().split()[3]:
-                found.append(int(pid))
-    return found
+        for pidfd in self.daemons:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+        # servers follow their daemon, but for a stopped one
+        for path in self.processes.glob("*.*"):
+            pid = path.name.partition(".")[2]
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                pidfd = os.pidfd_open(int(pid))
+                if registry.start_time(int(pid)) == path.read_text().split()[3]:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                os.close(pidfd)
 
 
 def messages(text: str) -> list[str]:

@@ -68,7 +68,7 @@ def test_a_second_daemon_is_refused(mps: Mps) -> None:
     """02 R8."""
     mps.start()
     second = mps.program("-d")
-    assert (second.returncode, second.stderr) == (1, "An instance of this daemon is already running\n")
+    assert (second.returncode, second.stdout) == (1, "An instance of this daemon is already running\n")
     assert messages(mps.log("server.log")) == [f"Using log directory: {mps.logs}"]
     assert mps.ctl("get_server_list") == ""
 
@@ -170,12 +170,12 @@ def test_a_stopped_daemon_and_those_who_wait_for_it(mps: Mps) -> None:
 
 
 def test_in_the_foreground_both_logs_go_to_standard_output(mps: Mps) -> None:
-    """02 R11: the files exist and stay empty."""
+    """02 R11: and there are no files."""
     with (mps.directory / "stdout").open("wb") as output:
         daemon = subprocess.Popen(
             [str(mps.programs / "nvidia-cuda-mps-control"), "-f"], env=mps.environment, stdout=output
         )
-    mps.daemons.append(daemon.pid)
+    mps.watch(daemon.pid)
     end = time.monotonic() + PATIENCE
     while "binary version" not in (mps.directory / "stdout").read_text() and time.monotonic() < end:
         time.sleep(0.01)
@@ -183,7 +183,7 @@ def test_in_the_foreground_both_logs_go_to_standard_output(mps: Mps) -> None:
     text = (mps.directory / "stdout").read_text()
     assert "NEW SERVER" in text
     assert "Server has started" in text
-    assert mps.log("control.log") == mps.log("server.log") == ""
+    assert list(mps.logs.iterdir()) == []
     daemon.terminate()
     assert daemon.wait(60) == -signal.SIGTERM
 
@@ -201,7 +201,7 @@ def test_without_root_everything_runs_as_the_one_user(mps: Mps) -> None:
         check=False,
     )
     assert started.returncode == 0
-    mps.daemons.append(int((mps.pipe / "nvidia-cuda-mps-control.pid").read_text()))
+    mps.watch(int((mps.pipe / "nvidia-cuda-mps-control.pid").read_text()))
     assert mps.ctl("set_default_active_thread_percentage 20", A) == "20.0\n"
     assert mps.client(A, "query").sms() == 26
     assert os.stat(f"/proc/{mps.server()}").st_uid == A

@@ -42,18 +42,15 @@ def test_others_wait_in_order_of_arrival_and_only_the_first_asks_the_server_to_l
     assert turns.client(C, 3) == "wait"
     assert turns.client(A, 4) == "attach", "the holder's clients are still accepted: others can starve"
     turns.leaving()
-    assert turns.client(A, 5) == "wait"
     assert turns.gone() == B
     assert ready(turns, B) == ([2], True), "others still wait, so the next try follows at once"
     turns.leaving()
     assert turns.gone() == C
-    assert ready(turns, C) == ([3], True)
-    turns.leaving()
-    assert turns.gone() == A
+    assert ready(turns, C) == ([3], False)
 
 
-def test_a_waiting_client_comes_before_a_start_request() -> None:
-    """01 S4: start_server for 1002 and 1001, then a client of 1001: 1001's server starts, and 1002's request stays."""
+def test_who_came_for_the_exiting_servers_user_goes_first() -> None:
+    """01 S4: start_server for 1002 and 1001, then a client of 1001: 1001's server starts again."""
     turns = Turns()
     assert turns.start_request(A) == "start"
     ready(turns, A)
@@ -66,6 +63,26 @@ def test_a_waiting_client_comes_before_a_start_request() -> None:
     turns.leaving()
     assert turns.gone() == B
     assert ready(turns, B) == ([], False)
+
+
+def test_start_requests_and_clients_wait_in_one_line() -> None:
+    """X4 of the real runs: a request for A, a client of C, a request for nobody, served in that order."""
+    turns = Turns()
+    turns.start_request(B)
+    ready(turns, B)
+    assert turns.start_request(A) == "try"
+    turns.back_off.busy(by_timer=False)
+    assert turns.client(C, 1) == "wait"
+    assert turns.start_request(65534) == "wait"
+    served = []
+    while True:
+        turns.leaving()
+        uid = turns.gone()
+        if uid is None:
+            break
+        served.append(uid)
+        ready(turns, uid)
+    assert served == [A, C, 65534]
 
 
 def test_a_start_request_for_the_running_server_does_nothing() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import socket
+import subprocess
 
 import pytest
 
 from mpsagent.sim import cli
 from tests import recordings
-from tests.sim.conftest import A, B, C, Mps, messages, normal
+from tests.sim.conftest import A, B, C, Client, Mps, messages, normal
 
 
 def test_defaults_at_ready_hold_for_the_first_client(mps: Mps) -> None:
@@ -121,6 +124,76 @@ def test_a_forced_shutdown_leaves_the_clients_alive(mps: Mps) -> None:
     holder.saw("work now CUDA_ERROR_MPS_RPC_FAILURE")
     assert holder.process.poll() is None
     assert "Force shutting down server" in mps.log("control.log")
+
+
+def test_a_client_that_dies_while_it_waits_hangs_the_server_that_starts_for_it(mps: Mps) -> None:
+    """X1 of the real runs: the server answers nobody, and with it the daemon hangs, until the server is killed."""
+    mps.start()
+    holder = mps.busy(A, "sleep", "600")
+    waiting = []
+    for uid in (B, C):
+        waiting.append(mps.client(uid, "query"))
+        mps.saw("control.log", f"from user {uid}: Server is not ready")
+    waiting[0].process.kill()
+    waiting[0].end()
+    holder.process.kill()
+    started = mps.saw("control.log", rf"Starting new server (\d+) for user {B}")
+    mps.saw("server.log", r"Server +\d+\] User did not send valid credentials")
+    mps.saw("control.log", f"Try shutting down server {started[1]}, backoff is disabled")
+    with pytest.raises(subprocess.TimeoutExpired):
+        mps.run("get_server_list", timeout=1)
+    os.kill(int(started[1]), signal.SIGKILL)
+    assert waiting[1].end() == 0
+
+
+def test_a_forced_shutdown_of_an_idle_server(mps: Mps) -> None:
+    """X7 of the real runs: it says so, and the server still leaves in order."""
+    mps.start()
+    assert mps.client(A, "query").end() == 0
+    server = mps.server()
+    mps.saw("server.log", "disconnected")
+    assert mps.ctl(f"shutdown_server {server} -f") == ""
+    mps.saw("control.log", f"Force shutting down server {server}\n.*\n?.*Server {server} exited with status 0")
+    assert messages(mps.log("server.log"))[-1] == "Exiting"
+
+
+def test_two_contexts_of_one_process(mps: Mps) -> None:
+    """X6 of the real runs: one row in ps, two in the list by device."""
+    mps.start()
+    client = mps.client(A, "two", "600")
+    client.saw("second ctx CUDA_SUCCESS")
+    assert mps.ctl("ps").count("\n") == 2
+    assert mps.ctl(f"get_client_list {mps.server()}") == f"{client.pid}\n"
+    assert mps.ctl("get_device_client_list").split("\n")[1:] == [f"{client.pid}.1", f"{client.pid}.2", ""]
+    client.process.kill()
+    mps.saw("server.log", r"(?s)Context ID: 2\} exiting.*Context ID: 1\} exiting.*Context ID: 0\} exit")
+
+
+def test_a_client_can_forge_log_lines_with_its_name(mps: Mps) -> None:
+    """X2 of the real runs: MPS prints argv[0] as it is, line feeds and all."""
+    mps.start()
+    forged = "x\n[2026-01-01 00:00:00.000 Control     1] NEW CLIENT 1 from user 0: Server already exists"
+    link = mps.directory / "links"
+    link.mkdir()
+    (link / forged.replace("/", "_")).symlink_to(mps.programs / "cuda-client")
+    output = mps.directory / "forged"
+    with output.open("wb") as file:
+        process = subprocess.Popen([str(link / forged), "sleep", "600"], env=mps.environment, stdout=file)
+    client = Client(process, output)
+    mps.clients.append(client)
+    client.saw("meminfo")
+    assert "NEW CLIENT 1 from user 0" in mps.ctl("ps")
+    assert "\n[2026-01-01 00:00:00.000 Control     1] NEW CLIENT 1 from user 0" in mps.log("control.log")
+
+
+def test_another_kind_of_socket_in_the_daemons_place_means_no_mps(mps: Mps) -> None:
+    """X14 of the real runs."""
+    mps.pipe.mkdir()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as fake:
+        fake.bind(str(mps.pipe / "control"))
+        (mps.pipe / "control").chmod(0o666)
+        fake.listen()
+        assert mps.client(A, "query").free() == 142629
 
 
 def test_the_forty_ninth_client(mps: Mps) -> None:
