@@ -314,6 +314,7 @@ class Toy:
                 self._attach(server, pid)
             else:
                 server.hung = True
+                self._tell(ev.ServerStuck(self.now, server.pid))
         self.backoff = 0.2
         self._contest()
 
@@ -386,7 +387,20 @@ class Toy:
         self.procs[pid] = Proc(uid, next(self._numbers), **how)
         self.arrived[pid] = self.now
         self.uids[pid] = uid
-        server = self.server
+        self._connect(pid)
+        return pid
+
+    def _connect(self, pid: int) -> None:
+        """What the control daemon makes of a new client, as soon as it is not blocked."""
+        if pid not in self.procs:
+            return
+        uid, server = self.uids[pid], self.server
+        blocked = self.control_stopped or (self.blocked_by is not None and self.blocked_by in self.procs)
+        if server is not None and server.hung:  # it takes no client, and blocks the daemon once another user has come
+            blocked = blocked or server.stopped or server.uid == uid
+        if self.control and blocked:
+            self._after(0.01, lambda: self._connect(pid))
+            return
         if not self.control or self.quitting or not self.door:
             self.refused.append(pid)
         elif server is not None and server.uid == uid and server.ready and not server.leaving:
@@ -400,7 +414,6 @@ class Toy:
             self.pending.append(pid)
             self._tell(ev.ClientQueued(self.now, pid, uid))
             self._contest()
-        return pid
 
     def leave(self, pid: int) -> None:
         """The process ends by itself, its work done."""
