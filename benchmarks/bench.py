@@ -1,0 +1,59 @@
+"""``make bench``: the figures of this machine, each with its aim and beside something measured in the same run.
+
+It says what it measures and fails on nothing: how long things take is no test. MPS and the GPU are simulated here;
+docs/measured.md has the figures of real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import live, pure
+from benchmarks.figure import Figure, markdown, text_table
+
+MEASURES = {
+    "lines": pure.log_lines,
+    "decisions": pure.decisions,
+    "arming": live.arming,
+    "rest": live.at_rest,
+    "gaps": live.gaps,
+    "start": live.starting,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure, and print figures beside their aims.")
+    parser.add_argument("--quick", action="store_true", help="shorter and coarser, about a minute")
+    parser.add_argument("--only", choices=sorted(MEASURES), action="append", help="only these (may be repeated)")
+    parser.add_argument("--out", type=Path, help="write the table as Markdown, too")
+    chosen = parser.parse_args()
+    if os.geteuid() != 0:
+        print("Clients of several users need root: nothing that needs two users is measured.")
+    began, figures = time.monotonic(), list[Figure]()
+    for name, measure in MEASURES.items():
+        if chosen.only and name not in chosen.only:
+            continue
+        if os.geteuid() != 0 and name in ("arming", "gaps"):
+            continue
+        print(f"measuring: {name} …", file=sys.stderr, flush=True)
+        figures += measure(chosen.quick)
+    about = (
+        f"Measured {time.strftime('%Y-%m-%d')} in {time.monotonic() - began:.0f} s on {os.cpu_count()} cores "
+        f"({platform.machine()}), Python {platform.python_version()}, load {os.getloadavg()[0]:.1f} at the end; MPS "
+        "and the GPU simulated."
+    )
+    print(about, text_table(figures), sep="\n\n")
+    if chosen.out is not None:
+        chosen.out.write_text(markdown(figures, about))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

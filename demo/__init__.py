@@ -1,0 +1,1 @@
+"""The demo: four users on a simulated GPU."""
