@@ -159,8 +159,8 @@ def _may_ask(world: World, climb: Climb) -> bool | None:
     if server is None or server.forced or climb.pid in server.sticky:
         return None
     client = world.state.clients.get(climb.pid)
-    if client is not None and client.terminated:  # asked a second time, the daemon would wait until it exits
-        return None
+    if client is not None and client.terminated and not climb.blocks:
+        return None  # asked a second time, the daemon would wait until it exits
     # While a `quit` is in progress nothing is heard; in FAULT the request blocks the daemon (recording 03, Q4).
     if server.status is not Status.FAULT and (control is None or control.quitting is None):
         return True
