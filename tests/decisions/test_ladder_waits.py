@@ -1,4 +1,4 @@
-"""No signal before `terminate_client` has been answered: a kernel cut off by a signal takes the neighbours' work with it.
+"""No signal before `terminate_client` has been answered: a kernel cut off by a signal takes its neighbours along.
 
 The server logs the request before the client has let go (1 ms apart, found by the demo): the line is not the answer.
 """
