@@ -159,3 +159,34 @@ def x19(rig: Rig) -> None:
         query(rig, A)
         rig.drain()
         stop_all(rig)
+
+
+@scenario("X20", "a client of the user whose server is exiting: who is served next")
+def x20(rig: Rig) -> None:
+    rig.start("-d")
+    for pause in (0.0, 0.01, 0.03, 0.05):
+        rig.note(f"pause {pause}")
+        query(rig, A)
+        other = rig.spawn(B, "query")
+        rig.wait_log("from user 20002: Server is not ready", 5)
+        rig.pause(pause)
+        # Started before, so that it knocks within the exit (its start takes longer than that).
+        own = [rig.spawn(A, "query") for _ in range(2)]
+        for client in (other, *own):
+            rig.wait(client)
+        rig.drain()
+    stop_all(rig)
+
+
+@scenario("X21", "clients of the leaving user knock all the time while another user is served")
+def x21(rig: Rig) -> None:
+    rig.start("-d")
+    for _ in range(4):
+        query(rig, A)
+        own = [rig.spawn(A, "query") for _ in range(3)]
+        other = rig.spawn(B, "query")
+        own += [rig.spawn(A, "query") for _ in range(6)]
+        for client in (other, *own):
+            rig.wait(client)
+        rig.drain()
+    stop_all(rig)
