@@ -41,8 +41,9 @@ class Link:
 class Client:
     """A client process. Its limits are those of the server when its channel was connected (02 R2)."""
 
-    def __init__(self, pid: int, number: int, name: str, percentage: float, limits: dict[int, int]) -> None:
-        self.pid, self.number, self.name = pid, number, name
+    def __init__(self, pid: int, name: str, percentage: float, limits: dict[int, int]) -> None:
+        self.pid, self.name = pid, name
+        self.number = 0  # counted from the first context on
         self.percentage, self.limits = percentage, limits
         self.channel: Link | None = None
         self.contexts: dict[int, Link] = {}
@@ -263,8 +264,7 @@ class Server:
         self.destroyed.clear()
         client = self.clients.get(pid)
         if number == 0:
-            self.client_count += 1
-            client = Client(pid, self.client_count, name, self.percentage, dict(self.limits))
+            client = Client(pid, name, self.percentage, dict(self.limits))
             self.clients[pid] = client
         at = int(device) if device.isdigit() else 0
         if client is None or at >= len(self.devices):
@@ -281,6 +281,9 @@ class Server:
             client.channel = link
             wire.send(connection, f"OK {self.delays.speed} " + ",".join(str(one.ordinal) for one in self.devices))
             return
+        if client.number == 0:
+            self.client_count += 1
+            client.number = self.client_count
         client.contexts[number] = link
         self.log.write(
             texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid),
@@ -376,12 +379,12 @@ def main(daemon: Daemon, uid: int, gid: int, kind: str) -> int:
     name = ["nvidia-cuda-mps-server"] + (["-multiuser-server"] if daemon.multiuser else [])
     daemon.title.set(*name)
     become(uid, gid)
-    log = wire.Log(daemon.server_log, "Other")
-    log.write(*[line.format(pipe=daemon.pipe) for line in texts.SERVER_BEGIN])
     try:
         control = wire.Lines(wire.connect(daemon.pipe))
     except OSError:
-        return 1  # as the user it may not enter the pipe directory
+        return 1  # as the user it may not enter the pipe directory: it ends without a word (X19 of the real runs)
+    log = wire.Log(daemon.server_log, "Other")
+    log.write(*[line.format(pipe=daemon.pipe) for line in texts.SERVER_BEGIN])
     wire.send(control.connection, "SERVER")
     server = Server(daemon, uid, control)
     server.start(kind)

@@ -71,7 +71,8 @@ class Turns:
     def ready(self) -> tuple[list[int], bool]:
         """The server is Ready: connections to attach now, and whether others still wait (then try to end it)."""
         self.phase = "ready"
-        attach = [key for uid, key in self.waiting if uid == self.user and key is not None]
+        # the last to come is attached first (X3 and X18 of the real runs)
+        attach = [key for uid, key in reversed(self.waiting) if uid == self.user and key is not None]
         self.waiting = [entry for entry in self.waiting if entry[0] != self.user]
         return attach, bool(self.waiting)
 

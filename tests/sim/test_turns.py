@@ -28,7 +28,7 @@ def test_a_client_starts_its_server_and_is_attached_at_ready() -> None:
     assert turns.client(A, 1) == "start"
     turns.starting(A)
     assert turns.client(A, 2) == "wait"
-    assert turns.ready() == ([1, 2], False)
+    assert turns.ready() == ([2, 1], False), "the last to come is attached first"
     assert turns.client(A, 3) == "attach"
 
 
