@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +21,8 @@ from mpsagent.hands.frontend import FrontEnd, Reply, Status
 from mpsagent.hands.hooks import run_hook
 from mpsagent.hands.processes import start_time
 
+RESUME_EVERY = 0.1
+"""Seconds between two looks whether a client that is asked to end is stopped."""
 SHORT = 2.0
 """Seconds for a question that is only asked to hear whether the daemon answers again."""
 
@@ -148,11 +151,17 @@ class Performer:
     async def _terminate(self, action: act.TerminateClient) -> tuple[bool, str]:
         """A stopped client is resumed first: it cannot answer, the daemon would wait for it, and ending it unanswered
         is a fault for its neighbours (conformance scenario X13)."""
-        held = self._processes.get(action.pid)
-        if held is not None and held.stopped():
-            held.send(signal.SIGCONT)
         commands = replies.terminate_client(action.server, action.pid)
-        reply = await self._ask(commands, deadline=action.deadline, may_block=True)
+        asking = asyncio.ensure_future(self._ask(commands, deadline=action.deadline, may_block=True))
+        try:
+            while not asking.done():  # again and again: it may stop, or be stopped, after the first look
+                held = self._processes.get(action.pid)
+                if held is not None and held.stopped():
+                    held.send(signal.SIGCONT)
+                await asyncio.wait({asking}, timeout=RESUME_EVERY)
+        finally:
+            asking.cancel()
+        reply = asking.result()
         if not reply.ok:
             return False, _why(reply)
         refusal = replies.parse_terminate(reply.out)
