@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from mpsagent.sim import limits, texts
 
 if TYPE_CHECKING:
-    from mpsagent.sim.control_daemon import Daemon, Server
+    from mpsagent.sim.control_daemon import Daemon
+    from mpsagent.sim.control_servers import Server
 
 _PRIVILEGED = {
     "set_default_active_thread_percentage",

@@ -5,40 +5,16 @@ import gc
 import os
 import select
 import signal
-import struct
 import sys
 import time
 from typing import NoReturn
 
 from mpsagent.sim import control_commands, gpu, limits, server, texts, wire
 from mpsagent.sim.control_files import AlreadyRunning, Files
+from mpsagent.sim.control_servers import Server, peer
 from mpsagent.sim.delays import Delays
 from mpsagent.sim.process_title import ProcessTitle
 from mpsagent.sim.turns import Turns
-
-
-def peer(connection: _socket.socket) -> tuple[int, int, int]:
-    """pid, uid, gid of the other end, as the kernel recorded them."""
-    pid, uid, gid = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
-    return pid, uid, gid
-
-
-class Server:
-    """A server process as the daemon sees it."""
-
-    def __init__(self, pid: int, uid: int) -> None:
-        self.pid = pid
-        self.uid = uid
-        self.pidfd = os.pidfd_open(pid)
-        self.lines: wire.Lines | None = None
-        self.dismissed = False
-        self.gone_at: float | None = None
-
-    def ask(self, question: str) -> str | None:
-        """One question and its answer, however long that takes; None when the server died over it."""
-        if self.lines is None or not wire.send(self.lines.connection, question):
-            return None
-        return self.lines.wait()
 
 
 class Daemon:
@@ -192,9 +168,8 @@ class Daemon:
 
     def attach(self, connection: _socket.socket, pid: int, context: str, device: str, name: str) -> None:
         """Pass the client's socket to the server; that end of it is closed here."""
-        one = self.server
-        if one is not None and one.lines is not None:
-            wire.send(one.lines.connection, f"ATTACH {pid} {context} {device} {name}", connection.fileno())
+        if self.server is not None:
+            self.server.take(connection, f"ATTACH {pid} {context} {device} {name}")
         connection.close()
 
     def follow(self, todo: str) -> None:

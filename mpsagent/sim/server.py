@@ -143,14 +143,16 @@ class Server:
         reply = ""
         if words[0] == "ATTACH":
             self.attach(int(words[1]), int(words[2]), words[3], words[4])
-            return
-        if words[0] == "SHUTDOWN":
+            if self.hung:
+                return
+            reply = "ATTACHED"
+        elif words[0] == "SHUTDOWN":
             self.shutdown()
             return
-        if words[0] == "TERMINATE":
+        elif words[0] == "TERMINATE":
             self.terminate(int(words[1]))
             return
-        if words[0] == "STATUS":
+        elif words[0] == "STATUS":
             reply = "FAULT" if self.faulted else "ACTIVE"
         elif words[0] == "CLIENTS":
             reply = ";".join(str(pid) for pid, client in self.clients.items() if client.contexts)

@@ -146,6 +146,25 @@ def test_a_client_that_dies_while_it_waits_hangs_the_server_that_starts_for_it(m
     assert waiting[1].end() == 0
 
 
+def test_a_hung_server_holds_the_daemon_for_each_client_it_is_given(mps: Mps) -> None:
+    """X15 of the real runs: nobody waits behind the dead one; the list is answered until a next client comes."""
+    mps.start()
+    holder = mps.busy(A, "sleep", "600")
+    dead = mps.client(B, "query")
+    mps.saw("control.log", f"from user {B}: Server is not ready")
+    dead.process.kill()
+    dead.end()
+    holder.process.kill()
+    mps.saw("server.log", r"Server +\d+\] User did not send valid credentials")
+    assert mps.server()
+    late = mps.client(B, "query")
+    mps.saw("control.log", f"NEW CLIENT {late.pid} from user {B}: Server already exists")
+    with pytest.raises(subprocess.TimeoutExpired):
+        mps.run("get_server_list", timeout=1)
+    late.process.kill()
+    assert mps.server()
+
+
 def test_a_forced_shutdown_of_an_idle_server(mps: Mps) -> None:
     """X7 of the real runs: it says so, and the server still leaves in order."""
     mps.start()
