@@ -346,6 +346,8 @@ def _step(line: str, names: Names) -> list[str]:
         return [f"start {options}{environment} rc={match[3]}{said}"]
     if match := re.match(r"^DELAY (.*) ([\d.]+)$", line):
         return [f"delay {match[1]}: {delay_class(float(match[2]))}"]
+    if match := re.match(r"^served ([\d.]+) s (.*)$", line):
+        return [f"delay served {match[2]}: {delay_class(float(match[1]))}"]
     if match := re.match(r"^SWITCH (.*) hold=\d+ gap=([\d.]+)$", line):
         return [f"switch {match[1]}: {delay_class(float(match[2]))}"]
     if match := re.match(r"^(\[.*?\]) rc (\S+) OUT (.*)$", line, re.DOTALL):

@@ -14,30 +14,25 @@ import contextlib
 import os
 import re
 import secrets
-import select
-import shutil
 import signal
 import stat
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from tests.conformance.backends import CONTROL, USERS, Backend, RigError, other_users_python, real_backend, sim_backend
+from tests.conformance.processes import Log, Process, exited, processes, send_signal
+
+__all__ = [
+    "CONTROL", "NOBODY", "SLOW_CLIENT", "USERS", "Backend", "Log", "Reply", "Rig", "RigError", "Started",
+    "exited", "other_users_python", "real_backend", "send_signal", "sim_backend",
+]  # fmt: skip
+
 MARK = "MPS_RIG"
-CONTROL = "nvidia-cuda-mps-control"
-REPOSITORY = Path(__file__).resolve().parents[2]
-# Where NVIDIA's program may be when it is not on PATH (containers bind the driver in).
-CONTROL_PLACES = ("/usr/bin", "/usr/local/nvidia/bin", "/usr/local/bin", "/usr/local/cuda/bin", "/opt/nvidia/bin")
-# Four users without passwd entries; MPS looks only at the numbers.
-USERS = tuple(int(uid) for uid in os.environ.get("RIG_USERS", "20001,20002,20003,20004").split(","))
 NOBODY = 65534
 SLOW_CLIENT = 20.0  # seconds that an ordinary client may take
-
-
-class RigError(Exception):
-    """The scenario cannot be played at all on this machine (no such program, not root, ...)."""
 
 
 @dataclass(frozen=True)
@@ -63,195 +58,6 @@ class Started:
 
     def read(self) -> str:
         return self.out.read_text(errors="replace")
-
-
-@dataclass
-class Log:
-    """A followed log file: `lines` are its complete lines. It stays open through a rename, as MPS keeps it open too."""
-
-    path: Path
-    label: str
-    descriptor: int | None = None
-    offset: int = 0
-    tail: bytes = b""
-    lines: list[str] = field(default_factory=list)
-    drained: int = 0  # lines already in the transcript
-    seen: int = 0  # lines already consumed by wait_log
-
-    def refresh(self) -> None:
-        if self.descriptor is None:
-            try:
-                self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-        if os.fstat(self.descriptor).st_size < self.offset:
-            self.offset, self.tail = 0, b""  # truncated in place
-        while chunk := os.pread(self.descriptor, 1 << 20, self.offset):
-            self.offset += len(chunk)
-            *complete, self.tail = (self.tail + chunk).split(b"\n")
-            self.lines += [line.decode(errors="replace") for line in complete]
-
-    def reopen_if_replaced(self) -> None:
-        """Before a new daemon starts: it will create the file anew if the name is free."""
-        if self.descriptor is None:
-            return
-        self.refresh()
-        try:
-            same = os.stat(self.path).st_ino == os.fstat(self.descriptor).st_ino
-        except FileNotFoundError:
-            same = False
-        if not same:
-            self.close()
-            self.offset, self.tail = 0, b""
-
-    def close(self) -> None:
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
-
-
-def exited(process: subprocess.Popen[bytes], timeout: float) -> bool:
-    """Wait for a child without the coarse polling of Popen.wait, so that latencies mean something."""
-    if process.poll() is not None:
-        return True
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except (OSError, AttributeError):
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout)
-        return process.poll() is not None
-    try:
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        poller.poll(max(0.0, timeout) * 1000)
-    finally:
-        os.close(descriptor)
-    if process.poll() is None and timeout > 0:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.05)
-    return process.poll() is not None
-
-
-def send_signal(pid: int, number: int) -> bool:
-    """Signal a process through a pidfd; False if it is gone."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    except (OSError, AttributeError):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-            return True
-        return False
-    try:
-        signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-@dataclass(frozen=True)
-class Process:
-    pid: int
-    parent: int
-    uid: int
-    state: str
-    arguments: str
-
-
-def processes() -> Iterator[tuple[Process, bytes]]:
-    """Every process with its environment (empty for those that we may not read)."""
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        base = Path("/proc", entry)
-        try:
-            text = (base / "stat").read_text(errors="replace")
-            arguments = (base / "cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
-            uid = base.stat().st_uid
-            try:
-                environment = (base / "environ").read_bytes()
-            except OSError:
-                environment = b""
-        except OSError:
-            continue
-        state, parent = text.rpartition(")")[2].split()[:2]
-        yield Process(int(entry), int(parent), uid, state, arguments), environment
-
-
-def other_users_python(uid: int) -> str:
-    """A Python that user `uid` may run: an interpreter below /root is closed to him."""
-    candidates = [sys.executable, "/usr/bin/python3", "/usr/local/bin/python3", "/opt/venv/bin/python3"]
-    candidates += sorted(str(path) for path in Path("/usr/bin").glob("python3.??"))
-    problems = []
-    for candidate in candidates:
-        if not candidate or not Path(candidate).exists():
-            continue
-        try:
-            done = subprocess.run(
-                [candidate, "-S", "-E", "-c", "import ctypes, _signal"],
-                user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, timeout=20,
-            )  # fmt: skip
-        except (OSError, subprocess.SubprocessError) as error:
-            problems.append(f"{candidate}: {error}")
-            continue
-        if done.returncode == 0:
-            return candidate
-        problems.append(f"{candidate}: {done.stderr.decode(errors='replace')[-200:]}")
-    raise RigError(f"no Python that uid {uid} may run (clients run as ordinary users): {problems}")
-
-
-@dataclass(frozen=True)
-class Backend:
-    """What stands behind the command lines: the control program and the CUDA client."""
-
-    name: str
-    control: str
-    client: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
-    # The same client started so that it stands any argv[0], and what it needs in its environment for that.
-    renamed_client: tuple[str, ...] = ()
-    renamed_environment: dict[str, str] = field(default_factory=dict)
-
-
-def real_backend(place: Path) -> Backend:
-    """NVIDIA's own daemon, and the client in Python copied to `place`, where every user can read it."""
-    given = os.environ.get("MPS_CONTROL")
-    path = os.pathsep.join([os.environ.get("PATH", ""), *CONTROL_PLACES])
-    control = given or shutil.which(CONTROL, path=path)
-    if not control:
-        raise RigError(f"{CONTROL} is neither on PATH nor in {', '.join(CONTROL_PLACES)}; name it in MPS_CONTROL")
-    client = place / "cuda_client.py"
-    client.write_bytes((REPOSITORY / "tests/gpu/cuda_client.py").read_bytes())
-    client.chmod(0o644)
-    python = other_users_python(USERS[0])
-    prefixes = "import sys; print(sys.base_prefix + ':' + sys.base_exec_prefix)"
-    found = subprocess.run([python, "-S", "-E", "-c", prefixes], capture_output=True, text=True, timeout=20, check=True)
-    return Backend(
-        "real",
-        control,
-        (python, "-S", "-E", str(client)),
-        renamed_client=(python, "-S", str(client)),
-        renamed_environment={"PYTHONHOME": found.stdout.strip()},
-    )
-
-
-def sim_backend(place: Path, gpus: int = 1) -> Backend:
-    """The simulator's two programs, installed into `place`."""
-    programs = place / f"bin{gpus}"
-    programs.mkdir(mode=0o755)
-    python = other_users_python(USERS[0])
-    done = subprocess.run(
-        [python, "-m", "mpsagent.sim.cli", "install", str(programs), "--gpus", str(gpus)],
-        cwd=REPOSITORY, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    if done.returncode:
-        raise RigError(f"mpsagent-sim install failed with status {done.returncode}: {done.stdout}{done.stderr}")
-    client = str(programs / "cuda-client")
-    # A script's argv[0] is its interpreter's, so the interpreter is named to give it another one.
-    return Backend("sim", str(programs / CONTROL), (client,), renamed_client=(python, "-IS", client))
 
 
 class Rig:
