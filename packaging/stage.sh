@@ -49,6 +49,7 @@ PY
 done
 
 install -D -m644 -t "$dest/usr/lib/systemd/system" systemd/*.service systemd/*.socket
+install -D -m755 systemd/mpsagent-floor "$dest/usr/lib/mpsagent/mpsagent-floor"
 install -D -m644 systemd/mpsagent.sysusers.conf "$dest/usr/lib/sysusers.d/mpsagent.conf"
 install -D -m644 systemd/mpsagent.tmpfiles.conf "$dest/usr/lib/tmpfiles.d/mpsagent.conf"
 install -D -m644 systemd/mpsagent.preset "$dest/usr/lib/systemd/system-preset/80-mpsagent.preset"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.system.machine import Machine, booted, why_not
+from tests.system.service import ALICE, BOB, POLICY, SIMULATED, ready, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SYSTEM_PYTHON = "/usr/bin/python3"
-SIMULATED = "/opt/simulated-mps"
 # What the package is made of; when none of it has changed, one that was built before will do.
 INGREDIENTS = (
     "mpsagent",
@@ -33,7 +33,7 @@ INGREDIENTS = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test that asks for a machine needs root and namespaces; elsewhere it is skipped, with the reason."""
     for item in items:
-        if {"machine", "node"} & set(getattr(item, "fixturenames", ())):
+        if {"machine", "node", "running"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.system)
             item.add_marker(pytest.mark.root)
 
@@ -95,3 +95,23 @@ def node(machine: Machine, package: Path) -> Machine:
     machine.run("mpsagent-sim", "install", SIMULATED)
     machine.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
     return machine
+
+
+@pytest.fixture
+def running(node: Machine) -> Machine:
+    """Installed, configured, enabled: what an administrator does, and nothing else."""
+    if not node.path("/usr/bin/curl").exists():
+        pytest.skip("curl is not installed")
+    for user, name in ((ALICE, "alice"), (BOB, "bob")):
+        node.run("useradd", "--uid", user, "--no-create-home", name)
+    node.write("/etc/mpsagent/policy.d/10-test.toml", POLICY)
+    # No GPU here, and no NVML to ask.
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/simulated.conf",
+        "[Service]\nExecStart=\n"
+        f"ExecStart=/usr/bin/mpsagent run --supervise systemd --devices {SIMULATED}/devices.json\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
+    until("ready for users", lambda: ready(node))
+    return node

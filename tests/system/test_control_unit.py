@@ -7,13 +7,12 @@ import time
 
 import pytest
 
-from tests.system.conftest import SIMULATED
 from tests.system.machine import Machine
+from tests.system.service import CLIENT
 
 UNIT = "mpsagent-control@gpu0.service"
 PIPE = "/tmp/nvidia-mps"
 LOG = "/var/log/nvidia-mps"
-CLIENT = f"{SIMULATED}/cuda-client"
 A_USER = "2001"
 
 

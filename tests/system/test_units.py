@@ -56,7 +56,12 @@ def test_systemd_has_no_complaint_about_the_units(tmp_path: Path) -> None:
             shutil.copyfile(unit, place / unit.name)
     for unit in [*UNITS.glob("*.service"), *UNITS.glob("*.socket")]:
         shutil.copyfile(unit, place / unit.name)
-    for program in ("usr/bin/mpsagent", "usr/bin/mpsagent-cli", "usr/bin/nvidia-cuda-mps-control"):
+    for program in (
+        "usr/bin/mpsagent",
+        "usr/bin/mpsagent-cli",
+        "usr/bin/nvidia-cuda-mps-control",
+        "usr/lib/mpsagent/mpsagent-floor",
+    ):
         (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy("/bin/true", tmp_path / program)
     names = ("mpsagent.service", "mpsagent.socket", "mpsagent-control@gpu0.service")

@@ -1,0 +1,60 @@
+"""What is left to systemd when the agent dies has to be complete, or not there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpsagent.hands.floor_file import FloorFile
+
+SCRIPT = Path(__file__).resolve().parent.parent.parent / "systemd/mpsagent-floor"
+COMMANDS = ["set_default_active_thread_percentage 20.0", "set_default_device_pinned_mem_limit 0 4G"]
+
+
+def test_it_holds_what_the_script_needs_and_root_alone_reads_it(tmp_path: Path) -> None:
+    file = FloorFile("gpu0", str(tmp_path))
+    file.keep("/tmp/nvidia-mps", COMMANDS)
+    assert file.path.read_text().splitlines() == ["/tmp/nvidia-mps", *COMMANDS]
+    assert file.path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["floor.gpu0"]
+
+
+def test_it_is_replaced_at_once_and_only_when_it_changes(tmp_path: Path) -> None:
+    """It is kept at every return to the floor, dozens of times a minute."""
+    file = FloorFile("gpu0", str(tmp_path))
+    file.keep("/a", COMMANDS)
+    first = file.path.stat().st_ino
+    file.keep("/a", COMMANDS)
+    assert file.path.stat().st_ino == first
+    file.keep("/b", COMMANDS)
+    assert file.path.read_text().startswith("/b\n")
+    file.forget()
+    assert not file.path.exists()
+    file.keep("/b", COMMANDS)
+    assert file.path.exists()
+
+
+def test_a_line_break_cannot_smuggle_in_a_command(tmp_path: Path) -> None:
+    """The pipe directory comes from the policy; `quit` on a line of its own would be a command."""
+    with pytest.raises(ValueError, match="line break"):
+        FloorFile("gpu0", str(tmp_path)).keep("/tmp/x\nquit", COMMANDS)
+
+
+def test_the_script_tells_each_control_daemon_its_own(tmp_path: Path) -> None:
+    """Run by systemd after the agent's death: nobody is there any more to see that it went wrong."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    front_end = programs / "nvidia-cuda-mps-control"
+    front_end.write_text(f'#!/bin/sh\n{{ echo "$CUDA_MPS_PIPE_DIRECTORY"; cat; }} >>{tmp_path}/heard\n')
+    front_end.chmod(0o755)
+    for instance in ("gpu0", "gpu1"):
+        FloorFile(instance, str(tmp_path)).keep(f"/pipe/{instance}", COMMANDS)
+    script = tmp_path / "script"
+    script.write_text(SCRIPT.read_text().replace("/run/mpsagent", str(tmp_path)))
+    done = subprocess.run(["sh", script], env={"PATH": f"{programs}:/usr/bin:/bin"}, check=False, timeout=20)
+    assert done.returncode == 0
+    heard = (tmp_path / "heard").read_text().splitlines()
+    assert heard == ["/pipe/gpu0", *COMMANDS, "/pipe/gpu1", *COMMANDS]

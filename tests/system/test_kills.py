@@ -1,0 +1,102 @@
+"""The agent is killed again and again under load: the hardest that a service manager, an OOM killer or a bug can do."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.system.machine import Machine
+from tests.system.service import (
+    ALICE,
+    BOB,
+    CLIENT,
+    MULTIPROCESSORS,
+    SHARES,
+    agent_pid,
+    api,
+    multiprocessors,
+    ready,
+    until,
+)
+
+# 200 is the figure to show; `make test` makes do with fewer. MPSAGENT_KILLS=200 takes some five minutes.
+KILLS = int(os.environ.get("MPSAGENT_KILLS", "15"))
+
+
+class Load:
+    """A user who starts one client after the other, and keeps what each of them said."""
+
+    def __init__(self, node: Machine, user: str, end: threading.Event) -> None:
+        self.user = user
+        self.said: list[tuple[int, str]] = []
+        self._node, self._end = node, end
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._end.is_set():
+            done = self._node.run(CLIENT, "work", str(random.randint(5, 40)), user=self.user, check=False)
+            self.said.append((done.returncode, done.stdout + done.stderr))
+            time.sleep(random.uniform(0, 0.3))
+
+    def join(self) -> None:
+        self._thread.join(60)
+        assert not self._thread.is_alive(), f"a client of {self.user} never ended"
+
+
+def history(node: Machine) -> list[dict[str, Any]]:
+    """All that was recorded, from the first to the last."""
+    events: list[dict[str, Any]] = []
+    cursor = 0
+    while True:
+        page = api(node, f"/v1/events?cursor={cursor}&limit=1000")
+        if not page["events"]:
+            return events
+        events += page["events"]
+        cursor = page["cursor"]
+
+
+@pytest.mark.timeout(60 + 10 * KILLS)
+def test_killed_at_random_moments_it_loses_nothing_and_harms_nobody(running: Machine) -> None:
+    """No client over its limits, none disturbed, no request refused, nothing done twice, no gap in the record."""
+    if not list(running.path("/run/mpsagent").glob("floor.*")):
+        pytest.skip("the agent does not write down the floor yet: killed while armed, it leaves the wrong default")
+    end = threading.Event()
+    loads = [Load(running, ALICE, end), Load(running, BOB, end)]
+    try:
+        for _ in range(KILLS):
+            time.sleep(random.uniform(0, 1.5))
+            pid = agent_pid(running)
+            if pid != "0":
+                running.run("kill", "-KILL", pid, check=False)
+            assert api(running, "/v1/servers")["servers"] is not None, "a request waits for the next agent"
+    finally:
+        end.set()
+        for load in loads:
+            load.join()
+    until("ready for users", lambda: ready(running))
+
+    pids = Counter[int]()
+    for load in loads:
+        assert len(load.said) >= KILLS / 4, "there was no load to speak of"
+        for status, said in load.said:
+            assert status == 0, f"a client of {load.user} was disturbed:\n{said}"
+            assert multiprocessors(said) <= MULTIPROCESSORS * SHARES[load.user] / 100, f"over its limits:\n{said}"
+            found = re.search(r" pid (\d+) ", said)
+            assert found
+            pids[int(found[1])] += 1
+
+    events = history(running)
+    cursors = [event["cursor"] for event in events]
+    assert cursors == list(range(cursors[0], cursors[0] + len(cursors))), "the record has a gap"
+    connected = Counter(event["pid"] for event in events if event["kind"] == "client.connected")
+    assert connected == pids, f"missing or twice in the record: {(connected - pids) + (pids - connected)}"
+    ends = [event for event in events if event["kind"].startswith("action") and "terminate" in str(event)]
+    assert not ends, "somebody was to be ended, and nobody had to"
