@@ -35,7 +35,7 @@ from tests.scenes import catalog
 from tests.scenes.stage import Machine, Result, Scene, Stage, backend_of
 
 
-class Broken(Exception):
+class Broken(BaseException):
     """A scene took too long, or this run is being ended."""
 
 

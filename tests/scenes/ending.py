@@ -77,7 +77,7 @@ def sigkill(stage: Stage, count: int) -> Result:
         neighbour.ended()
         damaged += neighbour.rc != 0
         stage.say(f"neighbour rc {neighbour.rc} {neighbour.text().splitlines()[-1:]}")
-        _until_served(stage, A, 30)
+        until_served(stage, A, 30)
     verdict = f"SIGKILL of a spinning client: the neighbour lost its work {damaged} of {count}"
     return Result({"neighbour damaged": damaged}, damaged > 0, verdict)
 
@@ -85,7 +85,7 @@ def sigkill(stage: Stage, count: int) -> Result:
 # --- a fault with a leftover ------------------------------------------------------------------------------------------
 
 
-def _until_served(stage: Stage, uid: int, timeout: float, percent: float | None = None) -> tuple[float, int]:
+def until_served(stage: Stage, uid: int, timeout: float, percent: float | None = None) -> tuple[float, int]:
     """Send a client every moment until one is served; when (seconds since the epoch) it had ended, and attempts.
     `percent`: only one with that share counts, because outside MPS every client is served."""
     end = time.monotonic() + timeout
@@ -128,7 +128,7 @@ def fault(stage: Stage, count: int) -> Result:
         stage.client(A, "oob", 0.3)
         began = seconds_of(agent.wait("server.fault", 20, mark))
         leftover.saw("work now")
-        at, attempts = _until_served(stage, A, 30, 40)
+        at, attempts = until_served(stage, A, 30, 40)
         served.append(at - began)
         over = agent.wait("fault.over", 20, mark)
         active.append(seconds_of(over) - began)
@@ -169,7 +169,7 @@ def fault_plain(stage: Stage, count: int) -> Result:
             time.sleep(0.3)
         blocked += out
         leftover.kill()
-        _until_served(stage, A, 30)
+        until_served(stage, A, 30)
     verdict = f"without the agent nobody was served for the {seconds:g} s that were watched: {blocked} of {count}"
     return Result({"watched (s)": seconds, "clients refused": refused}, blocked == count, verdict)
 

@@ -257,7 +257,16 @@ class Stage:
         found["PYTHONPATH"] = os.pathsep.join([str(rigs.REPOSITORY), *inherited])
         for key in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
             del found[key]
+        # The simulated daemon gets this from the agent: by it, it is found even where its directories are NVIDIA's own.
+        found["MPSSIM_SCENE"] = f"{self.place}/"
         return found
+
+    def kill_daemons(self) -> None:
+        """End every control daemon, and its servers with it."""
+        for process in self.rig.ours():
+            if rigs.CONTROL in process.arguments:
+                rigs.send_signal(process.pid, signal.SIGKILL)
+        self.until(lambda: not any(rigs.CONTROL in p.arguments for p in self.rig.ours()), "no daemon is left", 20)
 
     # The agent
 
@@ -273,11 +282,11 @@ class Stage:
         temporary.replace(path)
         return path
 
-    def start_agent(self, *, name: str = "agent") -> Agent:
+    def start_agent(self, *, prefix: Sequence[str] = ()) -> Agent:
         """`mpsagent run` on the policy that was written, without waiting for anything."""
         program = Path(sys.executable).with_name("mpsagent")
-        command = [str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.program.main"]
-        socket_path = self.place / f"{name}.sock"
+        command = [*prefix, *([str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.program.main"])]
+        socket_path = self.place / "agent.sock"
         command += ["run", "--policy", str(self.place / "policy.toml"), "--socket", str(socket_path)]
         command += ["--state-directory", str(self.place / "state"), "--log-format", "text"]
         if self.backend.name == "sim":

@@ -1,0 +1,109 @@
+"""Promise 4: a hang or a crash of MPS ends by itself. SIGSTOP and SIGKILL of server and control daemon.
+
+Who is served counts only inside MPS: while no daemon runs, CUDA programs silently run beside it, without limits, and
+nothing but an exclusive compute mode keeps them from that.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from tests.scenes.ending import until_served
+from tests.scenes.stage import A, Agent, B, Client, Json, Result, Scene, Stage, spread
+
+DEADLINE = 3.0
+POLICY = (
+    '[limits]\nthreads = 40\nmemory = "2G"\n'
+    f'[hang]\ncontrol = "{DEADLINE:g}s"\nserver = "{DEADLINE:g}s"\nserver_ready = "{DEADLINE:g}s"\n'
+    f'exit = "{DEADLINE:g}s"\nterminate = "2s"\nkill_grace = "1s"\n'
+)
+BOUND = DEADLINE + 5.0
+SITUATIONS = ("idle", "busy", "waiting")
+
+
+def _settle(stage: Stage, agent: Agent) -> None:
+    """The control daemon runs, its holder is ACTIVE, nobody waits."""
+
+    def calm() -> bool:
+        status = agent.api.status()
+        holder = status["holder"]
+        return bool(status["health"]["ok"] and holder and holder["status"] == "ACTIVE" and not status["waiting"])
+
+    stage.until(calm, "MPS has come to rest", 60)
+
+
+def _target(stage: Stage, agent: Agent, what: str) -> int:
+    status = agent.api.status()
+    return int(status["control"]["pid"] if what == "daemon" else status["holder"]["pid"])
+
+
+def _round(stage: Stage, agent: Agent, what: str, number: signal.Signals, situation: str) -> tuple[float, str]:
+    """Seconds from the signal until somebody is served, and how."""
+    _settle(stage, agent)
+    first = stage.client(A)
+    if first.ended() != 0:
+        raise RuntimeError(f"A is not served at the beginning: {first.text()}")
+    holder: Client | None = None
+    waiting: Client | None = None
+    if situation != "idle":
+        holder = stage.client(A, "sleep", 1.5 if situation == "waiting" else 20)
+        holder.working()
+    if situation == "waiting":
+        waiting = stage.client(B)
+        waiting.queued()
+    pid = _target(stage, agent, what)
+    since = time.time()
+    stage.rig.signal(pid, number, what)
+    how = "a new client"
+    try:
+        if waiting is not None and waiting.ended(BOUND + 15) is not None and waiting.inside(40):
+            return time.time() - since, "the waiting client"
+        if waiting is not None:
+            how = f"a new client, the waiting one having ended with {waiting.rc} {waiting.seen()}"
+        at, _ = until_served(stage, A if situation == "busy" else B, BOUND + 30, 40)
+        return at - since, how
+    finally:
+        for client in (holder, waiting):
+            if client is not None:
+                client.kill()
+
+
+def hang_for(what: str, number: signal.Signals) -> tuple[str, Callable[[Stage, int], Result]]:
+    def hang(stage: Stage, count: int) -> Result:
+        agent = stage.with_agent(POLICY)
+        took: dict[str, list[float]] = {situation: [] for situation in SITUATIONS}
+        late: list[str] = []
+        for _ in range(count):
+            for situation in SITUATIONS:
+                try:
+                    seconds, how = _round(stage, agent, what, number, situation)
+                except Exception as error:
+                    late.append(f"{situation}: {error}")
+                    stage.say(stage.last_words())
+                    return _result(what, number, took, late, count)
+                took[situation].append(seconds)
+                stage.say(f"{number.name} {what} {situation}: {how} served after {seconds:.2f} s")
+                if seconds > BOUND:
+                    late.append(f"{situation}: {seconds:.2f} s")
+        return _result(what, number, took, late, count)
+
+    return f"hang-{what}-{number.name.removeprefix('SIG').lower()}", hang
+
+
+def _result(what: str, number: signal.Signals, took: dict[str, list[float]], late: list[str], count: int) -> Result:
+    figures: Json = {f"{situation}: served after (s)": spread(times) for situation, times in took.items()}
+    figures["late"] = late
+    served = sum(len(times) for times in took.values())
+    good = not late and served == 3 * count
+    verdict = f"{number.name} of the {what}: served within {BOUND:g} s {served - len(late)} of {3 * count}"
+    return Result(figures, good, verdict, [took])
+
+
+SCENES = tuple(
+    Scene(name, f"{number.name} of the {what}: idle, busy, with somebody waiting", play, 3, 1, 60)
+    for what in ("server", "daemon")
+    for number in (signal.SIGSTOP, signal.SIGKILL)
+    for name, play in [hang_for(what, number)]
+)

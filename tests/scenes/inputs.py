@@ -1,0 +1,270 @@
+"""Bad input: policies with mistakes, directories that vanish, a front-end that is missing, hangs or talks nonsense.
+
+Each time: a status that says why, nobody over their policy, and recovery by itself once it is repaired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mpsagent.facts.units import multiprocessors_for_percent
+from tests.scenes.ending import until_served
+from tests.scenes.stage import A, Agent, B, C, Client, Result, Scene, Stage
+
+POLICY = (
+    '[limits]\nthreads = 40\nmemory = "2G"\n'
+    f'[user.{B}]\nthreads = 20\nmemory = "1G"\n'
+    '[hang]\ncontrol = "2s"\nserver = "3s"\nserver_ready = "5s"\nexit = "3s"\nquit = "3s"\n'
+)
+TEN_MISTAKES = f"""
+[limits]
+threads = 140
+memory = "lots"
+max_clients = 0
+[user.{A}]
+thread = 30
+memory = "-4G"
+[switch]
+after = "soon"
+action = "shoot"
+[hang]
+control = 5
+fault = "yesterday"
+[agent]
+on_stop = "dance"
+"""
+
+
+def _share(stage: Stage, client: Client, percent: float) -> str | None:
+    """None when the client ended well with this share, else what it has."""
+    client.ended()
+    return None if client.inside(percent) else f"{client.name} wanted {percent} %: rc {client.rc} {client.text()}"
+
+
+def _over(stage: Stage, client: Client, percent: float) -> bool:
+    got = client.seen()
+    return got is not None and got[0] > multiprocessors_for_percent(percent, stage.machine.multiprocessors)
+
+
+def _healthy(stage: Stage, agent: Agent, timeout: float = 90) -> float:
+    return stage.until(lambda: not agent.api.problems(), "the agent is healthy", timeout)
+
+
+def _complaint(stage: Stage, agent: Agent, words: tuple[str, ...], timeout: float = 45) -> str:
+    """Wait until the status complains with one of these words; what it says."""
+    found: list[str] = []
+
+    def complains() -> bool:
+        found[:] = [text for text in agent.api.problems() if any(word in text for word in words)]
+        return bool(found)
+
+    stage.until(complains, f"the status complains of {words}", timeout)
+    return found[0]
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+def reload(stage: Stage, count: int) -> Result:
+    """A changed policy takes hold while a server runs; a bad one changes nothing and is named in the status."""
+    agent = stage.with_agent(POLICY)
+    problems: list[str | None] = []
+    for turn in range(count):
+        stage.policy(POLICY)
+        agent.api.ask("POST", "/v1/reload", {})
+        worker = stage.client(A, "sleep", 4)
+        worker.working()
+        problems.append(_share(stage, stage.client(A), 40))
+        stage.policy(POLICY.replace("threads = 40", "threads = 30"))
+        mark = agent.mark()
+        if turn % 2:
+            stage.rig.signal(agent.pid, signal.SIGHUP, "agent")
+        else:
+            problems += [str(said) for status, said in [agent.api.ask("POST", "/v1/reload", {})] if status != 200]
+        agent.wait("policy.loaded", 20, mark)
+        agent.wait("action.done", 20, mark, action="SetServerLimits", ok=True)
+        problems.append(_share(stage, stage.client(A), 30))  # the same server, a later client
+        stage.policy(TEN_MISTAKES)
+        status, said = agent.api.ask("POST", "/v1/reload", {})
+        if status != 422:
+            problems.append(f"a bad policy was answered with {status}: {said}")
+        listed = agent.api.get("/v1/policy")["errors"]
+        if len(listed) < 10 or not any("policy" in text for text in agent.api.problems()):
+            problems.append(f"of 10 mistakes {len(listed)} are listed: {listed}")
+        problems.append(_share(stage, stage.client(A), 30))  # the old policy is in force
+        worker.ended()
+        problems.append(_share(stage, stage.client(B), 20))
+    wrong = [problem for problem in problems if problem]
+    stage.policy(POLICY)
+    agent.api.ask("POST", "/v1/reload", {})
+    _healthy(stage, agent)
+    verdict = f"{len(problems) - len(wrong)} of {len(problems)} clients and answers as they should be"
+    return Result({"problems": wrong}, not wrong, verdict, wrong)
+
+
+@contextlib.contextmanager
+def _default_pipe_directory() -> Iterator[list[str]]:
+    """A prefix for commands that gives them NVIDIA's default directories for themselves, in a mount namespace."""
+    point = Path("/tmp/nvidia-mps")
+    made = not point.exists()
+    if made:
+        point.mkdir(mode=0o755)
+    script = 'mount -t tmpfs -o mode=755 t /tmp/nvidia-mps && mount -t tmpfs t /var/log && exec "$@"'
+    try:
+        yield ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+    finally:
+        if made:
+            with contextlib.suppress(OSError):
+                point.rmdir()
+
+
+def bad_start(stage: Stage, count: int) -> Result:
+    """Ten mistakes in the policy at the start: the agent runs on the defaults and lists all ten."""
+    problems: list[str] = []
+    with _default_pipe_directory() as prefix:
+        if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+            return Result({}, True, "not played: no mount namespaces here")
+        for _ in range(count):
+            stage.policy(TEN_MISTAKES)
+            agent = stage.start_agent(prefix=prefix)
+            stage.answering(agent)
+            listed = agent.api.get("/v1/policy")["errors"]
+            if len(listed) < 10:
+                problems.append(f"{len(listed)} mistakes listed: {listed}")
+            said = _complaint(stage, agent, ("defaults are in force",))
+            stage.until(lambda: agent.api.status()["control"], "MPS runs on the defaults")  # noqa: B023
+            stage.policy(POLICY)
+            status, _ = agent.api.ask("POST", "/v1/reload", {})
+            again = _complaint(stage, agent, ("takes hold when the agent is started again",))
+            if status != 200:
+                problems.append(f"a good policy is refused with {status}")
+            stage.stop_agent(agent)
+            stage.kill_daemons()
+            agent = stage.start_agent()
+            stage.answering(agent)
+            stage.parked(agent)
+            wrong = _share(stage, stage.client(B), 20)
+            problems += [wrong] if wrong else []
+            stage.stop_agent(agent)
+            stage.kill_daemons()
+    figures = {"it says": said, "and after the repair": again, "problems": problems}
+    return Result(figures, not problems, f"{len(listed)} mistakes listed, defaults in force, repaired", problems)
+
+
+# --- directories ------------------------------------------------------------------------------------------------------
+
+
+def pipe_gone(stage: Stage, count: int) -> Result:
+    """Somebody removes the pipe directory: the daemon cannot be reached by anybody, and gets a new one."""
+    agent = stage.with_agent(POLICY)
+    took, problems = [], []
+    for _ in range(count):
+        wrong = _share(stage, stage.client(A), 40)
+        problems += [wrong] if wrong else []
+        shutil.rmtree(stage.rig.pipe)
+        since = time.time()
+        at, attempts = until_served(stage, B, 60, 20)
+        took.append(round(at - since, 2))
+        stage.say(f"served inside MPS again after {took[-1]} s and {attempts} attempts; {agent.api.problems()}")
+        _healthy(stage, agent)
+    figures = {"served inside MPS again after (s)": took, "problems": problems}
+    return Result(figures, not problems, f"pipe directory removed: served again after {took} s", problems)
+
+
+def log_gone(stage: Stage, count: int) -> Result:
+    """Somebody removes the log directory: the agent is blind and says so; nobody gets more than the policy."""
+    took: list[float] = []
+    problems: list[str] = []
+    said = ""
+    agent = stage.with_agent(POLICY)
+    for _ in range(count):
+        shutil.rmtree(stage.rig.log)
+        since = time.monotonic()
+        said = _complaint(stage, agent, ("log",))
+        for uid, percent in ((B, 20), (C, 40)):
+            client = stage.client(uid)
+            client.ended(60)
+            if _over(stage, client, percent):
+                problems.append(f"over while the agent was blind: {client.text()}")
+        _healthy(stage, agent, 60)
+        took.append(round(time.monotonic() - since, 2))
+        wrong = _share(stage, stage.client(B), 20)
+        problems += [wrong] if wrong else []
+    figures = {"it says": said, "healthy again after (s)": took, "problems": problems}
+    return Result(figures, not problems, f"log directory removed: healthy again after {took} s", problems)
+
+
+# --- the front-end ----------------------------------------------------------------------------------------------------
+
+WRAPPER = """#!/bin/sh
+case "$(cat {mode} 2>/dev/null)" in
+hang) exec sleep 600;;
+garbage) head -c 3000 /dev/urandom; exit 0;;
+fails) echo "cannot open shared object file" >&2; exit 127;;
+esac
+exec {real} "$@"
+"""
+
+
+def front_end_for(kind: str) -> tuple[str, Callable[[Stage, int], Result]]:
+    def front_end(stage: Stage, count: int) -> Result:
+        place = stage.place / "programs"
+        place.mkdir(mode=0o755)
+        mode, program = place / "mode", place / "nvidia-cuda-mps-control"
+        program.write_text(WRAPPER.format(mode=mode, real=stage.backend.control))
+        program.chmod(0o755)
+        agent = stage.with_agent(POLICY, control=str(program))
+        said: list[str] = []
+        took: list[float] = []
+        problems: list[str] = []
+        for _ in range(count):
+            if kind == "missing":
+                os.rename(program, place / "elsewhere")
+            elif kind == "not-executable":
+                program.chmod(0o644)
+            else:
+                mode.write_text(kind)
+            try:
+                clients = [stage.client(uid) for uid in (A, B)]  # somebody to arm for
+                said.append(_complaint(stage, agent, ("nvidia-cuda-mps-control", "front-end", "control daemon")))
+            finally:
+                if kind == "missing":
+                    os.rename(place / "elsewhere", program)
+                program.chmod(0o755)
+                mode.unlink(missing_ok=True)
+            since = time.monotonic()
+            for client, percent in zip(clients, (40, 20), strict=True):
+                client.ended(90)
+                inside = client.seen() is not None and client.seen()[0] < stage.machine.multiprocessors  # type: ignore[index]
+                if inside and _over(stage, client, percent):
+                    problems.append(f"over: {client.text()}")
+            _healthy(stage, agent)
+            took.append(round(time.monotonic() - since, 2))
+            wrong = _share(stage, stage.client(B), 20)
+            wrong = wrong or _share(stage, stage.client(A), 40)
+            problems += [wrong] if wrong else []
+        figures = {"it says": said[0], "healthy after the repair (s)": took, "problems": problems}
+        verdict = f"front-end {kind}: said so, healthy {took} s after the repair"
+        return Result(figures, not problems, verdict, problems)
+
+    return f"front-end-{kind}", front_end
+
+
+SCENES = (
+    Scene("policy-reload", "A policy is changed while a server runs, well and badly", reload, 4, 2, 40),
+    Scene("policy-bad-start", "Ten mistakes in the policy at the start", bad_start, 1, 1, 20, only="sim"),
+    Scene("pipe-gone", "The pipe directory vanishes", pipe_gone, 3, 1, 40),
+    Scene("log-gone", "The log directory vanishes", log_gone, 2, 1, 60),
+    *(
+        Scene(name, f"The front-end: {kind}", play, 2, 1, 40)
+        for kind in ("missing", "not-executable", "hang", "garbage", "fails")
+        for name, play in [front_end_for(kind)]
+    ),
+)
