@@ -30,6 +30,7 @@ from typing import Any
 from mpsagent.facts.units import multiprocessors_for_percent
 from tests.conformance import rig as rigs
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 USERS = (20001, 20002, 20003, 20004, 20005)
 A, B, C, D, E = USERS
 PATIENCE = 60.0
@@ -254,7 +255,7 @@ class Stage:
         """For a Python of ours that has to find this package; MPS's directories are not in it."""
         found = self.rig.environment()
         inherited = [found["PYTHONPATH"]] if found.get("PYTHONPATH") else []
-        found["PYTHONPATH"] = os.pathsep.join([str(rigs.REPOSITORY), *inherited])
+        found["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *inherited])
         for key in ("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"):
             del found[key]
         # The simulated daemon gets this from the agent: by it, it is found even where its directories are NVIDIA's own.
