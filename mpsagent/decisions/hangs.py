@@ -157,6 +157,11 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
         since = memory.stopped_since if world.silent_since is None else min(memory.stopped_since, world.silent_since)
         what = f"control daemon {control.pid} has been stopped"
         found.append(_Suspect(0, since + policy.hang_control, what, "hang.control", None))
+    elif world.unreachable_since is not None and control is not None and not (state.clients or state.waiting):
+        # Nobody can reach it ever again, and who comes runs outside MPS (conformance scenario X10); those who are at
+        # work keep it as long as they need it.
+        what = f"nobody can reach control daemon {control.pid}: its socket is gone from the pipe directory"
+        found.append(_Suspect(0, world.unreachable_since + policy.hang_control, what, "hang.control", None))
     elif world.silent_since is not None and not busy:
         what = "the control daemon does not answer"
         holder = state.holder()

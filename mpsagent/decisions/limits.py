@@ -50,17 +50,19 @@ class LimitsMemory:
 
 
 def next_users(world: World) -> tuple[int, ...]:
-    """The users of whom one is served next, the likeliest first; nearly always one. More when the order is not certain:
-    who comes for a leaving server's own user goes first, whoever waits longer (recording 01, S4), and a server that is
-    started for a client that has died leads straight to the next one (conformance scenario X1)."""
+    """The users of whom one is served next, the likeliest first; nearly always one.
+
+    Who waits for the present server's own user waits because that is leaving, and goes first, whoever waits longer
+    (conformance scenario X20). A server that is started for a client that has died leads straight to the next one (X1),
+    so then there are more.
+    """
     server, state = world.state.holder(), world.state
-    leaving = server is not None and server.status in (Status.SHUTTING_DOWN, Status.INITIALIZING)
-    users = [uid for uid in state.next_users() if server is None or leaving or server.uid != uid]
-    found: list[int] = []
+    users = list(state.next_users())
     if server is not None and server.uid in users:
-        found.append(server.uid)
+        users = list(dict.fromkeys([server.uid, *users]))
+    found: list[int] = []
     for uid in users:
-        found += [uid] if uid not in found else []
+        found.append(uid)
         if any(w.uid == uid and not w.gone for w in state.waiting):
             break
     return tuple(found)

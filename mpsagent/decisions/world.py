@@ -33,7 +33,8 @@ class Drain:
 class World:
     """``processes`` holds the live ones among clients, waiting clients, servers and the control daemon: a pid that is
     missing there has ended. ``control_alive`` is the kernel's word on the control daemon; ``door_open`` the mode of the
-    pipe directory; ``silent_since`` when the oldest command was sent that the daemon has still not answered."""
+    pipe directory; ``silent_since`` when the oldest command was sent that the daemon has still not answered;
+    ``unreachable_since`` when its socket was found missing."""
 
     state: State
     policy: Policy
@@ -43,6 +44,7 @@ class World:
     control_alive: bool = True
     door_open: bool = True
     silent_since: float | None = None
+    unreachable_since: float | None = None
     parked_uid: int = 65534
     drain: Drain | None = None
     rules_cache: dict[int, Rules] = field(default_factory=dict)

@@ -202,7 +202,7 @@ def test_whatever_happens_the_decisions_stay_sane(program: list[Step], lag: floa
     toy.run(300)
     before = len(toy.done)
     toy.run(100)
-    assert len(toy.done) - before <= 60
+    assert len(toy.done) - before <= 100  # less than one a second, with a deaf daemon and a frozen server at once
 
 
 @settings(max_examples=100, deadline=None)
