@@ -104,6 +104,8 @@ def why_not() -> str:
     """Why no machine can be booted here; empty if one can."""
     if os.geteuid() != 0:
         return "not root"
+    if not Path("/").samefile("/proc/1/root"):
+        return "in a chroot"
     for program in ("unshare", "nsenter", "setpriv", "pivot_root"):
         if shutil.which(program) is None:
             return f"{program} is missing"
@@ -141,7 +143,7 @@ class Machine:
         assert self._holder.stdout.readline().strip() == "held", "the machine's file system could not be set up"
         self._init: subprocess.Popen[bytes] | None = None
 
-    def boot(self, timeout: float = 60) -> None:
+    def boot(self, timeout: float = 30) -> None:
         """Until systemd says that it is up, whether or not a unit failed."""
         enter = 'echo $$ >"$1"; shift; exec "$@"'
         with self.console.open("ab") as console:
