@@ -104,8 +104,9 @@ def why_not() -> str:
     """Why no machine can be booted here; empty if one can."""
     if os.geteuid() != 0:
         return "not root"
-    if not Path("/").samefile("/proc/1/root"):
-        return "in a chroot"
+    with contextlib.suppress(OSError):  # a host may hide its first process; then it is no chroot of ours either
+        if not Path("/").samefile("/proc/1/root"):
+            return "in a chroot"
     for program in ("unshare", "nsenter", "setpriv", "pivot_root"):
         if shutil.which(program) is None:
             return f"{program} is missing"
