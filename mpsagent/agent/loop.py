@@ -7,44 +7,54 @@ control.log to the front-end has no await on it: a waiting client has to be arme
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import structlog
 
-from mpsagent.agent.catch_up import catch_up
+from mpsagent.agent import gpus, opening
+from mpsagent.agent.adoption import Claim, claim
+from mpsagent.agent.bypass import Bypass
+from mpsagent.agent.catch_up import foreign
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.performer import Performer, mps_environment
-from mpsagent.agent.policies import keep_fixed
+from mpsagent.agent.policies import keep_fixed, read
 from mpsagent.agent.records import event_record
+from mpsagent.agent.rounds import Rounds
 from mpsagent.agent.senses import People, Processes, wanted_processes
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.troubles import Troubles, note_troubles
 from mpsagent.decisions import actions as act
 from mpsagent.decisions.decide import Memory, decide, note
 from mpsagent.decisions.policy import Policy, PolicyError
-from mpsagent.decisions.policy_file import load
 from mpsagent.decisions.world import Drain, World
 from mpsagent.facts import events as ev
 from mpsagent.facts.logparse import LogParser
 from mpsagent.facts.model import Device, State
 from mpsagent.facts.reduce import apply, apply_all
-from mpsagent.hands import devices as gpus
 from mpsagent.hands import pipedir
-from mpsagent.hands.control import ControlSupervisor, Running, TroubleKind
+from mpsagent.hands.control import ControlSupervisor
 from mpsagent.hands.frontend import FrontEnd
 from mpsagent.hands.history import History
-from mpsagent.hands.logfiles import Chunk, LogFollower, at_position
+from mpsagent.hands.logfiles import Chunk, LogFollower, Position, at_position
 from mpsagent.hands.names import Names
-from mpsagent.hands.policy_files import read_policy_files
 
 TICK = 1.0
-"""Seconds between two looks at what announces itself by nothing: stopped processes, the mode of the pipe directory."""
+"""Seconds between two rounds."""
 KEPT_PARSERS = 4
 MOST_PENDING = 256
 """Actions under way at most; more than that are a fault of ours, and said to be one."""
+MANY = 50
+"""Events at once that are written down only after what they call for has been begun."""
+UNKNOWN_A_MINUTE = 30
+"""Unknown lines on record; users can provoke them without end, and the record of everything else must outlive that."""
+GPU_WAIT = 3.0
+"""Seconds for which the start waits for the GPUs to be known when no agent has found them before."""
+FORGET = 600.0
+"""Seconds until a mistake of ours that has not come again is no trouble any more."""
 
 log = structlog.get_logger("mpsagent")
 
@@ -55,6 +65,8 @@ class Agent:
     def __init__(self, settings: Settings, history: History, names: Names) -> None:
         self.settings = settings
         self.history = history
+        self.inherited = history.newest
+        """Number of the last record of the agent before."""
         self.clock = SteadyClock()
         self.started = self.clock.now()
         self.state = State()
@@ -71,39 +83,77 @@ class Agent:
         self.names = names
         self.people = People(names, self._again)
         self.processes = Processes(self._gone)
+        self.bypass = Bypass()
+        self.followers: dict[str, LogFollower] = {}
+        self.unreachable_since: float | None = None
+        self.door_open = False
         self.supervisor: ControlSupervisor
         self.performer: Performer
         self._front_end: FrontEnd
+        self._claim = Claim()
         self._parsers: dict[tuple[str, int], LogParser] = {}
         """By log and inode: after a rename the old file may go on beside the new one."""
-        self.at_start: dict[str, tuple[int, int] | None] = {}
+        self._at_start: dict[str, tuple[int, int]] = {}
         """Where the followers took over from the catching up: their first bytes go on with a line that is known."""
-        self._followers: list[LogFollower] = []
+        self._rounds = Rounds(self)
+        self._closing = ExitStack()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._pending = 0
-        self._door_open = False
-        self._parked_uid = 65534
-        self._stopping = False
+        self.parked_uid = 65534
+        self._loading = asyncio.Lock()
+        self._unknown_said: tuple[float, int] = (0.0, 0)
+        self.stopping = False
+
+    @property
+    def socket_path(self) -> str:
+        """Of the control daemon."""
+        return f"{self.policy.pipe_directory}/control"
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     async def start(self, make_supervisor: Callable[[Policy, Callable[[int], None]], ControlSupervisor]) -> None:
-        """Read the policy, take over or prepare, read the logs. Returns when the agent is at work."""
+        """Read the policy, take over or prepare, read the logs. Returns when the agent is at work. Raises AlreadyLocked
+        when another agent is."""
+        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         await self.load_policy(first=True)
         policy = self.policy
+        claim(policy, self._claim)
+        self._closing.callback(self._claim.close)
         self._front_end = FrontEnd(policy.control_program, mps_environment(policy))
+        self._closing.callback(self._front_end.close)
         self.supervisor = make_supervisor(policy, self._control_gone)
-        self.performer = Performer(policy, self._front_end, self.supervisor, self.processes, self.clock, self._take)
+        self._closing.callback(self.supervisor.close)
+        self.performer = Performer(
+            policy, self._front_end, self.supervisor, self.processes, self.clock, self._claim, self._told
+        )
         self.performer.known_servers = lambda: {s.pid: s.uid for s in self.state.servers.values()}
         self.performer.known_clients = lambda server: [c.pid for c in self.state.clients_of(server) if c.contexts - {0}]
-        await self._find_parked_user()
-        await self._find_devices()
-        await self._adopt()
-        await self._read_logs()
+        self.use_devices(gpus.remembered(self.settings, policy.devices))
+        looking = self.spawn(opening.find_devices(self))
+        await opening.find_parked_user(self)
+        await opening.adopt(self)
+        for name, (position, parser) in (await opening.read_logs(self)).items():
+            await self._follow(name, position, parser)
+        if not self.devices:
+            await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
-        self._spawn(self._tick())
+        self.spawn(self._tick())
+        self._rounds.survey()
         self.decide_now()
+
+    async def _follow(self, name: str, position: Position | None, parser: LogParser) -> None:
+        """From where the log was read to, with the parser that knows how its last line began."""
+        if position is not None:
+            self._parsers[name, position.inode] = parser
+            self._at_start[name] = (position.inode, position.offset)
+        follower = self.followers[name] = LogFollower(
+            f"{self.policy.log_directory}/{name}.log",
+            lambda chunk: self._read(name, chunk),
+            on_problem=lambda text: self._log_problem(name, text),
+            first=None if position is None else at_position(position),
+        )
+        await follower.start()
 
     async def end(self) -> None:
         """Let go of everything. MPS runs on, unless the policy says otherwise (``agent.on_stop``)."""
@@ -112,100 +162,29 @@ class Agent:
             quit_it = act.QuitControl(timeout=timeout, reason="the agent is being stopped", rule="agent.on_stop")
             outcome = await self.performer.perform(quit_it)
             self.record("control.quit", outcome.at, ok=outcome.ok, text=outcome.text)
-        self._stopping = True
+        self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for follower in self._followers:
+        for follower in self.followers.values():
             follower.close()
-        self._front_end.close()
-        self.supervisor.close()
         self.processes.close()
         self.people.close()
+        self._closing.close()
         self.history.close()
 
-    async def _find_parked_user(self) -> None:
-        with suppress(TimeoutError):
-            uid = await self.names.uid_of(self.policy.parked_user)
-            if uid is not None:
-                self._parked_uid = uid
-                return
-        what = f"there is no user {self.policy.parked_user} for the parked server; uid {self._parked_uid} is used"
-        self.troubles.set("parked user", what, self.clock.now(), "set agent.parked_user")
-
-    async def _adopt(self) -> None:
-        """Take over a control daemon that runs already, or prepare the directories for a new one."""
-        found = await self.supervisor.adopt()
-        now = self.clock.now()
-        if isinstance(found, Running):
-            self._door_open = pipedir.is_open(self.policy.pipe_directory)
-            self.record("control.adopted", now, pid=found.pid, how=found.how)
-            return
-        if found.kind is TroubleKind.UNSAFE:
-            self.troubles.set("control daemon", found.text, now, do=" && ".join(found.commands))
-            self.record("control.unsafe", now, text=found.text, commands=list(found.commands))
-
-    async def _read_logs(self) -> None:
-        directory = self.policy.log_directory
-        paths = {name: f"{directory}/{name}.log" for name in ("control", "server")}
-        parsers = {"control": LogParser("control"), "server": LogParser("server")}
-        last = self.history.since(self.history.newest - 1, 1)
-        since = float(last[0]["at"]) if last else self.started  # type: ignore[arg-type]
-        caught = await asyncio.to_thread(
-            catch_up, paths["control"], paths["server"], parsers["control"], parsers["server"], since
-        )
-        self.state = caught.state
-        for name, position in (("server", caught.server), ("control", caught.control)):
-            if position is not None:
-                self._parsers[name, position.inode] = parsers[name]
-        for event in caught.missed:
-            self._write_down(event)
-        running = self.supervisor.running
-        control = self.state.control
-        if control is not None and (running is None or running.pid != control.pid):
-            self.state = apply(self.state, ev.ControlGone(self.clock.now()))
-            self.at_start[name] = None if position is None else (position.inode, position.offset)
-        for name, position in (("server", caught.server), ("control", caught.control)):
-            follower = LogFollower(
-                paths[name],
-                lambda chunk, name=name: self._read(name, chunk),  # type: ignore[misc]
-                on_problem=lambda text, name=name: self._log_problem(name, text),  # type: ignore[misc]
-                first=None if position is None else at_position(position),
-            )
-            self._followers.append(follower)
-            await follower.start()
-
-    async def _find_devices(self) -> None:
-        """Ask NVML, again and again until it answers; without devices only percentages can be held."""
-        found = await self._devices()
-        now = self.clock.now()
-        if isinstance(found, str):
-            self.troubles.set("devices", found, now, "memory limits and multiprocessors need them; see nvidia-smi")
-            if not self._stopping:
-                asyncio.get_running_loop().call_later(30.0, lambda: self._spawn(self._find_devices()))
-            return
-        self.troubles.set("devices", None, now)
-        self.devices = found
-        self.performer.devices = found
-        self._again()
-
-    async def _devices(self) -> tuple[Device, ...] | str:
-        if self.settings.devices_file is None:
-            return await gpus.probe(mps_environment(self.policy))
-        try:
-            return gpus.from_file(self.settings.devices_file)
-        except (OSError, ValueError) as error:
-            return f"{self.settings.devices_file}: {error}"
-
-    # --- policy -------------------------------------------------------------------------------------------------------
+    def use_devices(self, found: tuple[Device, ...]) -> None:
+        if found != self.devices:
+            self.devices = found
+            self.performer.devices = found
+            self._again()
 
     async def load_policy(self, *, first: bool = False) -> tuple[PolicyError, ...]:
         """Read the policy files. A bad policy never replaces a good one; at the start the defaults stand in for it."""
-        texts, unread = await read_policy_files(self.settings.policy, self.settings.policy_directory)
-        policy, mistakes = load(texts)
-        errors = (*unread, *mistakes)
+        async with self._loading:
+            policy, errors = await read(self.settings)
         now = self.clock.now()
         self.policy_errors = errors
         if policy is None or errors:
@@ -223,6 +202,7 @@ class Agent:
         if not first:
             self.performer.policy = policy
             self.people.refresh()
+            self._rounds.survey()
             self.decide_now()
         return ()
 
@@ -230,8 +210,7 @@ class Agent:
 
     def _read(self, name: str, chunk: Chunk) -> None:
         parser = self._parsers.get((name, chunk.inode))
-        known = self.at_start.get(name)
-        if parser is None or (chunk.fresh and known != (chunk.inode, chunk.offset)):
+        if parser is None or (chunk.fresh and self._at_start.pop(name, None) != (chunk.inode, chunk.offset)):
             parser = LogParser("control" if name == "control" else "server")
             for old in [key for key in self._parsers if key[0] == name][:-KEPT_PARSERS]:
                 del self._parsers[old]
@@ -241,26 +220,52 @@ class Agent:
             self.performer.heard(events[-1].at)
         self._take(events)
 
-    def _take(self, events: Sequence[ev.Event]) -> None:
+    def _take(self, events: Sequence[ev.Event], *, written: bool = True) -> None:
         """New facts. Deciding comes before writing them down: a waiting client is being armed for."""
+        if any(foreign(event, self.socket_path) for event in events):
+            events = [event for event in events if not foreign(event, self.socket_path)]
+            what = "another control daemon, with another pipe directory, writes into the same log files"
+            do = f"give it a log directory of its own; {self.policy.log_directory} is this instance's"
+            now = self.clock.now()
+            self.troubles.set("other daemon", what, now, do, until=now + FORGET)
         before = self.state
-        self.state = apply_all(before, list(events))
-        for event in events:
-            if isinstance(event, ev.ClientQueued):
-                self.people.meet((event.uid,))
+        try:
+            self.state = apply_all(before, list(events))
+        except Exception as error:
+            self.failed("a fact could not be taken in", error)
+            for event in events:
+                with suppress(Exception):
+                    self.state = apply(self.state, event)
         if self.ready and self.state is not before:
             self.decide_now()
-        for event in events:
-            self._write_down(event)
+        if not written:
+            return
+        if len(events) > MANY:  # behind the actions that have just been begun
+            asyncio.get_running_loop().call_soon(self._write_down, events)
+        else:
+            self._write_down(events)
 
-    def _write_down(self, event: ev.Event) -> None:
-        self.counts[type(event).__name__] += 1
-        if isinstance(event, ev.ServerReady):
-            self.last_switch = event.at
-        record = event_record(event, self.state)
-        if record is not None:
-            kind, fields = record
-            self.record(kind, event.at, **fields)
+    def _told(self, facts: list[ev.Event]) -> None:
+        """What an answer of MPS brought; the action's own record says it."""
+        self._take(facts, written=False)
+
+    def _write_down(self, events: Sequence[ev.Event]) -> None:
+        for event in events:
+            self.counts[type(event).__name__] += 1
+            if isinstance(event, ev.ServerReady):
+                self.last_switch = event.at
+            if isinstance(event, ev.Unknown) and not self._may_say_unknown():
+                continue
+            record = event_record(event, self.state)
+            if record is not None:
+                kind, fields = record
+                self.record(kind, event.at, **fields)
+
+    def _may_say_unknown(self) -> bool:
+        now = self.clock.now()
+        since, said = self._unknown_said
+        self._unknown_said = (now, 1) if now >= since + 60.0 else (since, said + 1)
+        return self._unknown_said[1] <= UNKNOWN_A_MINUTE
 
     def _gone(self, pid: int) -> None:
         self.processes.gone(pid)
@@ -270,7 +275,7 @@ class Agent:
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
         self.record("control.gone", now, pid=pid)
-        self._door_open = False
+        self.door_open, self.unreachable_since = False, None
         self._take([ev.ControlGone(now)])
         self._again()
 
@@ -279,22 +284,20 @@ class Agent:
         self.troubles.set(f"{name}.log", text, self.clock.now(), do)
 
     async def _tick(self) -> None:
-        while not self._stopping:
+        while not self.stopping:
             await asyncio.sleep(TICK)
-            running = self.supervisor.running
-            control = running.process if running is not None else None
-            pids = [*self.state.servers, *([control.pid] if control is not None else [])]
-            changed = self.processes.look(pids, control, self._idle_matters(), self.clock.now())
-            door = running is not None and pipedir.is_open(self.policy.pipe_directory)
-            if door != self._door_open:
-                self._door_open, changed = door, True
-            if self.performer.silent_since is not None and self._front_end.busy_since is None:
-                self._spawn(self._listen())
-            self._note_troubles()
+            try:
+                changed = self._rounds.once()
+                if self.performer.silent_since is not None and self._front_end.busy_since is None:
+                    self.spawn(self._listen())
+                self._note_troubles()
+            except Exception as error:
+                self.failed("looking around failed", error)
+                changed = True
             if changed:
                 self.decide_now()
 
-    def _idle_matters(self) -> list[int]:
+    def idle_matters(self) -> list[int]:
         """Clients whose idleness somebody's ``idle_timeout`` counts just now."""
         if not self.state.waiting:
             return []
@@ -315,38 +318,50 @@ class Agent:
         return World(
             state=self.state,
             policy=self.policy,
-            devices=self.devices,
+            devices=self.devices or gpus.UNKNOWN,
             identities=self.people.known,
             processes=self.processes.follow(wanted, control),
             control_alive=running is not None,
-            door_open=self._door_open,
+            door_open=self.door_open,
             silent_since=self.performer.silent_since,
-            parked_uid=self._parked_uid,
+            unreachable_since=self.unreachable_since,
+            parked_uid=self.parked_uid,
             drain=self.drain,
         )
 
     def _again(self) -> None:
         """Decide soon: something outside the state has changed."""
-        if self.ready and not self._stopping:
+        if self.ready and not self.stopping:
             asyncio.get_running_loop().call_soon(self.decide_now)
 
     def decide_now(self) -> None:
-        if self._stopping or not self.ready:
+        """Whatever goes wrong here, it is tried again: an agent that no longer decides protects nobody."""
+        if self.stopping or not self.ready:
             return
+        try:
+            deadline = self._decide()
+        except Exception as error:
+            self.failed("deciding failed", error)
+            deadline = self.clock.now() + TICK
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None:
+            delay = max(0.0, deadline - self.clock.now()) + 0.001
+            self._timer = asyncio.get_running_loop().call_later(delay, self.decide_now)
+
+    def _decide(self) -> float | None:
         now = self.clock.now()
-        self.people.meet({w.uid for w in self.state.waiting} | {s.uid for s in self.state.servers.values() if s.uid})
+        uids = {w.uid for w in self.state.waiting} | {s.uid for s in self.state.servers.values() if s.uid}
+        self.people.meet(uids)
+        self.people.keep(uids)
         world = self.world()
         self.performer.floor = world.floor()
         decision = decide(world, self.memory, now)
         self.memory = decision.memory
         for action in decision.actions:
             self.dispatch(action, now)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if decision.deadline is not None:
-            delay = max(0.0, decision.deadline - now) + 0.001
-            self._timer = asyncio.get_running_loop().call_later(delay, self.decide_now)
+        return decision.deadline
 
     def dispatch(self, action: act.Action, now: float) -> None:
         self.counts[type(action).__name__] += 1
@@ -354,31 +369,28 @@ class Agent:
             self.record(action.kind, now, **self._fields(action))
             return
         if self._pending >= MOST_PENDING:
-            self.troubles.set(
-                "actions", f"{MOST_PENDING} actions are under way; {type(action).__name__} was dropped", now
-            )
+            what = f"{MOST_PENDING} actions are under way; {type(action).__name__} was dropped"
+            self.troubles.set("actions", what, now, "please report it with the journal", until=now + FORGET)
             self.memory = note(self.memory, act.Outcome(now, action, False, "too many actions are under way"))
             return
         self._pending += 1
-        self._spawn(self._perform(action))
+        self.spawn(self._perform(action))
 
     async def _perform(self, action: act.Action) -> None:
-        performing = self.performer.perform(action)
         number = None
         try:
-            if isinstance(action, act.SetDefaults):  # first the deed: its window is short
-                outcome = await performing
+            if not isinstance(action, act.SetDefaults):  # else first the deed: its window is short
                 number = self._begin(action)
-            else:
+            outcome = await self.performer.perform(action)
+            if number is None:
                 number = self._begin(action)
-                outcome = await performing
         finally:
             self._pending -= 1
+        self.memory = note(self.memory, outcome)
         self.record("action.done", outcome.at, action=type(action).__name__, begun=number, ok=outcome.ok,
                      text=outcome.text, **self._fields(action))  # fmt: skip
         if isinstance(action, act.OpenDoor | act.StartControl) and outcome.ok:
-            self._door_open = pipedir.is_open(self.policy.pipe_directory)
-        self.memory = note(self.memory, outcome)
+            self.door_open = pipedir.is_open(self.policy.pipe_directory)
         self._note_troubles()
         self.decide_now()
 
@@ -395,19 +407,39 @@ class Agent:
         running = self.supervisor.running is not None
         note_troubles(self.troubles, self.performer, self.memory, self.history.problem, running, self.clock.now())
 
-    def record(self, kind: str, at: float, **fields: object) -> int:
-        log.info(kind, **fields)
-        return self.history.append(kind, at, **fields)
+    # --- on record ----------------------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def record(self, kind: str, at: float, **fields: object) -> int:
+        """Into the journal and the history; returns its number there. Never raises."""
+        try:
+            log.info(kind, **fields)
+            return self.history.append(kind, at, **fields)
+        except Exception as error:  # a field that cannot be written must not stop what it is about
+            self.troubles.set("records", f"{kind} could not be written down: {error!r}", at, "", until=at + FORGET)
+            return 0
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """A mistake of ours: on record and among the troubles; the agent goes on. ``what``: one of few texts."""
+        now = self.clock.now()
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in last)
+        text = f"{what}: {error!r} at {where}"
+        do = "please report it with the journal; if it does not go away: systemctl restart mpsagent"
+        if self.troubles.set(f"agent: {what}", f"internal error, {text}", now, do, until=now + FORGET):
+            self.record("agent.error", now, text=text)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have it done aside; what goes wrong is reported."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a task of the agent failed", error=repr(error))
-            self.troubles.set(
-                "agent", f"internal error: {error!r}", self.clock.now(), "please report it with the journal"
-            )
+            self.failed("a task failed", error)
+
+    def _loop_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.failed("a callback failed", error or RuntimeError(str(context.get("message"))[:300]))

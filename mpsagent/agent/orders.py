@@ -54,7 +54,10 @@ def restart(agent: Agent, by: int) -> None:
     now = agent.clock.now()
     agent.record("control.restart_ordered", now, by=by)
     agent.memory = decide.start_again(agent.memory)
-    if agent.supervisor.running is not None:
+    if agent.unreachable_since is not None:  # nobody could tell it to quit
+        reason = f"restart ordered by uid {by}; its socket has gone, so it cannot be asked"
+        agent.dispatch(act.KillControl(reason=reason, rule="order"), now)
+    elif agent.supervisor.running is not None:
         timeout = max(1, round(agent.policy.kill_grace))
         agent.dispatch(act.QuitControl(timeout=timeout, reason=f"restart ordered by uid {by}", rule="order"), now)
     agent.decide_now()

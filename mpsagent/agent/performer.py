@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from mpsagent.agent.adoption import Claim, take_over
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.senses import Processes
 from mpsagent.decisions import actions as act
@@ -16,7 +17,7 @@ from mpsagent.facts import events as ev
 from mpsagent.facts import replies
 from mpsagent.facts.model import Device, Limits
 from mpsagent.hands import pipedir
-from mpsagent.hands.control import ControlSupervisor, Running
+from mpsagent.hands.control import ControlSupervisor, Running, TroubleKind
 from mpsagent.hands.frontend import FrontEnd, Reply, Status
 from mpsagent.hands.hooks import run_hook
 from mpsagent.hands.processes import start_time
@@ -37,6 +38,7 @@ class Performer:
         supervisor: ControlSupervisor,
         processes: Processes,
         clock: SteadyClock,
+        claim: Claim,
         tell: Callable[[list[ev.Event]], None],
     ) -> None:
         self.policy = policy
@@ -50,6 +52,7 @@ class Performer:
         self._supervisor = supervisor
         self._processes = processes
         self._clock = clock
+        self.claim = claim
         self._tell = tell
 
     def heard(self, at: float) -> None:
@@ -184,16 +187,29 @@ class Performer:
         # Only what was so before and after the question: a server may come or go while it is asked.
         for pid in set(before) & set(known) - listed:
             facts.append(ev.ServerExited(now, pid, -1))
-        for pid in listed - set(before) - set(known):
+        fresh = []
+        for pid in sorted(listed - set(before) - set(known)):
             uid = _owner(pid)
             if uid is not None:
-                facts += [ev.ServerStarting(now, pid, uid), ev.ServerReady(now, pid)]
-        for pid in action.servers:
+                facts += [ev.ServerStarting(now, pid, uid), ev.ServerReady(now, pid), *await self._limits_of(pid)]
+                fresh.append(pid)
+        for pid in (*action.servers, *fresh):
             facts += await self._examine(pid)
         if facts:
             self._tell(facts)
         changed = [fact for fact in facts if not isinstance(fact, ev.ServerStatusSeen)]
         return True, f"corrected: {changed}" if changed else ""
+
+    async def _limits_of(self, server: int) -> list[ev.Event]:
+        """The limits of a server whose log does not say them."""
+        ordinals = [device.ordinal for device in self.devices]
+        reply = await self._ask(replies.server_limits(server, ordinals))
+        limits = replies.parse_limits(reply.out, ordinals) if reply.ok else None
+        if limits is None:
+            return []
+        now = self._clock.now()
+        memory = [ev.MemorySet(now, server, device, size) for device, size in limits.memory.items()]
+        return [ev.ThreadsSet(now, server, limits.threads), *memory, ev.ServerStarted(now, server)]
 
     async def _examine(self, server: int) -> list[ev.Event]:
         """A server's status and clients, where MPS says otherwise than the logs did. (`ps` is never asked: it prints
@@ -237,9 +253,16 @@ class Performer:
     # --- the control daemon -------------------------------------------------------------------------------------------
 
     async def _start(self) -> tuple[bool, str]:
-        """Directories, door shut, daemon with the floor's percentage from its first moment (recording 07)."""
+        """Directories, door shut, daemon with the floor's percentage from its first moment (recording 07). One that
+        somebody has started meanwhile is taken over; the door of one that cannot be is not touched."""
+        found = await take_over(self._supervisor, self.policy)
+        if isinstance(found, Running):
+            return True, f"control daemon {found.pid} runs already ({found.how}); taken over"
+        if found.kind is TroubleKind.UNSAFE:
+            return False, " ".join([found.text, *found.commands])
         directory = self.policy.pipe_directory
         pipedir.prepare(directory)
+        self.claim.renew(directory)
         pipedir.prepare_log_directory(self.policy.log_directory)
         pipedir.shut_door(directory)
         started = await self._supervisor.start(mps_environment(self.policy), self.floor.threads)

@@ -10,11 +10,12 @@ from mpsagent.decisions.decide import Memory
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """``what`` is wrong, ``since`` when (seconds since the epoch), and what to ``do``."""
+    """``what`` is wrong, ``since`` when (seconds since the epoch), what to ``do``; ``until``: when it is forgotten."""
 
     what: str
     since: float
     do: str = ""
+    until: float | None = None
 
 
 class Troubles:
@@ -23,15 +24,21 @@ class Troubles:
     def __init__(self) -> None:
         self._by_topic: dict[str, Trouble] = {}
 
-    def set(self, topic: str, what: str | None, now: float, do: str = "") -> bool:
-        """Set or, with None, clear a topic. True when that changed anything."""
+    def set(self, topic: str, what: str | None, now: float, do: str = "", *, until: float | None = None) -> bool:
+        """Set or, with None, clear a topic. ``until``: for what was a single event and whose end nobody will notice.
+        True when that changed anything."""
         known = self._by_topic.get(topic)
         if what is None:
             return self._by_topic.pop(topic, None) is not None
-        if known is not None and (known.what, known.do) == (what, do):
+        if known is not None and (known.what, known.do, known.until) == (what, do, until):
             return False
-        self._by_topic[topic] = Trouble(what, known.since if known else now, do)
+        self._by_topic[topic] = Trouble(what, known.since if known else now, do, until)
         return True
+
+    def expire(self, now: float) -> None:
+        for topic, trouble in list(self._by_topic.items()):
+            if trouble.until is not None and now >= trouble.until:
+                del self._by_topic[topic]
 
     def all(self) -> tuple[Trouble, ...]:
         return tuple(sorted(self._by_topic.values(), key=lambda trouble: trouble.since))

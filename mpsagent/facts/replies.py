@@ -56,6 +56,14 @@ def set_server_limits(server: int, limits: Limits, devices: Iterable[int] = ()) 
     return commands
 
 
+def server_limits(server: int, devices: Iterable[int]) -> list[str]:
+    """What a running server's next contexts get."""
+    commands = [f"get_active_thread_percentage {server}"]
+    for device in sorted(devices):
+        commands += [f"get_active_thread_percentage {server}", f"get_device_pinned_mem_limit {server} {device}"]
+    return commands
+
+
 def start_server(uid: int) -> list[str]:
     return [f"start_server -uid {uid}"]
 
@@ -192,6 +200,14 @@ def parse_ps(out: str) -> tuple[ClientRow, ...]:
             pid, context, server, device, namespace, command = match.groups()
             rows.append(ClientRow(int(pid), int(context), int(server), device, int(namespace), command or ""))
     return tuple(rows)
+
+
+def parse_limits(out: str, devices: Iterable[int]) -> Limits | None:
+    """The answer to :func:`server_limits`; None when it is not one."""
+    percent, memory, unclear = _read_back(out, sorted(devices))
+    if unclear is not None or not percent:
+        return None
+    return Limits(float(percent[0]), {device: limit_bytes(text) for device, text in memory.items()})
 
 
 def check_defaults(limits: Limits, out: str, devices: Iterable[int] = ()) -> str | None:

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,9 @@ DEADLINE = 30.0
 SMS_ATTRIBUTE = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 SMALL_SMS = {(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)}
 """Compute capabilities with 64 cores in a multiprocessor instead of 128."""
+
+MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
+"""NVML's compute modes by their numbers."""
 
 
 class ComputeProcess(NamedTuple):
@@ -61,6 +65,43 @@ async def compute_processes(
     except (TypeError, KeyError) as error:
         return f"the GPU helper's answer: {error!r}"
     return tuple(ComputeProcess(*row) for row in rows)
+
+
+async def compute_modes(environment: Mapping[str, str], *, deadline: float = DEADLINE) -> dict[str, str] | str:
+    """Each GPU's compute mode by its UUID, in the policy's words (``default``, ``exclusive-process``), or what is
+    wrong. It is only looked at, never set."""
+    answer = await _ask("modes", environment, deadline)
+    if isinstance(answer, str):
+        return answer
+    try:
+        return {str(row["device"]): str(row["mode"]) for row in answer}
+    except (TypeError, KeyError) as error:
+        return f"the GPU helper's answer: {error!r}"
+
+
+def simulated_processes(devices_file: str) -> tuple[ComputeProcess, ...]:
+    """The same list for simulated GPUs: files ``processes/ORDINAL.PID`` beside their description."""
+    place = Path(devices_file).with_name("processes")
+    uuids = {str(device.ordinal): device.uuid for device in from_file(devices_file)}
+    rows = []
+    for path in place.iterdir() if place.is_dir() else ():
+        ordinal, _, pid = path.name.partition(".")
+        with suppress(OSError, ValueError):
+            kind, _, size, _ = path.read_text()[:200].split()
+            rows.append(ComputeProcess(int(pid), uuids.get(ordinal, ""), kind in ("mps", "server"), int(size) << 20))
+    return tuple(rows)
+
+
+def simulated_modes(devices_file: str) -> dict[str, str]:
+    """Their compute modes: a file ``processes/ORDINAL.compute_mode`` may say so."""
+    place = Path(devices_file).with_name("processes")
+    modes = {}
+    for device in from_file(devices_file):
+        modes[device.uuid] = "default"
+        with suppress(OSError):
+            text = (place / f"{device.ordinal}.compute_mode").read_text()[:100]
+            modes[device.uuid] = text.strip().lower().replace("_", "-")
+    return modes
 
 
 def from_file(path: str) -> tuple[Device, ...]:
@@ -199,6 +240,18 @@ def _processes() -> list[dict[str, object]]:
     return rows
 
 
+def _modes() -> list[dict[str, object]]:
+    pynvml: Any = importlib.import_module("pynvml")
+    pynvml.nvmlInit()
+    rows: list[dict[str, object]] = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        mode = int(pynvml.nvmlDeviceGetComputeMode(handle))
+        words = MODES[mode] if 0 <= mode < len(MODES) else f"mode {mode}"
+        rows.append({"device": _text(pynvml.nvmlDeviceGetUUID(handle)), "mode": words})
+    return rows
+
+
 def _row(ordinal: int, uuid: str, name: str, memory: int, sms: int) -> dict[str, object]:
     return {"ordinal": ordinal, "uuid": uuid, "name": name, "memory": memory, "multiprocessors": sms}
 
@@ -210,7 +263,7 @@ def _text(value: str | bytes) -> str:
 def main() -> int:
     """Prints a list, or an object with ``error``."""
     try:
-        answer: object = _processes() if sys.argv[1:] == ["processes"] else _devices()
+        answer: object = {"processes": _processes, "modes": _modes}.get(sys.argv[1] if sys.argv[1:] else "", _devices)()
     except Exception as error:
         answer = {"error": f"the GPUs could not be asked: {error or type(error).__name__}"}
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -7,15 +7,12 @@ Everything is done on descriptors; nothing is looked up twice by name.
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from pwd import getpwuid
 
 MPS_NAMES = ("control", "control_privileged", "control_lock", "log", "nvidia-cuda-mps-control.pid")
 """What a control daemon leaves in its pipe directory (recording 01, S1)."""
@@ -56,23 +53,37 @@ def open_door(path: str) -> None:
         os.fchmod(directory, OPEN)
 
 
-def shut_door(path: str, but_for: int | None = None) -> None:
-    """No new client reaches the control daemon. Raises like :func:`prepare`.
-
-    ``but_for``: a uid that may enter all the same. A server runs as its user and connects to the control daemon through
-    this directory, so without that the parked server could not start behind a shut door.
-    """
+def shut_door(path: str) -> None:
+    """No new client reaches the control daemon; whoever comes runs outside MPS, and a user's server cannot start
+    (conformance scenario X19). So not for longer than it takes to set the limits. Raises like :func:`prepare`."""
     with _opened(path) as directory:
         os.fchmod(directory, SHUT)
-        if but_for is None or but_for == os.geteuid():
-            return
-        try:
-            os.setxattr(directory, _ACL, _let_in(but_for))
-        except OSError as error:  # a file system without ACLs: the user's own group has to do
-            if error.errno not in (errno.ENOTSUP, errno.ENOSYS, errno.EPERM):
-                raise
-            os.fchown(directory, -1, getpwuid(but_for).pw_gid)
-            os.fchmod(directory, SHUT | stat.S_IXGRP)
+
+
+def secure(path: str) -> str | None:
+    """What a daemon that was started by hand has left open: its directory has mode 0777, and anybody could put his own
+    socket into the place of MPS's. Takes the others' right to write away if nobody has used it; says so in words, or
+    None when there was nothing to do. Raises PipeDirectoryRefused or OSError."""
+    try:
+        directory = os.open(path, _DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(directory)
+        if status.st_uid != os.geteuid() or not stat.S_IMODE(status.st_mode) & 0o022:
+            return None
+        os.fchmod(directory, OPEN)  # first: what is looked at now cannot be replaced any more
+        for name in MPS_NAMES:
+            with suppress(FileNotFoundError):
+                owner = os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid
+                if owner != os.geteuid():
+                    raise PipeDirectoryRefused(
+                        f"{path}/{name} belongs to {_who(owner)}, who has put his own into the place of MPS's, because "
+                        f"everybody could write there. Stop what uses it, then remove it: rm -r {shlex.quote(path)}"
+                    )
+    finally:
+        os.close(directory)
+    return f"{path} could be written to by everybody (mode {stat.S_IMODE(status.st_mode):04o}); it has mode 0755 now"
 
 
 def is_open(path: str) -> bool:
@@ -80,6 +91,12 @@ def is_open(path: str) -> bool:
     with suppress(OSError):
         return bool(Path(path).lstat().st_mode & stat.S_IXOTH)
     return False
+
+
+def reachable(path: str) -> bool:
+    """False when the control daemon's socket is not there: clients then run outside MPS, and the daemon hears nobody
+    for the rest of its life (conformance scenario X10)."""
+    return os.path.lexists(Path(path, "control"))
 
 
 def clean(path: str) -> list[str]:
@@ -117,13 +134,6 @@ def _prepare(path: str, mode: int) -> list[str]:
             os.fchmod(directory, mode)
         os.close(directory)
         return warnings
-
-
-def _let_in(uid: int) -> bytes:
-    """A POSIX ACL, as the kernel takes it: the owner everything, ``uid`` may pass through, nobody else anything."""
-    everybody = 0xFFFFFFFF
-    entries = ((0x01, 7, everybody), (0x02, 1, uid), (0x04, 0, everybody), (0x10, 1, everybody), (0x20, 0, everybody))
-    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -22,10 +23,14 @@ from mpsagent.faces.listen import bind, inherited
 from mpsagent.hands.control import ControlSupervisor
 from mpsagent.hands.control_child import ControlChild
 from mpsagent.hands.history import History
+from mpsagent.hands.lock import AlreadyLocked, take
 from mpsagent.hands.names import Names
 from mpsagent.program.answers import Answers, one_line
 from mpsagent.program.journal import configure_log
 from mpsagent.program.notify import Notifier
+
+FILES = 4096
+"""Descriptors: those of processes (1024 at most), of the API's peers, logs and pipes, with room."""
 
 log = structlog.get_logger("mpsagent")
 
@@ -60,6 +65,7 @@ def run(
         supervise="systemd" if supervise == "systemd" else "child",
         devices_file=devices_file,
     )
+    _open_more_files()
     with suppress(OSError):  # arming has 55 ms; on a busy machine that needs to come first
         if os.getpriority(os.PRIO_PROCESS, 0) == 0:
             os.setpriority(os.PRIO_PROCESS, 0, -10)
@@ -80,29 +86,52 @@ def _supervisor(settings: Settings) -> Callable[[Policy, Callable[[int], None]],
 async def _serve(settings: Settings) -> int:
     notifier = Notifier()
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    agent = Agent(settings, _history(settings), Names())
+    stop, reload = asyncio.Event(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    reload = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     try:
+        held = _lock(settings)
         sock = next(iter(inherited()), None) or bind(Path(settings.socket))
-    except OSError as error:
-        log.error("the API cannot listen", socket=settings.socket, error=str(error))
+    except (OSError, AlreadyLocked) as error:
+        log.error("the agent cannot start", reason=str(error))
         return 1
-    api = Api(Answers(agent), _is_admin(agent), failed=lambda error: log.error("request failed", error=repr(error)))
+    agent = Agent(settings, History(settings.state_directory), Names())
+    for text in agent.history.notes:
+        log.warning("history", text=text)
+    api = Api(Answers(agent), _is_admin(agent), failed=lambda error: agent.failed("a request failed", error))
     try:
-        await agent.start(_supervisor(settings))
+        if not await _started(agent, settings, stop):
+            return 0
         await api.start(sock)
         notifier.tell("READY=1", f"STATUS={one_line(agent)}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
         await _until_stopped(agent, notifier, stop, reload)
+    except AlreadyLocked as error:
+        log.error("the agent cannot start", reason=str(error))
+        return 1
     finally:
         notifier.tell("STOPPING=1")
         await api.close()
         await agent.end()
+        if held is not None:
+            os.close(held)
     return 0
+
+
+async def _started(agent: Agent, settings: Settings, stop: asyncio.Event) -> bool:
+    """Start it, unless somebody wants it stopped before that is done."""
+    starting = asyncio.ensure_future(agent.start(_supervisor(settings)))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not starting.done():
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await starting
+        return False
+    starting.result()
+    return True
 
 
 async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
@@ -116,17 +145,34 @@ async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, 
             waiter.cancel()
         if reload.is_set():
             reload.clear()
-            await agent.load_policy()
+            agent.spawn(_reload(agent))  # aside: its files may be slow, and the watchdog is not
         line = one_line(agent)
         notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
         said = line
 
 
-def _history(settings: Settings) -> History:
-    if settings.state_directory is not None:
-        with suppress(OSError):  # the history itself says what is wrong with the directory
-            Path(settings.state_directory).mkdir(mode=0o750, parents=True, exist_ok=True)
-    return History(settings.state_directory)
+async def _reload(agent: Agent) -> None:
+    await agent.load_policy()
+
+
+def _lock(settings: Settings) -> int | None:
+    """The state directory is one agent's alone. None where there is none, or where it cannot be written to (the history
+    says so, and the lock in the pipe directory is still to come)."""
+    if settings.state_directory is None:
+        return None
+    directory = Path(settings.state_directory)
+    with suppress(OSError):
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        return take(directory / "lock", f"the history in {directory}")
+    return None
+
+
+def _open_more_files() -> None:
+    """Each waiting client costs a descriptor, and any user may start thousands."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _is_admin(agent: Agent) -> Callable[[int], Awaitable[bool]]:

@@ -9,7 +9,6 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from pwd import getpwuid
 
 import pytest
 
@@ -54,56 +53,28 @@ def test_a_new_directory_is_shut_until_the_door_is_opened(base: Path) -> None:
         os.umask(before)
 
 
-def can_enter(path: Path, uid: int) -> bool:
-    """Asked of the kernel, by a process of that user."""
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setgid(29999)
-            os.setuid(uid)
-            os.stat(path / "nothing")
-        except FileNotFoundError:
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-        os._exit(2)
-    return os.waitpid(child, 0)[1] == 0
-
-
 @needs_root
-def test_behind_the_shut_door_only_the_parked_servers_user_passes(base: Path) -> None:
-    """The parked server runs as its own user and has to reach the daemon before the door is opened to everybody."""
+def test_a_directory_left_open_is_secured_if_nobody_has_used_it(base: Path) -> None:
+    """A daemon started by hand makes its directory 0777; taking it over must not mean trusting what others put there."""
     path = base / "pipe"
-    pipedir.prepare(str(path))
-    pipedir.shut_door(str(path), but_for=20001)
-    assert (can_enter(path, 20001), can_enter(path, 20002)) == (True, False)
-    assert not pipedir.is_open(str(path))
-    assert pipedir.prepare(str(path)) == [], "still nobody else may write"
-    pipedir.open_door(str(path))
-    assert (can_enter(path, 20001), can_enter(path, 20002)) == (True, True)
+    path.mkdir()
+    path.chmod(0o777)
+    (path / "control").touch()
+    assert "0777" in (pipedir.secure(str(path)) or "")
     assert mode(path) == 0o755
-    assert os.listxattr(path) == []
-    pipedir.shut_door(str(path))
-    assert (can_enter(path, 20001), can_enter(path, 20002)) == (False, False)
+    assert pipedir.secure(str(path)) is None
+    path.chmod(0o777)
+    os.chown(path / "control", 20001, 20001)
+    with pytest.raises(PipeDirectoryRefused, match=r"control belongs to uid 20001.*rm -r"):
+        pipedir.secure(str(path))
+    assert pipedir.secure(str(base / "nothing")) is None
 
 
-@needs_root
-def test_without_acls_the_users_group_passes(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some file systems have none."""
-
-    def unsupported(*_: object) -> None:
-        raise OSError(95, "Operation not supported")
-
-    monkeypatch.setattr(os, "setxattr", unsupported)
-    path = base / "pipe"
-    pipedir.prepare(str(path))
-    pipedir.shut_door(str(path), but_for=65534)
-    assert path.stat().st_gid == getpwuid(65534).pw_gid
-    assert mode(path) == 0o710
-    assert not can_enter(path, 20002)
-    pipedir.open_door(str(path))
-    assert mode(path) == 0o755
+def test_a_daemon_without_its_socket_is_not_reachable(base: Path) -> None:
+    """Somebody has cleaned /tmp: clients run outside MPS from then on."""
+    assert not pipedir.reachable(str(base))
+    (base / "control").touch()
+    assert pipedir.reachable(str(base))
 
 
 def test_missing_parents_are_made(base: Path) -> None:

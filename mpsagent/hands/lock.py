@@ -1,0 +1,47 @@
+"""One agent at a time: a file that is locked for as long as its agent lives. The kernel lets go of it, whatever end the
+agent takes, so there is nothing stale to clean up."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+
+class AlreadyLocked(Exception):
+    """Another agent holds it. The text says which, and what to do."""
+
+
+def take(path: str | os.PathLike[str], what: str) -> int:
+    """Locks ``path`` (made with mode 0600, so that no user can lock it) and returns the descriptor that holds the lock.
+    ``what`` is looked after. Raises AlreadyLocked or OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            raise PermissionError(1, "is not a file of ours; remove it", os.fspath(path))
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            said = os.pread(fd, 20, 0).decode("ascii", "replace").strip()
+            who = said if said.isdecimal() else "of unknown pid"
+            raise AlreadyLocked(
+                f"mpsagent {who} already looks after {what} ({path} is locked). One agent at a time: stop that one "
+                f"(systemctl stop mpsagent, or kill it), or give this one other directories"
+            ) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def holds(fd: int, path: str | os.PathLike[str]) -> bool:
+    """Whether the file at ``path`` is still the one that is locked: somebody may have removed its directory."""
+    try:
+        there = Path(path).lstat()
+    except OSError:
+        return False
+    return os.path.samestat(there, os.fstat(fd))
