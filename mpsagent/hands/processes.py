@@ -160,6 +160,12 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if fields is not None else None
 
 
+def real_uid(pid: int) -> int | None:
+    """Whose process it is, or None."""
+    facts = _facts(pid)
+    return None if facts is None else facts[1]
+
+
 def _exists(pid: int, uid: int | None) -> bool:
     """True when such a process is alive all the same (it could not be opened for another reason)."""
     fields, facts = _stat(pid), _facts(pid)
