@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,14 @@ from demo.stage import Client, Stage, until
 ALICE, BOB, CAROL = 20001, 20002, 20003
 POLICY = """\
 [limits]
-threads = 50
-memory = "20G"
+threads = 10
+memory = "1G"
 [user.20001]
 threads = 60
+memory = "20G"
 [user.20002]
 threads = 30
+memory = "10G"
 [user.20003]
 threads = 20
 memory = "2G"
@@ -71,20 +74,26 @@ def arming(quick: bool) -> list[Figure]:
             else:
                 with load():
                     reactions, bare = _switches(node, 10 if quick else 60)
-        p50, p99 = percentile(reactions, 0.5) * 1000, percentile(reactions, 0.99) * 1000
-        bare50 = statistics.median(bare) * 1000
-        found.append(
-            Figure(f"pending line to limits set, {name}: p50, p99 of {len(reactions)}", f"{p50:.1f} ms, {p99:.1f} ms",
-                   "p99 under 10 ms", p99 < 10,
-                   f"the simulator's front-end alone: {bare50:.1f} ms (NVIDIA's: 1.5 ms); without it p50 "
-                   f"{p50 - bare50:.1f} ms, p99 {p99 - bare50:.1f} ms; p50 {p50 / bare50:.1f} times")
-        )  # fmt: skip
+        alone = statistics.median(bare) * 1000
+        found += [
+            Figure(f"pending line to limits set, {name}: p50, p99 of {len(reactions)}", _two([r for r, _ in reactions]),
+                   "", None, f"the simulator's front-end alone, same batch: {alone:.1f} ms (NVIDIA's: 1.5 ms)"),
+            Figure(f"… without the front-end's run, {name}", _two([r - run for r, run in reactions]),
+                   "p99 under 8.5 ms (10 with NVIDIA's)", percentile([r - run for r, run in reactions], 0.99) < 0.0085,
+                   "the log's own times have a resolution of 1 ms"),
+        ]  # fmt: skip
     return found
 
 
-def _switches(node: Stage, count: int) -> tuple[list[float], list[float]]:
-    """Changes of user one after the other; between them a bare run of the front-end with the same batch."""
-    reactions, bare, cursor = [], [], node.ask("/v1/status")["history"]["newest"]
+def _two(seconds: Sequence[float]) -> str:
+    return f"{percentile(seconds, 0.5) * 1000:.1f} ms, {percentile(seconds, 0.99) * 1000:.1f} ms"
+
+
+def _switches(node: Stage, count: int) -> tuple[list[tuple[float, float]], list[float]]:
+    """Changes of user one after the other: (from pending line to limits set, of that the front-end's run); between them
+    bare runs of the front-end with the same batch."""
+    reactions: list[tuple[float, float]] = []
+    bare, cursor = [], node.ask("/v1/status")["history"]["newest"]
     for number in range(count):
         uid = (ALICE, BOB, CAROL)[number % 3]
         client = node.client(uid, "query")
@@ -93,10 +102,10 @@ def _switches(node: Stage, count: int) -> tuple[list[float], list[float]]:
         events = node.events(cursor)
         cursor = events[-1]["cursor"]
         waited = next(_at(e) for e in events if e["kind"] == "client.waiting" and e["uid"] == uid)
-        armed = [_at(e) for e in events if e["kind"] == "action.done" and e["action"] == "SetDefaults"
-                 and e.get("uid") == uid and e["ok"]]  # fmt: skip
-        if armed:
-            reactions.append(armed[0] - waited)
+        armed = next(e for e in events if e["kind"] == "action.done" and e["action"] == "SetDefaults"
+                     and e.get("uid") == uid and e["ok"])  # fmt: skip
+        run = re.search(r"in ([\d.]+) ms", armed["text"])
+        reactions.append((_at(armed) - waited, float(run[1]) / 1000 if run else 0.0))
         time.sleep(0.1)
         began = time.perf_counter()
         node.command(BATCH.replace("60", "10").replace("20480M", "2048M"))
@@ -230,28 +239,30 @@ def _at_once(node: Stage) -> float:
 
 
 def starting(quick: bool) -> list[Figure]:
-    """A control daemon that runs already, 48 clients, and a control.log as polling and short clients leave it."""
-    size = 20_000_000 if quick else 100_000_000
-    with stage(on_stop="leave") as node:
-        node.start_control()
-        small = _ready(node)
-        node.stop_agent()
-        _fill(node, size)
-        clients = [node.client(ALICE, "sleep", "600") for _ in range(48)]
-        for client in clients:
-            client.saw("^sms")
-        big = _ready(node)
-        seen = node.ask("/v1/status")["clients"]
-        copied = _timed(["cp", str(node.logs / "control.log"), "/dev/null"])
-    return [
-        Figure(f"start to READY, 48 clients and {size // 1_000_000} MB of control.log", f"{big:.2f} s", "under 1 s",
-               big < 1, f"nobody there and a short log: {small:.2f} s, {big / small:.1f} times; reading the log: "
-               f"{copied:.2f} s; clients found: {seen}")
-    ]  # fmt: skip
+    """A control daemon that runs already, 48 clients, and a long control.log: as polling leaves it, and as polling and
+    short clients do."""
+    size, found = 20_000_000 if quick else 100_000_000, []
+    for name, short in (("polled", False), ("polled, and short clients", True)):
+        with stage(on_stop="leave") as node:
+            node.start_control()
+            small = min(_ready(node) for _ in range(3))
+            _fill(node, size, short)
+            clients = [node.client(ALICE, "sleep", "600") for _ in range(48)]
+            for client in clients:
+                client.saw("^sms")
+            big = min(_ready(node, keep=attempt == 2) for attempt in range(3))
+            seen = node.ask("/v1/status")["clients"]
+            copied = min(_timed(["cp", str(node.logs / "control.log"), "/dev/null"]) for _ in range(3))
+        found.append(
+            Figure(f"start to READY, 48 clients, {size // 1_000_000} MB of control.log ({name}), best of 3",
+                   f"{big:.2f} s", "under 1 s", big < 1, f"without them: {small:.2f} s, {big / small:.1f} times; "
+                   f"reading the log: {copied:.2f} s; clients found: {seen}")
+        )  # fmt: skip
+    return found
 
 
-def _ready(node: Stage) -> float:
-    """Seconds from starting the agent to its READY=1."""
+def _ready(node: Stage, *, keep: bool = False) -> float:
+    """Seconds from starting the agent to its READY=1. It is stopped again unless it is to be kept."""
     path = str(node.directory / "notify")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(path)
@@ -261,12 +272,13 @@ def _ready(node: Stage) -> float:
         while b"READY=1" not in notify.recv(4096):
             pass
         took = time.perf_counter() - began
-    with suppress(FileNotFoundError):
-        Path(path).unlink()
+    Path(path).unlink()
+    if not keep:
+        node.stop_agent()
     return took
 
 
-def _fill(node: Stage, size: int) -> None:
+def _fill(node: Stage, size: int, short: bool) -> None:
     """Append what a day of polling (five lines a time) and of short clients writes."""
     pid = node.control_pid()
     head = f"[{datetime.now():%Y-%m-%d %H:%M:%S}.000 Control {pid:5}] "
@@ -275,7 +287,7 @@ def _fill(node: Stage, size: int) -> None:
     for number in range(1000):
         client = 100_000 + number
         client_lines = ["Accepting connection...", f"NEW CLIENT {client} from user {ALICE}: Server already exists"]
-        block += [*poll, "User did not send valid credentials", *client_lines, *client_lines]
+        block += [*poll, *(["User did not send valid credentials", *client_lines, *client_lines] if short else [])]
     data = "".join(head + line + "\n" for line in block).encode()
     with (node.logs / "control.log").open("ab") as log:
         for _ in range(size // len(data) + 1):
