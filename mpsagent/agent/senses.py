@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mpsagent.decisions.decide import Memory
 from mpsagent.decisions.world import Process as Alive
@@ -14,19 +14,23 @@ from mpsagent.hands.processes import Process, Watcher, real_uid
 
 AGAIN = 5.0
 """Seconds until a silent name service is asked again."""
+KEPT_PEOPLE = 1000
+MOST_QUESTIONS = 16
+"""Users asked about at a time; with a range of uids of his own a user may come as thousands."""
 CPU_LOOK = 5.0
 """Seconds between two readings of the CPU time of clients."""
 
 
 def wanted_processes(state: State, memory: Memory) -> dict[int, int | None]:
     """pid -> uid of every process whose end matters; None where MPS has not named a user yet."""
-    wanted: dict[int, int | None] = {w.pid: w.uid for w in state.waiting}
-    wanted.update({server.pid: server.uid for server in state.servers.values()})
+    wanted: dict[int, int | None] = {server.pid: server.uid for server in state.servers.values()}
     wanted.update({client.pid: client.uid for client in state.clients.values() if client.uid is not None})
     wanted.update({climb.pid: climb.uid for climb in memory.ladder.climbs.values()})
     turns = memory.turns.leaving + ((memory.turns.turn,) if memory.turns.turn else ())
     for turn in turns:
         wanted.update(turn.members)
+    for one in state.waiting:  # last: any user may start thousands, and not all may fit
+        wanted.setdefault(one.pid, one.uid)
     return wanted
 
 
@@ -104,7 +108,8 @@ class Processes:
 
 
 class People:
-    """Identities by uid. An unknown one is looked up aside; ``on_known`` is called when the answer is there."""
+    """Identities by uid. An unknown one is looked up aside; ``on_known`` is called when the answer is there. Only those
+    are kept who have anything to do with MPS now."""
 
     def __init__(self, names: Names, on_known: Callable[[], None]) -> None:
         self._names = names
@@ -114,15 +119,20 @@ class People:
         self.known: dict[int, Identity] = {}
 
     def meet(self, uids: Iterable[int]) -> None:
-        """Make sure that all these users are known, now or soon."""
+        """Make sure that all these users are known, now or soon. Groups change: what the name service says anew of a
+        known one counts from then on."""
         for uid in uids:
-            if uid in self.known or uid in self._asking:
-                continue
             identity = self._names.known(uid)
             if identity is not None:
-                self.known[uid] = identity
-                continue
-            self._start(uid)
+                if self.known.get(uid) != identity:
+                    self.known[uid] = identity
+            elif uid not in self.known:
+                self._start(uid)
+
+    def keep(self, uids: Collection[int]) -> None:
+        """Forget all others, when they are many."""
+        if len(self.known) > KEPT_PEOPLE + len(uids):
+            self.known = {uid: identity for uid, identity in self.known.items() if uid in uids}
 
     async def _ask(self, uid: int) -> None:
         try:
@@ -144,7 +154,7 @@ class People:
             self._start(uid)
 
     def _start(self, uid: int) -> None:
-        if uid not in self._asking:
+        if uid not in self._asking and len(self._asking) < MOST_QUESTIONS:  # else when it is met again
             self._asking.add(uid)
             task = asyncio.get_running_loop().create_task(self._ask(uid))
             self._pending.add(task)
