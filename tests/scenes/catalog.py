@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.scenes import ending, hangs, inputs, limits, turns
+from tests.scenes import ending, hangs, inputs, limits, thousand, turns
 from tests.scenes.stage import Scene
 
 ALL: dict[str, Scene] = {
-    scene.name: scene for module in (limits, turns, ending, hangs, inputs) for scene in module.SCENES
+    scene.name: scene for module in (limits, turns, ending, hangs, inputs, thousand) for scene in module.SCENES
 }

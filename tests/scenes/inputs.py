@@ -115,7 +115,8 @@ def reload(stage: Stage, count: int) -> Result:
 
 @contextlib.contextmanager
 def _default_directories(control: str) -> Iterator[list[str]]:
-    """A prefix for commands: NVIDIA's default directories for themselves, in a mount namespace; `control` on PATH."""
+    """A prefix for commands: NVIDIA's default directories and no other daemon, in namespaces; `control` on PATH. With
+    the first process of a command everything ends that it started."""
     point = Path("/tmp/nvidia-mps")
     made = not point.exists()
     if made:
@@ -123,7 +124,8 @@ def _default_directories(control: str) -> Iterator[list[str]]:
     path = f"PATH={Path(control).parent}:$PATH"
     script = f'mount -t tmpfs -o mode=755 t /tmp/nvidia-mps && mount -t tmpfs t /var/log && {path} exec "$@"'
     try:
-        yield ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+        namespaces = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        yield ["unshare", *namespaces, "sh", "-c", script, "sh"]
     finally:
         if made:
             with contextlib.suppress(OSError):
@@ -135,7 +137,7 @@ def bad_start(stage: Stage, count: int) -> Result:
     problems: list[str] = []
     with _default_directories(stage.backend.control) as prefix:
         if subprocess.run([*prefix, "true"], capture_output=True).returncode:
-            return Result({}, True, "not played: no mount namespaces here")
+            return Result({}, True, "not played: no namespaces here")
         for _ in range(count):
             stage.policy(TEN_MISTAKES)
             agent = stage.start_agent(prefix=prefix)
@@ -150,8 +152,7 @@ def bad_start(stage: Stage, count: int) -> Result:
             again = _complaint(stage, agent, ("takes hold when the agent is started again",))
             if status != 200:
                 problems.append(f"a good policy is refused with {status}")
-            stage.stop_agent(agent)
-            stage.kill_daemons()
+            stage.stop_agent(agent, signal.SIGKILL)
             agent = stage.start_agent()
             stage.answering(agent)
             stage.parked(agent)
