@@ -16,7 +16,7 @@ WORKERS ?= 2
 TEST_TIMEOUT ?= 120
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint types format schema test demo bench conformance test-gpu test-gpu-system lock wheel deb rpm clean
+.PHONY: help venv system-packages lint types format schema modules test demo bench conformance test-gpu test-gpu-system lock wheel deb rpm clean
 
 help:
 	@echo 'make demo             half a minute of the agent at work on a simulated MPS'
@@ -25,7 +25,7 @@ help:
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
 	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
-	@echo 'make venv | lint | format | schema | lock | wheel | deb | rpm | clean'
+	@echo 'make venv | lint | format | schema | modules | lock | wheel | deb | rpm | clean'
 
 venv: $(STAMP)
 
@@ -55,6 +55,10 @@ format: $(STAMP)
 # policies/policy.schema.json, for editors, from the policy's sections; a test says when it is out of date.
 schema: $(STAMP)
 	@$(PY) packaging/write_policy_schema.py
+
+# The table of modules in docs/architecture.md, from the modules' first sentences; a test says when it is out of date.
+modules: $(STAMP)
+	@$(PY) packaging/write_module_table.py
 
 test: lint
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) $(PYTEST_ARGS)

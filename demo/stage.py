@@ -101,7 +101,7 @@ class Stage:
     """``policy``: TOML without its [instance] section. Use it in a ``with``: the end ends everything."""
 
     def __init__(self, policy: str, *, environment: dict[str, str] | None = None) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="mpsagent-", dir="/tmp"))
+        self.directory = Path(tempfile.mkdtemp(prefix=f"mpsagent-{os.getpid()}-", dir="/tmp"))
         self.directory.chmod(0o755)
         self.sim, self.pipe, self.logs = (self.directory / name for name in ("sim", "pipe", "log"))
         self.socket = str(self.directory / "api")

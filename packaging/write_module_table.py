@@ -1,0 +1,43 @@
+"""Writes the table of modules in docs/architecture.md from the modules' own first sentences (`make modules`).
+
+A test says when the table is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- modules: written by make modules -->", "<!-- end of modules -->"
+FLOORS = ("program", "faces", "agent", "hands", "decisions", "facts", "sim")
+
+
+def first_sentence(path: Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    paragraph = " ".join(text.split("\n\n")[0].split())
+    sentence = re.split(r"(?<=[.!?]) (?=[A-Z`:])", paragraph)[0].rstrip(".:")
+    sentence = re.sub(r":[a-z]+:`[~.\w]*?(\w+)`", r"\1", sentence).replace("``", "`")
+    return sentence.replace("|", "\\|").replace("<", "&lt;")
+
+
+def table() -> str:
+    lines: list[str] = []
+    for floor in FLOORS:
+        package = ROOT / "mpsagent" / floor
+        lines += [f"**mpsagent/{floor}** {first_sentence(package / '__init__.py')}.", "", "| module | |", "|---|---|"]
+        modules = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
+        lines += [f"| {path.stem} | {first_sentence(path)} |" for path in modules]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def text(present: str) -> str:
+    before, _, rest = present.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table()}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(text(TARGET.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,94 @@
+"""What people run first has to run: the demo keeps its promises, the benchmarks reach their last line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=timeout)
+
+
+def stages_of(pid: int) -> list[Path]:
+    """Directories of a process's stages; each is removed when all that was started in it has ended."""
+    return list(Path("/tmp").glob(f"mpsagent-{pid}-*"))
+
+
+def with_mark(stage: Path) -> list[str]:
+    """Processes that were started on that stage: they carry its directory in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            found += [path.parent.name] * (str(stage).encode() in path.read_bytes())
+    return found
+
+
+@pytest.mark.timeout(180)
+def test_the_demo_keeps_the_promises_that_it_shows() -> None:
+    """Exit status 0, each promise judged, and said plainly that MPS is simulated. A pipe gets no colours."""
+    done = run("demo/demo.py", "--quick", timeout=170)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "SIMULATED" in done.stdout.splitlines()[0]
+    assert len(re.findall(r"^[1-4]\. .*: kept$", done.stdout, re.MULTILINE)) == (4 if os.geteuid() == 0 else 3)
+    assert "\x1b" not in done.stdout
+
+
+def test_a_broken_promise_is_seen(tmp_path: Path) -> None:
+    """A summary that cannot say "broken" would be an advertisement."""
+    check = tmp_path / "check.py"
+    check.write_text(
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from types import SimpleNamespace as N\n"
+        "from demo.show import Show\n"
+        "from demo.verdict import Facts, judge\n"
+        "ended = N(returncode=int(sys.argv[3]))\n"
+        "client = N(uid=1, pid=7, limits=lambda: (int(sys.argv[2]), 700), process=ended, lines=[])\n"
+        "facts = Facts({1: (20.0, 1)}, 6.0, [client], [float(sys.argv[4])], [5.0], [client], [client])\n"
+        "facts.trouble('fault', float(sys.argv[5]), 2.0)\n"
+        "sys.exit(not judge(facts, [], Show({}), took=1.0, left=[]))\n"
+    )
+    good = ["26", "0", "0.4", "2.5"]
+    assert run(str(check), str(ROOT), *good, timeout=30).returncode == 0
+    for at, bad in enumerate(["28", "14", "2.5", "3.5"]):
+        done = run(str(check), str(ROOT), *good[:at], bad, *good[at + 1 :], timeout=30)
+        assert (done.returncode, done.stdout.count("BROKEN")) == (1, 1), done.stdout + done.stderr
+        assert f"{[1, 3, 2, 4][at]}. " in next(line for line in done.stdout.splitlines() if "BROKEN" in line)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> None:
+    """People press Ctrl-C; a GPU process of a demo must not outlive it."""
+    demo = subprocess.Popen([sys.executable, "demo/demo.py", "--quick"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "is served" in line:
+            break
+    (stage,) = stages_of(demo.pid)
+    demo.send_signal(number)
+    demo.stdout.read()
+    assert demo.wait(60) in (130, 143)
+    assert not stages_of(demo.pid)
+    assert not with_mark(stage)
+
+
+@pytest.mark.timeout(300)
+def test_the_benchmarks_reach_their_last_figure(tmp_path: Path) -> None:
+    """What they measure is not judged here, only that each figure is there, with something to compare it with."""
+    out = tmp_path / "figures.md"
+    done = run("benchmarks/bench.py", "--quick", "--only=lines", "--only=decisions", "--only=start", "--only=rest",
+               f"--out={out}", timeout=290)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line for line in out.read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 9
+    assert all(row.count(" | ") == 3 and re.search(r"\d", row) for row in rows)
