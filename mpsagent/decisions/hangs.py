@@ -42,9 +42,9 @@ class HangsMemory:
     failed: bool = False
     steps: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     queried_at: float | None = None
-    stopped_since: float | None = None
-    """Since when the control daemon's process is seen stopped. It would be noticed by its silence only when somebody
-    asks it something, and a client in its pending list does not ask."""
+    stopped: Mapping[int, float] = field(default_factory=dict)
+    """By pid of the control daemon and its servers: since when a process is seen stopped. Their silence would be
+    noticed only when the agent asks something; who waits in a list or comes to such a server asks nothing."""
 
 
 def decide(
@@ -61,8 +61,9 @@ def decide(
             memory = replace(memory, attempts=0, failed=False)
         else:
             wakes.append(stable)
-    if _stopped(world) != (memory.stopped_since is not None):
-        memory = replace(memory, stopped_since=now if memory.stopped_since is None else None)
+    stopped = {pid: memory.stopped.get(pid, now) for pid in _stopped(world)}
+    if stopped != memory.stopped:
+        memory = replace(memory, stopped=stopped)
     suspects = _suspects(world, memory, ladders)
     memory, todo, at = _ways_out(world, memory, suspects, now)
     if at is not None:
@@ -122,7 +123,6 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
     found: list[_Suspect] = []
     busy = blocks(ladders)
     for server in state.servers.values():
-        process = world.processes.get(server.pid)
         if server.status is Status.INITIALIZING:
             busy = True
             what = f"server {server.pid} of user {server.uid} does not become Ready"
@@ -137,10 +137,11 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
                 nobody = not state.clients_of(server.pid)
                 due = since + (min(IDLE_EXIT, policy.hang_exit) if nobody else policy.hang_exit)
                 found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=nobody))
-            elif process is not None and process.stopped and world.silent_since is not None:
+            elif server.pid in memory.stopped:
+                # Nothing else tells: who comes for it hangs, and the control daemon with him (recording 06, V3).
                 busy = True
-                what = f"server {server.pid} of user {server.uid} has been stopped and the control daemon waits for it"
-                due = world.silent_since + min(policy.hang_server, policy.hang_control)
+                what = f"server {server.pid} of user {server.uid} has been stopped: who comes for it hangs"
+                due = memory.stopped[server.pid] + min(policy.hang_server, policy.hang_control)
                 found.append(_Suspect(server.pid, due, what, "hang.server", server.pid))
     control = state.control
     if control is not None and control.quit_by is not None:
@@ -153,8 +154,9 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
             last = max([control.quitting, *(at for at in idle if at is not None)])
             what = f"`quit` of control daemon {control.pid} does not end though nobody works"
             found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None))
-    elif memory.stopped_since is not None and control is not None:
-        since = memory.stopped_since if world.silent_since is None else min(memory.stopped_since, world.silent_since)
+    elif control is not None and control.pid in memory.stopped:
+        since = memory.stopped[control.pid]
+        since = since if world.silent_since is None else min(since, world.silent_since)
         what = f"control daemon {control.pid} has been stopped"
         found.append(_Suspect(0, since + policy.hang_control, what, "hang.control", None))
     elif world.unreachable_since is not None and control is not None and not (state.clients or state.waiting):
@@ -177,10 +179,10 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
     return found
 
 
-def _stopped(world: World) -> bool:
-    control = world.state.control
-    process = world.processes.get(control.pid) if control else None
-    return process is not None and process.stopped
+def _stopped(world: World) -> list[int]:
+    """Of the control daemon and its servers, those whose process somebody has stopped."""
+    pids = [*world.state.servers, *([world.state.control.pid] if world.state.control else [])]
+    return [pid for pid in pids if (process := world.processes.get(pid)) is not None and process.stopped]
 
 
 def _ways_out(

@@ -35,3 +35,21 @@ def test_a_daemon_that_goes_on_by_itself_is_left_alone() -> None:
         stop(toy, False)
         toy.run(3)
     assert toy.actions(act.Resume, act.KillControl) == []
+
+
+def test_a_stopped_server_that_nobody_asks_is_resumed_after_its_deadline() -> None:
+    """A client of its own user is told `Server already exists` and hangs; no question of ours finds that out (H200,
+    hang-server-stop while busy: not served for 120 s before this rule)."""
+    toy = Toy().up()
+    toy.client(ALICE)
+    toy.run(1)
+    assert toy.server is not None
+    toy.server.stopped = True
+    toy._wake()
+    began = toy.now
+    deadline = min(toy.policy.hang_server, toy.policy.hang_control)
+    toy.run(deadline + 2)
+    (resume,) = [(at, a) for at, a in toy.done if isinstance(a, act.Resume)]
+    assert began + deadline <= resume[0] <= began + deadline + 1
+    assert not toy.server.stopped
+    assert toy.actions(act.KillControl, act.KillServer) == []
