@@ -59,6 +59,10 @@ def note_troubles(
         now,
         "its later clients are right; end its present ones if that matters (mpsagent-cli client terminate PID)",
     )
+    refused = memory.limits.failures if memory.limits.refused is not None and running else 0
+    unset = f"the default limits cannot be set: {refused} times in a row the daemon did not confirm them"
+    known = "servers that start meanwhile have the limits that were set last; see mpsagent-cli events"
+    troubles.set("defaults", unset if refused >= 2 else None, now, known)
     silent = "the control daemon does not answer" if performer.silent_since is not None else None
     troubles.set("control daemon silent", silent, now, "the agent resumes or kills what hangs after hang.control")
     failed = "the control daemon does not stay up; the agent has given up" if memory.hangs.failed else None
