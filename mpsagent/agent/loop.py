@@ -21,7 +21,7 @@ from mpsagent.agent.bypass import Bypass
 from mpsagent.agent.catch_up import foreign
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.performer import Performer, mps_environment
-from mpsagent.agent.policies import keep_fixed, read
+from mpsagent.agent.policies import keep_fixed, last_good, read
 from mpsagent.agent.records import event_record
 from mpsagent.agent.rounds import Rounds
 from mpsagent.agent.senses import People, Processes, wanted_processes
@@ -127,6 +127,7 @@ class Agent:
         self.performer = Performer(
             policy, self._front_end, self.supervisor, self.processes, self.clock, self._claim, self._told
         )
+        self._closing.callback(self.performer.close)
         self.performer.known_servers = lambda: {s.pid: s.uid for s in self.state.servers.values()}
         self.performer.known_clients = lambda server: [c.pid for c in self.state.clients_of(server) if c.contexts - {0}]
         self.use_devices(gpus.remembered(self.settings, policy.devices))
@@ -182,13 +183,16 @@ class Agent:
             self._again()
 
     async def load_policy(self, *, first: bool = False) -> tuple[PolicyError, ...]:
-        """Read the policy files. A bad policy never replaces a good one; at the start the defaults stand in for it."""
+        """Read the policy files. A bad policy never replaces a good one, also when the agent is started again;
+        where there was none the defaults stand in for it."""
         async with self._loading:
             policy, errors = await read(self.settings)
+            good = await last_good(self.settings) if first and (policy is None or errors) else None
         now = self.clock.now()
         self.policy_errors = errors
         if policy is None or errors:
-            kept = "the defaults are in force" if first else "the policy from before stays in force"
+            kept = "the defaults are in force" if first and good is None else "the policy from before stays in force"
+            self.policy = good or self.policy
             what = f"{errors[0]} ({len(errors)} mistakes; {kept})"
             self.troubles.set("policy", what, now, "mpsagent-cli policy check")
             self.record("policy.rejected", now, errors=[str(error) for error in errors[:20]], kept=kept)
@@ -356,11 +360,14 @@ class Agent:
         self.people.meet(uids)
         self.people.keep(uids)
         world = self.world()
-        self.performer.floor = world.floor()
+        floor = world.floor()
+        changed, self.performer.floor = floor != self.performer.floor, floor
         decision = decide(world, self.memory, now)
         self.memory = decision.memory
         for action in decision.actions:
             self.dispatch(action, now)
+        if changed:
+            self._rounds.will()
         return decision.deadline
 
     def dispatch(self, action: act.Action, now: float) -> None:

@@ -20,7 +20,9 @@ from mpsagent.hands import pipedir
 from mpsagent.hands.control import ControlSupervisor, Running, TroubleKind
 from mpsagent.hands.frontend import FrontEnd, Reply, Status
 from mpsagent.hands.hooks import run_hook
+from mpsagent.hands.last_will import LastWill
 from mpsagent.hands.processes import start_time
+from mpsagent.hands.spawn import find_program
 
 RESUME_EVERY = 0.1
 """Seconds between two looks whether a client that is asked to end is stopped."""
@@ -49,6 +51,7 @@ class Performer:
         self.silent_since: float | None = None
         self.front_end_trouble: str | None = None
         self._front_end = front_end
+        self._will = LastWill(front_end.environment)
         self._supervisor = supervisor
         self._processes = processes
         self._clock = clock
@@ -131,6 +134,20 @@ class Performer:
         elif reply.status is not Status.REFUSED_QUEUE:
             self.front_end_trouble = None
         return reply
+
+    def keep_will(self, enforced: bool) -> str | None:
+        """What becomes of the defaults when the agent dies: the floor. None, or what is wrong."""
+        program = find_program(self.policy.control_program, self._front_end.environment)
+        if program is None:  # the front-end's own trouble
+            return None
+        ordinals = [device.ordinal for device in self.devices]
+        commands = replies.set_defaults(self.floor, ordinals) if enforced else []
+        if self._will.write(program, commands):
+            return None
+        return "no helper process could be started to set the floor if the agent dies"
+
+    def close(self) -> None:
+        self._will.close()
 
     async def listen(self) -> None:
         """One cheap question while the daemon is silent: its answer is the end of the silence."""

@@ -44,6 +44,7 @@ class Rounds:
         changed = agent.processes.look(pids, control, agent.idle_matters(), now)
         changed |= self._directory(now) | self._settle(now)
         self._logs(now)
+        self.will()
         agent.bypass.drop_ended()
         here = agent.policy.pipe_directory
         agent.troubles.set("bypass", agent.bypass.trouble(), now, bypass.advice(here))
@@ -54,6 +55,13 @@ class Rounds:
         if not self._survey_busy and now >= self._survey_at and (agent.world().holder() or agent.state.waiting):
             self.survey()
         return changed
+
+    def will(self) -> None:
+        """See that somebody sets the floor if the agent dies."""
+        agent = self._agent
+        what = agent.performer.keep_will(agent.world().limits_enforced)
+        do = "without it a user may get another's limits while no agent runs; is the machine short of processes?"
+        agent.troubles.set("last will", what, agent.clock.now(), do)
 
     def _directory(self, now: float) -> bool:
         """The mode of the pipe directory, and whether the daemon's socket is in it."""

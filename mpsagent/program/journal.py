@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+import threading
+import time
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TextIO
 
 import structlog
 
@@ -19,34 +23,91 @@ MESSAGE_IDS: Mapping[str, str] = {
     "policy.loaded": "a66ff773a02a541fbbd2d3cb85337def",
     "policy.rejected": "178666bce8c9519ea8da5b0ec1b9368a",
     "server.ready": "7bb64d6932e955318db93927769f9a0d",
+    "turn.ended": "11d1716f165b43d0abb15fb4b3b68238",
     "fault": "f4a60d84ddf05a0792c08e8c975d1436",
     "fault.over": "fabf2f03c34f5baa91443c558a8ed8d7",
     "control.started": "7b97615e5950553f9f85c362eb42c11b",
     "control.failed": "8e5a7b8e29c0557bbf3b856eb66ba163",
     "limits.mismatch": "c75e05f70cdc573c80b5bfe2722c7fe9",
     "drain.begun": "b2d949629acd5544b22262c64189ac6e",
+    "client.unkillable": "4fd23a89e6c8410fa6c777a01977094d",
+    "bypass": "2dbef223e1d04ef2adb2f7d6e9569646",
+    "agent.error": "92c2441fa7bf4c8b8d811f32f8dc2c8e",
 }
+_CLIENT_ENDED, _HANG = "2491fcdc69425995853494d155f00691", "383dbd647b055f84b02864ee3bf55d79"
+ACTION_IDS: Mapping[str, str] = {
+    "TerminateClient": _CLIENT_ENDED,
+    "SignalClient": _CLIENT_ENDED,
+    "Resume": _HANG,
+    "KillServer": _HANG,
+    "KillControl": _HANG,
+}
+"""The same for actions that have been carried out."""
+_GRAVE = {
+    "policy.rejected", "fault", "limits.mismatch", "control.gone", "control.unsafe", "control.failed", "bypass",
+    "client.unkillable", "client.refused", "server.full", "agent.error",
+}  # fmt: skip
 _FIELDS = {"uid": "MPS_UID", "server": "MPS_SERVER_PID", "rule": "MPSAGENT_RULE"}
+_PIDS = {"server": "MPS_SERVER_PID", "control": "MPS_CONTROL_PID"}
 _PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
 def configure_log(form: str = "auto") -> None:
     """``journal``: native fields, so that ``journalctl MPS_UID=1001`` tells a user's story; ``text``: one line each."""
     native = form == "journal" or (form == "auto" and "JOURNAL_STREAM" in os.environ)
-    final: Callable[..., Any]
-    if native:
-        final = _Journal()
-    else:
-        final = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=22)
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            *([] if native else [structlog.processors.TimeStamper(fmt="%H:%M:%S.%f", utc=False)]),
-            final,
-        ],
-        logger_factory=structlog.ReturnLoggerFactory() if native else structlog.PrintLoggerFactory(sys.stderr),
+        processors=[structlog.processors.add_log_level, _Journal() if native else Lines(sys.stderr)],
+        logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+class Lines:
+    """Writes each record as a line and ends the chain. From a thread of its own: who reads a pipe or looks at a
+    terminal may stop doing so, and the agent must not. What is too much is counted and dropped."""
+
+    def __init__(self, file: TextIO, most: int = 5000) -> None:
+        self._file = file
+        self._queue: SimpleQueue[str] = SimpleQueue()
+        self._most = most
+        self._dropped = 0
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, _logger: object, _name: str, record: MutableMapping[str, Any]) -> str:
+        if self._queue.qsize() >= self._most:
+            self._dropped += 1
+            raise structlog.DropEvent
+        if self._dropped:
+            self._queue.put(f"... {self._dropped} lines were left out: nobody read them\n")
+            self._dropped = 0
+        self._queue.put(text_line(record))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="mpsagent-log", daemon=True)
+            self._thread.start()
+            atexit.register(self.flush)
+        raise structlog.DropEvent
+
+    def flush(self, seconds: float = 1.0) -> None:
+        """Let it be written, but do not wait for ever."""
+        end = time.monotonic() + seconds
+        while not self._queue.empty() and time.monotonic() < end:
+            time.sleep(0.005)
+        time.sleep(0.005)
+
+    def _write(self) -> None:
+        while True:
+            text = self._queue.get()
+            with suppress(OSError, ValueError):  # closed
+                self._file.write(text)
+                self._file.flush()
+
+
+def text_line(record: MutableMapping[str, Any]) -> str:
+    """A record for people. Values are JSON in ASCII: nothing that a user chose reaches a terminal as it is."""
+    now = time.time()
+    clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
+    kind, level = str(record.pop("event", "")), str(record.pop("level", "info"))
+    return f"{clock} {level:<7} {_safe(kind):<20} {_rest(record)}".rstrip() + "\n"
 
 
 class _Journal:
@@ -69,17 +130,20 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
     reason = record.get("reason") or record.get("text")
     fields: dict[str, object] = {
         "MESSAGE": f"{kind}: {reason}" if reason else f"{kind} {_rest(record)}".strip(),
-        "PRIORITY": _PRIORITIES.get(level, 6),
+        "PRIORITY": min(_PRIORITIES.get(level, 6), 4 if kind in _GRAVE or record.get("ok") is False else 7),
         "SYSLOG_IDENTIFIER": "mpsagent",
         "MPSAGENT_EVENT": kind,
     }
-    if kind in MESSAGE_IDS:
-        fields["MESSAGE_ID"] = MESSAGE_IDS[kind]
-    for name, value in record.items():
-        if name == "pid":
-            fields["MPS_SERVER_PID" if kind.startswith("server.") else "MPS_CLIENT_PID"] = value
-        elif name in _FIELDS:
-            fields[_FIELDS[name]] = value
+    message_id = MESSAGE_IDS.get(kind)
+    if kind == "action.done" and record.get("enforce") is not False:
+        message_id = ACTION_IDS.get(str(record.get("action")))
+    if message_id is not None:
+        fields["MESSAGE_ID"] = message_id
+    if "pid" in record:
+        fields[_PIDS.get(kind.partition(".")[0], "MPS_CLIENT_PID")] = record["pid"]
+    for name, field in _FIELDS.items():
+        if record.get(name) is not None:
+            fields[field] = record[name]
     data = bytearray()
     for name, value in fields.items():
         text = str(value).encode(errors="replace")[:LONGEST]
@@ -88,4 +152,8 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
 
 
 def _rest(record: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={json.dumps(value, default=str)}" for key, value in record.items())
+    return " ".join(f"{_safe(str(key))}={json.dumps(value, default=str)}" for key, value in record.items())
+
+
+def _safe(text: str) -> str:
+    return text if text.isascii() and text.isprintable() else json.dumps(text)
