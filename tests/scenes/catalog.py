@@ -5,6 +5,5 @@ from __future__ import annotations
 from tests.scenes import ending, hangs, inputs, limits, thousand, turns
 from tests.scenes.stage import Scene
 
-ALL: dict[str, Scene] = {
-    scene.name: scene for module in (limits, turns, ending, hangs, inputs, thousand) for scene in module.SCENES
-}
+MODULES = (limits, turns, ending, hangs, inputs, thousand)
+ALL: dict[str, Scene] = {scene.name: scene for module in MODULES for scene in module.SCENES}

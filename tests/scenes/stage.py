@@ -193,6 +193,8 @@ class Stage:
     ) -> None:
         self.backend, self.place, self.machine, self.quick = backend, place, machine, quick
         self.lanes = lanes
+        # In `make test` two cores are shared by several scenes: the processes themselves may take seconds longer.
+        self.allowance = 6.0 if quick else 0.0
         self.echo = echo
         self.rig = _Rig(backend, place, echo=echo)
         self.agents: list[Agent] = []

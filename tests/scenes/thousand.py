@@ -88,7 +88,7 @@ def thousand(stage: Stage, count: int) -> Result:
         "later than the 55 ms of an idle server": sum(one > WINDOW for one in took),
         "seconds": round(time.monotonic() - since),
     }  # fmt: skip
-    good = over == 0 and exact >= count * 0.999
+    good = over == 0 and exact >= count * 0.999 - stage.quick
     return Result(figures, good, f"{exact} of {count} exact, {over} over, all cores busy", odd)
 
 

@@ -89,7 +89,7 @@ def _feed(stage: Stage, clients: list[Client], over: threading.Event) -> None:
 def starvation(stage: Stage, count: int) -> Result:
     """A never stops sending clients; B is served all the same."""
     after, grace = (1.0, 0.5) if stage.quick else (3.0, 1.0)
-    bound = after + grace + 2
+    bound = after + grace + 2 + stage.allowance
     waits: list[float] = []
     problems: list[str] = []
 
@@ -174,7 +174,7 @@ def _dead_waiter(stage: Stage, number: signal.Signals, first: bool) -> tuple[Cli
 
 def dead_waiter(stage: Stage, count: int) -> Result:
     """Somebody presses Ctrl-C while waiting; whoever waits behind is served all the same."""
-    bound = 5.0
+    bound = 5.0 + stage.allowance
     agent = stage.with_agent(LIMITS + '[switch]\nafter = "20s"\ngrace = "2s"\n')
     waits: list[float] = []
     problems: list[str] = []
@@ -211,7 +211,7 @@ SCENES = (
         Scene(name, "Change of user: the GPU does not idle", play, 10, 1, 15 + 4.6 * (float(name[6:]) + 3))  # type: ignore[arg-type]
         for name, play in NUDGES
     ),
-    Scene("starvation", "A sends clients for ever, B is served", starvation, 20, 2, 80),
+    Scene("starvation", "A sends clients for ever, B is served", starvation, 20, 2, 60),
     Scene("starvation-plain", "Control: B starves without the agent", starved, 2, 1, 32),
     Scene("dead-waiter", "A client dies in the queue, another user waits behind it", dead_waiter, 10, 4, 50),
     Scene("dead-waiter-plain", "Control: the same without the agent", dead_waiter_plain, 2, 1, 25),
