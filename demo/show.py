@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 import time
@@ -82,7 +83,9 @@ class Show:
         return self._names.get(uid, f"uid {uid}") if isinstance(uid, int) else "?"
 
     def _line(self, at: float, who: str, text: str, style: str) -> None:
-        self._say(f"{max(0.0, at - self._began):6.2f} s  {who:<8} {safe(text, 300)}", style)
+        line = f"{max(0.0, at - self._began):6.2f} s  {who:<8} {safe(text, 300)}"
+        width = shutil.get_terminal_size().columns if self._tty else len(line)
+        self._say(line if len(line) <= width else line[: width - 1] + "…", style)
 
     def event(self, event: Json) -> None:
         """One line for one event of the agent's stream, or nothing for what only a machine wants to know."""
