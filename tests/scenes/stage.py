@@ -200,7 +200,8 @@ class Stage:
         self.agents: list[Agent] = []
         self.left: list[str] = []
         self.said: list[str] = []
-        self.others = 0
+        self.others: list[Stage] = []
+        self.ended = False
 
     def __enter__(self) -> Stage:
         return self
@@ -214,26 +215,26 @@ class Stage:
         self.rig.note(text)
 
     def another(self) -> Stage:
-        """A stage beside this one, for the same scene with the agent off; the caller ends it."""
-        self.others += 1
-        place = self.place.with_name(f"{self.place.name}-{self.others}")
-        return Stage(self.backend, place, self.machine, quick=self.quick, lanes=self.lanes, echo=self.echo)
+        """A stage beside this one; it ends with this one at the latest."""
+        place = self.place.with_name(f"{self.place.name}-{len(self.others) + 1}")
+        other = Stage(self.backend, place, self.machine, quick=self.quick, lanes=self.lanes, echo=self.echo)
+        self.others.append(other)
+        return other
 
     def side_by_side(self, count: int, work: Callable[[Stage, int], None], period: float) -> None:
         """Share `count` rounds of waiting among `lanes` stages beside each other, each an MPS of its own on the same
         device, begun apart so that their changes do not meet. `period`: seconds that a round takes, about."""
         lanes = max(1, min(self.lanes, count))
-        problems: list[BaseException] = []
+        problems: list[Exception] = []
 
         def lane(number: int, stage: Stage) -> None:
             try:
                 with stage:
                     time.sleep(number * period / lanes)
                     work(stage, count // lanes + (number < count % lanes))
-            except BaseException as error:
+            except Exception as error:
                 problems.append(error)
             finally:
-                self.left += stage.left
                 self.said += [f"lane {number}: {line}" for line in stage.said]
 
         threads = [threading.Thread(target=lane, args=(n, self.another()), daemon=True) for n in range(lanes)]
@@ -376,12 +377,19 @@ class Stage:
     # The end
 
     def end(self) -> None:
+        """End everything. What could not be ended is in `left`."""
+        if self.ended:
+            return
+        self.ended = True
+        for other in self.others:
+            other.end()
+            self.left += other.left
         for agent in list(self.agents):
             rigs.send_signal(agent.pid, signal.SIGCONT)
             self.stop_agent(agent)
         for process in self.rig.ours():
             rigs.send_signal(process.pid, signal.SIGCONT)
-        self.left = self.rig.end()
+        self.left += self.rig.end()
         shutil.rmtree(self.place, ignore_errors=True)
 
 

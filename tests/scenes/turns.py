@@ -212,7 +212,7 @@ SCENES = (
         for name, play in NUDGES
     ),
     Scene("starvation", "A sends clients for ever, B is served", starvation, 20, 2, 60),
-    Scene("starvation-plain", "Control: B starves without the agent", starved, 2, 1, 32),
+    Scene("starvation-plain", "Control: B starves without the agent", starved, 2, 1, 52),
     Scene("dead-waiter", "A client dies in the queue, another user waits behind it", dead_waiter, 10, 4, 50),
     Scene("dead-waiter-plain", "Control: the same without the agent", dead_waiter_plain, 2, 1, 25),
 )
