@@ -22,7 +22,7 @@ from mpsagent.agent.catch_up import foreign
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.performer import Performer, mps_environment
 from mpsagent.agent.policies import keep_fixed, last_good, read
-from mpsagent.agent.records import event_record
+from mpsagent.agent.records import Sparingly, event_record
 from mpsagent.agent.rounds import Rounds
 from mpsagent.agent.senses import People, Processes, wanted_processes
 from mpsagent.agent.settings import Settings
@@ -102,7 +102,7 @@ class Agent:
         self._pending = 0
         self.parked_uid = 65534
         self._loading = asyncio.Lock()
-        self._unknown_said: tuple[float, int] = (0.0, 0)
+        self._unknown = Sparingly(UNKNOWN_A_MINUTE)
         self.stopping = False
 
     @property
@@ -258,18 +258,12 @@ class Agent:
             self.counts[type(event).__name__] += 1
             if isinstance(event, ev.ServerReady):
                 self.last_switch = event.at
-            if isinstance(event, ev.Unknown) and not self._may_say_unknown():
+            if isinstance(event, ev.Unknown) and not self._unknown.may(self.clock.now()):
                 continue
             record = event_record(event, self.state)
             if record is not None:
                 kind, fields = record
                 self.record(kind, event.at, **fields)
-
-    def _may_say_unknown(self) -> bool:
-        now = self.clock.now()
-        since, said = self._unknown_said
-        self._unknown_said = (now, 1) if now >= since + 60.0 else (since, said + 1)
-        return self._unknown_said[1] <= UNKNOWN_A_MINUTE
 
     def _gone(self, pid: int) -> None:
         self.processes.gone(pid)

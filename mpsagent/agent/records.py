@@ -47,3 +47,17 @@ def _with_uid(found: dict[str, object], state: State) -> dict[str, object]:
     if known is not None and known.uid is not None:
         found["uid"] = known.uid
     return found
+
+
+class Sparingly:
+    """At most so many a minute."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._since, self._said = float("-inf"), 0
+
+    def may(self, now: float) -> bool:
+        if now >= self._since + 60.0:
+            self._since, self._said = now, 0
+        self._said += 1
+        return self._said <= self._most

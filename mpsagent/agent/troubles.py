@@ -30,10 +30,8 @@ class Troubles:
         known = self._by_topic.get(topic)
         if what is None:
             return self._by_topic.pop(topic, None) is not None
-        if known is not None and (known.what, known.do, known.until) == (what, do, until):
-            return False
         self._by_topic[topic] = Trouble(what, known.since if known else now, do, until)
-        return True
+        return known is None or (known.what, known.do) != (what, do)
 
     def expire(self, now: float) -> None:
         for topic, trouble in list(self._by_topic.items()):

@@ -18,6 +18,8 @@ LONGEST = 16 << 10
 DEADLINE = 10
 """Seconds for the front-end; the daemon may be blocked."""
 FAREWELL = 0.5
+UNHEARD = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
+"""Signals that end a service are sent to all of it. The helper, and the front-end after it, never hear them."""
 
 
 class LastWill:
@@ -80,7 +82,7 @@ class LastWill:
                 self.environment,
                 file_actions=[(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate((reader, null, null))],
                 setpgroup=0,
-                setsigmask=[],
+                setsigmask=UNHEARD,
             )
         finally:
             os.close(reader)
@@ -108,9 +110,8 @@ def read_will(descriptor: int) -> list[bytes]:
 
 
 def main() -> None:
-    """It outlives the agent by a moment, so it, and the front-end after it, take no notice of the signals that end a
-    service."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    """It outlives the agent by a moment."""
+    for number in UNHEARD:  # what has come since the start is dropped
         signal.signal(number, signal.SIG_IGN)
     program, *commands = read_will(0) or [b""]
     if not commands:

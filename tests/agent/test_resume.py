@@ -1,64 +1,84 @@
-"""A client that is to be ended is resumed also when it is stopped only after the first look at it."""
+"""What records of the agent before mean for the one that comes: drains and ladders, nothing of them twice."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
+import os
 import subprocess
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-from mpsagent.agent.clock import SteadyClock
-from mpsagent.agent.performer import Performer
-from mpsagent.decisions import actions as act
+import pytest
+
+from mpsagent.agent.resume import climbs_of, drain_of
+from mpsagent.decisions.ladder import Rung
 from mpsagent.decisions.policy import Policy
-from mpsagent.hands.frontend import Reply, Status
-from mpsagent.hands.processes import Process
+from mpsagent.facts.model import Client, Server, State, Status
+from mpsagent.hands.processes import start_time
+
+NOW = 1000.0
 
 
-def state_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "60"]) as one:
+        yield one
+        one.kill()
 
 
-class OneProcess:
-    def __init__(self, held: Process) -> None:
-        self.held = held
-
-    def get(self, pid: int) -> Process:
-        return self.held
+def state(pid: int, *, terminated: bool = False, since: float = 900.0) -> State:
+    client = Client(pid=pid, uid=os.geteuid(), server=7, since=since, terminated=terminated)
+    server = Server(pid=7, uid=os.geteuid(), status=Status.ACTIVE, started=800.0)
+    return State(servers={7: server}, clients={pid: client})
 
 
-class Daemon:
-    """Stops the client right after it was asked, and answers when the client runs again."""
-
-    def __init__(self, client: subprocess.Popen[bytes]) -> None:
-        self.client = client
-        self.stopped = False
-
-    async def run(self, commands: list[str], **_: Any) -> Reply:
-        self.client.send_signal(signal.SIGSTOP)
-        while not self.stopped or state_of(self.client.pid) == "T":
-            self.stopped = self.stopped or state_of(self.client.pid) == "T"
-            await asyncio.sleep(0.01)
-        return Reply(Status.ANSWERED, "0\n", "", 0.01)
+def record(kind: str, at: float = 990.0, **fields: Any) -> dict[str, Any]:
+    return {"seq": 1, "kind": kind, "at": at, **fields}
 
 
-async def _terminate(client: subprocess.Popen[bytes]) -> act.Outcome:
-    held = Process.open(client.pid)
-    assert held is not None
-    daemon = Daemon(client)
-    performer = Performer(Policy(), daemon, None, OneProcess(held), SteadyClock(), lambda _: None)  # type: ignore[arg-type]
-    action = act.TerminateClient(server=1, pid=client.pid, deadline=5.0, reason="", rule="")
-    outcome = await asyncio.wait_for(performer.perform(action), 30)
-    assert daemon.stopped
-    return outcome
+def climbs(records: list[dict[str, Any]], known: State) -> Any:
+    return climbs_of(records, known, Policy(), NOW)
 
 
-def test_a_client_that_stops_while_it_is_asked_is_resumed() -> None:
-    """SIGSTOP takes effect a moment after it was sent; found by the demo on a busy machine, once in ten."""
-    client = subprocess.Popen(["sleep", "60"])
-    try:
-        assert asyncio.run(_terminate(client)).ok
-    finally:
-        client.kill()
-        client.wait()
+def test_the_last_word_about_a_drain_counts() -> None:
+    ordered, resumed = record("drain.ordered", 10.0, timeout=60), record("drain.resumed", 20.0)
+    assert drain_of([]) is None
+    assert drain_of([ordered, resumed]) is None
+    drain = drain_of([resumed, ordered])
+    assert drain is not None
+    assert (drain.since, drain.until) == (10.0, 70.0)
+    assert drain_of([record("drain.ordered", 5.0, timeout=None)]).until is None  # type: ignore[union-attr]
+
+
+def test_a_client_that_was_ordered_to_end_is_ended(process: subprocess.Popen[bytes]) -> None:
+    """The order was given to an agent that died before it could carry it out."""
+    (climb,) = climbs([record("client.end_ordered", pid=process.pid)], state(process.pid)).values()
+    assert (climb.rung, climb.asked, climb.start) == (Rung.TERMINATE, False, start_time(process.pid))
+
+
+def test_what_mps_was_asked_is_not_asked_again(process: subprocess.Popen[bytes]) -> None:
+    """A second terminate_client hangs the daemon until the process exits (conformance scenario X8)."""
+    records = [record("action", action="TerminateClient", pid=process.pid, server=7)]
+    (climb,) = climbs(records, state(process.pid, terminated=True)).values()
+    assert (climb.rung, climb.asked) == (Rung.SIGTERM, False)
+
+
+def test_a_signal_that_was_sent_is_not_sent_again(process: subprocess.Popen[bytes]) -> None:
+    """The grace runs on from when it was sent."""
+    start = start_time(process.pid)
+    sent = record("action", action="SignalClient", pid=process.pid, uid=os.geteuid(), start=start, signal=15)
+    (climb,) = climbs([sent], State()).values()
+    assert (climb.rung, climb.asked, climb.at) == (Rung.SIGTERM, True, 990.0)
+
+
+def test_nobody_else_is_put_on_the_ladder(process: subprocess.Popen[bytes]) -> None:
+    """Numbers are used again, users differ, orders are old, actions were only reported."""
+    pid, uid, start = process.pid, os.geteuid(), start_time(process.pid)
+    sent = {"action": "SignalClient", "pid": pid, "uid": uid, "start": start, "signal": 15}
+    assert climbs([record("action", **{**sent, "start": (start or 0) + 1})], State()) == {}
+    assert climbs([record("action", **{**sent, "uid": uid + 1})], State()) == {}
+    assert climbs([record("action", **{**sent, "enforce": False})], State()) == {}
+    assert climbs([record("client.end_ordered", at=800.0, pid=pid)], state(pid)) == {}, "before it was a client"
+    assert climbs([record("client.end_ordered", pid=pid)], State()) == {}, "no client any more"
+    assert (
+        climbs([record("action", action="TerminateClient", pid="x"), record("server.ready", pid=pid)], state(pid)) == {}
+    )

@@ -55,7 +55,7 @@ def test_a_new_directory_is_shut_until_the_door_is_opened(base: Path) -> None:
 
 @needs_root
 def test_a_directory_left_open_is_secured_if_nobody_has_used_it(base: Path) -> None:
-    """A daemon started by hand makes its directory 0777; taking it over must not mean trusting what others put there."""
+    """A daemon started by hand makes it 0777; taking it over must not mean trusting what others put there."""
     path = base / "pipe"
     path.mkdir()
     path.chmod(0o777)

@@ -107,7 +107,7 @@ def test_a_line_of_text_shows_no_control_characters() -> None:
 def test_nobody_reads_the_log_and_the_agent_goes_on() -> None:
     """A stopped terminal, a full pipe: lines are dropped and counted, the caller never waits."""
     reader, writer = os.pipe()
-    lines = journal.Lines(open(writer, "w"), most=100)
+    lines = journal.Lines(os.fdopen(writer, "w"), most=100)
     for number in range(5000):  # a pipe holds 64 KiB
         with pytest.raises(structlog.DropEvent):
             lines(None, "info", {"event": "flood", "level": "info", "text": "x" * 100, "number": number})
