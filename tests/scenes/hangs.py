@@ -74,17 +74,19 @@ def hang_for(
     what: str, number: signal.Signals, situations: tuple[str, ...]
 ) -> tuple[str, Callable[[Stage, int], Result]]:
     def hang(stage: Stage, count: int) -> Result:
-        agent = stage.with_agent(POLICY)
         took: dict[str, list[float]] = {situation: [] for situation in situations}
         late: list[str] = []
         for _ in range(count):
             for situation in situations:
-                try:
-                    seconds, how = _round(stage, agent, what, number, situation)
-                except Exception as error:
-                    late.append(f"{situation}: {error}")
-                    stage.say(stage.last_words())
-                    return _result(what, number, took, late, count)
+                # An agent for each: several ends of one daemon in a minute are a crash loop, which backs off.
+                with stage.another() as fresh:
+                    agent = fresh.with_agent(POLICY)
+                    try:
+                        seconds, how = _round(fresh, agent, what, number, situation)
+                    except Exception as error:
+                        late.append(f"{situation}: {error}")
+                        stage.say(fresh.last_words())
+                        return _result(what, number, took, late, count)
                 took[situation].append(seconds)
                 stage.say(f"{number.name} {what} {situation}: {how} served after {seconds:.2f} s")
                 if seconds > BOUND + stage.allowance:
