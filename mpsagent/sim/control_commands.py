@@ -154,16 +154,12 @@ def get_active_thread_percentage(daemon: Daemon, words: list[str]) -> None:
 def set_default_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> None:
     device, value = _number(words, 1), words[2] if len(words) > 2 else ""
     daemon.log.write(f"set_default_device_pinned_mem_limit {device} {value}.")
-    mebibytes = limits.memory(value)
-    if mebibytes:
-        daemon.default_limits[device] = mebibytes
-    else:
-        daemon.default_limits.pop(device, None)
+    daemon.default_limits[device] = limits.memory(value)  # 0 for none; the device keeps its place
 
 
 def get_default_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> None:
     value = daemon.default_limits.get(_number(words, 1))
-    if value is None:
+    if not value:
         daemon.log.write(texts.NO_DEFAULT_LIMIT)
     else:
         daemon.say(limits.shown(value))

@@ -45,7 +45,7 @@ class Daemon:
         self.next_try: float | None = None
         self.quitting = False
         self.quit_at: float | None = None
-        self.start_kind = "first"
+        self.after_a_kill = False
         everything = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
         self.devices = gpu.visible(everything, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self.delays = Delays(float(os.environ.get("MPSSIM_SPEED") or 1), os.environ.get("MPSSIM_SEED"))
@@ -69,7 +69,8 @@ class Daemon:
                     poll.register(one.pidfd, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
             for listener in self.listeners:
-                if listener.fileno() in ready:
+                # everybody at the door, before anything else is done (Q10 of the real runs)
+                while listener.fileno() in ready and self.at_the_door(listener):
                     self.accept(listener)
             ui = None if self.quitting else self.ui  # `quit` keeps its front-end until the end
             if ui is not None and (b"\n" in ui.buffer or ui.connection.fileno() in ready):
@@ -102,6 +103,11 @@ class Daemon:
 
     # connections
 
+    def at_the_door(self, listener: _socket.socket) -> bool:
+        poll = select.poll()
+        poll.register(listener.fileno(), select.POLLIN)
+        return bool(poll.poll(0))
+
     def accept(self, listener: _socket.socket) -> None:
         fd, _ = listener._accept()  # type: ignore[attr-defined]
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fileno=fd)
@@ -111,6 +117,7 @@ class Daemon:
         dead = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
         lines = wire.Lines(connection)
         connection.settimeout(1)
+        wire.send(connection, wire.GREETING)
         hello = "" if dead else lines.wait()
         connection.settimeout(None)
         words = (hello or "").split()
@@ -185,14 +192,13 @@ class Daemon:
 
     def start_server(self, uid: int) -> None:
         self.turns.starting(uid)
-        kind = self.start_kind
+        after_a_kill, self.after_a_kill = self.after_a_kill, False
         pid = os.fork()
         if pid == 0:
-            self._become_server(uid, kind)
-        self.start_kind = "again"
+            self._become_server(uid, after_a_kill)
         self.server = self.servers[pid] = Server(pid, uid)
 
-    def _become_server(self, uid: int, kind: str) -> NoReturn:
+    def _become_server(self, uid: int, after_a_kill: bool) -> NoReturn:
         status = 1
         try:
             self.log.pid = os.getpid()
@@ -201,7 +207,7 @@ class Daemon:
             os.closerange(3, kept)
             os.closerange(kept + 1, 4096)
             os.chdir("/")
-            status = server.main(self, uid, self.gids.get(uid, uid), kind)
+            status = server.main(self, uid, self.gids.get(uid, uid), after_a_kill)
         except BaseException as error:
             wire.Log(self.server_log, "Other").write(f"simulator error: {error!r}")
         finally:
@@ -213,8 +219,10 @@ class Daemon:
             return  # it died; its pidfd tells
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
         wire.send(lines.connection, f"PERCENTAGE {self.default_percentage}")
-        for device in sorted(self.default_limits, reverse=True):
-            wire.send(lines.connection, f"LIMIT {device} {self.default_limits[device]}")
+        # the device that was named last for the first time comes first (S3 of recording 01 and of the real runs)
+        for device, mebibytes in reversed(self.default_limits.items()):
+            if mebibytes:
+                wire.send(lines.connection, f"LIMIT {device} {mebibytes}")
         wire.send(lines.connection, f"START {self.default_priority}")
         attach, others = self.turns.ready()
         for key in attach:
@@ -240,7 +248,6 @@ class Daemon:
             self.log.write(texts.FORCE.format(pid=one.pid))
             self.dismiss(one)
             one.dismissed = False  # it does not say goodbye: notice comes as for a killed one
-            self.start_kind = "forced"
             signal.pidfd_send_signal(one.pidfd, signal.SIGKILL)
             one.lines = None
             return
@@ -260,8 +267,7 @@ class Daemon:
         self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=0))
         if code:
             self.give_up()
-        if not one.dismissed:
-            self.start_kind = "forced"
+        self.after_a_kill = not one.dismissed
         os.close(one.pidfd)
         if one.lines is not None:
             one.lines.connection.close()

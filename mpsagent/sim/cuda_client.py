@@ -37,7 +37,8 @@ class Cuda:
         self.context: wire.Lines | None = None
         self.second: _socket.socket | None = None
         self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
-        self.devices: list[gpu.Device] = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
+        self.machine = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
+        self.devices = self.machine
         self.instance = self.devices
         self.device = self.devices[0]
         self.entry = registry.Entry("bypass")
@@ -65,8 +66,11 @@ class Cuda:
             knock = wire.connect(pipe)
         except OSError:
             return self._see(self.devices)
-        wire.send(knock, "HELLO")
-        answer = wire.Lines(knock).wait()
+        lines = wire.Lines(knock)
+        answer = lines.wait()
+        if answer is not None:
+            wire.send(knock, "HELLO")
+            answer = lines.wait()
         knock.close()
         if answer is None:
             return self._see(self.devices)  # the daemon died while this client waited (06 V4)
@@ -74,8 +78,7 @@ class Cuda:
             channel = wire.connect(pipe)
         except OSError:
             return self._see(self.devices)
-        wire.send(channel, f"CLIENT 0 - {self._name()}")
-        answer = wire.Lines(channel).wait()
+        answer = wire.introduce(wire.Lines(channel), f"CLIENT 0 - {self._name()}")
         if answer is None:
             channel.close()
             return self._see(self.devices)
@@ -91,8 +94,14 @@ class Cuda:
         """What MPS shows as COMMAND, in hexadecimal digits: argv[0] as it is, or the script's if that is Python's."""
         with open("/proc/self/cmdline", "rb") as cmdline:
             name = cmdline.read(65536).split(b"\0")[0]
-        if name == os.fsencode(sys.executable):
-            name = os.fsencode(sys.argv[0])
+        script = os.fsencode(sys.argv[0])
+        try:
+            with open(script, "rb") as first:
+                interpreter = first.readline(4096)[2:].split()[:1]
+        except OSError:
+            interpreter = []
+        if interpreter == [name]:
+            name = script
         return name[:16384].hex() or "3f"
 
     def _see(self, devices: list[gpu.Device]) -> str:
@@ -101,11 +110,17 @@ class Cuda:
         self.devices = gpu.visible(devices, wanted)
         if self.devices:
             return SUCCESS
-        if self.channel is not None and wanted is not None and wanted.split(",")[0].strip().isdigit():
+        if self.channel is not None and wanted is not None:
             from mpsagent.sim import texts
 
-            for text in texts.BAD_VISIBLE_DEVICES:
-                wire.send(self.channel, "LOG " + text.format(ordinal=wanted.split(",")[0].strip(), count=len(devices)))
+            first = wanted.split(",")[0].strip()
+            known = [device.uuid for device in self.machine if len(first) > 4 and device.uuid.startswith(first)]
+            if first.isdigit():
+                said = [text.format(ordinal=first, count=len(devices)) for text in texts.BAD_VISIBLE_DEVICES]
+            else:
+                said = [text.format(uuid=uuid) for uuid in known[:1] for text in texts.INVISIBLE_DEVICE]
+            for text in said:
+                wire.send(self.channel, "LOG " + text)
         return "CUDA_ERROR_NO_DEVICE"
 
     def create_context(self, device: gpu.Device) -> str:
@@ -122,9 +137,8 @@ class Cuda:
                 connection = wire.connect(wire.directories()[0])
             except OSError:
                 return "CUDA_ERROR_MPS_RPC_FAILURE"
-            wire.send(connection, f"CLIENT 1 {at} {self._name()}")
             lines = wire.Lines(connection)
-            word, *rest = (lines.wait() or "FAIL MPS_RPC_FAILURE").split()
+            word, *rest = (wire.introduce(lines, f"CLIENT 1 {at} {self._name()}") or "FAIL MPS_RPC_FAILURE").split()
             if word == "FAIL":
                 return "CUDA_ERROR_" + rest[0]
             self.context = lines
@@ -140,8 +154,7 @@ class Cuda:
             try:
                 self.second = wire.connect(wire.directories()[0])
                 at = [one.ordinal for one in self.instance].index(self.device.ordinal)
-                wire.send(self.second, f"CLIENT 2 {at} {self._name()}")
-                answer = wire.Lines(self.second).wait() or ""
+                answer = wire.introduce(wire.Lines(self.second), f"CLIENT 2 {at} {self._name()}") or ""
             except OSError:
                 pass
             if not answer.startswith("OK"):
@@ -245,6 +258,7 @@ class Cuda:
         if self.channel is not None:
             self._delay(15)
             self.channel.close()
+            self._delay(11)  # the process outlives its channel: the server has seen its end when others do
         self.entry.remove()
         return status
 

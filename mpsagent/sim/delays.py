@@ -16,29 +16,38 @@ class Delays:
     def _between(self, low_ms: float, high_ms: float) -> float:
         return self._draw.uniform(low_ms, high_ms) / 1000 / self.speed
 
+    def usual_start(self) -> str:
+        """A server's start on a device that nobody uses takes 140 to 160 ms, one in twelve 245 ms and more."""
+        return "slow" if self._draw.random() < 0.08 else "idle"
+
     def initialise(self, kind: str, devices: int) -> float:
-        """From `Initializing server process` to the first context. kind: "first", "again", "forced" (02 R6: 9 ms)."""
+        """From `Initializing server process` to the first context.
+
+        kind: "used" when a process still uses the device (R6, X10, X11, V4: 9 ms), "idle", "slow", or "after a kill"
+        of the last server when nobody has the device any more (X1, X16, S5).
+        """
         extra = 1 + 0.6 * (devices - 1)
-        if kind == "first":
-            return self._between(178, 190) * extra
-        if kind == "forced":
-            return self._between(9, 12)
-        return self._between(93, 101) * extra if self._draw.random() < 0.9 else self._between(170, 185) * extra
+        if kind == "used":
+            return self._between(8, 10)
+        if kind == "idle":
+            return self._between(93, 101) * extra
+        return (self._between(175, 190) if kind == "after a kill" else self._between(175, 235)) * extra
 
     def context(self, kind: str) -> float:
         """Creation of the server's context on one device."""
-        return self._between(66, 84) if kind == "first" else self._between(43, 58)
+        return self._between(43, 56) if kind in ("idle", "used") else self._between(60, 76)
 
-    def idle_exit(self, since_last: float) -> float:
-        """An idle server's exit, 55 to 70 ms: the window in which limits can be armed.
+    def idle_exit(self) -> float:
+        """An idle server's exit, 52 to 80 ms, one in ten up to 130 ms: the window in which limits can be armed."""
+        return self._between(88, 130) if self._draw.random() < 0.08 else self._between(53, 78)
 
-        Longer when its last client left only `since_last` seconds ago (02 R3, 06 V2: 119 to 247 ms).
-        """
-        return self._between(115, 245) if since_last < 0.045 / self.speed else self._between(55, 69)
+    def destroy(self) -> float:
+        """The end of the server's context after a fault, when the last client that it hit has gone (Q6, V6)."""
+        return self._between(58, 64)
 
     def killed_exit(self) -> float:
         """From the end of a killed server to the daemon's notice of it (02 R6, 06 V3)."""
-        return self._between(12, 22)
+        return self._between(17, 21)
 
     def recreate(self) -> float:
         """The first client after a fault waits for a new server context."""

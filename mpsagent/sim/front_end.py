@@ -42,8 +42,9 @@ def commands(pipe: str, batch: bytes = b"") -> int:
             answer += chunk
     except OSError:
         pass
-    greeting, _, answer = answer.partition(b"\n")
-    if greeting != b"+" or not answer.endswith(b"\x04"):
+    _, _, answer = answer.partition(b"\n")  # the greeting
+    accepted, _, answer = answer.partition(b"\n")
+    if accepted != b"+" or not answer.endswith(b"\x04"):
         return _fail(texts.CANNOT_SEND)
     os.write(1, answer[:-1])
     return 0

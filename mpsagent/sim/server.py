@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpsagent.sim import gpu, texts, wire
 from mpsagent.sim.process_title import become
-from mpsagent.sim.registry import Entry
+from mpsagent.sim.registry import Entry, processes
 
 if TYPE_CHECKING:
     from mpsagent.sim.control_daemon import Daemon
@@ -63,7 +63,7 @@ class Server:
         self.limits: dict[int, int] = {}
         self.clients: dict[int, Client] = {}
         self.client_count = 0
-        self.last_exit = 0.0
+        self.busy_until = 0.0
         self.hung = False
         self.links: dict[int, Link] = {}
         self.closing: list[Link] = []  # channels lost but not noticed yet: still active worker threads
@@ -74,7 +74,9 @@ class Server:
 
     # start
 
-    def start(self, kind: str) -> None:
+    def start(self, after_a_kill: bool) -> None:
+        used = any(processes(device.ordinal) for device in self.devices)
+        kind = "used" if used else "after a kill" if after_a_kill else self.delays.usual_start()
         time.sleep(self.delays.initialise(kind, len(self.devices)))
         for at in range(len(self.devices)):
             self.log.write(texts.CREATING_CONTEXT.format(device=at, name=gpu.NAME))
@@ -110,15 +112,17 @@ class Server:
 
     def run(self) -> NoReturn:
         while True:
-            while not self.hung and (line := self.control.pop()) is not None:
+            # while a context is destroyed nothing else is done
+            while not self.hung and self._free() and (line := self.control.pop()) is not None:
                 self.order(line.split())
             poll = select.poll()
             poll.register(self.control.connection.fileno(), select.POLLIN)
             for fd in self.links:
                 poll.register(fd, select.POLLIN)
             timeout = None
-            if self.alarms:
-                timeout = max(0.0, (min(at for at, _ in self.alarms) - time.monotonic()) * 1000 + 0.5)
+            times = [at for at, _ in self.alarms] + ([] if self._free() else [self.busy_until])
+            if times:
+                timeout = max(0.0, (min(times) - time.monotonic()) * 1000 + 0.5)
             ready = {fd for fd, _ in poll.poll(timeout)}
             if self.control.connection.fileno() in ready:
                 self.control.read()
@@ -133,6 +137,9 @@ class Server:
             for alarm in [alarm for alarm in self.alarms if alarm[0] <= now]:
                 self.alarms.remove(alarm)
                 alarm[1]()
+
+    def _free(self) -> bool:
+        return time.monotonic() >= self.busy_until
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         self.alarms.append((time.monotonic() + seconds, action))
@@ -212,7 +219,7 @@ class Server:
             return
         self.log.write(texts.FINISHING, texts.EXITING)
         wire.send(self.control.connection, "OK")
-        time.sleep(self.delays.idle_exit(time.monotonic() - self.last_exit))
+        time.sleep(self.delays.idle_exit())
         self.leave()
 
     def terminate(self, pid: int) -> None:
@@ -344,13 +351,18 @@ class Server:
                 self.log.write(texts.DESTROY_CONTEXT.format(device=device, name=gpu.NAME))
             self.destroyed |= self.faulted
             self.faulted.clear()
+            self.busy_until = time.monotonic() + self.delays.destroy()
 
     def lose_channel(self, link: Link) -> None:
+        self.log.write(texts.LOST.format(pid=link.client.pid, context=0))
+        if self._free():
+            self.disconnect(link)
+        else:  # after the order that came meanwhile: it still counts as a worker thread (Q4, Q6 of the real runs)
+            self.later(self.busy_until - time.monotonic() + 0.002, lambda: self.disconnect(link))
+
+    def disconnect(self, link: Link) -> None:
         self.closing.remove(link)
-        self.last_exit = time.monotonic()
-        self.log.write(
-            texts.LOST.format(pid=link.client.pid, context=0), texts.DISCONNECTED.format(pid=link.client.pid)
-        )
+        self.log.write(texts.DISCONNECTED.format(pid=link.client.pid))
         if self.clients.get(link.client.pid) is link.client:
             del self.clients[link.client.pid]
 
@@ -376,7 +388,7 @@ class Server:
             wire.send(one.lines.connection, "STICKY")
 
 
-def main(daemon: Daemon, uid: int, gid: int, kind: str) -> int:
+def main(daemon: Daemon, uid: int, gid: int, after_a_kill: bool) -> int:
     """The server's whole life. Called in the forked child; every descriptor but the server log is closed."""
     name = ["nvidia-cuda-mps-server"] + (["-multiuser-server"] if daemon.multiuser else [])
     daemon.title.set(*name)
@@ -387,7 +399,8 @@ def main(daemon: Daemon, uid: int, gid: int, kind: str) -> int:
         return 1  # as the user it may not enter the pipe directory: it ends without a word (X19 of the real runs)
     log = wire.Log(daemon.server_log, "Other")
     log.write(*[line.format(pipe=daemon.pipe) for line in texts.SERVER_BEGIN])
+    control.wait()  # the greeting
     wire.send(control.connection, "SERVER")
     server = Server(daemon, uid, control)
-    server.start(kind)
+    server.start(after_a_kill)
     return server.run()

@@ -162,3 +162,8 @@ BAD_VISIBLE_DEVICES = (
     "Client requested {ordinal} which is not a valid GPU ID in the MPS visible set of devices",
     "Please set CUDA_VISIBLE_DEVICES with a GPU ID less than {count} or consider using UUIDs.",
 )
+INVISIBLE_DEVICE = (
+    "Invalid set of visible devices.",
+    "Device (uuid {uuid}) is invisible to this MPS server.",
+    "Please check the CUDA_VISIBLE_DEVICES set in the MPS control environment.",
+)

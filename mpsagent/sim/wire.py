@@ -2,6 +2,7 @@
 
 Sockets are SOCK_SEQPACKET, as those of MPS are: a client that finds another kind in their place runs outside MPS.
 
+The daemon greets whom it accepts with "?"; clients say nothing before that (X17 of the real runs).
 The first line of a connection to `control` says who it is:
     UI                      a front-end; command lines follow, end of input ends it
     SERVER pid              a server that was started
@@ -17,6 +18,7 @@ import time
 
 PIPE_DIRECTORY = "/tmp/nvidia-mps"
 LOG_DIRECTORY = "/var/log/nvidia-mps"
+GREETING = "?"
 MAX_LINE = 65536
 MESSAGE = 131072
 
@@ -87,6 +89,13 @@ class Lines:
             if self.ended:
                 return None
             self.read()
+
+
+def introduce(lines: Lines, line: str) -> str | None:
+    """Wait for the greeting, say `line`, and wait for the answer; None at the end of the stream."""
+    if lines.wait() is None or not send(lines.connection, line):
+        return None
+    return lines.wait()
 
 
 def send(connection: _socket.socket, line: str, fd: int | None = None) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.conformance.normalise import Section, kinds
@@ -31,21 +31,69 @@ class Verdict:
         return sum(line.lstrip().startswith(("-", "+")) for line in self.differences)
 
 
-def streams(real: Sequence[str], ours: Sequence[str]) -> tuple[str, list[str]]:
-    """Level and differing lines of one stream: `-` only real, `+` only ours, `~` in another place."""
+def streams(real: Sequence[str], ours: Sequence[str], name: str = "control.log") -> tuple[str, list[str]]:
+    """Level and differing lines of one stream: `-` only real, `+` only ours, `~` in another place.
+
+    Threads overtake each other, so lines may be in another place. Within what one thread writes, order counts: what is
+    in both but in another order there is shown as `-` and `+` too."""
     if list(real) == list(ours):
         return SAME, []
-    surplus = {"-": Counter(real) - Counter(ours), "+": Counter(ours) - Counter(real)}
+    common = Counter(real) & Counter(ours)
+    theirs, own = _kept(real, common), _kept(ours, common)
     shown = []
+    for key in dict.fromkeys([*map(thread_of(name), theirs), *map(thread_of(name), own)]):
+        pair = [[line for line in lines if thread_of(name)(line) == key] for lines in (theirs, own)]
+        if pair[0] != pair[1]:
+            shown += [line for line in difflib.ndiff(*pair) if line[0] in "-+"]
+    surplus = {"-": Counter(real) - common, "+": Counter(ours) - common}
     for line in difflib.ndiff(list(real), list(ours)):
         sign, text = line[0], line[2:]
         if sign in surplus and surplus[sign][text] > 0:
             surplus[sign][text] -= 1
             shown.append(line)
-        elif sign == "-":
+        elif sign == "-" and line not in shown:
             shown.append(f"~ {text}")
     level = DIFFERS if any(line[0] in "-+" for line in shown) else ORDER
     return level, shown
+
+
+def _kept(lines: Iterable[str], common: Mapping[str, int]) -> list[str]:
+    left = Counter(common)
+    kept = []
+    for line in lines:
+        if left[line] > 0:
+            left[line] -= 1
+            kept.append(line)
+    return kept
+
+
+def thread_of(name: str) -> Callable[[str], str]:
+    """Of a stream's line: whose doing it is. Lines with the same answer keep their order."""
+    if name == "server.log" or name == "foreground.log":
+        return _server_thread
+    if name.startswith("control"):
+        return _control_thread
+    return lambda line: ""
+
+
+def _server_thread(line: str) -> str:
+    """A server's main thread, or the workers of one client."""
+    match = re.search(r"(?:\{PID: |process )(c\d+)", line)
+    if match and "torn down" not in line and "encountered" not in line:
+        return f"{line.split(': ')[0]} {match[1]}"
+    return _control_thread(line) if line.startswith("Control") else line.split(": ")[0]
+
+
+def _control_thread(line: str) -> str:
+    """The daemon has one thread; who knocks when is chance: everybody at the door, a front-end, what becomes of servers
+    and of who waits for one."""
+    if re.search(r": (Accepting connection|User did not send|Unable to accept)", line):
+        return line
+    if match := re.search(r"NEW CLIENT (\w+) .*already exists", line):
+        return match[1]
+    if re.search(r": (Starting|NEW SERVER|Try |Server S\d+ (exited|is busy)|Control will|\(back-off|Force|NEW CLIENT|Exit)", line):
+        return "servers"
+    return "front-ends"
 
 
 def with_real(real: Section, ours: Section) -> Verdict:
@@ -53,7 +101,7 @@ def with_real(real: Section, ours: Section) -> Verdict:
     level, differences = SAME, []
     theirs, own = real.streams(), ours.streams()
     for name in dict.fromkeys([*theirs, *own]):
-        stream_level, lines = streams(theirs.get(name, []), own.get(name, []))
+        stream_level, lines = streams(theirs.get(name, []), own.get(name, []), name)
         if stream_level == DIFFERS:
             level = DIFFERS
         elif stream_level == ORDER and level == SAME:
@@ -63,16 +111,9 @@ def with_real(real: Section, ours: Section) -> Verdict:
     return Verdict(level, tuple(differences))
 
 
-def best(verdicts: Iterable[Verdict]) -> Verdict:
-    """Real MPS was played several times and is not the same each time: the nearest counts."""
-    return min(verdicts, key=lambda verdict: ((SAME, ORDER, DIFFERS).index(verdict.level), verdict.size))
-
-
-def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The parts of one scenario together."""
-    parts = list(verdicts)
-    level = max((part.level for part in parts), key=(SAME, ORDER, DIFFERS).index)
-    return Verdict(level, tuple(line for part in parts for line in part.differences))
+def rank(verdict: Verdict) -> tuple[int, int]:
+    """Small is near."""
+    return (SAME, ORDER, DIFFERS).index(verdict.level), verdict.size
 
 
 def with_recording(recorded: Section, ours: Sequence[Section], known: Mapping[str, set[str]]) -> Verdict:

@@ -154,10 +154,13 @@ class Names:
         return re.sub(r"(?<![\w-])(?<!version: )(?<!with status )\d{2,}(?![\w%])", lambda m: self.pid(m[0]), text)
 
 
-def sections(text: str, *, one_run: bool = False) -> list[Section]:
+def sections(text: str, *, one_run: bool = False, whole: bool = False) -> list[Section]:
     """The sections of a transcript. `one_run`: all of it is one history, as in the recordings; otherwise every
-    scenario, with what came before it, is one of its own."""
+    scenario, with what came before it, is one of its own. `whole`: a scenario and what came before it are one section
+    (where a log line falls at the cut is chance), and scenarios that did not reach their end are left out."""
     raw = list(_split(text))
+    if whole:
+        raw = list(_wholes(raw))
     names = Names()
     if one_run:
         names.learn(text)
@@ -171,6 +174,17 @@ def sections(text: str, *, one_run: bool = False) -> list[Section]:
         names.new_section()
         found.append(_normalise(part, names))
     return found
+
+
+def _wholes(parts: Sequence[_Raw]) -> Iterator[_Raw]:
+    joined: dict[str, _Raw] = {}
+    for part in parts:
+        if part.name in joined:
+            joined[part.name].lines += part.lines
+            joined[part.name].title = part.title
+        else:
+            joined[part.name] = _Raw(part.name, part.title, list(part.lines))
+    yield from (one for one in joined.values() if not any("] BROKEN OFF" in line for line in one.lines))
 
 
 def _same_scenario(before: _Raw, after: _Raw) -> bool:
@@ -319,7 +333,9 @@ def _process(line: str, names: Names) -> list[str]:
         name = "other"
     arguments = re.sub(r"^\S*python\S* -\w+ (?=\S*nvidia-cuda-mps)", "", arguments)  # the simulator's front-end
     arguments = re.sub(r"\S*/(nvidia-cuda-mps-\w+)", r"\1", arguments).strip()
-    return [f"ps {name} {USERS.get(fields[2], fields[2])} {fields[3][0]} {arguments}"]
+    # Whether it happens to be on a CPU (R) is chance; stopped (T) and dead (Z) are not.
+    state = fields[3][0].replace("R", "S")
+    return [f"ps {name} {USERS.get(fields[2], fields[2])} {state} {arguments}"]
 
 
 def _step(line: str, names: Names) -> list[str]:
