@@ -368,9 +368,10 @@ class Server:
 
     def fault(self, device: int, culprit: int) -> None:
         """A fatal error on `device`: every client there gets it, nobody new is accepted until the last has gone."""
-        hit = sorted((one for one in self._contexts() if one.device == device), key=lambda one: one.client.pid)
+        hit = [one for one in self.links.values() if one.number and one.device == device]
         if not hit:
             return
+        hit[1:] = hit[:0:-1]  # the first to connect, then the last, the last but one, ... (02 R4, R4 of the real runs)
         pids = [one.client.pid for one in hit]
         blamed = [pids[0], culprit] if culprit in pids else [pids[0]]
         self.log.write(

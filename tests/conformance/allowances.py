@@ -1,7 +1,7 @@
 """What may differ from real MPS, each with its scenarios, its lines and its reason. Pure.
 
 An allowance takes nothing out of what is compared: it names, after the comparison, differing lines that are chance in
-real MPS itself, or that the simulator cannot or need not do. Everything else that differs makes `make conformance` fail.
+real MPS itself, or that the simulator cannot or need not do. Everything else that differs makes the comparison fail.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-ANSWER = r"ctl get_server_(list|status S\d+) -> rc=\d.*"
 
 
 @dataclass(frozen=True)
@@ -29,9 +27,45 @@ ALLOWED = (
         "turned away",
         ("R10", "Q4"),
         "real",
-        rf"{ANSWER}|  err: Cannot send command to MPS control daemon process",
+        r"ctl get_server_(list|status S\d+) -> rc=[01](?: \(took [^)]*\))?|"
+        r"  err: Cannot send command to MPS control daemon process",
         "a front-end that is turned away beside an open one ends with status 1 and a message if it is still sending, "
         "with 0 and nothing if it has sent: real MPS three times the one, twice the other",
+    ),
+    Allowance(
+        "who leaves first",
+        ("R4", "X3"),
+        "real",
+        r"Server S\d: Client \{PID: c\d, Context ID: 1\} exiting\. Number of active client contexts is \d\.",
+        "clients that end within a few milliseconds go in any order, and the line counts who is left; two real runs of "
+        "R4 differ in it",
+    ),
+    Allowance(
+        "nudges",
+        ("R3", "V2"),
+        "",
+        r"Control (D1|D): (Accepting connection\.\.\.|NEW UI|UI closed|Cmd:(shutdown_server|get_server_list).*|S\d|"
+        r"Server S\d? ?not found|Try shutting down server S1, backoff is (dis|en)abled|Server S1 is busy|"
+        r"Control will try shutting down server S1 again in at most \d+ms)",
+        "the script repeats shutdown_server and get_server_list every 50 ms until the server has gone: how often, and "
+        "whether the first comes before the server has noticed the end of its client, is chance (real MPS: 2 to 5 "
+        "times; a killed client takes 40 ms to die in NVIDIA's driver, none in the simulator)",
+    ),
+    Allowance(
+        "front-end starts slower",
+        ("R2",),
+        "real",
+        r"Server S\d: Device pinned memory limit for device 0 set to 0x40000000 bytes",
+        "a command that is sent at Ready races with the new client's first context; the simulator's front-end needs "
+        "20 ms to start, NVIDIA's 2 ms, so its limit comes later in server.log",
+    ),
+    Allowance(
+        "the neighbour that lived",
+        ("Q6",),
+        "recording",
+        r"Control D: ACTIVE|c done, last CUDA_SUCCESS|ctl get_server_status S -> rc=0 \| ACTIVE",
+        "in recording 03 a neighbour outlived the SIGKILL of a stopped client with a kernel in flight; in every later "
+        "real run (Q6, V6, X13 four times) it was harmed, and the simulator follows those",
     ),
 )
 

@@ -22,7 +22,9 @@ def stopped(rig: Rig, order: str) -> None:
     asked = None
     for step in order:
         if step == "T":
+            rig.skip_log()
             asked = rig.begin(f"terminate_client {server} {rig.pid(victim)}")
+            rig.wait_log("Cmd:terminate_client", 5)  # else a slower front-end comes after the signals
         elif step == "w" and asked is not None:
             rig.finish(asked, 4)
             asked = None

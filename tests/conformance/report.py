@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.conformance import allowances, compare
+from tests.conformance import allowances, compare, rules
 from tests.conformance.normalise import Section, sections
 
 HERE = Path(__file__).resolve().parent
@@ -133,6 +133,9 @@ def report(scenarios: Mapping[str, Played], found: References) -> tuple[list[str
     counts: dict[str, dict[str, int]] = {}
     good = True
     for name, one in scenarios.items():
+        for problem in rules.broken(one.whole.logs.get("control", [])):
+            good = False
+            lines.append(f"{name:4} order of service: {problem}")
         for result in judge(one, found):
             if not result.against:
                 lines.append(f"{name:4} no real transcript yet  {result.title}")

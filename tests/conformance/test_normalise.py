@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests import recordings
-from tests.conformance import normalise
-from tests.conformance.normalise import kinds, sections, squeeze
+from tests.conformance import normalise, repeats
+from tests.conformance.normalise import kinds, sections
+from tests.conformance.repeats import squeeze
 
 RUN = """[   0.000] ==================== S9 something
 [   0.044] start ('-d',) rc=0 out='' err=''
@@ -107,14 +108,14 @@ def backoff(*waits: int, server: str = "S1") -> list[str]:
 
 
 def test_the_back_off_is_there_once_however_long_it_went() -> None:
-    short = normalise._backed_off(backoff(200, 400, 800))
-    assert short == normalise._backed_off(backoff(200, 400, 800, 1600, 3200))
+    short = repeats.backed_off(backoff(200, 400, 800))
+    assert short == repeats.backed_off(backoff(200, 400, 800, 1600, 3200))
     assert short[-1] == "Control D1: (back-off of S1 goes on, enabled, doubling)"
 
 
 @pytest.mark.parametrize("waits", [(200, 200, 200), (200, 400, 600), (100, 200, 400), (200,)])
 def test_a_back_off_that_does_not_double_is_seen(waits: tuple[int, ...]) -> None:
-    assert normalise._backed_off(backoff(*waits)) != normalise._backed_off(backoff(200, 400, 800))
+    assert repeats.backed_off(backoff(*waits)) != repeats.backed_off(backoff(200, 400, 800))
 
 
 def test_a_question_asked_again_and_again_is_there_once() -> None:

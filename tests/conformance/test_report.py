@@ -19,10 +19,11 @@ def section(**streams: list[str]) -> Section:
 def test_same_other_order_and_different_are_told_apart() -> None:
     real = section(control=["a", "b", "c"])
     assert compare.with_real(real, section(control=["a", "b", "c"])).level == compare.SAME
-    moved = compare.with_real(real, section(control=["b", "a", "c"]))
+    knock, ask = "Control D1: Accepting connection...", "Control D1: NEW UI"
+    moved = compare.with_real(section(control=[knock, ask]), section(control=[ask, knock]))
     assert (moved.level, moved.size) == (compare.ORDER, 0)
     assert moved.differences[0] == "S9 control.log"
-    assert moved.differences[1] in ("~ a", "~ b")
+    assert moved.differences[1] in (f"~ {knock}", f"~ {ask}")
     more = compare.with_real(real, section(control=["a", "b", "c", "b"]))
     assert more.differences == ("S9 control.log", "+ b")
     changed = compare.with_real(real, section(control=["a", "x", "c"]))
@@ -35,12 +36,43 @@ def test_a_whole_stream_that_is_missing_is_a_difference() -> None:
     assert verdict.differences == ("S9 server.log", "- s")
 
 
-def test_the_nearest_of_several_real_runs_counts_and_the_worst_part_of_one() -> None:
-    real = [section(control=["a", "b"]), section(control=["a", "c", "d"])]
-    nearest = compare.best(compare.with_real(each, section(control=["a", "b"])) for each in real)
-    assert nearest.level == compare.SAME
-    parts = [compare.Verdict(compare.SAME), compare.Verdict(compare.DIFFERS, ("- x",)), compare.Verdict(compare.ORDER)]
-    assert compare.worst(parts).level == compare.DIFFERS
+def test_the_nearest_of_several_real_runs_counts() -> None:
+    near, far = section(control=["a", "b"]), section(control=["a", "c", "d"])
+    ours = report.Played(near, [near])
+    kept = report.References({"S9": [("here", far), ("here", near)]})
+    (result,) = report.judge(ours, kept)
+    assert (result.level, result.against) == (compare.SAME, "real here")
+
+
+def test_threads_may_overtake_each_other_but_not_themselves() -> None:
+    knock = ["Control D1: Accepting connection...", "Control D1: NEW CLIENT c1 from user A: Server already exists"]
+    ask = ["Control D1: NEW UI", "Control D1: Cmd:ps", "Control D1: UI closed"]
+    real = section(control=[*knock, *ask])
+    assert compare.with_real(real, section(control=[ask[0], *knock, *ask[1:]])).level == compare.ORDER
+    assert compare.with_real(real, section(control=[*knock, ask[1], ask[0], ask[2]])).level == compare.DIFFERS
+    lost = ["Server S1: Client {PID: c1, Context ID: 1} exiting.", "Server S1: Client process c1 disconnected"]
+    other = ["Server S1: Client {PID: c2, Context ID: 1} exiting."]
+    server = Section("S9", "", [], {"server": [*lost, *other]}, {})
+    overtaken = Section("S9", "", [], {"server": [lost[0], *other, lost[1]]}, {})
+    assert compare.with_real(server, overtaken).level == compare.ORDER
+    turned = Section("S9", "", [], {"server": [*lost[::-1], *other]}, {})
+    assert compare.with_real(server, turned).level == compare.DIFFERS
+
+
+def test_answers_keep_their_order() -> None:
+    assert compare.with_real(section(steps=["a", "b"]), section(steps=["b", "a"])).level == compare.DIFFERS
+
+
+def test_a_scenario_that_was_broken_off_is_no_yardstick() -> None:
+    text = "[   0.000] ==================== S9 something\n[   0.001] a\n"
+    assert list(report.wholes(text)) == ["S9"]
+    assert report.wholes(text + "[  60.001] BROKEN OFF: signal SIGALRM\n") == {}
+
+
+def test_where_a_log_line_falls_at_the_cut_does_not_matter() -> None:
+    line = "[   1.000]    server.log| [2026-11-21 00:00:00.000 Server   608] Client process 606 disconnected\n"
+    before, after = "[   0.000] ==================== S9 before\n", "[   1.000] ==================== S9 something\n"
+    assert report.wholes(before + line + after) == report.wholes(before + after + line)
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +118,10 @@ def test_kept_real_transcripts_are_found_and_compared(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "raw.txt").write_text(text)
     known = report.references(real=tmp_path, recordings=tmp_path)
-    lines, good = report.report(report.by_scenario(text), known)
+    lines, good = report.report(report.played(text), known)
     assert good
     assert lines[0].startswith("S9   real 2026-01-01-580 agrees")
-    lines, good = report.report(report.by_scenario(text.replace("Unknown", "Known")), known)
+    lines, good = report.report(report.played(text.replace("Unknown", "Known")), known)
     assert not good
     assert [line.strip() for line in lines if line.strip()[:1] in "-+"][:2] == ["-   Unknown", "+   Known"]
 
