@@ -16,9 +16,7 @@ from dataclasses import dataclass
 from tests.conformance.normalise import Section, kinds
 
 # What the daemon writes about servers and about who waits for one.
-SERVERS = re.compile(
-    r": (Starting|NEW SERVER|Try |Server S\d+ (exited|is busy)|Control will|\(back-off|Force|NEW CLIENT|Exit)"
-)
+SERVERS = re.compile(r": (Starting|NEW SERVER|Try |Server S\d+ exited|Force|NEW CLIENT|Exit)")
 SAME, ORDER, DIFFERS = "agrees", "agrees, in another order", "differs"
 
 
@@ -95,11 +93,9 @@ def _control_thread(line: str) -> str:
         return line
     if match := re.search(r"NEW CLIENT (\w+) .*already exists", line):
         return match[1]
-    if re.search(
-        r": (Starting|NEW SERVER|Try |Server S\d+ (exited|is busy)|Control will|\(back-off|Force|NEW CLIENT|Exit)", line
-    ):
-        return "servers"
-    return "front-ends"
+    if re.search(r": (Server S\d+ is busy|Control will|\(back-off)", line):
+        return "timer"
+    return "servers" if SERVERS.search(line) else "front-ends"
 
 
 def with_real(real: Section, ours: Section) -> Verdict:

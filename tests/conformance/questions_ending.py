@@ -20,11 +20,12 @@ def stopped(rig: Rig, order: str) -> None:
     rig.signal(victim, SIGSTOP)
     rig.pause(0.3)
     asked = None
-    for step in order:
+    for position, step in enumerate(order):
         if step == "T":
             rig.skip_log()
             asked = rig.begin(f"terminate_client {server} {rig.pid(victim)}")
-            rig.wait_log("Cmd:terminate_client", 5)  # else a slower front-end comes after the signals
+            if order[position + 1] in "EC":
+                rig.wait_log("Cmd:terminate_client", 5)  # else a slower front-end comes after the signals
         elif step == "w" and asked is not None:
             rig.finish(asked, 4)
             asked = None

@@ -87,7 +87,7 @@ class Result:
 
     @property
     def level(self) -> str:
-        return f"allowed: {', '.join(self.allowed)}" if self.allowed else self.verdict.level
+        return f"allowed: {', '.join(self.allowed)}" if self.allowed and self.good else self.verdict.level
 
     @property
     def good(self) -> bool:
