@@ -27,7 +27,7 @@ def test_a_fault_takes_all_neighbours_and_refuses_new_clients_until_they_have_go
     assert "cuInit CUDA_ERROR_MPS_SERVER_NOT_READY" in refused.text()
     log = messages(mps.log("server.log"))
     at = log.index("Server is handling a fatal GPU error.")
-    pids = sorted([sleeper.pid, spinner.pid, culprit.pid])
+    pids = [sleeper.pid, culprit.pid, spinner.pid]  # the first to connect, then the last, the last but one
     assert log[at - 1] in [f"Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error." for pid in pids]
     expected = [f"Client {{PID: {pid}, Context ID: 1}} on device 0 to be torn down" for pid in pids]
     for pid in pids:
