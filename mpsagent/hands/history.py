@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from mpsagent.hands.threads import in_thread
 
 NAME = "history.jsonl"
 FILE_SIZE = 16 << 20
@@ -21,6 +24,10 @@ FILE_SIZE = 16 << 20
 KEPT_FILES = 4
 WRITE_STEP = 64 << 10
 """Bytes written before the loop gets its turn."""
+SLOW = 5.0
+"""Seconds after which a write that has not come back is said to be a problem."""
+CLOSE_DEADLINE = 2.0
+FOREVER = 10.0**9
 LONGEST_RECORD = 16 << 10
 """Bytes of a line; longer fields are cut."""
 RETRY_FIRST, RETRY_LAST = 1.0, 30.0
@@ -58,6 +65,11 @@ class History:
         self._cut = False  # the first of the pending lines is the rest of one that the disk has taken in part
         self._retry = RETRY_FIRST
         self._scheduled: asyncio.Handle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._in_flight = 0
+        """Records at the head of ``_pending`` that a thread is writing just now."""
+        self._landed: int | OSError | None = None
+        self._disk = threading.Lock()
         self._waiters: set[asyncio.Future[None]] = set()
         if self._path is not None:
             self._load(self._path)
@@ -89,11 +101,11 @@ class History:
             return self._last
         self._pending.append((self._last, line))
         if len(self._pending) > self._capacity:
-            del self._pending[1 if self._cut else 0]
+            del self._pending[max(self._in_flight, 1 if self._cut else 0)]
             self.lost += 1
         if self.problem is not None:
             self._show(self._last)
-        if self._scheduled is None:
+        if self._scheduled is None and self._writing is None:
             self._schedule(0 if self.problem is None else self._retry)
         return self._last
 
@@ -125,8 +137,18 @@ class History:
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
-        while self._pending and self._write():
-            pass
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+            if not self._disk.acquire(timeout=CLOSE_DEADLINE):
+                return  # the disk does not answer: what it has of this nobody knows
+            self._disk.release()
+            if not self._account():
+                return
+        while self._pending:
+            self._put(self._batch())
+            if not self._account():
+                break
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -137,14 +159,32 @@ class History:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # without a loop there is nobody to hold up
-            while self._pending and self._write():
-                pass
+            while self._pending:
+                self._put(self._batch())
+                if not self._account():
+                    break
             return
         self._scheduled = loop.call_later(delay, self._flush) if delay else loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._scheduled = None
-        if self._write():
+        self._writing = asyncio.get_running_loop().create_task(self._write())
+
+    async def _write(self) -> None:
+        """One step, in a thread: a busy disk may hold a write up for longer than there is time to arm."""
+        step = asyncio.ensure_future(in_thread(self._put, self._batch(), deadline=FOREVER))
+        done, _ = await asyncio.wait({step}, timeout=SLOW)
+        if not done:
+            self._report(f"{self._path}: the disk does not answer; the last records are only in memory")
+            self._show(self._last)
+        try:
+            await step
+        except TimeoutError:  # no thread to be had
+            self._in_flight, well = 0, False
+        else:
+            well = self._account()
+        self._writing = None
+        if well:
             self._retry = RETRY_FIRST
             if self._pending:
                 self._schedule(0)
@@ -152,24 +192,39 @@ class History:
             self._schedule(self._retry)
             self._retry = min(self._retry * 2, RETRY_LAST)
 
-    def _write(self) -> bool:
-        """One step. False when the disk takes nothing."""
+    def _batch(self) -> bytes:
+        """The next step's bytes: whole records, or the rest of one that a full disk has cut."""
+        data = bytearray()
+        self._in_flight = 0
+        for _, line in self._pending:
+            if data and len(data) + len(line) > WRITE_STEP:
+                break
+            data += line
+            self._in_flight += 1
+        return bytes(data)
+
+    def _put(self, data: bytes) -> None:
+        """Blocks. Leaves what came of it in ``_landed``."""
         assert self._path is not None
-        try:
-            if self._fd < 0:
-                self._open(self._path)
-            data = bytearray()
-            for _, line in self._pending:
-                if data and len(data) + len(line) > WRITE_STEP:
-                    break
-                data += line
-            self._written(os.write(self._fd, data))
-            if self._size >= FILE_SIZE and not self._cut:
-                self._rotate(self._path)
-        except OSError as error:
-            self._report(f"{self._path}: {error.strerror}; the last {len(self._pending)} records are only in memory")
+        with self._disk:
+            try:
+                if self._fd >= 0 and self._size >= FILE_SIZE and not self._cut:
+                    self._rotate(self._path)
+                if self._fd < 0:
+                    self._open(self._path)
+                self._landed = os.write(self._fd, data)
+            except OSError as error:
+                self._landed = error
+
+    def _account(self) -> bool:
+        """What the last step has brought. False when the disk takes nothing."""
+        landed, self._landed, self._in_flight = self._landed, None, 0
+        if not isinstance(landed, int):
+            why = landed.strerror if landed is not None else "no answer"
+            self._report(f"{self._path}: {why}; the last {len(self._pending)} records are only in memory")
             self._show(self._last)
             return False
+        self._written(landed)
         self._report(None)
         return True
 
