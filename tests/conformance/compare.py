@@ -81,7 +81,7 @@ def thread_of(name: str) -> Callable[[str], str]:
 def _server_thread(line: str) -> str:
     """A server's main thread, or the workers of one client."""
     match = re.search(r"(?:\{PID: |process )(c\d+)", line)
-    if match and "torn down" not in line and "encountered" not in line:
+    if match and not re.search("torn down|encountered|server requesting", line):
         return f"{line.split(': ')[0]} {match[1]}"
     return _control_thread(line) if line.startswith("Control") else line.split(": ")[0]
 
