@@ -21,7 +21,7 @@ from mpsagent.hands.control import ControlSupervisor, Running, TroubleKind
 from mpsagent.hands.frontend import FrontEnd, Reply, Status
 from mpsagent.hands.hooks import run_hook
 from mpsagent.hands.last_will import LastWill
-from mpsagent.hands.processes import start_time
+from mpsagent.hands.processes import parent, start_time
 from mpsagent.hands.spawn import find_program
 
 RESUME_EVERY = 0.1
@@ -265,6 +265,10 @@ class Performer:
         held = running.process if running is not None and running.pid == pid else self._processes.get(pid)
         if held is None:
             return False, f"process {pid} has already ended"
+        # A server's pid is from control.log, where a hostile process name can put lines of its own (scenario X2). While
+        # the pidfd is held, the number in /proc is this very process's.
+        if running is None or (pid != running.pid and parent(pid) != running.pid):
+            return False, f"process {pid} is no child of the control daemon: nothing was sent"
         problem = held.send(number)
         return problem is None, problem or ""
 

@@ -258,7 +258,8 @@ def _connected(state: State, event: ev.ContextConnected) -> State:
     known = state.clients.get(event.pid)
     if known is None or known.server != event.server:
         waited = next((w.since for w in state.waiting if w.pid == event.pid), None)
-        uid = state.uids.get(event.pid, server.uid)
+        # The server's own user first: lines of control.log may be forged (conformance scenario X2), or of an older pid.
+        uid = state.uids.get(event.pid) if server.uid is None else server.uid
         known = Client(pid=event.pid, uid=uid, server=event.server, since=event.at, queued=waited)
         if waited is not None:
             state = replace(state, waiting=tuple(w for w in state.waiting if w.pid != event.pid))

@@ -160,6 +160,12 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if fields is not None else None
 
 
+def parent(pid: int) -> int | None:
+    """The pid of its parent, or None when it has ended."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields is not None else None
+
+
 def real_uid(pid: int) -> int | None:
     """Whose process it is, or None."""
     facts = _facts(pid)

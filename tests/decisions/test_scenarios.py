@@ -643,6 +643,7 @@ def test_a_stopped_daemon_is_resumed_then_killed_and_started_again() -> None:
     toy.client(ALICE)
     toy.run(1)
     toy.control_stopped = True
+    toy._wake()  # the agent looks at the processes once a second
     toy.client(BOB)
     toy.run(45)
     kinds = [type(a) for a in toy.actions(act.Resume, act.KillControl, act.KillServer)]

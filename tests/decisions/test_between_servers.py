@@ -1,0 +1,50 @@
+"""One server has exited, the next one's start is not in the log yet: what is armed for it must stay."""
+
+from __future__ import annotations
+
+from mpsagent.decisions import actions as act
+from mpsagent.decisions import limits
+from mpsagent.decisions.policy_file import load
+from mpsagent.decisions.world import World
+from mpsagent.facts.identity import Identity
+from mpsagent.facts.model import Control, Limits, Server, State, Status, Waiting
+
+NOW = 1000.0
+A, B = 1001, 1002
+# B has waited longer; A was the leaving server's own user, and is served first.
+WAITING = (Waiting(11, B, 990.0), Waiting(12, A, 999.0))
+
+
+def world(state: State) -> World:
+    policy, _ = load([("p", f"[limits]\nthreads = 10\n[user.{A}]\nthreads = 20\n[user.{B}]\nthreads = 30\n")])
+    assert policy is not None
+    return World(state, policy, identities={A: Identity(A), B: Identity(B)})
+
+
+def asked(state: State, known: Limits | None, now: float) -> list[Limits]:
+    memory = limits.LimitsMemory(daemon=7, known=known)
+    _, todo, _ = limits.decide(world(state), memory, now)
+    return [action.limits for action in todo if isinstance(action, act.SetDefaults)]
+
+
+def test_between_two_servers_nothing_is_armed_anew() -> None:
+    """Ours would be heard just before the next server starts, which is not for who has waited longest."""
+    control = Control(7, 900.0, "/p/control")
+    leaving = Server(pid=8, uid=A, status=Status.SHUTTING_DOWN, started=950.0, ready=950.0, stopping_since=998.0)
+    assert asked(State(control=control, servers={8: leaving}, waiting=WAITING), Limits(30.0), NOW) == [Limits(20.0)]
+    gap = State(control=control, waiting=WAITING, ended={8: NOW})
+    assert asked(gap, Limits(20.0), NOW + 0.01) == []
+    starting = Server(pid=9, uid=A, status=Status.INITIALIZING, started=NOW + 0.02)
+    assert asked(State(control=control, servers={9: starting}, waiting=WAITING), Limits(20.0), NOW + 0.03) == []
+    ready = Server(pid=9, uid=A, status=Status.ACTIVE, started=NOW + 0.02, ready=NOW + 0.3)
+    served = State(control=control, servers={9: ready}, waiting=WAITING[:1])
+    assert asked(served, Limits(20.0), NOW + 0.4) == [Limits(30.0)]
+
+
+def test_a_start_that_does_not_come_is_not_waited_for_without_end() -> None:
+    """And the decision is taken again by itself."""
+    gap = State(control=Control(7, 900.0, "/p/control"), waiting=WAITING, ended={8: NOW})
+    memory = limits.LimitsMemory(daemon=7, known=Limits(20.0))
+    _, _, wake = limits.decide(world(gap), memory, NOW + 0.01)
+    assert wake == NOW + limits.SLOW_START
+    assert asked(gap, Limits(20.0), NOW + limits.SLOW_START) == [Limits(30.0)]
