@@ -18,6 +18,7 @@ from mpsagent.facts import replies
 from mpsagent.facts.model import Device, Limits
 from mpsagent.hands import pipedir
 from mpsagent.hands.control import ControlSupervisor, Running, TroubleKind
+from mpsagent.hands.floor_file import FloorFile
 from mpsagent.hands.frontend import FrontEnd, Reply, Status
 from mpsagent.hands.hooks import run_hook
 from mpsagent.hands.last_will import LastWill
@@ -42,6 +43,7 @@ class Performer:
         clock: SteadyClock,
         claim: Claim,
         tell: Callable[[list[ev.Event]], None],
+        floor_file: FloorFile | None = None,
     ) -> None:
         self.policy = policy
         self.devices: tuple[Device, ...] = ()
@@ -52,6 +54,7 @@ class Performer:
         self.front_end_trouble: str | None = None
         self._front_end = front_end
         self._will = LastWill(front_end.environment)
+        self._floor_file = floor_file
         self._supervisor = supervisor
         self._processes = processes
         self._clock = clock
@@ -136,12 +139,17 @@ class Performer:
         return reply
 
     def keep_will(self, enforced: bool) -> str | None:
-        """What becomes of the defaults when the agent dies: the floor. None, or what is wrong."""
+        """What becomes of the defaults when the agent dies: the floor. None, or what is wrong. The helper is the first
+        to do it; systemd does it again when all of the agent's processes have ended, the helper among them."""
+        ordinals = [device.ordinal for device in self.devices]
+        commands = replies.set_defaults(self.floor, ordinals) if enforced else []
+        if self._floor_file is not None:
+            problem = self._floor_file.keep(self.policy.pipe_directory, commands)
+            if problem is not None:
+                return problem
         program = find_program(self.policy.control_program, self._front_end.environment)
         if program is None:  # the front-end's own trouble
             return None
-        ordinals = [device.ordinal for device in self.devices]
-        commands = replies.set_defaults(self.floor, ordinals) if enforced else []
         if self._will.write(program, commands):
             return None
         return "no helper process could be started to set the floor if the agent dies"

@@ -1,7 +1,8 @@
-"""The floor, written down for systemd: when the agent dies, ``mpsagent-floor`` puts the limits back with it.
+"""The floor, written down for systemd: when the agent has ended, ``mpsagent-floor`` puts the limits back with it.
 
-An agent that is killed right after it has armed for one user leaves that user's limits as the default for the next. Its
-unit's ExecStopPost= runs within milliseconds of its death, whatever the reason, and needs nothing but this file.
+An agent that is killed right after it has armed for one user leaves that user's limits as the default for the next.
+Its helper (:mod:`mpsagent.hands.last_will`) sees to that at once, unless it is killed with it; its unit's ExecStopPost=
+runs when no process of the agent is left whose command could come later, and needs nothing but this file.
 """
 
 from __future__ import annotations
@@ -17,30 +18,29 @@ class FloorFile:
 
     def __init__(self, instance: str, directory: str = "/run/mpsagent") -> None:
         self.path = Path(directory, f"floor.{instance}")
-        self._written = ""
+        self._written: str | None = None
 
-    def keep(self, pipe_directory: str, commands: Sequence[str]) -> None:
-        """Complete or not there at all; only written when it changes. Raises OSError, and ValueError for a name with a
-        line break in it."""
-        if any("\n" in line for line in (pipe_directory, *commands)):
-            raise ValueError(f"{self.path}: no line may have a line break in it")
-        text = "\n".join((pipe_directory, *commands)) + "\n"
+    def keep(self, pipe_directory: str, commands: Sequence[str]) -> str | None:
+        """Complete or not there at all; only written when it changes; without commands there is none. None, or what is
+        wrong."""
+        text = "\n".join((pipe_directory, *commands)) + "\n" if commands else ""
         if text == self._written:
-            return
+            return None
+        if any("\n" in line for line in (pipe_directory, *commands)):
+            return f"{self.path}: no line may have a line break in it"
         fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        fresh.unlink(missing_ok=True)
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            with os.fdopen(fd, "w") as file:
-                file.write(text)
-            fresh.rename(self.path)
-        except BaseException:
-            fresh.unlink(missing_ok=True)
-            raise
+            if text:
+                fresh.unlink(missing_ok=True)
+                fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                with os.fdopen(fd, "w") as file:
+                    file.write(text)
+                fresh.rename(self.path)
+            else:
+                self.path.unlink(missing_ok=True)
+        except OSError as error:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            return f"{self.path}: {error.strerror}"
         self._written = text
-
-    def forget(self) -> None:
-        """There is no control daemon to put back to anything."""
-        with suppress(OSError):
-            self.path.unlink(missing_ok=True)
-        self._written = ""
+        return None

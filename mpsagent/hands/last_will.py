@@ -18,8 +18,9 @@ LONGEST = 16 << 10
 DEADLINE = 10
 """Seconds for the front-end; the daemon may be blocked."""
 FAREWELL = 0.5
-UNHEARD = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
-"""Signals that end a service are sent to all of it. The helper, and the front-end after it, never hear them."""
+UNHEARD = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT, signal.SIGQUIT]
+"""Signals that end a service are sent to all of it (SIGABRT by the watchdog). The helper, and the front-end after it,
+never hear them."""
 
 
 class LastWill:
