@@ -175,7 +175,7 @@ class Kills:
         self.load.paused.clear()
 
     def verdict(self) -> list[str]:
-        """Everything that is wrong."""
+        """Everything that is wrong; for who got more also what happened around it."""
         self.stage.rig.drain()
         control = self.stage.rig.logs["control"].lines
         problems = [*self.problems, *self.load.problems]
@@ -204,10 +204,24 @@ class Kills:
         problems += [f"server {pid}'s Ready at {at} is {n} times in the history" for pid, at, n in wrong]
         if len(ready) != sum(known.values()):
             problems.append(f"{len(ready)} servers became Ready, {sum(known.values())} are in the history")
+        for text in self.load.problems:
+            if m := re.match(r"client (\d+) of \d+ is over", text):
+                problems += around(int(m[1]), control, records)
         self.counts.update(self.load.counts)
         self.counts["records"], self.counts["servers"] = len(records), len(ready)
         problems += [str(r) for r in records if r["kind"] == "agent.error"]
         return problems
+
+
+def around(pid: int, control: list[str], records: list[dict[str, Any]]) -> list[str]:
+    """Log lines and records of the seconds around a client's coming, in order of time."""
+    stamps = [(datetime.fromisoformat(line[1:24]).timestamp(), line) for line in control if line[:1] == "["]
+    came = next((at for at, line in stamps if f"NEW CLIENT {pid} from" in line), None)
+    if came is None:
+        return []
+    near = [(at, f"log    {line[12:160]}") for at, line in stamps if came - 2.5 < at < came + 1.5]
+    near += [(r["at"], f"record {json.dumps(r)[:200]}") for r in records if came - 2.5 < r["at"] < came + 1.5]
+    return [f"  {at - came:+.3f} {text}" for at, text in sorted(near)]
 
 
 def play(stage: Stage, count: int, seed: int = 7) -> Kills:
