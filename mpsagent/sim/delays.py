@@ -57,6 +57,10 @@ class Delays:
         """From an illegal access, or the loss of a client with a kernel in flight, to the server's reaction."""
         return self._between(95, 190)
 
+    def terminate(self) -> float:
+        """From a client's letting go of its work to the answer of terminate_client (X13: 6 to 8 ms)."""
+        return self._between(5, 7)
+
     def channel_close(self) -> float:
         """Between the loss of a client's context and that of its channel (context 0)."""
         return self._between(13, 17)

@@ -316,6 +316,7 @@ class Server:
             if line in ("KERNEL", "IDLE"):
                 link.kernel = line == "KERNEL"
             elif line == "TERMINATED" and link.terminating:
+                time.sleep(self.delays.terminate())
                 self.terminated(link)
             elif line == "FAULT":
                 self.later(self.delays.fault_notice(), lambda: self.fault(link.device, link.client.pid))
