@@ -37,7 +37,6 @@ from mpsagent.facts.model import Device, State
 from mpsagent.facts.reduce import apply, apply_all
 from mpsagent.hands import pipedir
 from mpsagent.hands.control import ControlSupervisor
-from mpsagent.hands.floor_file import FloorFile
 from mpsagent.hands.frontend import FrontEnd
 from mpsagent.hands.history import History
 from mpsagent.hands.logfiles import Chunk, LogFollower, Position, at_position
@@ -125,10 +124,10 @@ class Agent:
         self._closing.callback(self._front_end.close)
         self.supervisor = make_supervisor(policy, self._control_gone)
         self._closing.callback(self.supervisor.close)
-        floor_file = FloorFile(policy.instance) if self.settings.supervise == "systemd" else None
         self.performer = Performer(
-            policy, self._front_end, self.supervisor, self.processes, self.clock, self._claim, self._told, floor_file
-        )
+            policy, self._front_end, self.supervisor, self.processes, self.clock, self._claim, self._told,
+            opening.files_for_systemd(self),
+        )  # fmt: skip
         self._closing.callback(self.performer.close)
         self.performer.known_servers = lambda: {s.pid: s.uid for s in self.state.servers.values()}
         self.performer.known_clients = lambda server: [c.pid for c in self.state.clients_of(server) if c.contexts - {0}]

@@ -14,15 +14,29 @@ from mpsagent.agent.catch_up import OVERLAP, catch_up, not_yet_written, settled
 from mpsagent.agent.performer import mps_environment
 from mpsagent.agent.resume import climbs_of, drain_of
 from mpsagent.facts.logparse import LogParser
+from mpsagent.facts.model import Limits
 from mpsagent.hands import pipedir
 from mpsagent.hands.control import Running, TroubleKind
+from mpsagent.hands.floor_file import FloorFile
 from mpsagent.hands.logfiles import Position
+from mpsagent.hands.user_environment import write_user_environment
 
 if TYPE_CHECKING:
     from mpsagent.agent.loop import Agent
 
+HOPELESS = {"control daemon", "control daemon failed", "front-end"}
+"""Topics of troubles that somebody has to see to before users can be let in."""
 GPU_AGAIN = 30.0
 """Seconds until a driver that does not answer is asked again."""
+
+
+def files_for_systemd(agent: Agent) -> FloorFile | None:
+    """Under systemd: tell users' processes where the pipe directory is, and return the file for the unit's end."""
+    if agent.settings.supervise != "systemd":
+        return None
+    what = write_user_environment(agent.policy.pipe_directory)
+    agent.troubles.set("user environment", what, agent.clock.now(), "set pipe_directory in [instance.NAME]")
+    return FloorFile(agent.policy.instance)
 
 
 async def find_parked_user(agent: Agent) -> None:
@@ -69,6 +83,21 @@ async def read_logs(agent: Agent) -> dict[str, tuple[Position | None, LogParser]
     climbs = climbs_of(old, agent.state, agent.policy, now)
     agent.memory = replace(agent.memory, ladder=replace(agent.memory.ladder, climbs=climbs))
     return {"server": (caught.server, server), "control": (caught.control, control)}
+
+
+def at_work(agent: Agent) -> bool:
+    """Nobody who comes now runs outside MPS or gets more than the policy: the control daemon runs, its defaults are
+    confirmed, the door is open, and there is a server for which the first one has to wait."""
+    if agent.supervisor.running is None or not agent.door_open:
+        return False
+    if agent.world().floor() == Limits():
+        return True
+    return agent.memory.limits.known is not None and bool(agent.state.servers or agent.state.waiting)
+
+
+def hopeless(agent: Agent) -> bool:
+    """It will not get there without somebody's help."""
+    return not HOPELESS.isdisjoint(agent.troubles.topics())
 
 
 def _at(record: Mapping[str, object]) -> float:

@@ -16,6 +16,7 @@ import structlog
 
 import mpsagent
 from mpsagent.agent.loop import Agent
+from mpsagent.agent.opening import at_work, hopeless
 from mpsagent.agent.settings import Settings
 from mpsagent.decisions.policy import Policy
 from mpsagent.faces.api import Api
@@ -31,6 +32,9 @@ from mpsagent.program.notify import Notifier
 
 FILES = 4096
 """Descriptors: those of processes (1024 at most), of the API's peers, logs and pipes, with room."""
+
+OPENING = 10.0
+"""Seconds until systemd is told READY although users cannot be let in yet; `status` says why."""
 
 log = structlog.get_logger("mpsagent")
 
@@ -104,6 +108,7 @@ async def _serve(settings: Settings) -> int:
         if not await _started(agent, settings, stop):
             return 0
         await api.start(sock)
+        await _opened(agent, stop)
         notifier.tell("READY=1", f"STATUS={one_line(agent)}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
         await _until_stopped(agent, notifier, stop, reload)
@@ -132,6 +137,14 @@ async def _started(agent: Agent, settings: Settings, stop: asyncio.Event) -> boo
         return False
     starting.result()
     return True
+
+
+async def _opened(agent: Agent, stop: asyncio.Event) -> None:
+    """Wait until users may come: who runs CUDA before the door is open runs outside MPS, and no unit that is ordered
+    after this one may. Not for ever, and not at all where only a person can help."""
+    until = asyncio.get_running_loop().time() + OPENING
+    while not (at_work(agent) or hopeless(agent) or stop.is_set()) and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(0.01)
 
 
 async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:

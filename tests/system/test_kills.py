@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 import threading
 import time
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -63,6 +65,21 @@ def history(node: Machine) -> list[dict[str, Any]]:
         cursor = page["cursor"]
 
 
+def around(node: Machine, pid: str) -> str:
+    """What control.log and the journal say of the seconds around a client's coming."""
+    log = node.path("/var/log/nvidia-mps/control.log").read_text().splitlines()
+    came = next((line[1:24] for line in log if f"NEW CLIENT {pid} from" in line), None)
+    if came is None:
+        return f"client {pid} never came"
+    at = datetime.fromisoformat(came).timestamp()
+    journal = json.loads("[" + ",".join(node.journal("-o", "json").splitlines()) + "]")
+    found = [(float(one["__REALTIME_TIMESTAMP"]) / 1e6, f"journal {one['MESSAGE']}") for one in journal]
+    found += [
+        (datetime.fromisoformat(line[1:24]).timestamp(), f"control {line[25:]}") for line in log if line[:2] == "[2"
+    ]
+    return "\n".join(f"{when - at:+.4f} {text[:230]}" for when, text in sorted(found) if -2 < when - at < 1)
+
+
 @pytest.mark.skipif(not KILLS, reason="asked for with MPSAGENT_KILLS=200")
 @pytest.mark.timeout(60 + 10 * KILLS)
 def test_killed_at_random_moments_it_loses_nothing_and_harms_nobody(running: Machine) -> None:
@@ -84,6 +101,11 @@ def test_killed_at_random_moments_it_loses_nothing_and_harms_nobody(running: Mac
     until("ready for users", lambda: ready(running))
 
     pids = Counter[int]()
+    for load in loads:
+        for _, said in load.said:
+            if found := re.search(r"pid (\d+) .*sms (\d+)", said):
+                if int(found[2]) > MULTIPROCESSORS * SHARES[load.user] / 100:
+                    pytest.fail(f"over its limits:\n{said}\n{around(running, found[1])}")
     for load in loads:
         assert len(load.said) >= KILLS / 4, "there was no load to speak of"
         for status, said in load.said:
