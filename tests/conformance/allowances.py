@@ -75,8 +75,8 @@ ALLOWED = (
         "real",
         r"ctl terminate_client S1 c10 -> (no answer|rc=0 \(took 3 to 10 s\))|  0|"
         r"c6 sync CUDA_ERROR_MPS_CLIENT_TERMINATED",
-        "the script's patience with c10 ends in the very millisecond in which the answer comes, and c6 is killed in the "
-        "one in which it prints",
+        "the script's patience with c10 ends in the very millisecond in which the answer comes, and c6 is killed in "
+        "the one in which it prints",
     ),
     Allowance(
         "a late quit",
@@ -85,8 +85,8 @@ ALLOWED = (
         r"Control D1: (Server S1 is busy|Control will try shutting down server S1 again in at most 200ms|"
         r"Try shutting down server S1, backoff is enabled)|"
         r"Server S1: Server (has been notified to shutdown|was unable to shutdown due to active clients)",
-        "the script's quit comes within the 60 ms in which the server destroys its context after a fault, and finds one "
-        "worker; on a busy machine the simulator's front-end, 20 ms and more to start, comes later",
+        "the script's quit comes within the 60 ms in which the server destroys its context after a fault, and finds "
+        "one worker; on a busy machine the simulator's front-end, 20 ms and more to start, comes later",
     ),
     Allowance(
         "shorter lives",
