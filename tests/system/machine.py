@@ -1,4 +1,5 @@
-"""A systemd of our own: PID 1 of fresh namespaces, over a copy-on-write view of this machine's root file system.
+"""A systemd of our own: PID 1 of fresh namespaces, over a copy-on-write view of this machine's root file system, or of
+another root file system, packed, where this machine has no systemd.
 
 What happens inside stays inside: files go to a tmpfs, /proc/sys and /sys are read-only, there is no network, and
 everything ends with the process that booted it. Needs root, overlayfs and a cgroup2 tree; `why_not()` says what is
@@ -30,7 +31,11 @@ work=$1
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs "$work"
 mkdir "$work/upper" "$work/work" "$work/root"
-mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$work/root"
+if [ -n "$3" ]; then
+    tar -xf "$3" --numeric-owner -C "$work/root"
+else
+    mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/work" "$work/root"
+fi
 cd "$work/root"
 # Only what the tests enable runs: neither this machine's services nor its mounts.
 rm -rf etc/systemd/system etc/systemd/user etc/init.d etc/rc?.d etc/rcS.d
@@ -49,16 +54,18 @@ echo held
 exec sleep infinity
 """
 
+# Arguments after the first two: what of this machine is to be seen inside, each as it is here and where it is to be.
 BOOT = r"""
 set -eu
-root=$1
+root=$1 path=$2
+shift 2
 mount --make-rprivate /
 mount --bind "$root" "$root"
 cd "$root"
 mount -t proc proc proc
 mount --bind proc/sys proc/sys
 mount -o remount,bind,ro proc/sys
-mount -t sysfs -o ro sysfs sys
+mount -t sysfs -o ro sysfs sys || mount --rbind /sys sys
 mount -t cgroup2 cgroup2 sys/fs/cgroup
 mount -t tmpfs -o mode=755 tmpfs dev
 for node in null zero full random urandom tty; do
@@ -72,10 +79,15 @@ ln -s pts/ptmx dev/ptmx
 ln -s /proc/self/fd dev/fd
 mount -t tmpfs -o mode=755 tmpfs run
 mount -t tmpfs -o mode=1777 tmpfs tmp
+while [ $# -gt 0 ]; do
+    if [ -d "$1" ]; then mkdir -p "./$2"; else mkdir -p "./$(dirname "$2")" && : >"./$2"; fi
+    mount --rbind "$1" "./$2"
+    shift 2
+done
 mkdir -p .outside
 pivot_root . .outside
 umount -l /.outside
-exec env -i container=mpstest PATH="$2" /lib/systemd/systemd --system --unit=multi-user.target \
+exec env -i container=mpstest PATH="$path" /lib/systemd/systemd --system --unit=multi-user.target \
     --log-target=console --log-level=notice --show-status=no
 """
 
@@ -96,12 +108,13 @@ def _cgroup() -> Path:
     if not (mount / "cgroup.procs").exists():
         mount = Path("/sys/fs/cgroup")
     own = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-    return mount / own.removeprefix("0::").lstrip("/")
+    group = mount / own.removeprefix("0::").lstrip("/")
+    return group if group.is_dir() else mount  # a container may see another part of the tree than its path says
 
 
 @functools.cache
-def why_not() -> str:
-    """Why no machine can be booted here; empty if one can."""
+def why_not(own_systemd: bool = True) -> str:
+    """Why no machine can be booted here; empty if one can. `own_systemd`: it is this machine's that is to boot."""
     if os.geteuid() != 0:
         return "not root"
     with contextlib.suppress(OSError):  # a host may hide its first process; then it is no chroot of ours either
@@ -110,7 +123,7 @@ def why_not() -> str:
     for program in ("unshare", "nsenter", "setpriv", "pivot_root"):
         if shutil.which(program) is None:
             return f"{program} is missing"
-    if not SYSTEMD.exists():
+    if own_systemd and not SYSTEMD.exists():
         return "systemd is not installed"
     try:
         group = _cgroup() / f"mpsagent-probe-{os.getpid()}"
@@ -118,6 +131,8 @@ def why_not() -> str:
         group.rmdir()
     except (OSError, StopIteration) as error:
         return f"no cgroup2 tree that may be written: {error}"
+    if not own_systemd:
+        return ""
     with tempfile.TemporaryDirectory() as place:
         probe = subprocess.run(
             [*NAMESPACES, "sh", "-c", PROBE, "sh", place], capture_output=True, text=True, timeout=30
@@ -128,15 +143,18 @@ def why_not() -> str:
 class Machine:
     """`boot()`, then `run()`; files through `path()`; `reboot()` keeps the disk and loses /run and /tmp."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, tree: Path | None = None, seen: Mapping[str, str] | None = None) -> None:
+        """`tree`: a packed root file system instead of this machine's. `seen`: files, devices and directories of this
+        machine, by where they are inside."""
         self.work = work
+        self._seen = [text for inside, here in (seen or {}).items() for text in (here, inside.lstrip("/"))]
         self.console = work.with_suffix(".console")
         self.pid1 = 0
         self._group = _cgroup() / f"mpsagent-test-{uuid.uuid4().hex[:12]}"
         self._group.mkdir()
         work.mkdir(parents=True, exist_ok=True)
         self._holder = subprocess.Popen(
-            [*DIE_WITH_US, "unshare", "--mount", "sh", "-c", HOLD, "sh", str(work), uuid.uuid4().hex],
+            [*DIE_WITH_US, "unshare", "--mount", "sh", "-c", HOLD, "sh", str(work), uuid.uuid4().hex, str(tree or "")],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -152,7 +170,7 @@ class Machine:
                 [
                     *(*DIE_WITH_US, "sh", "-c", enter, "sh", str(self._group / "cgroup.procs")),
                     *("nsenter", "-t", str(self._holder.pid), "-m", "-r", "--", *NAMESPACES),
-                    *("sh", "-c", BOOT, "sh", str(self.work / "root"), PATH),
+                    *("sh", "-c", BOOT, "sh", str(self.work / "root"), PATH, *self._seen),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=console,
@@ -259,8 +277,8 @@ class Machine:
 
 
 @contextlib.contextmanager
-def booted(work: Path) -> Iterator[Machine]:
-    machine = Machine(work)
+def booted(work: Path, tree: Path | None = None, seen: Mapping[str, str] | None = None) -> Iterator[Machine]:
+    machine = Machine(work, tree, seen)
     try:
         machine.boot()
         yield machine

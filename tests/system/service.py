@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import shutil
+import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.system.machine import Machine
@@ -28,18 +32,59 @@ def until(what: str, true: Callable[[], object], timeout: float = 30) -> Any:
     raise AssertionError(f"not within {timeout:g} s: {what}")
 
 
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str, patience: float) -> None:
+        super().__init__("mpsagent", timeout=patience)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
 def api(node: Machine, path: str, patience: float = 20) -> Any:
-    done = node.run(
-        *("curl", "--silent", "--show-error", "--max-time", f"{patience:g}"),
-        *("--unix-socket", "/run/mpsagent/mpsagent.sock", f"http://mpsagent{path}"),
-    )
-    return json.loads(done.stdout)
+    """From outside, as root. A request in the hands of an agent that is killed is lost; then it is asked again."""
+    for _ in range(3):
+        connection = _Connection(str(node.path("/run/mpsagent/mpsagent.sock")), patience)
+        try:
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
+        except (http.client.RemoteDisconnected, ConnectionResetError):
+            continue
+        finally:
+            connection.close()
+    raise AssertionError(f"three times in a row the agent went away while it answered {path}")
 
 
 def ready(node: Machine) -> bool:
     """Healthy, and whoever comes first has to wait for a server to go: the parked one, or somebody's."""
     healthy = node.run("mpsagent-cli", "status", check=False).returncode == 0
     return healthy and [server["status"] for server in api(node, "/v1/servers")["servers"]] == ["ACTIVE"]
+
+
+def install(node: Machine, package: Path) -> None:
+    """The package, and the simulator in the place of NVIDIA's programs; nothing is enabled."""
+    shutil.copyfile(package, node.path("/root/mpsagent.deb"))
+    node.run("dpkg", "--install", "/root/mpsagent.deb")
+    node.run("mpsagent-sim", "install", SIMULATED)
+    node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
+
+
+def enable(node: Machine) -> None:
+    """Configured and enabled: what an administrator does, and nothing else."""
+    for user, name in ((ALICE, "alice"), (BOB, "bob")):
+        node.run("useradd", "--uid", user, "--no-create-home", name)
+    node.write("/etc/mpsagent/policy.d/10-test.toml", POLICY)
+    # No GPU here, and no NVML to ask.
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/simulated.conf",
+        "[Service]\nExecStart=\n"
+        f"ExecStart=/usr/bin/mpsagent run --supervise systemd --devices {SIMULATED}/devices.json\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
+    until("ready for users", lambda: ready(node))
 
 
 def agent_pid(node: Machine) -> str:

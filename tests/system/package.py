@@ -1,0 +1,60 @@
+"""The package of this checkout, built once for as long as nothing that it is made of changes."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SYSTEM_PYTHON = "/usr/bin/python3"
+INGREDIENTS = (
+    "mpsagent",
+    "systemd",
+    "packaging",
+    "policies",
+    "docs/policy.md",
+    "README.md",
+    "requirements.lock",
+    "pyproject.toml",
+)
+
+
+class NotBuilt(Exception):
+    """With what the build said."""
+
+
+def _digest() -> str:
+    digest = hashlib.sha256()
+    for ingredient in INGREDIENTS:
+        path = ROOT / ingredient
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(str(file.relative_to(ROOT)).encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def build() -> Path:
+    """The .deb for this machine's Python; several processes build it once between them. Raises NotBuilt."""
+    version = "import sys; print('%d.%d' % sys.version_info[:2])"
+    python = subprocess.run([SYSTEM_PYTHON, "-c", version], capture_output=True, text=True, check=True).stdout.strip()
+    place = ROOT / "build" / "test-package"
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        built = place / _digest()
+        if not built.exists():
+            for old in place.glob("*/"):
+                shutil.rmtree(old)
+            new = place / "new"
+            environment = {**os.environ, "PYTHONS": python, "COMPRESSION": "none", "DIST": str(new)}
+            done = subprocess.run(
+                [ROOT / "packaging/debian/build.sh"], env=environment, capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                raise NotBuilt(f"the package does not build:\n{done.stdout}{done.stderr}")
+            new.rename(built)
+        return next(built.glob("*.deb"))
