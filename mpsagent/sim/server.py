@@ -342,7 +342,7 @@ class Server:
         kernel = link.kernel
         if link.terminating:
             self.terminated(link)
-        count = len(self._contexts())
+        count = sum(one.device == link.device for one in self._contexts())  # on this device (real M1)
         self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=count))
         # also if it was asked to exit but could not answer: a stopped client takes its neighbours along (06 V6)
         if kernel and not link.sticky:

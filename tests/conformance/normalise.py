@@ -355,7 +355,7 @@ def _step(line: str, names: Names) -> list[str]:
         out, err = ast.literal_eval(match[6]), ast.literal_eval(match[7])
         return _answer(who, command, match[4], float(match[5]) / 1000, out, err, names)
     if match := START.match(line):
-        environment = f" with {match[2]}" if match[2] else ""
+        environment = f" with {names.text(match[2])}" if match[2] else ""
         said = "" if match[4].replace("out='' err=''", "").strip() == "" else f" {match[4]}"
         options = match[1] or "('-d',)"
         return [f"start {options}{environment} rc={match[3]}{said}"]
