@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import live, pure
+from benchmarks import live, pure, system
 from benchmarks.figure import Figure, markdown, text_table
 
 MEASURES = {
@@ -25,6 +25,7 @@ MEASURES = {
     "rest": live.at_rest,
     "gaps": live.gaps,
     "start": live.starting,
+    "service": system.as_a_service,
 }
 
 
@@ -40,7 +41,7 @@ def main() -> int:
     for name, measure in MEASURES.items():
         if chosen.only and name not in chosen.only:
             continue
-        if os.geteuid() != 0 and name in ("arming", "gaps"):
+        if os.geteuid() != 0 and name in ("arming", "gaps", "service"):
             continue
         print(f"measuring: {name} …", file=sys.stderr, flush=True)
         figures += measure(chosen.quick)

@@ -264,7 +264,7 @@ class Day:
             while not end.is_set():
                 since = time.monotonic()
                 try:
-                    api(self.node, "/v1/status")
+                    api(self.node, "/v1/status", again=0)
                     took.append(time.monotonic() - since)
                 except Exception as error:
                     refused.append(repr(error))

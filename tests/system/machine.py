@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import lzma
 import os
 import shutil
 import subprocess
@@ -140,6 +141,13 @@ def why_not(own_systemd: bool = True) -> str:
     return f"no namespaces or no overlay here: {probe.stderr.strip()}" if probe.returncode else ""
 
 
+def _unpacked(tree: Path, plain: Path) -> Path:
+    """The .tar of a .tar.xz; there is not an xz everywhere."""
+    with lzma.open(tree) as packed, plain.open("wb") as file:
+        shutil.copyfileobj(packed, file, 1 << 20)
+    return plain
+
+
 class Machine:
     """`boot()`, then `run()`; files through `path()`; `reboot()` keeps the disk and loses /run and /tmp."""
 
@@ -153,13 +161,16 @@ class Machine:
         self._group = _cgroup() / f"mpsagent-test-{uuid.uuid4().hex[:12]}"
         self._group.mkdir()
         work.mkdir(parents=True, exist_ok=True)
+        plain = _unpacked(tree, work.with_suffix(".tar")) if tree else ""
         self._holder = subprocess.Popen(
-            [*DIE_WITH_US, "unshare", "--mount", "sh", "-c", HOLD, "sh", str(work), uuid.uuid4().hex, str(tree or "")],
+            [*DIE_WITH_US, "unshare", "--mount", "sh", "-c", HOLD, "sh", str(work), uuid.uuid4().hex, str(plain)],
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self._holder.stdout is not None
         assert self._holder.stdout.readline().strip() == "held", "the machine's file system could not be set up"
+        if plain:
+            Path(plain).unlink()
         self._init: subprocess.Popen[bytes] | None = None
 
     def boot(self, timeout: float = 30) -> None:

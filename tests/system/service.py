@@ -43,9 +43,9 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def api(node: Machine, path: str, patience: float = 20) -> Any:
-    """From outside, as root. A request in the hands of an agent that is killed is lost; then it is asked again."""
-    for _ in range(3):
+def api(node: Machine, path: str, patience: float = 20, again: int = 2) -> Any:
+    """From outside, as root. A request in the hands of an agent that is killed is lost; then it is asked `again`."""
+    for _ in range(1 + again):
         connection = _Connection(str(node.path("/run/mpsagent/mpsagent.sock")), patience)
         try:
             connection.request("GET", path)
@@ -54,7 +54,7 @@ def api(node: Machine, path: str, patience: float = 20) -> Any:
             continue
         finally:
             connection.close()
-    raise AssertionError(f"three times in a row the agent went away while it answered {path}")
+    raise AssertionError(f"the agent went away while it answered {path}, {1 + again} times in a row")
 
 
 def ready(node: Machine) -> bool:
