@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds dist/mpsagent-VERSION-1.ARCH.rpm, for Fedora and for enterprise releases with Python 3.12 or newer (pystemd comes from
-# EPEL there). Needs rpmbuild (Debian's package `rpm` will do) and no root. PYTHONS: the Python versions to carry libraries for.
+# EPEL there). Needs rpmbuild (Debian's package `rpm` will do) and no root. PYTHONS: the Python versions to carry libraries
+# for. DIST: where to put it.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v rpmbuild >/dev/null || { echo 'rpmbuild is missing (Debian: apt-get install rpm)' >&2; exit 1; }
@@ -18,6 +19,7 @@ install -D -m644 LICENSE "$work/stage/usr/share/licenses/mpsagent/LICENSE"
 
 sed -e "s|@VERSION@|$version|" -e "s|@STAGE@|$work/stage|" packaging/rpm/mpsagent.spec.in >"$work/mpsagent.spec"
 rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "_rpmdir $work/out" --define '_build_id_links none' "$work/mpsagent.spec"
-mkdir -p dist
-cp "$work"/out/*/*.rpm dist/
-ls -1 dist/mpsagent-"$version"-*.rpm
+dist=${DIST:-dist}
+mkdir -p "$dist"
+cp "$work"/out/*/*.rpm "$dist/"
+ls -1 "$dist"/mpsagent-"$version"-*.rpm

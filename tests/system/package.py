@@ -37,11 +37,11 @@ def _digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def build() -> Path:
-    """The .deb for this machine's Python; several processes build it once between them. Raises NotBuilt."""
+def build(kind: str = "deb") -> Path:
+    """The .deb (or .rpm) for this machine's Python; several processes build it once between them. Raises NotBuilt."""
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
     python = subprocess.run([SYSTEM_PYTHON, "-c", version], capture_output=True, text=True, check=True).stdout.strip()
-    place = ROOT / "build" / "test-package"
+    place = ROOT / "build" / "test-package" / kind
     place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -51,10 +51,9 @@ def build() -> Path:
                 shutil.rmtree(old)
             new = place / "new"
             environment = {**os.environ, "PYTHONS": python, "COMPRESSION": "none", "DIST": str(new)}
-            done = subprocess.run(
-                [ROOT / "packaging/debian/build.sh"], env=environment, capture_output=True, text=True, check=False
-            )
+            script = ROOT / "packaging" / {"deb": "debian", "rpm": "rpm"}[kind] / "build.sh"
+            done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise NotBuilt(f"the package does not build:\n{done.stdout}{done.stderr}")
             new.rename(built)
-        return next(built.glob("*.deb"))
+        return next(built.glob(f"*.{kind}"))
