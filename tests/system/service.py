@@ -71,8 +71,8 @@ def install(node: Machine, package: Path) -> None:
     node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
 
 
-def enable(node: Machine) -> None:
-    """Configured and enabled: what an administrator does, and nothing else."""
+def enable(node: Machine, wait: bool = True) -> None:
+    """Configured and enabled: what an administrator does, and nothing else. `wait`: until it is healthy."""
     for user, name in ((ALICE, "alice"), (BOB, "bob")):
         node.run("useradd", "--uid", user, "--no-create-home", name)
     node.write("/etc/mpsagent/policy.d/10-test.toml", POLICY)
@@ -84,7 +84,8 @@ def enable(node: Machine) -> None:
     )
     node.systemctl("daemon-reload")
     node.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
-    until("ready for users", lambda: ready(node))
+    if wait:
+        until("ready for users", lambda: ready(node))
 
 
 def agent_pid(node: Machine) -> str:
