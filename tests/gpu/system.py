@@ -5,8 +5,8 @@
     system.py --backend sim       with the simulator
     system.py --only limits,kill  these steps, or all whose name begins so (`install` and `enable` always)
     system.py --tree FILE         a packed root file system to boot (made by tests/gpu/system_tree.sh); without it
-                                  .device/debian.tar.xz if that is there, otherwise this machine's own files
-    system.py --package FILE      the .deb; without it .device/mpsagent.deb, otherwise one is built here
+                                  .gpu/debian.tar.xz if that is there, otherwise this machine's own files
+    system.py --package FILE      the .deb; without it .gpu/mpsagent.deb, otherwise one is built here
     system.py --out DIR           report.md, raw.json and logs go there ($OUT if that is set)
 
 Nothing outside the booted machine is changed, and no setting of the GPU. Exit status: 0 all is well, 1 something is
@@ -393,7 +393,7 @@ def report(about: dict[str, str], rows: list[dict[str, Any]]) -> str:
 
 
 def package_here() -> Path:
-    carried = ROOT / ".device/mpsagent.deb"
+    carried = ROOT / ".gpu/mpsagent.deb"
     if carried.exists():
         return carried
     return build()
@@ -407,7 +407,7 @@ def main() -> int:
     parser.add_argument("--package", type=Path)
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     options = parser.parse_args()
-    carried = ROOT / ".device/debian.tar.xz"
+    carried = ROOT / ".gpu/debian.tar.xz"
     tree = options.tree or (carried if carried.exists() else None)
     reason = why_not(own_systemd=tree is None)
     seen = driver() if options.backend == "real" else {}
