@@ -1,6 +1,7 @@
 #!/bin/bash
 # Packs what tests/gpu/system.py boots on a machine that has no systemd or no network: a small Debian and our package, in
-# .gpu/ (about 50 MB). Needs root, debootstrap and the Debian archive. usage: system_tree.sh [RELEASE]
+# .gpu/ (about 45 MB); a Debian that is there already is kept. Needs root, debootstrap and the Debian archive.
+# usage: system_tree.sh [bookworm | trixie]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 release=${1:-bookworm}
