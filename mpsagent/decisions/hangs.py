@@ -245,8 +245,11 @@ def _query(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, 
     due = float("-inf") if memory.queried_at is None else memory.queried_at + every
     if now < due:
         return memory, [], due
-    first = tuple(state.servers) if memory.queried_at is None else ()
-    ask = act.Reconcile(servers=first, reason="compare with what the control daemon says", rule=PROMISE)
+    # A server without clients is about to exit when somebody waits; asked about it, the daemon answers nobody until
+    # then, and who waits could not be armed for (found by killing the agent under load).
+    first = [pid for pid in state.servers if state.clients_of(pid) or not state.waiting]
+    servers = tuple(first) if memory.queried_at is None else ()
+    ask = act.Reconcile(servers=servers, reason="compare with what the control daemon says", rule=PROMISE)
     return replace(memory, queried_at=now), [ask], now + every
 
 
