@@ -91,7 +91,7 @@ class Worker:
         until("the worker works", self._served)
 
     def _served(self) -> bool:
-        return self._running() > self._others
+        return bool(self._running() - self._others)
 
     def _running(self) -> set[int]:
         """The user's running clients; one of an earlier step may still be among them."""
@@ -213,8 +213,12 @@ class Day:
         said = self.node.journal("-u", "mpsagent.service")
         for bad in ("Permission denied", "Operation not permitted", "EPERM", "EACCES"):
             check(bad not in said, f"the journal says {bad}")
-        self.figures["device policy"] = self.node.show("mpsagent.service", "DevicePolicy", "DeviceAllow")
+        shown = self.node.systemctl("show", "mpsagent.service", "--property=DevicePolicy", "--property=DeviceAllow")
+        self.figures["device policy"] = ", ".join(shown.splitlines())
         if self.backend == "real":
+            closed = ("systemd-run", "--quiet", "--wait", "--property=DevicePolicy=closed")
+            done = self.node.run(*closed, "/bin/sh", "-c", ": </dev/nvidiactl", check=False)
+            self.figures["without DeviceAllow= the device is closed here"] = "yes" if done.returncode else "NO"
             file = self.node.path("/var/lib/mpsagent/devices.json")
             until("the GPUs are known", file.exists)
             found = file.read_text()
