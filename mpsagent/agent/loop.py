@@ -137,6 +137,7 @@ class Agent:
         await opening.adopt(self)
         for name, (position, parser) in (await opening.read_logs(self)).items():
             await self._follow(name, position, parser)
+        await opening.meet_people(self)
         if not self.devices:
             await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
@@ -275,7 +276,7 @@ class Agent:
         now = self.clock.now()
         self.record("control.gone", now, pid=pid)
         self.door_open, self.unreachable_since = False, None
-        self._take([ev.ControlGone(now)])
+        self._take([ev.ControlGone(now, pid)])
         self._again()
 
     def _log_problem(self, name: str, text: str | None) -> None:

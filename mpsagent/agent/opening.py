@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 HOPELESS = {"control daemon", "control daemon failed", "front-end"}
 """Topics of troubles that somebody has to see to before users can be let in."""
+MEETING = 0.25
+"""Seconds for the names of those who work or wait when the agent starts; they take a few milliseconds."""
 GPU_AGAIN = 30.0
 """Seconds until a driver that does not answer is asked again."""
 
@@ -102,6 +104,18 @@ def hopeless(agent: Agent) -> bool:
 
 def _at(record: Mapping[str, object]) -> float:
     return float(str(record["at"]))
+
+
+async def meet_people(agent: Agent) -> None:
+    """Know the names of those who have to do with MPS now before the first decision: without a name it is the floor's
+    limits. The name service may hang, so not for long."""
+    uids = {w.uid for w in agent.state.waiting} | {s.uid for s in agent.state.servers.values() if s.uid}
+    agent.people.meet(uids)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MEETING):
+            while not uids <= agent.people.known.keys():
+                await asyncio.sleep(0.002)
+                agent.people.meet(uids)
 
 
 async def find_devices(agent: Agent) -> None:

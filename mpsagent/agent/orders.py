@@ -24,7 +24,9 @@ def end_client(agent: Agent, pid: int, *, at_once: bool, dry_run: bool, by: int)
     found |= {"ok": True, "uid": client.uid, "server": client.server, "steps": steps}
     if not dry_run:
         now = agent.clock.now()
-        agent.record("client.end_ordered", now, pid=pid, uid=client.uid, by=by)
+        process = agent.processes.get(pid)
+        start = process.started if process is not None else None
+        agent.record("client.end_ordered", now, pid=pid, uid=client.uid, start=start, by=by)
         agent.memory = decide.end_client(
             agent.world(), agent.memory, pid, now,
             reason=f"ordered by uid {by}", rule="order", at_once=at_once,

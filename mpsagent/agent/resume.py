@@ -44,7 +44,7 @@ def climbs_of(records: Iterable[Record], state: State, policy: Policy, now: floa
             continue
         rules = policy.rules(Identity(uid))
         reason, rule = str(record.get("reason", "")), str(record.get("rule", "order"))
-        asked = start is not None  # a signal that was sent
+        asked = record.get("action") == "SignalClient"  # it was sent
         at = min(now, float(record["at"])) if asked else now
         found[pid] = _climb(process, state, reason, rule, rung, at, asked, policy, rules)
         process.close()
@@ -63,13 +63,17 @@ def _begun(record: Record, state: State) -> tuple[int, int, int | None, Rung] | 
         if isinstance(uid, int) and isinstance(start, int) and number in _ENDED:
             return pid, uid, start, _ENDED[Signals(number)]
         return None
-    client = state.clients.get(pid)
+    if record["kind"] != "client.end_ordered" and record.get("action") != "TerminateClient":
+        return None
+    client, start = state.clients.get(pid), record.get("start")
+    if isinstance(start, int) and isinstance(uid := record.get("uid"), int):
+        # Also one that has left its server since: its GPU work has been ended, the process lives on.
+        left = client is None or client.uid != uid or client.terminated
+        return pid, uid, start, Rung.SIGTERM if left else Rung.TERMINATE
     # Without its start only the client that MPS lists now can be meant, and only since it has been there.
     if client is None or client.uid is None or float(record["at"]) < client.since:
         return None
-    if record["kind"] == "client.end_ordered" or record.get("action") == "TerminateClient":
-        return pid, client.uid, None, Rung.SIGTERM if client.terminated else Rung.TERMINATE
-    return None
+    return pid, client.uid, None, Rung.SIGTERM if client.terminated else Rung.TERMINATE
 
 
 def _climb(

@@ -51,10 +51,13 @@ class ShutdownServer(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateClient(Action):
-    """``terminate_client S P``: the first rung of the ladder. Blocks the daemon while the client does not answer."""
+    """``terminate_client S P``: the first rung of the ladder. Blocks the daemon while the client does not answer.
+    ``start`` tells the process from a later one with its pid, for an agent that takes the ladder up."""
 
     server: int
     pid: int
+    uid: int
+    start: int
     deadline: float
 
 

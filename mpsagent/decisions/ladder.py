@@ -191,7 +191,13 @@ def _step(world: World, climb: Climb, now: float, busy: bool) -> tuple[Climb, li
             if busy or not may_ask:
                 return climb, [], None
             first = act.TerminateClient(
-                server=climb.server, pid=climb.pid, deadline=climb.deadline, reason=climb.reason, rule=climb.rule
+                server=climb.server,
+                pid=climb.pid,
+                uid=climb.uid,
+                start=climb.start,
+                deadline=climb.deadline,
+                reason=climb.reason,
+                rule=climb.rule,
             )
             at = climb.at if climb.asked else now
             climb = replace(climb, asked=True, blocks=True, at=at, again_at=None)

@@ -301,9 +301,10 @@ class ServerStatusSeen(NamedTuple):
 
 
 class ControlGone(NamedTuple):
-    """No control daemon runs any more: its process ended, whatever its log says."""
+    """The control daemon's process has ended, whatever its log says. ``pid`` None: whichever it was."""
 
     at: float
+    pid: int | None = None
 
 
 LogEvent = (

@@ -85,7 +85,9 @@ def _control_gone(state: State, event: ev.ControlExited | ev.ControlGone) -> Sta
     """Its servers exit with it (recording 03, Q10); who waited is no longer queued anywhere."""
     if state.control is None or state.control.exited is not None:
         return state
-    if isinstance(event, ev.ControlExited) and event.pid != state.control.pid:
+    if (
+        event.pid is not None and event.pid != state.control.pid
+    ):  # another one, or a step of its fork into the background
         return state
     ended = _bounded({**state.ended, **dict.fromkeys(state.servers, event.at)}, _KEPT_ENDED)
     return replace(

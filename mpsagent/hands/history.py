@@ -81,6 +81,11 @@ class History:
         return self._shown
 
     @property
+    def last(self) -> int:
+        """Number of the last record, whether it may be seen yet or not."""
+        return self._last
+
+    @property
     def oldest(self) -> int:
         """Number of the oldest record in memory; a reader with an older cursor has missed what is before it."""
         return _number(self._records[0]) if self._records else self._last + 1

@@ -101,14 +101,21 @@ class Answers:
         found = orders.end_client(self._agent, pid, at_once=now, dry_run=dry_run, by=by)
         if not found["ok"]:
             raise Problem(404, f"{pid} is no client of a server", "pid", "see mpsagent-cli clients")
+        await self._written_down()
         return found
 
     async def drain(self, timeout: float | None, by: int) -> Json:
         until = orders.drain(self._agent, timeout, by)
+        await self._written_down()
         return {"draining": True, "deadline": views.iso_or_none(until)}
+
+    async def _written_down(self) -> None:
+        """An order that was answered outlives the agent: its record is on disk, if the disk answers."""
+        await self.wait_events(self._agent.history.last - 1, 1.0)
 
     async def resume(self, by: int) -> Json:
         orders.resume(self._agent, by)
+        await self._written_down()
         return {"draining": False}
 
     async def restart(self, by: int) -> Json:

@@ -315,6 +315,16 @@ def test_a_daemon_that_has_gone_takes_everything_with_it() -> None:
     assert (dict(state.servers), state.waiting) == ({}, ())
 
 
+def test_the_end_of_another_process_is_not_the_daemons() -> None:
+    """A step of its fork into the background may have been taken for the daemon; that one runs on."""
+    state = daemon(*READY)
+    assert state.control is not None
+    assert apply(state, ev.ControlGone(3, state.control.pid + 1)) is state
+    gone = apply(state, ev.ControlGone(3, state.control.pid)).control
+    assert gone is not None
+    assert gone.exited == 3
+
+
 def test_who_is_connected_is_not_put_back_into_the_list_by_an_older_line() -> None:
     state = daemon(*READY, ev.ContextConnected(2, 100, 200, 0), ev.ClientQueued(1.9, 200, 1001))
     assert state.waiting == ()
