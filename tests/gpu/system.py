@@ -257,7 +257,8 @@ class Day:
             pid = agent_pid(self.node)
             self.node.run("kill", "-KILL", pid)
             since = time.monotonic()
-            check(api(self.node, "/v1/servers") == before, "another state after the restart")
+            after = api(self.node, "/v1/servers")
+            check(after == before, f"another state after the restart: {before} and {after}")
             gaps.append(round(time.monotonic() - since, 2))
             until("another agent", lambda pid=pid: agent_pid(self.node) not in ("0", pid))
         self.figures["seconds from SIGKILL to an answer"] = gaps

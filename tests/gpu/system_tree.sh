@@ -1,7 +1,7 @@
 #!/bin/bash
 # Packs what tests/gpu/system.py boots on a machine that has no systemd or no network: a small Debian and our package, in
 # .gpu/ (about 45 MB); a Debian that is there already is kept. Needs root, debootstrap and the Debian archive.
-# usage: system_tree.sh [bookworm | trixie]
+# usage: [DIST=somewhere-else] system_tree.sh [bookworm | trixie]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 release=${1:-bookworm}
@@ -12,7 +12,7 @@ trixie) python=3.13 ;;
 esac
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-out=$PWD/.gpu
+out=${DIST:-$PWD/.gpu}
 mkdir -p "$out"
 
 tree() {
