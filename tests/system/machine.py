@@ -48,7 +48,8 @@ printf '%s\n' "$2" >etc/machine-id
 printf 'mpstest\n' >etc/hostname
 printf '[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\n' >etc/systemd/journald.conf.d/test.conf
 for unit in getty.target console-getty.service dev-hugepages.mount sys-kernel-debug.mount sys-kernel-tracing.mount \
-    sys-fs-fuse-connections.mount sys-kernel-config.mount proc-sys-fs-binfmt_misc.automount; do
+    sys-fs-fuse-connections.mount sys-kernel-config.mount proc-sys-fs-binfmt_misc.automount \
+    systemd-modules-load.service; do
     ln -s /dev/null "etc/systemd/system/$unit"
 done
 echo held
