@@ -35,6 +35,10 @@ _silent.addHandler(logging.NullHandler())
 _silent.propagate = False  # aiohttp logs what peers send; a peer must not be able to fill the journal
 
 
+LAST_WORDS = 0.25
+"""Seconds that a connection which was accepted just before the end has for its request."""
+
+
 class Api:
     """The API on one listening socket. ``failed`` is told of a handler's unexpected exception."""
 
@@ -96,6 +100,9 @@ class Api:
         self._closing.set()
         if self._server is not None:
             self._server.close()
+            await asyncio.sleep(
+                LAST_WORDS
+            )  # who has just been let in may still ask; the others wait in systemd's socket
         await self._runner.cleanup()
 
     # --- for each request
