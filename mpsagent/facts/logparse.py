@@ -32,6 +32,7 @@ _CONNECTION = {
     "UI closed",
     "User did not send valid credentials",
     "Unable to accept connection",
+    "Unable to read new connection type information",
 }
 
 

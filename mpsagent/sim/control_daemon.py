@@ -216,7 +216,8 @@ class Daemon:
     def server_connected(self, one: Server, lines: wire.Lines) -> None:
         """From here to Ready the daemon serves nobody else."""
         if lines.wait() != "READY":
-            return  # it died; its pidfd tells
+            self.log.write(texts.SERVER_UNREADABLE)  # it died; its pidfd tells the rest
+            return
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
         wire.send(lines.connection, f"PERCENTAGE {self.default_percentage}")
         # the device that was named last for the first time comes first (S3 of recording 01 and of the real runs)

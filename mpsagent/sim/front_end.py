@@ -18,25 +18,24 @@ def _fail(text: str) -> int:
     return 1
 
 
-def _read_all(fd: int) -> bytes:
-    data = b""
-    while chunk := os.read(fd, 65536):
-        data += chunk
-    return data
-
-
 def commands(pipe: str, batch: bytes = b"") -> int:
-    """All of standard input (or the one command given) is one session; its answers are printed at its end."""
+    """All of standard input (or the one command given) is one session; its answers are printed at its end. It lasts as
+    long as the input does, and keeps all other front-ends out (X25 and X27 of the real runs)."""
     if not os.path.exists(f"{pipe}/control"):
         return _fail(texts.NO_DAEMON)
-    batch = batch or _read_all(0)
     try:
         connection = wire.connect(pipe)
     except OSError:
         return _fail(texts.NO_DAEMON)
     answer = b""
     try:
-        wire.send_all(connection, b"UI\n" + batch + (b"" if batch.endswith(b"\n") or not batch else b"\n"))
+        wire.send_all(connection, b"UI\n")
+        said = batch
+        while chunk := b"" if batch else os.read(0, 65536):
+            wire.send_all(connection, chunk)
+            said = chunk
+        if batch or not said.endswith(b"\n"):
+            wire.send_all(connection, batch + b"\n" if batch or said else b"")
         connection.shutdown(_socket.SHUT_WR)
         while chunk := connection.recv(wire.MESSAGE):
             answer += chunk

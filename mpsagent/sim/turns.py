@@ -84,9 +84,13 @@ class Turns:
     def gone(self) -> int | None:
         """The server has exited: the user to start one for, or None.
 
-        Who came for the exiting server's own user goes first, whoever waits longer (01 S4).
+        Who came for the exiting server's own user goes first, whoever waits longer (01 S4). Those for whom a server was
+        started that ended before it was Ready go behind all others (X24 and X26 of the real runs).
         """
-        own = self.user
+        own, failed = self.user, self.phase == "starting"
         self.user, self.phase = None, "none"
         self.back_off.clear()
+        if failed:
+            self.waiting.sort(key=lambda entry: entry[0] == own)
+            return self.next_user()
         return own if any(uid == own for uid, _ in self.waiting) else self.next_user()

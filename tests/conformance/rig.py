@@ -131,6 +131,7 @@ class Rig:
         arguments: Sequence[str],
         *,
         stdin: bytes | None = None,
+        stdin_from: int = subprocess.DEVNULL,
         uid: int | None = None,
         env: dict[str, str] | None = None,
         argv0: str | None = None,
@@ -145,7 +146,7 @@ class Rig:
             process = subprocess.Popen(
                 [argv0, *arguments[1:]] if argv0 is not None else list(arguments),
                 executable=program or arguments[0],
-                stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+                stdin=stdin_from if stdin is None else subprocess.PIPE,
                 stdout=out_file, stderr=err_file, env=env if env is not None else self.environment(),
                 cwd="/", start_new_session=True, **identity,
             )  # fmt: skip
@@ -158,6 +159,13 @@ class Rig:
         return started
 
     # The control program
+
+    def session(self, uid: int | None = None) -> tuple[Started, int]:
+        """A front-end whose standard input stays open: it, and the descriptor to write its commands to."""
+        reader, writer = os.pipe()
+        started = self.run([self.backend.control], stdin_from=reader, uid=uid)
+        os.close(reader)
+        return started, writer
 
     def control(self, *arguments: str, timeout: float = 10.0) -> None:
         """Run the control program with options that end at once (`-h`, `-v`)."""

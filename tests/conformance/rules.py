@@ -1,7 +1,8 @@
 """What holds in every control.log, however its lines were interleaved by chance. Pure.
 
 Order of service: when a server has gone, the next one is for its own user if anybody waits for that user, else for whom
-waited first (X20 and X21 of the real runs). A client that died while it waited keeps its place (X1).
+waited first (X20 and X21 of the real runs). Those for whom a server was started that ended before it was Ready go
+behind all others (X24 and X26). A client that died while it waited keeps its place (X1).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def choices(control_log: Sequence[str]) -> Iterator[Choice]:
     """Every time that the daemon had a choice. `control_log` is normalised."""
     waiting: list[str] = []
     users: dict[str, str] = {}
+    ready: set[str] = set()
     last = current = ""
     for line in control_log:
         found = EVENT.search(line)
@@ -53,9 +55,13 @@ def choices(control_log: Sequence[str]) -> Iterator[Choice]:
             if len(set(waiting)) > 1:
                 yield Choice(event["server"], current, last if last in waiting else waiting[0], tuple(waiting))
         elif event["ready"]:
+            ready.add(event["ready"])
             waiting = [user for user in waiting if user != users.get(event["ready"])]
         elif event["gone"]:
             last, current = users.get(event["gone"], ""), ""
+            if event["gone"] not in ready:
+                waiting.sort(key=lambda user: user == last)
+                last = ""
 
 
 def broken(control_log: Sequence[str]) -> list[str]:

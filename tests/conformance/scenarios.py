@@ -12,7 +12,7 @@ from tests.conformance.script import ALL, A, B, C, D, Scenario, play, scenario, 
 
 # Importing them registers them.
 from tests.conformance import recorded_commands, recorded_faults, recorded_recovery, recorded_limits  # isort: skip
-from tests.conformance import questions, questions_ending, questions_waiting  # isort: skip
+from tests.conformance import questions, questions_ending, questions_starting, questions_waiting  # isort: skip
 
 __all__ = ["ALL", "A", "B", "C", "D", "Scenario", "play", "scenario", "sleeper", "spinner", "stop_all"]
 REGISTERED = (
@@ -22,5 +22,6 @@ REGISTERED = (
     recorded_limits,
     questions,
     questions_ending,
+    questions_starting,
     questions_waiting,
 )
