@@ -74,7 +74,8 @@ class SignalClient(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillServer(Action):
-    """SIGKILL of a server that does not answer (recording 06, V3)."""
+    """SIGKILL of a server that does not answer (recording 06, V3), or of one that is not Ready yet and has the wrong
+    limits (scenario X22)."""
 
     server: int
 

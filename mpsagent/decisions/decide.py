@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from mpsagent.decisions import actions as act
-from mpsagent.decisions import caps, drain, faults, hangs, ladder, limits, orphans, turns
+from mpsagent.decisions import caps, drain, faults, hangs, ladder, limits, orphans, starts, turns
 from mpsagent.decisions.world import World
 
 PASSES = 6
@@ -29,6 +29,7 @@ class Memory:
     caps: caps.CapsMemory = field(default_factory=caps.CapsMemory)
     drain: drain.DrainMemory = field(default_factory=drain.DrainMemory)
     orphans: orphans.OrphansMemory = field(default_factory=orphans.OrphansMemory)
+    starts: starts.StartsMemory = field(default_factory=starts.StartsMemory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,9 @@ def decide(world: World, memory: Memory, now: float) -> Decision:
 
 def _pass(world: World, memory: Memory, now: float) -> tuple[Memory, list[act.Action], float | None]:
     # Arming comes first: its window is 55 ms (recording 04, T1). The ladder comes last and takes up what others began.
-    limit, todo, wake1 = limits.decide(world, memory.limits, now)
+    start, kills, wake9 = starts.decide(world, memory.starts, memory.limits, now)
+    limit, todo, wake1 = limits.decide(world, memory.limits, now, start.killed)
+    todo += kills  # what is asked for before the daemon has noticed is heard before the next start (X22, X23)
     hang, made, wake2 = hangs.decide(world, memory.hangs, memory.ladder, now)
     todo += made
     orphan, made, wake8 = orphans.decide(world, memory.orphans, now)
@@ -72,8 +75,9 @@ def _pass(world: World, memory: Memory, now: float) -> tuple[Memory, list[act.Ac
     todo += made
     climbs, made, wake7 = ladder.decide(world, climbs, now)
     todo += made
-    wakes = [wake for wake in (wake1, wake2, wake3, wake4, wake5, wake6, wake7, wake8) if wake is not None]
-    return Memory(limit, climbs, turn, fault, hang, cap, drained, orphan), todo, min(wakes, default=None)
+    wakes = [wake for wake in (wake1, wake2, wake3, wake4, wake5, wake6, wake7, wake8, wake9) if wake is not None]
+    memory = Memory(limit, climbs, turn, fault, hang, cap, drained, orphan, start)
+    return memory, todo, min(wakes, default=None)
 
 
 def note(memory: Memory, outcome: act.Outcome) -> Memory:
@@ -87,6 +91,7 @@ def note(memory: Memory, outcome: act.Outcome) -> Memory:
         memory.caps,
         drain.note(memory.drain, outcome),
         memory.orphans,
+        memory.starts,
     )
 
 

@@ -8,7 +8,7 @@ changed default does not reach a running server (recording 06, V1), so one can a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.decisions import actions as act
@@ -49,17 +49,21 @@ class LimitsMemory:
     would: int | None = None
 
 
-def next_users(world: World) -> tuple[int, ...]:
+def next_users(world: World, killed: Collection[int] = ()) -> tuple[int, ...]:
     """The users of whom one is served next, the likeliest first; nearly always one.
 
     Who waits for the present server's own user waits because that is leaving, and goes first, whoever waits longer
-    (conformance scenario X20). A server that is started for a client that has died leads straight to the next one (X1),
-    so then there are more.
+    (conformance scenario X20); but last, when that server has been ``killed`` before it was Ready (X26); when the guess
+    was wrong more than once, it is everybody. A server that is started for a client that has died leads straight to the
+    next one (X1), so then there are more.
     """
     server, state = world.state.holder(), world.state
     users = list(state.next_users())
+    if len(killed) > 1:
+        return tuple(users)
     if server is not None and server.uid in users:
-        users = list(dict.fromkeys([server.uid, *users]))
+        others = [uid for uid in users if uid != server.uid]
+        users = [*others, server.uid] if server.pid in killed else [server.uid, *others]
     found: list[int] = []
     for uid in users:
         found.append(uid)
@@ -77,7 +81,10 @@ def _least(limits: list[Limits]) -> Limits:
     return Limits(min(one.threads for one in limits), memory)
 
 
-def decide(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, list[act.Action], float | None]:
+def decide(
+    world: World, memory: LimitsMemory, now: float, killed: Collection[int] = ()
+) -> tuple[LimitsMemory, list[act.Action], float | None]:
+    """``killed``: servers that have been killed before they were Ready, since one was Ready last."""
     control = world.state.control
     if control is None or control.exited is not None or not world.control_alive:
         return LimitsMemory(), [], None
@@ -86,7 +93,7 @@ def decide(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory
     if control.quitting is not None:
         return memory, [], None
     todo: list[act.Action] = []
-    memory, armed = _arm(world, memory, now)
+    memory, armed = _arm(world, memory, now, killed)
     todo += armed
     memory, parked = _park(world, memory, now)
     todo += parked
@@ -94,18 +101,21 @@ def decide(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory
     todo += verified
     waits = [memory.retry_at, memory.parking_until, memory.door_at, *memory.correct_at.values()]
     waits += [s.started + SLOW_START for s in world.state.servers.values() if s.status is Status.INITIALIZING]
-    waits = [at for at in (*waits, _between_servers(world)) if at > now]
+    waits = [at for at in (*waits, _between_servers(world, killed)) if at > now]
     return memory, todo, min(waits, default=None)
 
 
-def _arm(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, list[act.Action]]:
+def _arm(
+    world: World, memory: LimitsMemory, now: float, killed: Collection[int]
+) -> tuple[LimitsMemory, list[act.Action]]:
     """Keep the daemon's defaults at what the next server has to start with."""
     server = world.state.holder()
-    if server is not None and server.status is Status.INITIALIZING and now < server.started + SLOW_START:
+    starting = server is not None and server.status is Status.INITIALIZING and server.pid not in killed
+    if starting and server is not None and now < server.started + SLOW_START:
         return memory, []  # the daemon answers nothing until Ready; what is armed is for this very server
-    if memory.known is not None and now < _between_servers(world):
+    if memory.known is not None and now < _between_servers(world, killed):
         return memory, []  # the next server is on its way, for whoever was armed for when the last one was still there
-    users = next_users(world)
+    users = next_users(world, killed)
     uid = users[0] if users else None
     if not world.limits_enforced:
         return _unarmed(world, memory, uid, now)
@@ -121,13 +131,16 @@ def _arm(world: World, memory: LimitsMemory, now: float) -> tuple[LimitsMemory, 
     return replace(memory, asked=wanted), [action]
 
 
-def _between_servers(world: World) -> float:
+def _between_servers(world: World, killed: Collection[int]) -> float:
     """Until when the next server's start has to be expected, of which nothing is in the log yet: one has exited and
     somebody waits. Whose it is can no longer be told from the order of arrival (conformance scenario X20), and what is
-    sent now may be heard before it starts (found by killing the agent under load: one user got another's threads)."""
+    sent now may be heard before it starts (found by killing the agent under load: one user got another's threads).
+    After a server that was ``killed`` because of its limits, what is sent is for the next one."""
     if world.state.holder() is not None or not world.state.waiting:
         return float("-inf")
-    return max(world.state.ended.values(), default=float("-inf")) + SLOW_START
+    ended = world.state.ended
+    last = max(ended, key=lambda pid: ended[pid], default=0)
+    return float("-inf") if last == 0 or last in killed else ended[last] + SLOW_START
 
 
 def _due(memory: LimitsMemory, wanted: Limits, now: float) -> bool:

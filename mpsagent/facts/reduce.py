@@ -167,7 +167,12 @@ def _server_exited(state: State, event: ev.ServerExited) -> State:
         return state
     clients = {pid: c for pid, c in state.clients.items() if c.server != event.pid}
     ended = _bounded({**state.ended, event.pid: event.at}, _KEPT_ENDED)
-    return replace(state, servers=_without(state.servers, event.pid), clients=clients, ended=ended)
+    waiting = state.waiting
+    if known is not None and known.status is Status.INITIALIZING:
+        # Those for whom it was started go behind all others (conformance scenarios X24 and X26).
+        waiting = tuple(sorted(waiting, key=lambda w: w.uid == known.uid))
+    servers = _without(state.servers, event.pid)
+    return replace(state, servers=servers, clients=clients, ended=ended, waiting=waiting)
 
 
 def _reported(state: State, event: ev.ServerStarted) -> State:

@@ -197,7 +197,7 @@ class Toy:
             return True
         if self.blocked_by is not None and self.blocked_by in self.procs:
             return True
-        return self.server is not None and not self.server.ready
+        return self.server is not None and not self.server.ready and not self.server.leaving
 
     def _next_command(self) -> None:
         if not self._command_running and self._commands:
@@ -299,7 +299,7 @@ class Toy:
         self._after(START, lambda: self._ready(server))
 
     def _ready(self, server: ToyServer) -> None:
-        if self.server is not server:
+        if self.server is not server or server.leaving:
             return
         server.limits, server.ready = self.defaults, True
         self._tell(
@@ -364,9 +364,11 @@ class Toy:
         if self.server is server:
             self.server = None
             self._tell(ev.ServerExited(self.now, server.pid, 0))
-            # Who came for the server's own user goes first, whoever waits longer (recording 01, S4).
+            # Who came for the server's own user goes first, whoever waits longer (recording 01, S4); last, if that was
+            # never Ready (X26).
             own = [p for p in self.pending if self.uids[p] == server.uid]
-            self.pending = own + [p for p in self.pending if p not in own]
+            others = [p for p in self.pending if p not in own]
+            self.pending = own + others if server.ready else others + own
             self._contest()
 
     def fault(self) -> None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from mpsagent.decisions import actions as act
 from mpsagent.decisions.decide import Memory, decide, end_client
 from mpsagent.decisions.world import Drain, World, exceeds
-from tests.decisions.harness import ALICE, BOB, CAROL, DAVE, POLICY, START, Toy, policy
+from tests.decisions.harness import ALICE, BOB, CAROL, DAVE, POLICY, Toy, policy
 
 PATIENT = POLICY.replace('"10s"', '"1h"')
 UIDS = st.sampled_from([ALICE, BOB, CAROL, DAVE])
-PAUSES = st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.06, 0.1, 0.2, 0.5, 1.0, 3.0, 8.0])
+PAUSES = st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.054, 0.06, 0.1, 0.2, 0.5, 1.0, 3.0, 8.0])
 
 
 class Step(NamedTuple):
@@ -102,16 +102,10 @@ HOSTILE = (*HOSTILE, "forget", "drain", "stubborn resume")
 @settings(max_examples=150, deadline=None)
 @given(steps(*BENIGN, most=40), st.floats(0.0005, 0.03), st.sampled_from([POLICY, PATIENT]))
 def test_no_first_client_gets_more_than_its_policy(program: list[Step], lag: float, text: str) -> None:
-    """Promise 1, for an agent that decides within 30 of the 55 ms that there are.
-
-    One race is known and left out: a client of the leaving server's own user that comes in the last moment of its exit
-    is served before the user who was armed for. The agent reports it and corrects it for later clients.
-    """
+    """Promise 1, for an agent that decides within 30 of the 55 ms that there are."""
     toy = Toy(text, lag=lag).up()
     play(toy, program)
     for pid, uid, limits in toy.given:
-        if toy.served[pid] - START - toy.arrived[pid] < lag + 0.01:
-            continue
         assert not exceeds(limits, toy.limits(uid)), (pid, uid, limits)
     event(f"first clients: {min(len(toy.given), 10)}")
 

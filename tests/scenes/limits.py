@@ -189,6 +189,30 @@ def limits(stage: Stage, count: int) -> Result:
     return Result(figures, good, verdict, changes.raw())
 
 
+def knocks(stage: Stage, count: int) -> Result:
+    """The holder's idle server exits for somebody with more; the holder's clients come again at every moment of that
+    exit. They go first (X20), and there is no time to arm for those that come in its last milliseconds."""
+    agent = stage.with_agent(POLICY)
+    changes = Changes(stage, agent)
+    for number in range(count):
+        holder, other = changes.random.sample(USERS[:2], 1)[0], USERS[4]
+        changes.holder = holder
+        changes._judge(holder, "before", [stage.client(holder)])
+        clients = [(other, stage.client(other))]
+        for _ in range(8):
+            time.sleep(0.004 + 0.001 * (number % 8))
+            clients.append((holder, stage.client(holder)))
+        for uid, client in clients:
+            changes._judge(uid, "knock", [client])
+    killed = [one for one in agent.found("action.done", action="KillServer") if "is starting with" in str(one)]
+    figures = changes.figures()
+    figures["servers killed before they were Ready"] = len(killed)
+    figures["mismatches the agent reports"] = len(agent.found("limits.mismatch"))
+    over = sum(seen.over for seen in changes.seen)
+    verdict = f"{over} of {len(changes.seen)} clients over; {len(killed)} servers killed before they were Ready"
+    return Result(figures, over == 0 and not changes.lost, verdict, changes.raw())
+
+
 class Reaction(threading.Thread):
     """What a plain script does: wait for a server to be Ready, then set that server's limits (recording 02, R2)."""
 
@@ -255,6 +279,7 @@ def _escaped(changes: Changes, how: str) -> Result:
 
 SCENES = (
     Scene("limits", "Each first client has its policy's limits", limits, 50, 8, 100),
+    Scene("limits-knocks", "The holder's clients knock while its server exits for another user", knocks, 30, 3, 60),
     Scene("limits-reacting", "Control: limits set once a server is Ready", escape, 20, 3, 40),
     Scene("limits-unset", "Control: no limits set", unset, 10, 2, 20),
 )

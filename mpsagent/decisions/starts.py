@@ -1,0 +1,73 @@
+"""A server that starts with other limits than its user's is killed before it is Ready.
+
+The defaults are handed over when a server becomes Ready, 60 to 600 ms after its start, so until then nobody has got
+anything, and nobody has begun to work. Who waits for it is served by the next server, 0.3 s later, with the defaults
+that are asked for meanwhile; behind other waiting users, if there are any (conformance scenarios X22 to X26). On an
+H200 224 of 224 clients were served after such a kill, 0 to 50 ms after the start; in another run one client of twelve
+got MPS_CONNECTION_FAILED from its first call.
+
+It is needed when arming came too late or for somebody else: who waits for a leaving server's own user goes first (X20),
+so somebody who knocks in the last moment of his server's exit is served with what was armed for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mpsagent.decisions import actions as act
+from mpsagent.decisions.limits import PROMISE, LimitsMemory
+from mpsagent.decisions.world import World, exceeds, limits_text, same_limits
+from mpsagent.facts.model import Limits, Status
+
+IN_TIME = 0.05
+"""Seconds after its start until which a server may be killed: it is not Ready before 60 ms."""
+HEARD = 0.015
+"""Seconds that a setting which was on its way when the server started gets to be confirmed. The daemon blocks from the
+server's first word on, 1 to 3 ms after its start, so what is confirmed before Ready is what the server gets."""
+TRIES_MORE, TRIES_LESS = 5, 1
+"""Servers killed in a row at most: for one that would get more than its policy, for one that would get less."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartsMemory:
+    """``killed``: pids of the servers killed in a row; none was Ready in between."""
+
+    killed: tuple[int, ...] = ()
+
+
+def decide(
+    world: World, memory: StartsMemory, limits: LimitsMemory, now: float
+) -> tuple[StartsMemory, list[act.Action], float | None]:
+    state, control = world.state, world.state.control
+    server = state.holder()
+    if not state.waiting or (server is not None and server.status is not Status.INITIALIZING):
+        return (StartsMemory() if memory.killed else memory), [], None
+    if server is None or server.uid is None or server.pid in memory.killed or not world.limits_enforced:
+        return memory, [], None
+    if control is None or control.quitting is not None or not world.control_alive:
+        return memory, [], None
+    uid, until = server.uid, server.started + IN_TIME
+    if now >= until or not any(w.uid == uid and not w.gone for w in state.waiting):
+        return memory, [], None
+    if uid in world.identities and not world.rules(uid).enforce_limits:
+        return memory, [], None
+    wanted, tries = world.limits(uid), len(memory.killed)
+    ours = limits.daemon == control.pid
+    asked, known = (limits.asked, limits.known) if ours else (None, None)
+    if asked is None and known is not None and same_limits(known, wanted):
+        return memory, [], None
+    heard_by = server.started + HEARD
+    if asked is not None and same_limits(asked, wanted) and now < heard_by:
+        return memory, [], heard_by
+    if tries >= (TRIES_LESS if asked is None and known is not None and not exceeds(known, wanted) else TRIES_MORE):
+        return memory, [], None
+    what = _what(asked, known)
+    reason = f"server {server.pid} of user {uid} is starting with {what} instead of {limits_text(wanted)}"
+    kill = act.KillServer(server=server.pid, reason=f"{reason}: the next one gets its user's", rule=PROMISE)
+    return StartsMemory((*memory.killed, server.pid)), [kill], None
+
+
+def _what(asked: Limits | None, known: Limits | None) -> str:
+    if asked is not None:
+        return f"limits that were being set ({limits_text(asked)})"
+    return "limits that nobody knows" if known is None else limits_text(known)
