@@ -288,7 +288,8 @@ class Agent:
             await asyncio.sleep(TICK)
             try:
                 changed = self._rounds.once()
-                if self.performer.silent_since is not None and self._front_end.busy_since is None:
+                deaf = self.performer.silent_since is not None or self.performer.left_open is not None
+                if deaf and self._front_end.busy_since is None:
                     self.spawn(self._listen())
                 self._note_troubles()
             except Exception as error:

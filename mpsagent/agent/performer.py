@@ -22,11 +22,15 @@ from mpsagent.hands.floor_file import FloorFile
 from mpsagent.hands.frontend import FrontEnd, Reply, Status
 from mpsagent.hands.hooks import run_hook
 from mpsagent.hands.last_will import LastWill
-from mpsagent.hands.processes import parent, start_time
+from mpsagent.hands.other_front_ends import other_front_ends
+from mpsagent.hands.processes import Process, parent, start_time
 from mpsagent.hands.spawn import find_program
+from mpsagent.hands.threads import in_thread
 
 RESUME_EVERY = 0.1
 """Seconds between two looks whether a client that is asked to end is stopped."""
+BUSY_FIRST, BUSY_MOST = 0.002, 0.5
+"""Seconds until a command that was turned away is sent again, doubling, and until it is given up."""
 SHORT = 2.0
 """Seconds for a question that is only asked to hear whether the daemon answers again."""
 
@@ -52,6 +56,7 @@ class Performer:
         self.known_clients: Callable[[int], Iterable[int]] = lambda server: ()
         self.silent_since: float | None = None
         self.front_end_trouble: str | None = None
+        self.left_open: str | None = None
         self._front_end = front_end
         self._will = LastWill(front_end.environment)
         self._floor_file = floor_file
@@ -126,17 +131,30 @@ class Performer:
         to make it wait says nothing about that."""
         asked = self._clock.now()
         limit = self.policy.hang_control if deadline is None else deadline
-        reply = await self._front_end.run(commands, deadline=limit, urgent=urgent)
+        reply, pause = await self._front_end.run(commands, deadline=limit, urgent=urgent), BUSY_FIRST
+        while reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
+            await asyncio.sleep(pause)
+            reply, pause = await self._front_end.run(commands, deadline=limit, urgent=urgent), 2 * pause
         if reply.status is Status.SILENT and not may_block:
             self.silent_since = asked if self.silent_since is None else self.silent_since
-        elif reply.status in (Status.ANSWERED, Status.QUITTING, Status.NO_DAEMON):
+        elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):
             self.silent_since = None
         if reply.status in (Status.MISSING, Status.FAILED):
             said, program = " ".join(reply.err.split())[:300] or str(reply.status), self.policy.control_program
             self.front_end_trouble = said if program in said else f"{program}: {said}"
         elif reply.status is not Status.REFUSED_QUEUE:
             self.front_end_trouble = None
+        self.left_open = await self._who_is_there() if reply.status is Status.BUSY else None
         return reply
+
+    async def _who_is_there(self) -> str:
+        """Why the control daemon turns front-ends away, for a person."""
+        what = "the control daemon takes no command: a `quit` waits for clients, or a front-end is left open"
+        try:
+            found = await in_thread(other_front_ends, self.policy.control_program, deadline=SHORT)
+        except (OSError, TimeoutError):
+            found = []
+        return ": ".join([what, *[", ".join(f"process {pid} of user {uid}" for pid, uid in found)]])
 
     def keep_will(self, enforced: bool) -> str | None:
         """What becomes of the defaults when the agent dies: the floor. None, or what is wrong. The helper is the first
@@ -158,7 +176,7 @@ class Performer:
         self._will.close()
 
     async def listen(self) -> None:
-        """One cheap question while the daemon is silent: its answer is the end of the silence."""
+        """One cheap question while the daemon is silent or turns us away: its answer is the end of that."""
         await self._ask(replies.server_list(), deadline=SHORT)
 
     async def _set_defaults(self, action: act.SetDefaults) -> tuple[bool, str]:
@@ -271,14 +289,19 @@ class Performer:
     def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:
         running = self._supervisor.running
         held = running.process if running is not None and running.pid == pid else self._processes.get(pid)
-        if held is None:
-            return False, f"process {pid} has already ended"
-        # A server's pid is from control.log, where a hostile process name can put lines of its own (scenario X2). While
-        # the pidfd is held, the number in /proc is this very process's.
-        if running is None or (pid != running.pid and parent(pid) != running.pid):
-            return False, f"process {pid} is no child of the control daemon: nothing was sent"
-        problem = held.send(number)
-        return problem is None, problem or ""
+        own = None if held is not None else Process.open(pid)  # a server is held only when it has become its user
+        try:
+            if (held := held or own) is None:
+                return False, f"process {pid} has already ended"
+            # A server's pid is from control.log, where a hostile process name can put lines of its own (scenario X2).
+            # While the pidfd is held, the number in /proc is this very process's.
+            if running is None or (pid != running.pid and parent(pid) != running.pid):
+                return False, f"process {pid} is no child of the control daemon: nothing was sent"
+            problem = held.send(number)
+            return problem is None, problem or ""
+        finally:
+            if own is not None:
+                own.close()
 
     # --- the control daemon -------------------------------------------------------------------------------------------
 

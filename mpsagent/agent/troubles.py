@@ -50,6 +50,7 @@ def note_troubles(
 ) -> None:
     """What the agent's own parts say about their health. ``running``: there is a control daemon."""
     troubles.set("front-end", performer.front_end_trouble, now, "is the NVIDIA driver installed?")
+    troubles.set("front-end left open", performer.left_open, now, "end it: until then no limit can be set")
     drifted = ", ".join(str(pid) for pid in sorted(memory.limits.drifted))
     troubles.set(
         "limits",

@@ -23,7 +23,7 @@ ABANDONED_CAP = 8
 """Killed runs that the kernel has not let die yet; with more than that nothing new is started."""
 
 NO_DAEMON_TEXT = "Cannot find MPS control daemon process"
-QUITTING_TEXT = "Cannot send command to MPS control daemon process"
+BUSY_TEXT = "Cannot send command to MPS control daemon process"
 
 
 class Status(StrEnum):
@@ -31,7 +31,8 @@ class Status(StrEnum):
 
     ANSWERED = "answered"
     NO_DAEMON = "no control daemon"
-    QUITTING = "control daemon is quitting"
+    BUSY = "control daemon takes no command"
+    """A `quit` is in progress, or another front-end is connected: there is room for one (scenarios X25 and X27)."""
     SILENT = "no answer in time"
     MISSING = "front-end cannot be run"
     FAILED = "front-end failed"
@@ -163,8 +164,8 @@ class FrontEnd:
             reply = Reply(Status.ANSWERED, out, err)
         elif NO_DAEMON_TEXT in err:
             reply = Reply(Status.NO_DAEMON, out, err)
-        elif QUITTING_TEXT in err:
-            reply = Reply(Status.QUITTING, out, err)
+        elif BUSY_TEXT in err:
+            reply = Reply(Status.BUSY, out, err)
         else:
             how = f"exit status {code}" if code >= 0 else f"signal {-code}"
             reply = Reply(Status.FAILED, out, err or f"{self.program} ended with {how}")

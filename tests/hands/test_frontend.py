@@ -57,7 +57,7 @@ def test_a_bare_name_is_found_on_the_given_path(program: MakeProgram, play: Play
     ("script", "status"),
     [
         ("echo Cannot find MPS control daemon process >&2; exit 1", Status.NO_DAEMON),
-        ("echo Cannot send command to MPS control daemon process >&2; exit 1", Status.QUITTING),
+        ("echo Cannot send command to MPS control daemon process >&2; exit 1", Status.BUSY),
         ("echo An instance of this daemon is already running >&2; exit 1", Status.FAILED),
         ("exit 7", Status.FAILED),
         ("kill -SEGV $$", Status.FAILED),

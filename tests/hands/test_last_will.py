@@ -53,6 +53,18 @@ def test_however_the_agent_dies_the_last_word_is_carried_out(tmp_path: Path, fro
     assert told(tmp_path / "said") == "a\nb\n"
 
 
+def test_a_front_end_that_is_turned_away_is_run_again(tmp_path: Path, program: MakeProgram) -> None:
+    """The daemon listens to one at a time, and the agent's own last run may still be connected."""
+    said, turns = tmp_path / "said", tmp_path / "turns"
+    turned_away = program(
+        f"echo x >> {turns}; [ $(wc -l < {turns}) -gt 3 ] || exit 1; cat > {said}.part; mv {said}.part {said}"
+    )
+    will = LastWill(dict(os.environ))
+    assert will.write(str(turned_away), ["a"])
+    will.close()
+    assert told(said) == "a\n"
+
+
 def test_nothing_is_done_without_commands(tmp_path: Path, front_end: Path) -> None:
     """Where no limits are enforced the defaults are somebody else's."""
     will = LastWill(dict(os.environ))

@@ -266,6 +266,39 @@ def front_end_for(kind: str) -> tuple[str, Callable[[Stage, int], Result]]:
     return f"front-end-{kind}", front_end
 
 
+def left_open(stage: Stage, count: int) -> Result:
+    """Some user leaves a front-end open: no other is listened to. For a moment it does not matter; for longer it is
+    said who it is, and nobody gets more than his policy, which may be less."""
+    agent = stage.with_agent(POLICY)
+    problems: list[str] = []
+    said = ""
+    for _ in range(count):
+        session, writer = stage.rig.session(uid=C)
+        time.sleep(0.2)
+        short = stage.client(A)
+        time.sleep(0.15)
+        os.close(writer)
+        stage.rig.finish(session, 5)
+        problems += [text for text in [_share(stage, short, 40)] if text]
+        session, writer = stage.rig.session(uid=C)
+        time.sleep(0.2)
+        long = [stage.client(B), stage.client(A)]
+        said = _complaint(stage, agent, ("left open",))
+        if f"process {session.process.pid} of user {C}" not in said:
+            problems.append(f"it does not say who: {said}")
+        os.close(writer)
+        stage.rig.finish(session, 5)
+        for client, percent in zip(long, (20, 40), strict=True):
+            client.ended()
+            if client.rc or _over(stage, client, percent):
+                problems.append(f"wanted {percent} % at most: {client.text()}")
+        _healthy(stage, agent)
+        problems += [text for uid, share in ((B, 20), (A, 40)) if (text := _share(stage, stage.client(uid), share))]
+    return Result(
+        {"it says": said, "problems": problems}, not problems, "nobody over; it says who left it open", problems
+    )
+
+
 SCENES = (
     Scene("policy-reload", "A policy is changed while a server runs, well and badly", reload, 4, 2, 25),
     Scene("policy-bad-start", "Ten mistakes in the policy at the start", bad_start, 1, 1, 20, only="sim"),
@@ -276,4 +309,5 @@ SCENES = (
         for kind in ("missing", "not-executable", "hang", "garbage", "fails")
         for name, play in [front_end_for(kind)]
     ),
+    Scene("front-end-open", "Somebody leaves a front-end open", left_open, 3, 1, 20),
 )
