@@ -16,7 +16,7 @@ from mpsagent.facts.model import Client, Control, Limits, Server, State, Status,
 
 V = TypeVar("V")
 _KEPT_ENDED = 64
-_KEPT_UIDS = 1024
+_KEPT_UIDS = 256
 # Far above what MPS can have (one server, 48 clients of it): only a forged log comes here. Waiting clients are
 # processes that any user may start; those beyond the most are not counted until they are served.
 _MOST_SERVERS = 64
@@ -248,7 +248,8 @@ def _queued(state: State, event: ev.ClientQueued) -> State:
 
 
 def _admitted(state: State, event: ev.ClientAdmitted) -> State:
-    if state.uids.get(event.pid) != event.uid:
+    # A server that is known to be this user's tells the user of its clients; kept is only what nothing else tells.
+    if state.uids.get(event.pid) != event.uid and state.server_of(event.uid) is None:
         state = replace(state, uids=_bounded({**state.uids, event.pid: event.uid}, _KEPT_UIDS))
     client = state.clients.get(event.pid)
     if client is not None and client.uid is None:

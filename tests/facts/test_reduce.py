@@ -304,6 +304,22 @@ def test_a_server_whose_own_log_came_first_keeps_what_it_said() -> None:
     assert state.clients[200].server == 100
 
 
+def test_after_a_rotation_a_client_has_the_user_of_its_admission() -> None:
+    """The line that named its server is gone from control.log."""
+    admitted, connected = ev.ClientAdmitted(2, 200, 1001), ev.ContextConnected(2.1, 100, 200, 0)
+    for order in ((admitted, connected), (connected, admitted)):
+        state = apply_all(State(), list(order))
+        assert (state.servers[100].uid, state.clients[200].uid) == (None, 1001)
+
+
+def test_an_admission_to_a_known_users_server_leaves_nothing_behind() -> None:
+    """With thousands of short clients a table of them was most of the time that reading a long log took."""
+    state = daemon(*READY)
+    assert apply(state, ev.ClientAdmitted(2, 200, 1001)) is state
+    connected = apply(state, ev.ContextConnected(2.1, 100, 200, 0))
+    assert connected.clients[200].uid == 1001
+
+
 def test_another_daemons_exit_is_not_ours() -> None:
     """A second daemon on the same directories writes into the same log and exits (recording 02, R8)."""
     state = daemon(*READY)
@@ -431,4 +447,4 @@ def test_the_state_is_bounded_whatever_the_logs_say() -> None:
     assert len(state.ended) <= 64
     assert len(state.waiting) <= 4096
     assert len(state.clients) <= 4096
-    assert len(state.uids) <= 1024
+    assert len(state.uids) <= 256
