@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import merge
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from mpsagent.facts.events import ControlGone, ControlStarted, LogEvent, ServerR
 from mpsagent.facts.logparse import LogParser
 from mpsagent.facts.model import Control, State
 from mpsagent.facts.reduce import apply
-from mpsagent.facts.skim import Skimmer
+from mpsagent.facts.skim import Served, Skimmer, served
 from mpsagent.hands.logfiles import START_MARKER, STEP, Position, find_start, find_time, open_log
 
 MISSED_MOST = 10_000
@@ -62,7 +62,8 @@ def catch_up(
         streams = (
             # On a tie the server's line comes first: `Exiting` belongs before `Server S exited`.
             _events(server_fd, begin, server, ends, "server"),
-            _events(control_fd, start, control, ends, "control"),
+            # By the time that more of control.log is read, all events before it are in the state.
+            _events(control_fd, start, control, ends, "control", lambda: served(state)),
         )
         for event in merge(*streams, key=_time):
             if foreign(event, socket):
@@ -138,12 +139,18 @@ def _stamp(fd: int, offset: int) -> str | None:
 
 
 def _events(
-    fd: int | None, offset: int, parser: LogParser, ends: dict[str, Position | None], name: str
+    fd: int | None,
+    offset: int,
+    parser: LogParser,
+    ends: dict[str, Position | None],
+    name: str,
+    known: Callable[[], Served] | None = None,
 ) -> Iterator[LogEvent]:
+    """``known``: skim the log, by what is known so far. A day of polling is a hundred megabytes that change nothing."""
     if fd is None:
         return
     status = os.fstat(fd)
-    skimmer = Skimmer() if name == "control" else None  # a day of polling is a hundred megabytes that change nothing
+    skimmer = Skimmer()
     ends[name] = Position(status.st_ino, offset)
     while offset < status.st_size:
         data = os.pread(fd, min(STEP, status.st_size - offset), offset)
@@ -151,6 +158,5 @@ def _events(
             break
         offset += len(data)
         ends[name] = Position(status.st_ino, offset)
-        yield from parser.feed(data if skimmer is None else skimmer.take(data))
-    if skimmer is not None:
-        yield from parser.feed(skimmer.end())
+        yield from parser.feed(data if known is None else skimmer.take(data, known()))
+    yield from parser.feed(skimmer.end())
