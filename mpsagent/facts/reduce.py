@@ -16,7 +16,7 @@ from mpsagent.facts.model import Client, Control, Limits, Server, State, Status,
 
 V = TypeVar("V")
 _KEPT_ENDED = 64
-_KEPT_UIDS = 256
+_KEPT_UIDS = 64  # for those about to connect to a server whose user is unknown; it takes 48 at a time
 # Far above what MPS can have (one server, 48 clients of it): only a forged log comes here. Waiting clients are
 # processes that any user may start; those beyond the most are not counted until they are served.
 _MOST_SERVERS = 64

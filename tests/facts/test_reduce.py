@@ -447,4 +447,4 @@ def test_the_state_is_bounded_whatever_the_logs_say() -> None:
     assert len(state.ended) <= 64
     assert len(state.waiting) <= 4096
     assert len(state.clients) <= 4096
-    assert len(state.uids) <= 256
+    assert len(state.uids) <= 64
