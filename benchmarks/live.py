@@ -239,17 +239,17 @@ def _at_once(node: Stage) -> float:
 
 
 def starting(quick: bool) -> list[Figure]:
-    """A control daemon that runs already, 48 clients, and a long control.log: as polling leaves it, and as polling and
-    short clients do."""
+    """A control daemon that runs already, 48 clients, and since they came a long control.log: as polling leaves it, and
+    as polling and short clients do."""
     size, found = 20_000_000 if quick else 100_000_000, []
     for name, short in (("polled", False), ("polled, and short clients", True)):
         with stage(on_stop="leave") as node:
             node.start_control()
             small = min(_ready(node) for _ in range(3))
-            _fill(node, size, short)
             clients = [node.client(ALICE, "sleep", "600") for _ in range(48)]
             for client in clients:
                 client.saw("^sms")
+            _fill(node, size, short)
             big = min(_ready(node, keep=attempt == 2) for attempt in range(3))
             seen = node.ask("/v1/status")["clients"]
             copied = min(_timed(["cp", str(node.logs / "control.log"), "/dev/null"]) for _ in range(3))
@@ -283,15 +283,15 @@ def _fill(node: Stage, size: int, short: bool) -> None:
     pid = node.control_pid()
     head = f"[{datetime.now():%Y-%m-%d %H:%M:%S}.000 Control {pid:5}] "
     poll = ["Accepting connection...", "NEW UI", "Cmd:get_server_list", "4242", "UI closed"]
-    block = []
-    for number in range(1000):
-        client = 100_000 + number
-        client_lines = ["Accepting connection...", f"NEW CLIENT {client} from user {ALICE}: Server already exists"]
-        block += [*poll, *(["User did not send valid credentials", *client_lines, *client_lines] if short else [])]
-    data = "".join(head + line + "\n" for line in block).encode()
+    written, first = 0, 100_000
     with (node.logs / "control.log").open("ab") as log:
-        for _ in range(size // len(data) + 1):
-            log.write(data)
+        while written < size:
+            block = []
+            for client in range(first, first + 1000):  # each has a pid of its own
+                admitted = ["Accepting connection...", f"NEW CLIENT {client} from user {ALICE}: Server already exists"]
+                block += [*poll, *(["User did not send valid credentials", *admitted, *admitted] if short else [])]
+            first += 1000
+            written += log.write("".join(head + line + "\n" for line in block).encode())
 
 
 MEASURES: Sequence[Any] = (arming, at_rest, gaps, starting)
