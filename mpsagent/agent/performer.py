@@ -17,6 +17,7 @@ from mpsagent.facts import events as ev
 from mpsagent.facts import replies
 from mpsagent.facts.model import Device, Limits
 from mpsagent.hands import pipedir
+from mpsagent.hands.connections import peer_of
 from mpsagent.hands.control import ControlSupervisor, Running, TroubleKind
 from mpsagent.hands.floor_file import FloorFile
 from mpsagent.hands.frontend import FrontEnd, Reply, Status
@@ -107,7 +108,8 @@ class Performer:
             case act.Resume():
                 return self._to_ours(action.pid, signal.SIGCONT)
             case act.KillServer():
-                return self._to_ours(action.server, signal.SIGKILL)
+                problem = self._would_hurt(action.server) if action.before_ready else None
+                return (False, problem) if problem else self._to_ours(action.server, signal.SIGKILL)
             case act.KillControl():
                 problem = self._supervisor.kill()
                 return problem is None, problem or ""
@@ -131,10 +133,10 @@ class Performer:
         to make it wait says nothing about that."""
         asked = self._clock.now()
         limit = self.policy.hang_control if deadline is None else deadline
-        reply, pause = await self._front_end.run(commands, deadline=limit, urgent=urgent), BUSY_FIRST
+        reply, pause = await self._run(commands, limit, urgent), BUSY_FIRST
         while reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
             await asyncio.sleep(pause)
-            reply, pause = await self._front_end.run(commands, deadline=limit, urgent=urgent), 2 * pause
+            reply, pause = await self._run(commands, limit, urgent), 2 * pause
         if reply.status is Status.SILENT and not may_block:
             self.silent_since = asked if self.silent_since is None else self.silent_since
         elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):
@@ -146,6 +148,20 @@ class Performer:
             self.front_end_trouble = None
         self.left_open = await self._who_is_there() if reply.status is Status.BUSY else None
         return reply
+
+    async def _run(self, commands: list[str], deadline: float, urgent: bool) -> Reply:
+        """One run, and whether it was heard at all."""
+        last = commands[0].startswith("quit")  # it hears nothing more
+        sent = commands if last else [*commands, replies.PROOF]
+        reply = await self._front_end.run(sent, deadline=deadline, urgent=urgent)
+        if not reply.ok or last:
+            return reply
+        answers = replies.proven(reply.out)
+        if answers is not None:
+            return reply._replace(out=answers)
+        if not reply.out.strip():
+            return reply._replace(status=Status.BUSY)
+        return reply._replace(status=Status.FAILED, err=f"it printed what is no answer: {reply.out[:100]!a}")
 
     async def _who_is_there(self) -> str:
         """Why the control daemon turns front-ends away, for a person."""
@@ -285,6 +301,20 @@ class Performer:
             return False, f"pid {action.pid} is another process now; nothing was sent"
         problem = held.send(action.signal)
         return problem is None, problem or ""
+
+    def _would_hurt(self, server: int) -> str | None:
+        """The control daemon has a fault: when a server ends that was never Ready, it closes its descriptor 0, which
+        from the second time on may be anybody's connection (scenario X28). None, or whose it would be."""
+        running = self._supervisor.running
+        if running is None:
+            return "no control daemon is running"
+        try:
+            peer = peer_of(running.pid, 0)
+        except OSError as error:
+            return f"whose connection the control daemon would close with it cannot be told: {error.strerror}"
+        return (
+            None if peer in (0, server) else f"the control daemon would close the connection of process {peer} with it"
+        )
 
     def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:
         running = self._supervisor.running

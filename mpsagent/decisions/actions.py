@@ -74,10 +74,11 @@ class SignalClient(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillServer(Action):
-    """SIGKILL of a server that does not answer (recording 06, V3), or of one that is not Ready yet and has the wrong
-    limits (scenario X22)."""
+    """SIGKILL of a server that does not answer (recording 06, V3). ``before_ready``: of one that is only starting; it
+    is left alone if that would cost somebody else his connection (scenario X28)."""
 
     server: int
+    before_ready: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,7 @@ def note(memory: Memory, outcome: act.Outcome) -> Memory:
         memory.caps,
         drain.note(memory.drain, outcome),
         memory.orphans,
-        memory.starts,
+        starts.note(memory.starts, outcome),
     )
 
 

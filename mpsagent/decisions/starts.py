@@ -2,9 +2,9 @@
 
 The defaults are handed over when a server becomes Ready, 60 to 600 ms after its start, so until then nobody has got
 anything, and nobody has begun to work. Who waits for it is served by the next server, 0.3 s later, with the defaults
-that are asked for meanwhile; behind other waiting users, if there are any (conformance scenarios X22 to X26). On an
-H200 224 of 224 clients were served after such a kill, 0 to 50 ms after the start; in another run one client of twelve
-got MPS_CONNECTION_FAILED from its first call.
+that are asked for meanwhile; behind other waiting users, if there are any (conformance scenarios X22 to X26; 224 of 224
+clients on an H200). A fault of the control daemon's can make that cost somebody his connection (X28): that is looked at
+before, and then the server is left alone.
 
 It is needed when arming came too late or for somebody else: who waits for a leaving server's own user goes first (X20),
 so somebody who knocks in the last moment of his server's exit is served with what was armed for another.
@@ -30,9 +30,10 @@ TRIES_MORE, TRIES_LESS = 5, 1
 
 @dataclass(frozen=True, slots=True)
 class StartsMemory:
-    """``killed``: pids of the servers killed in a row; none was Ready in between."""
+    """``killed``: pids of the servers killed in a row; none was Ready in between. ``spared``: one that could not be."""
 
     killed: tuple[int, ...] = ()
+    spared: int = 0
 
 
 def decide(
@@ -41,8 +42,13 @@ def decide(
     state, control = world.state, world.state.control
     server = state.holder()
     if not state.waiting or (server is not None and server.status is not Status.INITIALIZING):
-        return (StartsMemory() if memory.killed else memory), [], None
-    if server is None or server.uid is None or server.pid in memory.killed or not world.limits_enforced:
+        return (StartsMemory(spared=memory.spared) if memory.killed else memory), [], None
+    if (
+        server is None
+        or server.uid is None
+        or server.pid in (*memory.killed, memory.spared)
+        or not world.limits_enforced
+    ):
         return memory, [], None
     if control is None or control.quitting is not None or not world.control_alive:
         return memory, [], None
@@ -63,8 +69,17 @@ def decide(
         return memory, [], None
     what = _what(asked, known)
     reason = f"server {server.pid} of user {uid} is starting with {what} instead of {limits_text(wanted)}"
-    kill = act.KillServer(server=server.pid, reason=f"{reason}: the next one gets its user's", rule=PROMISE)
-    return StartsMemory((*memory.killed, server.pid)), [kill], None
+    reason = f"{reason}: the next one gets its user's"
+    kill = act.KillServer(server=server.pid, before_ready=True, reason=reason, rule=PROMISE)
+    return StartsMemory((*memory.killed, server.pid), memory.spared), [kill], None
+
+
+def note(memory: StartsMemory, outcome: act.Outcome) -> StartsMemory:
+    """One that was not killed starts as it is; its limits are verified when it is Ready."""
+    action = outcome.action
+    if outcome.ok or not isinstance(action, act.KillServer) or action.server not in memory.killed:
+        return memory
+    return StartsMemory(tuple(pid for pid in memory.killed if pid != action.server), action.server)
 
 
 def _what(asked: Limits | None, known: Limits | None) -> str:

@@ -7,6 +7,7 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import NoReturn
 
 from mpsagent.sim import control_commands, gpu, limits, server, texts, wire
@@ -116,13 +117,11 @@ class Daemon:
         poll.register(fd, select.POLLHUP)
         dead = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
         lines = wire.Lines(connection)
-        connection.settimeout(1)
         wire.send(connection, wire.GREETING)
-        hello = "" if dead else lines.wait()
-        connection.settimeout(None)
+        hello = "" if dead else lines.wait()  # as long as it takes: who says nothing holds up everybody (X29)
         words = (hello or "").split()
         if not words:
-            self.log.write(texts.UNABLE_TO_ACCEPT)
+            self.log.write(texts.UNABLE_TO_ACCEPT if dead else texts.NO_CREDENTIALS)
         elif words[0] == "UI":
             # a second front-end beside an open one is turned away (03 Q4), and so during `quit` (02 R10)
             if self.ui is None and not self.quitting:
@@ -206,6 +205,7 @@ class Daemon:
             kept = max(self.server_log, 2)
             os.closerange(3, kept)
             os.closerange(kept + 1, 4096)
+            os.dup2(os.open("/dev/null", os.O_RDWR), 0)  # it may have been a client's (X28)
             os.chdir("/")
             status = server.main(self, uid, self.gids.get(uid, uid), after_a_kill)
         except BaseException as error:
@@ -218,6 +218,7 @@ class Daemon:
         if lines.wait() != "READY":
             self.log.write(texts.SERVER_UNREADABLE)  # it died; its pidfd tells the rest
             return
+        one.ready = True
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
         wire.send(lines.connection, f"PERCENTAGE {self.default_percentage}")
         # the device that was named last for the first time comes first (S3 of recording 01 and of the real runs)
@@ -268,6 +269,8 @@ class Daemon:
         self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=0))
         if code:
             self.give_up()
+        if not one.ready:
+            self.close_descriptor_0()
         self.after_a_kill = not one.dismissed
         os.close(one.pidfd)
         if one.lines is not None:
@@ -281,6 +284,19 @@ class Daemon:
                 self.exit()
             elif uid is not None:
                 self.start_server(uid)
+
+    def close_descriptor_0(self) -> None:
+        """What the real one does when a server ends that was never Ready, whoever's it is by now (X28)."""
+        if (client := self.waiting.get(0)) is not None:  # it stays in the list
+            wire.send(client[0], "FAIL MPS_CONNECTION_FAILED")
+            client[0].shutdown(_socket.SHUT_RDWR)
+            return
+        if self.ui is not None and self.ui.connection.fileno() == 0:
+            self.ui.connection.shutdown(_socket.SHUT_RDWR)
+            return
+        if all(one.lines is None or one.lines.connection.fileno() != 0 for one in self.servers.values()):
+            with suppress(OSError):
+                os.close(0)
 
     def give_up(self) -> None:
         """The server could not start (no way into the pipe directory): its user's clients wait no longer."""

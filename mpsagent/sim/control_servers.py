@@ -1,6 +1,7 @@
 """Server processes as the control daemon sees them, and who is at the other end of a socket."""
 
 import _socket
+import fcntl
 import os
 import select
 import struct
@@ -20,7 +21,10 @@ class Server:
     def __init__(self, pid: int, uid: int) -> None:
         self.pid = pid
         self.uid = uid
-        self.pidfd = os.pidfd_open(pid)
+        # out of the way: what is free below is for connections, as in the real daemon (X28)
+        self.pidfd = fcntl.fcntl(fd := os.pidfd_open(pid), fcntl.F_DUPFD_CLOEXEC, 64)
+        os.close(fd)
+        self.ready = False
         self.lines: wire.Lines | None = None
         self.dismissed = False
         self.gone_at: float | None = None
