@@ -14,6 +14,18 @@ from typing import NamedTuple
 from mpsagent.facts.model import Limits
 from mpsagent.facts.units import limit_bytes, limit_text, percent_text
 
+PROOF = "get_default_active_thread_percentage"
+"""Always answered. Behind every batch, because a front-end that was turned away (another one is connected) may end with
+exit status 0 and print nothing (scenario X27), which is also the answer of a daemon without servers."""
+_PROVEN = re.compile(r"(?s:(.*\n)?)\d{1,3}(?:\.\d+)?\s*", re.ASCII)
+
+
+def proven(out: str) -> str | None:
+    """The answers without that of ``PROOF``; None when it is missing."""
+    found = _PROVEN.fullmatch(out)
+    return None if found is None else found[1] or ""
+
+
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
