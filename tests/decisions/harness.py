@@ -95,6 +95,7 @@ class Toy:
         self.control_pid = 0
         self.control_stopped = False
         self.never_resumes = False
+        self.spare = False  # servers are not killed before they are Ready
         self.door = False
         self.quitting = False
         self.backoff = 0.2
@@ -161,6 +162,8 @@ class Toy:
             self._after(0.0, lambda: self._note(action, True))
         elif isinstance(action, act.SignalClient):
             self._note(action, self._signal(action))
+        elif isinstance(action, act.KillServer) and action.before_ready and self.spare:
+            self._note(action, False)
         elif isinstance(action, act.KillServer | act.KillControl | act.Resume):
             self._kill(action)
             self._after(0.0, lambda: self._note(action, True))

@@ -102,3 +102,22 @@ def test_a_third_user_is_armed_for_when_the_guess_was_wrong() -> None:
     assert [given(toy)[pid] for pid in pids] == [toy.limits(ALICE), toy.limits(CAROL), toy.limits(BOB)]
     assert toy.limits(CAROL) == Limits(50.0, {0: 10 * GIB})
     assert IN_TIME < START
+
+
+def test_a_server_that_cannot_be_killed_without_hurting_somebody_starts_as_it_is() -> None:
+    """It is not tried again, nothing is armed for it as if it were gone, and what it starts with is on record."""
+    toy = Toy().up()
+    toy.server = None
+    toy.state = State(control=toy.state.control)
+    toy.memory = replace(toy.memory, limits=replace(toy.memory.limits, parking_until=toy.now + 5))
+    toy.spare = True
+    pid = toy.client(ALICE)
+    toy.run(2)
+    assert len(toy.actions(act.KillServer)) == 1
+    assert given(toy)[pid] == toy.world().floor()
+    assert [report.uid for report in toy.reports("limits.mismatch")] == [ALICE]
+    toy.leave(pid)
+    assert toy.memory.starts.spared
+    bob = toy.client(BOB)
+    toy.run(2)
+    assert given(toy)[bob] == toy.limits(BOB)

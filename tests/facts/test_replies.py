@@ -197,3 +197,14 @@ def test_the_table_of_clients_is_read() -> None:
     )
     assert replies.parse_ps("Server not found\n") == ()
     assert replies.parse_ps("") == ()
+
+
+def test_only_a_batch_that_was_heard_ends_with_the_proof() -> None:
+    """A front-end that was turned away may end well and print nothing (scenario X27)."""
+    assert replies.proven("") is None
+    assert replies.proven("\n") is None
+    assert replies.proven("100.0\n") == ""
+    assert replies.proven("4242\n12.8\n") == "4242\n"
+    assert replies.proven("Server 7 not found\n50.0\n") == "Server 7 not found\n"
+    assert replies.proven("Server 7 not found\n") is None
+    assert replies.proven("\0\x07garbage 50.0") is None
