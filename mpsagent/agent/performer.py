@@ -312,9 +312,8 @@ class Performer:
             peer = peer_of(running.pid, 0)
         except OSError as error:
             return f"whose connection the control daemon would close with it cannot be told: {error.strerror}"
-        return (
-            None if peer in (0, server) else f"the control daemon would close the connection of process {peer} with it"
-        )
+        hurt = f"the control daemon would close the connection of process {peer} with it"
+        return None if peer in (None, server) else hurt
 
     def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:
         running = self._supervisor.running

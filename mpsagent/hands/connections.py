@@ -13,14 +13,15 @@ _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def peer_of(pid: int, number: int) -> int:
-    """pid of the process that connected to descriptor ``number`` of process ``pid``; 0 when that is no connection, or
-    not open. Raises OSError when it cannot be told (it needs CAP_SYS_PTRACE, as reading that process's memory does)."""
+def peer_of(pid: int, number: int) -> int | None:
+    """pid of the process that connected to descriptor ``number`` of process ``pid``; None when that is no connection or
+    not open; 0 when that process is in a pid namespace that cannot be seen from here. Raises OSError when it cannot be
+    told (it needs CAP_SYS_PTRACE, as reading that process's memory does)."""
     try:
         if not Path(f"/proc/{pid}/fd/{number}").readlink().name.startswith("socket:"):
-            return 0
+            return None
     except FileNotFoundError:
-        return 0
+        return None
     pidfd = os.pidfd_open(pid)
     try:
         descriptor = _libc.syscall(_PIDFD_GETFD, pidfd, number, 0)

@@ -243,7 +243,7 @@ def main() -> int:
         starts = sorted(kills.starts)
         print(f"from start to answer: median {starts[len(starts) // 2]:.2f} s, most {starts[-1]:.2f} s")
         for problem in problems:
-            print("-", problem[:600])
+            print("-", problem[:3000])
         print("kept" if not problems else f"BROKEN: {len(problems)}")
     return 1 if problems else 0
 
