@@ -288,8 +288,8 @@ class Agent:
             await asyncio.sleep(TICK)
             try:
                 changed = self._rounds.once()
-                deaf = self.performer.silent_since is not None or self.performer.left_open is not None
-                if deaf and self._front_end.busy_since is None:
+                unheard = (self.performer.silent_since, self.performer.turned_away_since) != (None, None)
+                if unheard and self._front_end.busy_since is None:
                     self.spawn(self._listen())
                 self._note_troubles()
             except Exception as error:
@@ -308,6 +308,7 @@ class Agent:
 
     async def _listen(self) -> None:
         await self.performer.listen()
+        await self.performer.see_who_is_there()
         self._again()
 
     # --- deciding -----------------------------------------------------------------------------------------------------

@@ -36,6 +36,10 @@ SHORT = 2.0
 """Seconds for a question that is only asked to hear whether the daemon answers again."""
 
 
+class TurnedAway(Exception):
+    """The control daemon listens to another front-end, or to nobody because of a ``quit``."""
+
+
 class Performer:
     """One instance's hands. ``tell(events)`` takes facts that an answer brought; ``policy`` may be replaced."""
 
@@ -57,7 +61,11 @@ class Performer:
         self.known_clients: Callable[[int], Iterable[int]] = lambda server: ()
         self.silent_since: float | None = None
         self.front_end_trouble: str | None = None
+        self.turned_away_since: float | None = None
         self.left_open: str | None = None
+        """Why we are turned away, once that has lasted."""
+        self._cut_off = False
+        """The run of the front-end that is under way may be cut off, with some of its commands heard."""
         self._front_end = front_end
         self._will = LastWill(front_end.environment)
         self._floor_file = floor_file
@@ -78,6 +86,8 @@ class Performer:
             return self._outcome(action, True, "not enforced: only reported")
         try:
             ok, text = await self._do(action)
+        except TurnedAway as away:
+            return act.Outcome(self._clock.now(), action, False, str(away), heard=False)
         except Exception as error:
             ok, text = False, f"{type(error).__name__}: {error}"
         return self._outcome(action, ok, text)
@@ -127,14 +137,20 @@ class Performer:
     # --- by the front-end ---------------------------------------------------------------------------------------------
 
     async def _ask(
-        self, commands: list[str], *, deadline: float | None = None, urgent: bool = False, may_block: bool = False
+        self,
+        commands: list[str],
+        *,
+        deadline: float | None = None,
+        urgent: bool = False,
+        may_block: bool = False,
+        patient: bool = True,
     ) -> Reply:
         """One run of the front-end; keeps account of whether the daemon answers. ``may_block``: a command that is known
-        to make it wait says nothing about that."""
+        to make it wait says nothing about that. ``patient``: when turned away, try again for a moment."""
         asked = self._clock.now()
         limit = self.policy.hang_control if deadline is None else deadline
         reply, pause = await self._run(commands, limit, urgent), BUSY_FIRST
-        while reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
+        while patient and reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
             await asyncio.sleep(pause)
             reply, pause = await self._run(commands, limit, urgent), 2 * pause
         if reply.status is Status.SILENT and not may_block:
@@ -146,7 +162,10 @@ class Performer:
             self.front_end_trouble = said if program in said else f"{program}: {said}"
         elif reply.status is not Status.REFUSED_QUEUE:
             self.front_end_trouble = None
-        self.left_open = await self._who_is_there() if reply.status is Status.BUSY else None
+        if reply.status is not Status.BUSY:
+            self.turned_away_since = self.left_open = None
+        elif self.turned_away_since is None:
+            self.turned_away_since = asked
         return reply
 
     async def _run(self, commands: list[str], deadline: float, urgent: bool) -> Reply:
@@ -163,14 +182,18 @@ class Performer:
             return reply._replace(status=Status.BUSY)
         return reply._replace(status=Status.FAILED, err=f"it printed what is no answer: {reply.out[:100]!a}")
 
-    async def _who_is_there(self) -> str:
-        """Why the control daemon turns front-ends away, for a person."""
-        what = "the control daemon takes no command: a `quit` waits for clients, or a front-end is left open"
+    async def see_who_is_there(self) -> None:
+        """Once we have been turned away for a while: why, for a person."""
+        since = self.turned_away_since
+        if since is None or self._clock.now() < since + BUSY_MOST:
+            return
         try:
             found = await in_thread(other_front_ends, self.policy.control_program, deadline=SHORT)
         except (OSError, TimeoutError):
             found = []
-        return ": ".join([what, *[", ".join(f"process {pid} of user {uid}" for pid, uid in found)]])
+        if self.turned_away_since is not None:
+            what = "the control daemon takes no command: a `quit` waits for clients, or a front-end is left open"
+            self.left_open = ": ".join([what, *[", ".join(f"process {pid} of user {uid}" for pid, uid in found)]])
 
     def keep_will(self, enforced: bool) -> str | None:
         """What becomes of the defaults when the agent dies: the floor. None, or what is wrong. The helper is the first
@@ -193,11 +216,14 @@ class Performer:
 
     async def listen(self) -> None:
         """One cheap question while the daemon is silent or turns us away: its answer is the end of that."""
-        await self._ask(replies.server_list(), deadline=SHORT)
+        await self._ask(replies.server_list(), deadline=SHORT, patient=False)
 
     async def _set_defaults(self, action: act.SetDefaults) -> tuple[bool, str]:
         ordinals = [device.ordinal for device in self.devices]
-        reply = await self._ask(replies.set_defaults(action.limits, ordinals), urgent=True)
+        reply = await self._ask(replies.set_defaults(action.limits, ordinals), urgent=True, patient=False)
+        cut_off, self._cut_off = self._cut_off, False
+        if reply.status is Status.BUSY and not cut_off:
+            raise TurnedAway(_why(reply))  # what is wanted may be something else by now
         if not reply.ok:
             return False, _why(reply)
         problem = replies.check_defaults(action.limits, reply.out, ordinals)
@@ -312,6 +338,9 @@ class Performer:
             peer = peer_of(running.pid, 0)
         except OSError as error:
             return f"whose connection the control daemon would close with it cannot be told: {error.strerror}"
+        if peer and parent(peer) == os.getpid():  # our own front-end: what it was to set is set again
+            self._cut_off = True
+            return None
         hurt = f"the control daemon would close the connection of process {peer} with it"
         return None if peer in (None, server) else hurt
 

@@ -58,7 +58,8 @@ def note_troubles(
         now,
         "its later clients are right; end its present ones if that matters (mpsagent-cli client terminate PID)",
     )
-    refused = memory.limits.failures if memory.limits.refused is not None and running else 0
+    heard = running and performer.turned_away_since is None
+    refused = memory.limits.failures if memory.limits.refused is not None and heard else 0
     unset = f"the default limits cannot be set: {refused} times in a row the daemon did not confirm them"
     known = "servers that start meanwhile have the limits that were set last; see mpsagent-cli events"
     troubles.set("defaults", unset if refused >= 2 else None, now, known)

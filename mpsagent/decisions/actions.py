@@ -139,12 +139,14 @@ class Report(Action):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered."""
+    """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered; ``heard`` False: the
+    control daemon turned us away and has changed nothing."""
 
     at: float
     action: Action
     ok: bool
     text: str = ""
+    heard: bool = True
 
 
 def action_fields(action: Action) -> dict[str, object]:

@@ -18,6 +18,8 @@ from mpsagent.facts.model import Limits, Server, Status
 RETRY = 1.0
 """Seconds before a refused or unanswered setting is tried again; doubles up to RETRY_MOST."""
 RETRY_MOST = 30.0
+RETRY_UNHEARD = 0.002
+"""The same when another front-end was connected: most stay for a millisecond (conformance scenario X25)."""
 SLOW_START = 5.0
 """Seconds after which a server that is not Ready (60 to 600 ms) may end without having been it: then the next one
 starts at once, so the defaults must fit both. What is asked while the daemon blocks is heard before the next start."""
@@ -121,6 +123,9 @@ def _arm(
         return _unarmed(world, memory, uid, now)
     wanted = _least([world.limits(user) for user in users]) if users else world.floor()
     if not _due(memory, wanted, now):
+        settled = memory.known is not None and same_limits(memory.known, wanted) and memory.refused is not None
+        if settled:  # another wish was refused, unheard, and is none any more
+            memory = replace(memory, refused=None, failures=0, retry_at=float("-inf"))
         return memory, []
     if uid is None:
         reason, rule = f"nobody waits: back to the floor, {limits_text(wanted)}", PROMISE
@@ -261,13 +266,14 @@ def note(memory: LimitsMemory, outcome: act.Outcome) -> LimitsMemory:
         return memory
     if isinstance(action, act.SetDefaults):
         if outcome.ok:
-            known, never = action.limits, float("-inf")
-            return replace(memory, known=known, asked=None, refused=None, failures=0, retry_at=never)
-        wait = min(RETRY * 2.0**memory.failures, RETRY_MOST)
-        # Nobody knows what a refused batch has left behind: the next wish is sent whatever it is.
+            never = float("-inf")
+            return replace(memory, known=action.limits, asked=None, refused=None, failures=0, retry_at=never)
+        wait = min((RETRY if outcome.heard else RETRY_UNHEARD) * 2.0**memory.failures, RETRY_MOST)
         failures = min(memory.failures + 1, 10)
         at = outcome.at + wait
-        return replace(memory, known=None, asked=None, refused=action.limits, failures=failures, retry_at=at)
+        # Nobody knows what a refused batch has left behind: the next wish is sent whatever it is.
+        known = None if outcome.heard else memory.known
+        return replace(memory, known=known, asked=None, refused=action.limits, failures=failures, retry_at=at)
     if isinstance(action, act.SetServerLimits):
         changing = memory.changing - {action.server}
         if outcome.ok:

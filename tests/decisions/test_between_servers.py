@@ -48,3 +48,19 @@ def test_a_start_that_does_not_come_is_not_waited_for_without_end() -> None:
     _, _, wake = limits.decide(world(gap), memory, NOW + 0.01)
     assert wake == NOW + limits.SLOW_START
     assert asked(gap, Limits(20.0), NOW + limits.SLOW_START) == [Limits(30.0)]
+
+
+def test_a_wish_that_was_not_heard_is_sent_again_soon_and_forgotten_when_it_is_none_any_more() -> None:
+    """Another front-end was connected: nothing has changed in the daemon, and what it has is known."""
+    control = Control(7, 900.0, "/p/control")
+    waits = State(control=control, waiting=WAITING[:1])
+    wish = act.SetDefaults(limits=Limits(30.0), uid=B, reason="", rule="")
+    memory = limits.LimitsMemory(daemon=7, known=Limits(10.0), asked=Limits(30.0))
+    memory = limits.note(memory, act.Outcome(NOW, wish, False, heard=False))
+    assert memory.known == Limits(10.0)
+    assert limits.decide(world(waits), memory, NOW)[2] == NOW + limits.RETRY_UNHEARD
+    _, todo, _ = limits.decide(world(waits), memory, NOW + limits.RETRY_UNHEARD)
+    assert [action.limits for action in todo if isinstance(action, act.SetDefaults)] == [Limits(30.0)]
+    memory, todo, _ = limits.decide(world(State(control=control)), memory, NOW)
+    assert (memory.refused, memory.failures) == (None, 0)
+    assert not [action for action in todo if isinstance(action, act.SetDefaults)]

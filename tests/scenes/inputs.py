@@ -276,7 +276,8 @@ def left_open(stage: Stage, count: int) -> Result:
         session, writer = stage.rig.session(uid=C)
         time.sleep(0.2)
         short = stage.client(A)
-        time.sleep(0.15)
+        short.queued()
+        time.sleep(0.01)
         os.close(writer)
         stage.rig.finish(session, 5)
         problems += [text for text in [_share(stage, short, 40)] if text]
