@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import psutil
-
 SHOWN = 5
 
 
 def other_front_ends(program: str) -> list[tuple[int, int]]:
     """pid and uid of processes that look like an open front-end, ours left out. For a message only: a command line says
     whatever its owner likes. Reads all of /proc, so run it in a thread."""
+    import psutil  # rarely needed, and slow to load
+
     name, found = Path(program).name, list[tuple[int, int]]()
     for process in psutil.process_iter():
         try:

@@ -294,7 +294,9 @@ def left_open(stage: Stage, count: int) -> Result:
             if client.rc or _over(stage, client, percent):
                 problems.append(f"wanted {percent} % at most: {client.text()}")
         _healthy(stage, agent)
-        problems += [text for uid, share in ((B, 20), (A, 40)) if (text := _share(stage, stage.client(uid), share))]
+        problems += [
+            text for uid, share in ((B, 20), (A, 40), (B, 20)) if (text := _share(stage, stage.client(uid), share))
+        ]
     return Result(
         {"it says": said, "problems": problems}, not problems, "nobody over; it says who left it open", problems
     )
