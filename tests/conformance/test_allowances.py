@@ -20,7 +20,9 @@ def test_only_the_named_lines_of_the_named_scenarios_are_allowed() -> None:
     refused = "+   err: Cannot send command to MPS control daemon process"
     assert allowances.named("R10", "real 2026", [refused]) == ([], ["turned away"])
     assert allowances.named("R9", "real 2026", [refused]) == ([refused], [])
-    assert allowances.named("R10", "recording 02", [refused]) == ([refused], [])
+    late = "- Control D1: Server S1 is busy"
+    assert allowances.named("Q6", "real 2026", [late]) == ([], ["a late quit"])
+    assert allowances.named("Q6", "recording 03", [late]) == ([late], [])
     other = "- ctl get_server_list -> rc=0 and more"
     assert allowances.named("R10", "real 2026", ["R10 steps", refused, other]) == (
         ["R10 steps", other],
