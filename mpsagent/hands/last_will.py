@@ -19,8 +19,8 @@ LONGEST = 16 << 10
 DEADLINE = 10
 """Seconds for all; the daemon may be blocked."""
 AGAIN, TRIES = 0.003, 9
-"""Seconds until the front-end is run again that ended with a failure, doubling; runs at most, 1.5 s in all. The dead
-agent's own last run may still be connected: the daemon listens to one at a time (conformance scenario X25)."""
+"""Seconds until a front-end that printed nothing is run again, doubling; runs at most, 1.5 s in all. The dead agent's
+own last run may still be connected: the daemon listens to one at a time (conformance scenarios X25 and X27)."""
 FAREWELL = 0.5
 UNHEARD = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGABRT, signal.SIGQUIT]
 """Signals that end a service are sent to all of it (SIGABRT by the watchdog). The helper, and the front-end after it,
@@ -124,15 +124,25 @@ def main() -> None:
     signal.signal(signal.SIGALRM, lambda *_: os.killpg(0, signal.SIGKILL))  # the group is our own
     signal.alarm(DEADLINE)
     for attempt in range(TRIES):
-        reader, writer = os.pipe()
-        os.write(writer, b"\n".join(commands) + b"\n")
-        os.close(writer)
-        os.dup2(reader, 0)
-        os.close(reader)
-        pid = os.posix_spawn(program, [program], os.environ)
-        if os.waitpid(pid, 0)[1] == 0:
+        if heard(program, b"\n".join(commands) + b"\n"):
             break
         time.sleep(AGAIN * 2**attempt)
+
+
+def heard(program: bytes, batch: bytes) -> bool:
+    """Runs the front-end once; whether it printed anything, as the commands' read-back does."""
+    asked, to_ask = os.pipe()
+    said, to_say = os.pipe()
+    os.write(to_ask, batch)
+    os.close(to_ask)
+    actions = [(os.POSIX_SPAWN_DUP2, asked, 0), (os.POSIX_SPAWN_DUP2, to_say, 1)]
+    pid = os.posix_spawn(program, [program], os.environ, file_actions=actions)
+    os.close(asked)
+    os.close(to_say)
+    answer = os.read(said, 1)
+    os.waitpid(pid, 0)
+    os.close(said)
+    return bool(answer)
 
 
 if __name__ == "__main__":

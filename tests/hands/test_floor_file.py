@@ -59,7 +59,7 @@ def test_the_script_tells_each_control_daemon_its_own(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     front_end = programs / "nvidia-cuda-mps-control"
-    front_end.write_text(f'#!/bin/sh\n{{ echo "$CUDA_MPS_PIPE_DIRECTORY"; cat; }} >>{tmp_path}/heard\n')
+    front_end.write_text(f'#!/bin/sh\n{{ echo "$CUDA_MPS_PIPE_DIRECTORY"; cat; }} >>{tmp_path}/heard\necho 50.0\n')
     front_end.chmod(0o755)
     for instance in ("gpu0", "gpu1"):
         FloorFile(instance, str(tmp_path)).keep(f"/pipe/{instance}", COMMANDS)
@@ -69,3 +69,18 @@ def test_the_script_tells_each_control_daemon_its_own(tmp_path: Path) -> None:
     assert done.returncode == 0
     heard = (tmp_path / "heard").read_text().splitlines()
     assert heard == ["/pipe/gpu0", *COMMANDS, "/pipe/gpu1", *COMMANDS]
+
+
+def test_the_script_tries_again_when_the_control_daemon_listens_to_another(tmp_path: Path) -> None:
+    """A front-end that is turned away prints nothing, and may end with exit status 0."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    front_end = programs / "nvidia-cuda-mps-control"
+    away = f"echo x >>{tmp_path}/turns; [ $(wc -l <{tmp_path}/turns) -gt 2 ] || exit 0"
+    front_end.write_text(f"#!/bin/sh\n{away}\ncat >{tmp_path}/heard\necho 50.0\n")
+    front_end.chmod(0o755)
+    FloorFile("gpu0", str(tmp_path)).keep("/pipe/gpu0", COMMANDS)
+    script = tmp_path / "script"
+    script.write_text(SCRIPT.read_text().replace("/run/mpsagent", str(tmp_path)))
+    subprocess.run(["sh", script], env={"PATH": f"{programs}:/usr/bin:/bin"}, check=True, timeout=20)
+    assert (tmp_path / "heard").read_text().splitlines() == [*COMMANDS]

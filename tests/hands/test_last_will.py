@@ -29,7 +29,7 @@ time.sleep(60)
 def front_end(tmp_path: Path, program: MakeProgram) -> Path:
     """Writes what it is given to a file, whole."""
     said = tmp_path / "said"
-    return program(f"cat > {said}.part && mv {said}.part {said}")
+    return program(f"cat > {said}.part && mv {said}.part {said} && echo 50.0")
 
 
 def told(path: Path, seconds: float = 20) -> str | None:
@@ -56,9 +56,8 @@ def test_however_the_agent_dies_the_last_word_is_carried_out(tmp_path: Path, fro
 def test_a_front_end_that_is_turned_away_is_run_again(tmp_path: Path, program: MakeProgram) -> None:
     """The daemon listens to one at a time, and the agent's own last run may still be connected."""
     said, turns = tmp_path / "said", tmp_path / "turns"
-    turned_away = program(
-        f"echo x >> {turns}; [ $(wc -l < {turns}) -gt 3 ] || exit 1; cat > {said}.part; mv {said}.part {said}"
-    )
+    away = f"echo x >> {turns}; [ $(wc -l < {turns}) -gt 3 ] || exit 0"
+    turned_away = program(f"{away}; cat > {said}.part; mv {said}.part {said}; echo 50.0")
     will = LastWill(dict(os.environ))
     assert will.write(str(turned_away), ["a"])
     will.close()
