@@ -70,6 +70,7 @@ class History:
         """Records at the head of ``_pending`` that a thread is writing just now."""
         self._landed: int | OSError | None = None
         self._disk = threading.Lock()
+        self._closed = False  # a step that its thread has not begun by now is never begun
         self._waiters: set[asyncio.Future[None]] = set()
         if self._path is not None:
             self._load(self._path)
@@ -147,9 +148,11 @@ class History:
             self._writing = None
             if not self._disk.acquire(timeout=CLOSE_DEADLINE):
                 return  # the disk does not answer: what it has of this nobody knows
+            self._closed = True
             self._disk.release()
-            if not self._account():
-                return
+            self._in_flight = 0
+            if self._landed is not None:
+                self._account()
         while self._pending:
             self._put(self._batch())
             if not self._account():
@@ -177,7 +180,7 @@ class History:
 
     async def _write(self) -> None:
         """One step, in a thread: a busy disk may hold a write up for longer than there is time to arm."""
-        step = asyncio.ensure_future(in_thread(self._put, self._batch(), deadline=FOREVER))
+        step = asyncio.ensure_future(in_thread(self._put_in_thread, self._batch(), deadline=FOREVER))
         done, _ = await asyncio.wait({step}, timeout=SLOW)
         if not done:
             self._report(f"{self._path}: the disk does not answer; the last records are only in memory")
@@ -208,18 +211,22 @@ class History:
             self._in_flight += 1
         return bytes(data)
 
+    def _put_in_thread(self, data: bytes) -> None:
+        with self._disk:
+            if not self._closed:
+                self._put(data)
+
     def _put(self, data: bytes) -> None:
         """Blocks. Leaves what came of it in ``_landed``."""
         assert self._path is not None
-        with self._disk:
-            try:
-                if self._fd >= 0 and self._size >= FILE_SIZE and not self._cut:
-                    self._rotate(self._path)
-                if self._fd < 0:
-                    self._open(self._path)
-                self._landed = os.write(self._fd, data)
-            except OSError as error:
-                self._landed = error
+        try:
+            if self._fd >= 0 and self._size >= FILE_SIZE and not self._cut:
+                self._rotate(self._path)
+            if self._fd < 0:
+                self._open(self._path)
+            self._landed = os.write(self._fd, data)
+        except OSError as error:
+            self._landed = error
 
     def _account(self) -> bool:
         """What the last step has brought. False when the disk takes nothing."""

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -233,6 +233,52 @@ def test_sigkill_at_any_moment_leaves_no_gap_and_no_second_meaning(tmp_path: Pat
     assert all(tokens[number] == token for number, token in seen.items())
     assert len(seen) > 1000
     history.close()
+
+
+@pytest.mark.parametrize("begun", ["before", "after", "never"])
+def test_closed_while_a_thread_is_to_write(
+    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch, begun: str
+) -> None:
+    """Every record is on disk once, and the descriptor shut, wherever the thread of the last step was at that time."""
+    steps: list[Callable[[], None]] = []
+
+    async def in_thread(function: Callable[[bytes], None], data: bytes, *, deadline: float) -> None:
+        steps.append(lambda: function(data))
+        await asyncio.sleep(deadline)
+
+    monkeypatch.setattr(module, "in_thread", in_thread)
+
+    async def scenario() -> None:
+        history = History(str(tmp_path))
+        for number in range(3):
+            history.append("a", float(number))
+        await until(lambda: steps)
+        history.append("b", 3.0)
+        if begun == "before":
+            steps[0]()
+        history.close()
+        if begun == "after":
+            steps[0]()
+        assert [record["seq"] for record in lines(tmp_path / NAME)] == [1, 2, 3, 4]
+
+    play(scenario())
+
+
+def test_closed_at_any_turn_of_the_loop(tmp_path: Path, play: Play) -> None:
+    """The same with the threads there are."""
+
+    async def scenario() -> None:
+        for turns in range(60):
+            directory = tmp_path / str(turns)
+            history = History(str(directory))
+            for number in range(3):
+                history.append("a", float(number))
+            for _ in range(turns % 20):
+                await asyncio.sleep(0)
+            history.close()
+            assert [record["seq"] for record in lines(directory / NAME)] == [1, 2, 3]
+
+    play(scenario())
 
 
 @pytest.fixture
