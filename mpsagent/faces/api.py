@@ -35,8 +35,8 @@ _silent.addHandler(logging.NullHandler())
 _silent.propagate = False  # aiohttp logs what peers send; a peer must not be able to fill the journal
 
 
-LAST_WORDS = 0.25
-"""Seconds that a connection which was accepted just before the end has for its request."""
+LAST_WORDS, TURN = 0.25, 0.01
+"""Seconds that a connection which was accepted just before the end has for its request; how often it is looked for."""
 
 
 class Api:
@@ -100,9 +100,11 @@ class Api:
         self._closing.set()
         if self._server is not None:
             self._server.close()
-            await asyncio.sleep(
-                LAST_WORDS
-            )  # who has just been let in may still ask; the others wait in systemd's socket
+            # Who has just been let in may still ask; the others wait in systemd's socket.
+            latest = time.monotonic() + LAST_WORDS
+            await asyncio.sleep(TURN)
+            while self.porter.unheard and time.monotonic() < latest:
+                await asyncio.sleep(TURN)
         await self._runner.cleanup()
 
     # --- for each request

@@ -70,6 +70,8 @@ class Porter:
         self.bounds = bounds
         self.inner = inner
         self.by_uid: Counter[int] = Counter()
+        self.unheard = 0
+        """Connections that were let in and have not asked anything so far."""
         self.turned_away = 0
         self.dropped = 0
         self.lingering = 0
@@ -121,7 +123,7 @@ class Door(asyncio.Protocol):
         self._stall: asyncio.TimerHandle | None = None
         self._coming = bytearray()
         self._in_header, self._answered, self._body_left = True, True, 0
-        self._refused = self._lingers = self._held = False
+        self._refused = self._lingers = self._held = self._unheard = False
         self.peer: Peer | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -153,6 +155,8 @@ class Door(asyncio.Protocol):
             self._refuse(refused)
             return
         self.peer = peer
+        self._unheard = True
+        self._porter.unheard += 1
         self._timed(self._bounds.header_time)
         self._inner = self._porter.inner()
         self._inner.connection_made(transport)
@@ -182,6 +186,7 @@ class Door(asyncio.Protocol):
             self._inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._heard()
         self._timed(None)
         if self._stall is not None:
             self._stall.cancel()
@@ -215,6 +220,7 @@ class Door(asyncio.Protocol):
             return
         if not whole:
             return
+        self._heard()
         header = bytes(self._coming[:end])
         del self._coming[:end]
         length = _body_length(header)
@@ -232,6 +238,11 @@ class Door(asyncio.Protocol):
                 loop.call_later(wait, self._pass_header, header)
             else:
                 self._pass_header(header)
+
+    def _heard(self) -> None:
+        if self._unheard:
+            self._unheard = False
+            self._porter.unheard -= 1
 
     def _pass_header(self, header: bytes) -> None:
         self._held = False
