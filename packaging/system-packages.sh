@@ -30,6 +30,7 @@ if [ "$(id -u)" -eq 0 ]; then
     want util-linux command -v unshare
     want acl command -v setfacl
     want mandoc command -v mandoc
+    want curl command -v curl
     # The package is tried out in a systemd booted for it: what it depends on has to be there. It uses the system's Python.
     want python3-pystemd /usr/bin/python3 -I -c 'import pystemd'
 fi

@@ -196,7 +196,9 @@ def test_whatever_happens_the_decisions_stay_sane(program: list[Step], lag: floa
     toy.run(300)
     before = len(toy.done)
     toy.run(100)
-    assert len(toy.done) - before <= 100  # less than one a second, with a deaf daemon and a frozen server at once
+    # At most a nudge of the server each second and a look at the daemon every ten: a client that nothing ends, with a
+    # user behind it.
+    assert len(toy.done) - before <= 115
 
 
 @settings(max_examples=100, deadline=None)

@@ -20,6 +20,9 @@ def served() -> Iterator[Served]:
         yield one
 
 
+with_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
 def get(served: Served, target: str) -> tuple[int, Any]:
     status, raw = client.request(str(served.path), "GET", target)
     return status, json.loads(raw)
@@ -30,7 +33,7 @@ def post(served: Served, target: str, body: Any = None) -> tuple[int, Any]:
     return status, json.loads(raw)
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@with_curl
 def test_curl_works(served: Served) -> None:
     """What the documentation promises to people without our client."""
     done = subprocess.run(
@@ -116,6 +119,7 @@ def test_errors_say_what_where_and_what_to_do(
     assert served.backend.asked == []
 
 
+@with_curl
 def test_a_body_that_is_not_json(served: Served) -> None:
     """Garbage, a number, deep nesting: 400, never a fault of ours."""
     for raw in ("{", "7", "[" * 30000, "\xff"):
