@@ -193,7 +193,8 @@ class Performer:
             found = []
         if self.turned_away_since is not None:
             what = "the control daemon takes no command: a `quit` waits for clients, or a front-end is left open"
-            self.left_open = ": ".join([what, *[", ".join(f"process {pid} of user {uid}" for pid, uid in found)]])
+            who = ", ".join(f"process {pid} of user {uid}" for pid, uid in found)
+            self.left_open = f"{what}: {who}" if who else what
 
     def keep_will(self, enforced: bool) -> str | None:
         """What becomes of the defaults when the agent dies: the floor. None, or what is wrong. The helper is the first
@@ -341,7 +342,8 @@ class Performer:
         if peer and parent(peer) == os.getpid():  # our own front-end: what it was to set is set again
             self._cut_off = True
             return None
-        hurt = f"the control daemon would close the connection of process {peer} with it"
+        whose = f"process {peer}" if peer else "a process in a pid namespace that cannot be seen from here"
+        hurt = f"the control daemon would close the connection of {whose} with it"
         return None if peer in (None, server) else hurt
 
     def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:

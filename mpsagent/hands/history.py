@@ -150,7 +150,6 @@ class History:
                 return  # the disk does not answer: what it has of this nobody knows
             self._closed = True
             self._disk.release()
-            self._in_flight = 0
             if self._landed is not None:
                 self._account()
         while self._pending:
