@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from benchmarks.figure import Figure
-from mpsagent.decisions.decide import Memory, decide
-from mpsagent.decisions.policy_file import load
-from mpsagent.decisions.world import Process, World
-from mpsagent.facts.identity import Identity
-from mpsagent.facts.logparse import LogParser, Source
-from mpsagent.facts.model import Client, Control, Device, Server, State, Status, Waiting
-from mpsagent.facts.reduce import apply_all
+from mpsagent.core.decide import Memory, decide
+from mpsagent.policy.files import load
+from mpsagent.core.world import Process, World
+from mpsagent.policy.identity import Identity
+from mpsagent.mps.loglines import LogParser, Source
+from mpsagent.core.model import Client, Control, Server, State, Status, Waiting
+from mpsagent.mps.limits import Device
+from mpsagent.core.reduce import apply_all
 from tests import recordings
 
 H200 = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)

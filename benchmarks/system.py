@@ -15,9 +15,9 @@ from datetime import datetime
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from tests.system.machine import Machine, booted, why_not
-from tests.system.package import build
-from tests.system.service import ALICE, CLIENT, api, enable, install
+from tests.booted.machine import Machine, booted, why_not
+from tests.booted.package import build
+from tests.booted.service import ALICE, CLIENT, api, enable, install
 
 LOG = "/var/log/nvidia-mps/control.log"
 CLIENTS = 48

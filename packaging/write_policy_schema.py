@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mpsagent.decisions.policy_sections import schema
+from mpsagent.policy.sections import schema
 
 TARGET = Path(__file__).resolve().parent.parent / "policies" / "policy.schema.json"
 

@@ -39,18 +39,18 @@ def _floor(prefix: str, ours: str, others: frozenset[str] | None) -> Floor:
 FLOORS = (
     _floor("mpsagent.facts", "", PURE_STDLIB),
     _floor("mpsagent.decisions", "mpsagent.facts", PURE_STDLIB | {"pydantic", "pydantic_core", "tomli", "signal"}),
-    _floor("mpsagent.hands", "mpsagent.facts mpsagent.decisions.actions mpsagent.decisions.policy", None),
+    _floor("mpsagent.hands", "mpsagent.facts mpsagent.core.actions mpsagent.policy.policy", None),
     _floor("mpsagent.agent", "mpsagent.facts mpsagent.decisions mpsagent.hands", None),
     _floor("mpsagent.faces", "mpsagent.facts mpsagent.decisions", None),
     # The roof, the one place where the parts are put together: the program starts the agent and its API.
     _floor("mpsagent.program", "mpsagent.facts mpsagent.decisions mpsagent.hands mpsagent.agent mpsagent.faces", None),
-    _floor("mpsagent.sim", "mpsagent.facts.units", None),
+    _floor("mpsagent.sim", "mpsagent.mps.units", None),
 )
 # What a user's shell starts again and again: neither these nor anything that they import at their top may be heavy.
-LIGHT = ("mpsagent.faces.cli", "mpsagent.faces.client")
+LIGHT = ("mpsagent.interfaces.cli", "mpsagent.interfaces.client")
 HEAVY = frozenset("aiohttp asyncinotify psutil pydantic pynvml pystemd structlog tomli asyncio".split())
 # The command line may fetch the agent's insides on no account, not even in a function.
-OFFLINE = ("mpsagent.faces.cli", "mpsagent.faces.client", "mpsagent.faces.replay")
+OFFLINE = ("mpsagent.interfaces.cli", "mpsagent.interfaces.client", "mpsagent.interfaces.replay")
 
 # Calls that are a clock or the outside world in disguise.
 IMPURE_NAMES = frozenset({"open", "input", "print", "exec", "eval", "__import__", "breakpoint"})
@@ -124,7 +124,7 @@ def wrong_imports(module: str, found: list[tuple[int, str]]) -> list[str]:
 def wrong_calls(module: str, tree: ast.AST) -> list[str]:
     problems = []
     pure = any(within(module, floor) for floor in PURE_FLOORS)
-    may_print = module.startswith("mpsagent.faces.cli") or within(module, "mpsagent.sim")
+    may_print = module.startswith("mpsagent.interfaces.cli") or within(module, "mpsagent.sim")
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -199,7 +199,7 @@ BAD_MODULES = {
     "a file opened in the facts": ("facts/bad.py", "x = open('/etc/passwd')\n", "calls open()"),
     "facts look up": ("facts/bad.py", "from mpsagent.decisions import decide\n", "above or beside"),
     "facts look up, relatively": ("facts/bad.py", "from ..hands import frontend\n", "above or beside"),
-    "hands decide": ("hands/bad.py", "from mpsagent.decisions.decide import decide\n", "above or beside"),
+    "hands decide": ("hands/bad.py", "from mpsagent.core.decide import decide\n", "above or beside"),
     "hands look up": ("hands/bad.py", "import mpsagent.agent.loop\n", "above or beside"),
     "the command line takes from the agent": (
         "faces/cli.py",
@@ -208,15 +208,15 @@ BAD_MODULES = {
     ),
     "the command line takes from the hands": (
         "faces/cli_more.py",
-        "from mpsagent.hands import frontend\n",
+        "from mpsagent.system import frontend\n",
         "above or beside",
     ),
     "the command line gets heavy": ("faces/client.py", "import aiohttp\n", "stays light"),
-    "the agent takes from the roof": ("agent/bad.py", "import mpsagent.program.main\n", "above or beside"),
-    "the agent takes from the faces": ("agent/bad.py", "import mpsagent.faces.api\n", "above or beside"),
+    "the agent takes from the roof": ("agent/bad.py", "import mpsagent.interfaces.daemon\n", "above or beside"),
+    "the agent takes from the faces": ("agent/bad.py", "import mpsagent.interfaces.api\n", "above or beside"),
     "the simulator takes from the facts": (
         "sim/bad.py",
-        "from mpsagent.facts.model import Server\n",
+        "from mpsagent.core.model import Server\n",
         "above or beside",
     ),
     "somebody takes from the simulator": ("hands/bad.py", "import mpsagent.sim.cli\n", "imports the simulator"),
@@ -243,20 +243,20 @@ def test_each_violation_is_seen(what: str, tmp_path: Path) -> None:
 def test_what_the_floors_allow_is_not_reported(tmp_path: Path) -> None:
     """The other direction: rules that forbid everything would pass the test above too."""
     good = {
-        "facts/model.py": ["import dataclasses, collections.abc", "from mpsagent.facts.units import Percent"],
-        "decisions/decide.py": ["import pydantic", "from mpsagent.facts.model import State", "from . import ladder"],
-        "hands/frontend.py": ["import asyncio, os", "from mpsagent.decisions.actions import SetLimits"],
+        "facts/model.py": ["import dataclasses, collections.abc", "from mpsagent.mps.units import Percent"],
+        "decisions/decide.py": ["import pydantic", "from mpsagent.core.model import State", "from . import ladder"],
+        "hands/frontend.py": ["import asyncio, os", "from mpsagent.core.actions import SetLimits"],
         "agent/loop.py": [
             "import structlog",
-            "from mpsagent.hands import frontend",
+            "from mpsagent.system import frontend",
             "from mpsagent import __version__",
         ],
-        "program/main.py": ["from mpsagent.faces.api import serve", "import mpsagent.agent.loop"],
-        "faces/cli.py": ["import click, socket", "from mpsagent.faces import client", "print('x')"],
-        "faces/client.py": ["import socket", "from mpsagent.facts.model import State"],
+        "program/main.py": ["from mpsagent.interfaces.api import serve", "import mpsagent.agent.loop"],
+        "faces/cli.py": ["import click, socket", "from mpsagent.interfaces import client", "print('x')"],
+        "faces/client.py": ["import socket", "from mpsagent.core.model import State"],
         "faces/api.py": ["import aiohttp"],
         "sim/cli.py": [
-            "from mpsagent.facts.units import Percent",
+            "from mpsagent.mps.units import Percent",
             "from mpsagent.sim.server import Server",
             "print('x')",
         ],
@@ -272,12 +272,12 @@ def test_heavy_imports_are_found_through_other_modules(tmp_path: Path) -> None:
     """`mpsagent-cli status` is run in scripts and prompts; one import too many, three modules away, doubles it."""
     package = tmp_path / "mpsagent"
     for place, text in {
-        "faces/cli.py": "from mpsagent.faces import client\n",
-        "faces/client.py": "from mpsagent.decisions.policy import load\ndef f():\n    import tomli\n",
+        "faces/cli.py": "from mpsagent.interfaces import client\n",
+        "faces/client.py": "from mpsagent.policy.policy import load\ndef f():\n    import tomli\n",
         "decisions/policy.py": "import pydantic\n",
     }.items():
         (package / place).parent.mkdir(parents=True, exist_ok=True)
         (package / place).write_text(text)
     problems = violations(tmp_path)
-    assert any("client -> mpsagent.decisions.policy -> pydantic" in problem for problem in problems), problems
+    assert any("client -> mpsagent.policy.policy -> pydantic" in problem for problem in problems), problems
     assert not any("tomli" in problem for problem in problems), "an import inside a function costs nothing at start"

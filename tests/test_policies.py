@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import tomli
 
-from mpsagent.decisions.policy import Policy, Rules
-from mpsagent.decisions.policy_file import load
-from mpsagent.decisions.policy_sections import (
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy, Rules
+from mpsagent.policy.sections import (
     AgentSection,
     HangSection,
     HooksSection,
@@ -23,8 +25,6 @@ from mpsagent.decisions.policy_sections import (
     SwitchSection,
     schema,
 )
-from mpsagent.facts.identity import Identity
-from mpsagent.facts.model import Device, Limits
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICIES = ROOT / "policies"

@@ -6,10 +6,10 @@ import os
 import time
 from contextlib import suppress
 
-from mpsagent.decisions.policy import Policy
-from mpsagent.hands import lock, pipedir
-from mpsagent.hands.control import PROGRAM, ControlSupervisor, Running, Trouble, TroubleKind
-from mpsagent.hands.processes import TICKS, Process
+from mpsagent.policy.policy import Policy
+from mpsagent.system import lock, pipedir
+from mpsagent.system.control import PROGRAM, ControlSupervisor, Running, Trouble, TroubleKind
+from mpsagent.system.processes import TICKS, Process
 
 LOCK = "mpsagent.lock"
 

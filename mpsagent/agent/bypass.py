@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mpsagent.hands.devices import ComputeProcess
-from mpsagent.hands.processes import Process
+from mpsagent.system.devices import ComputeProcess
+from mpsagent.system.processes import Process
 
 EVERY = 60.0
 """Seconds between two looks while somebody holds a GPU or waits; none while all is idle: each one starts a program."""

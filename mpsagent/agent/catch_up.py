@@ -14,12 +14,12 @@ from heapq import merge
 from typing import NamedTuple
 
 from mpsagent.agent.records import event_record
-from mpsagent.facts.events import ControlGone, ControlStarted, LogEvent, ServerReady
-from mpsagent.facts.logparse import LogParser
-from mpsagent.facts.model import Control, State
-from mpsagent.facts.reduce import apply
-from mpsagent.facts.skim import Served, Skimmer, served
-from mpsagent.hands.logfiles import START_MARKER, STEP, Position, find_start, find_time, open_log
+from mpsagent.core.model import Control, State
+from mpsagent.core.reduce import apply
+from mpsagent.core.skim import Served, Skimmer, served
+from mpsagent.mps.events import ControlGone, ControlStarted, LogEvent, ServerReady
+from mpsagent.mps.loglines import LogParser
+from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, open_log
 
 MISSED_MOST = 10_000
 OVERLAP = 600.0

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpsagent.agent.settings import Settings
-from mpsagent.facts.model import Device
-from mpsagent.hands import devices as gpus
+from mpsagent.mps.limits import Device
+from mpsagent.system import devices as gpus
 
 CACHE = "devices.json"
 UNKNOWN = tuple(Device(ordinal, "", "unknown GPU", 4 << 30, 256) for ordinal in range(8))

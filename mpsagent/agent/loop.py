@@ -27,20 +27,21 @@ from mpsagent.agent.rounds import Rounds
 from mpsagent.agent.senses import People, Processes, wanted_processes
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.troubles import Troubles, note_troubles
-from mpsagent.decisions import actions as act
-from mpsagent.decisions.decide import Memory, decide, note
-from mpsagent.decisions.policy import Policy, PolicyError
-from mpsagent.decisions.world import Drain, World
-from mpsagent.facts import events as ev
-from mpsagent.facts.logparse import LogParser
-from mpsagent.facts.model import Device, State
-from mpsagent.facts.reduce import apply, apply_all
-from mpsagent.hands import pipedir
-from mpsagent.hands.control import ControlSupervisor
-from mpsagent.hands.frontend import FrontEnd
-from mpsagent.hands.history import History
-from mpsagent.hands.logfiles import Chunk, LogFollower, Position, at_position
-from mpsagent.hands.names import Names
+from mpsagent.core import actions as act
+from mpsagent.core.decide import Memory, decide, note
+from mpsagent.core.model import State
+from mpsagent.core.reduce import apply, apply_all
+from mpsagent.core.world import Drain, World
+from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Device
+from mpsagent.mps.loglines import LogParser
+from mpsagent.policy.policy import Policy, PolicyError
+from mpsagent.system import pipedir
+from mpsagent.system.control import ControlSupervisor
+from mpsagent.system.frontend import FrontEnd
+from mpsagent.system.history import History
+from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position
+from mpsagent.system.names import Names
 
 TICK = 1.0
 """Seconds between two rounds."""

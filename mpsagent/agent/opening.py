@@ -13,13 +13,13 @@ from mpsagent.agent.adoption import started_at, take_over
 from mpsagent.agent.catch_up import OVERLAP, catch_up, not_yet_written, settled
 from mpsagent.agent.performer import mps_environment
 from mpsagent.agent.resume import climbs_of, drain_of
-from mpsagent.facts.logparse import LogParser
-from mpsagent.facts.model import Limits
-from mpsagent.hands import pipedir
-from mpsagent.hands.control import Running, TroubleKind
-from mpsagent.hands.floor_file import FloorFile
-from mpsagent.hands.logfiles import Position
-from mpsagent.hands.user_environment import write_user_environment
+from mpsagent.mps.limits import Limits
+from mpsagent.mps.loglines import LogParser
+from mpsagent.system import pipedir
+from mpsagent.system.control import Running, TroubleKind
+from mpsagent.system.floor_file import FloorFile
+from mpsagent.system.logfiles import Position
+from mpsagent.system.user_environment import write_user_environment
 
 if TYPE_CHECKING:
     from mpsagent.agent.loop import Agent

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mpsagent.agent.loop import Agent
-from mpsagent.decisions import actions as act
-from mpsagent.decisions import decide
-from mpsagent.decisions.world import Drain
+from mpsagent.core import actions as act
+from mpsagent.core import decide
+from mpsagent.core.world import Drain
 
 
 def end_client(agent: Agent, pid: int, *, at_once: bool, dry_run: bool, by: int) -> dict[str, Any]:

@@ -11,22 +11,22 @@ from pathlib import Path
 from mpsagent.agent.adoption import Claim, take_over
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.senses import Processes
-from mpsagent.decisions import actions as act
-from mpsagent.decisions.policy import Policy
-from mpsagent.facts import events as ev
-from mpsagent.facts import replies
-from mpsagent.facts.model import Device, Limits
-from mpsagent.hands import pipedir
-from mpsagent.hands.connections import peer_of
-from mpsagent.hands.control import ControlSupervisor, Running, TroubleKind
-from mpsagent.hands.floor_file import FloorFile
-from mpsagent.hands.frontend import FrontEnd, Reply, Status
-from mpsagent.hands.hooks import run_hook
-from mpsagent.hands.last_will import LastWill
-from mpsagent.hands.other_front_ends import other_front_ends
-from mpsagent.hands.processes import Process, parent, start_time
-from mpsagent.hands.spawn import find_program
-from mpsagent.hands.threads import in_thread
+from mpsagent.core import actions as act
+from mpsagent.mps import commands as replies
+from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy.policy import Policy
+from mpsagent.system import pipedir
+from mpsagent.system.connections import peer_of
+from mpsagent.system.control import ControlSupervisor, Running, TroubleKind
+from mpsagent.system.floor_file import FloorFile
+from mpsagent.system.frontend import FrontEnd, Reply, Status
+from mpsagent.system.hooks import run_hook
+from mpsagent.system.last_will import LastWill
+from mpsagent.system.other_front_ends import other_front_ends
+from mpsagent.system.processes import Process, parent, start_time
+from mpsagent.system.spawn import find_program
+from mpsagent.system.threads import in_thread
 
 RESUME_EVERY = 0.1
 """Seconds between two looks whether a client that is asked to end is stopped."""

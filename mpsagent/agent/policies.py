@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from mpsagent.agent.settings import Settings
-from mpsagent.decisions.policy import Policy, PolicyError
-from mpsagent.decisions.policy_file import load
-from mpsagent.hands.policy_files import Texts, read_policy_files
-from mpsagent.hands.threads import in_thread
+from mpsagent.policy.files import load
+from mpsagent.policy.policy import Policy, PolicyError
+from mpsagent.system.policy_files import Texts, read_policy_files
+from mpsagent.system.threads import in_thread
 
 LAST = "last-policy.json"
 FIXED = ("pipe_directory", "log_directory", "control_program", "devices", "parked_user", "instance")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpsagent.facts import events as ev
-from mpsagent.facts.model import State
+from mpsagent.core.model import State
+from mpsagent.mps import events as ev
 
 _KINDS: dict[type, str] = {
     ev.ControlStarted: "control.started",

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from signal import Signals
 from typing import Any
 
-from mpsagent.decisions.ladder import Climb, Rung, Section
-from mpsagent.decisions.policy import Policy, Rules
-from mpsagent.decisions.world import Drain
-from mpsagent.facts.identity import Identity
-from mpsagent.facts.model import State
-from mpsagent.hands.processes import Process
+from mpsagent.core.ladder import Climb, Rung, Section
+from mpsagent.core.model import State
+from mpsagent.core.world import Drain
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy, Rules
+from mpsagent.system.processes import Process
 
 Record = Mapping[str, Any]
 _ENDED = {Signals.SIGTERM: Rung.SIGTERM, Signals.SIGKILL: Rung.SIGKILL}

@@ -11,9 +11,9 @@ from mpsagent.agent import bypass
 from mpsagent.agent.adoption import started_at
 from mpsagent.agent.catch_up import settled
 from mpsagent.agent.performer import mps_environment
-from mpsagent.hands import devices as gpus
-from mpsagent.hands import pipedir
-from mpsagent.hands.threads import in_thread
+from mpsagent.system import devices as gpus
+from mpsagent.system import pipedir
+from mpsagent.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mpsagent.agent.loop import Agent

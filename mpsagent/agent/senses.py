@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from mpsagent.decisions.decide import Memory
-from mpsagent.decisions.world import Process as Alive
-from mpsagent.facts.identity import Identity
-from mpsagent.facts.model import State
-from mpsagent.hands.names import Names
-from mpsagent.hands.processes import Process, Watcher, real_uid
+from mpsagent.core.decide import Memory
+from mpsagent.core.model import State
+from mpsagent.core.world import Process as Alive
+from mpsagent.policy.identity import Identity
+from mpsagent.system.names import Names
+from mpsagent.system.processes import Process, Watcher, real_uid
 
 AGAIN = 5.0
 """Seconds until a silent name service is asked again."""

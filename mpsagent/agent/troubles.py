@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpsagent.agent.performer import Performer
-from mpsagent.decisions.decide import Memory
+from mpsagent.core.decide import Memory
 
 
 @dataclass(frozen=True, slots=True)

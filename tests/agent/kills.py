@@ -22,7 +22,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mpsagent.facts.units import multiprocessors_for_percent
+from mpsagent.mps.units import multiprocessors_for_percent
 from tests.conformance import rig as rigs
 from tests.scenes.stage import USERS, Agent, Stage, StageError, backend_of
 

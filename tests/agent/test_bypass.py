@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpsagent.agent.bypass import Bypass, mode_trouble
-from mpsagent.hands.devices import ComputeProcess
+from mpsagent.system.devices import ComputeProcess
 from tests.scenes.stage import A, B, Stage
 
 OURS = ["GPU-1"]

@@ -8,8 +8,8 @@ import pytest
 
 from mpsagent.agent import catch_up as catching
 from mpsagent.agent.catch_up import Caught
-from mpsagent.facts.logparse import LogParser
-from mpsagent.facts.skim import NOBODY, Served, Skimmer
+from mpsagent.core.skim import NOBODY, Served, Skimmer
+from mpsagent.mps.loglines import LogParser
 from tests import recordings
 
 

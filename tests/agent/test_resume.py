@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mpsagent.agent.resume import climbs_of, drain_of
-from mpsagent.decisions.ladder import Rung
-from mpsagent.decisions.policy import Policy
-from mpsagent.facts.model import Client, Server, State, Status
-from mpsagent.hands.processes import start_time
+from mpsagent.core.ladder import Rung
+from mpsagent.core.model import Client, Server, State, Status
+from mpsagent.policy.policy import Policy
+from mpsagent.system.processes import start_time
 
 NOW = 1000.0
 

@@ -16,14 +16,14 @@ from mpsagent.agent.loop import Agent
 from mpsagent.agent.senses import MOST_QUESTIONS, People
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.troubles import Troubles
-from mpsagent.decisions.world import World
-from mpsagent.facts import events as ev
-from mpsagent.facts.identity import Identity
-from mpsagent.facts.logparse import LogParser
-from mpsagent.facts.model import Control, State
-from mpsagent.hands.control import Trouble, TroubleKind
-from mpsagent.hands.history import History
-from mpsagent.hands.names import Names
+from mpsagent.core.model import Control, State
+from mpsagent.core.world import World
+from mpsagent.mps import events as ev
+from mpsagent.mps.loglines import LogParser
+from mpsagent.policy.identity import Identity
+from mpsagent.system.control import Trouble, TroubleKind
+from mpsagent.system.history import History
+from mpsagent.system.names import Names
 
 
 class NoDaemon:
@@ -338,7 +338,7 @@ def test_the_gpus_of_yesterday_serve_until_the_driver_answers(tmp_path: Path) ->
 
 def test_while_no_gpu_is_known_limits_are_less_never_none() -> None:
     """A percentage of an unknown memory could be anything; a missing limit would be everything."""
-    from mpsagent.decisions.policy_file import load
+    from mpsagent.policy.files import load
 
     policy, errors = load([("p", '[limits]\nmemory = "25%"\nthreads = { sms = 26 }\n')])
     assert policy is not None

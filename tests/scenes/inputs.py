@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from mpsagent.facts.units import multiprocessors_for_percent
+from mpsagent.mps.units import multiprocessors_for_percent
 from tests.scenes.ending import until_served
 from tests.scenes.stage import A, Agent, B, C, Client, Result, Scene, Stage
 

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from mpsagent.facts.units import multiprocessors_for_percent
+from mpsagent.mps.units import multiprocessors_for_percent
 from tests.conformance import rig as rigs
 from tests.scenes.stage import USERS, Agent, Client, Result, Scene, Stage
 

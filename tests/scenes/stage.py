@@ -27,7 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mpsagent.facts.units import multiprocessors_for_percent
+from mpsagent.mps.units import multiprocessors_for_percent
 from tests.conformance import rig as rigs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -247,7 +247,7 @@ class Stage:
 
     def cli(self, agent: Agent, *arguments: str, uid: int | None = None, timeout: float = 30.0) -> tuple[int, str]:
         """Exit status and output of `mpsagent-cli`."""
-        command = [sys.executable, "-m", "mpsagent.faces.cli", "--socket", str(agent.api.path), *arguments]
+        command = [sys.executable, "-m", "mpsagent.interfaces.cli", "--socket", str(agent.api.path), *arguments]
         started = self.rig.run(command, uid=uid, env={**self.python_environment()})
         if not rigs.exited(started.process, timeout):
             started.process.kill()
@@ -289,7 +289,10 @@ class Stage:
     def start_agent(self, *, prefix: Sequence[str] = ()) -> Agent:
         """`mpsagent run` on the policy that was written, without waiting for anything."""
         program = Path(sys.executable).with_name("mpsagent")
-        command = [*prefix, *([str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.program.main"])]
+        command = [
+            *prefix,
+            *([str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.interfaces.daemon"]),
+        ]
         socket_path = self.place / "agent.sock"
         command += ["run", "--policy", str(self.place / "policy.toml"), "--socket", str(socket_path)]
         command += ["--state-directory", str(self.place / "state"), "--log-format", "text"]

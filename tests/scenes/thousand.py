@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mpsagent.facts.units import multiprocessors_for_percent
+from mpsagent.mps.units import multiprocessors_for_percent
 from tests.scenes.limits import OVERHEAD, POLICY, SHARES
 from tests.scenes.stage import USERS, Agent, Result, Scene, Stage, backend_of, seconds_of
 

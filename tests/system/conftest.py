@@ -1,57 +1,95 @@
-"""The package, built once, and a machine that has it installed with the simulator in NVIDIA's place."""
+"""Shared by the tests of the hands: a loop per test, small programs written on the spot, and a watch on leaks."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+import asyncio
+import os
+import stat
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.system.machine import Machine, booted, why_not
-from tests.system.package import build
-from tests.system.service import enable, install
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test that asks for a machine needs root and namespaces; elsewhere it is skipped, with the reason."""
-    for item in items:
-        if {"machine", "node", "running"} & set(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.system)
-            item.add_marker(pytest.mark.root)
-
-
-@pytest.fixture(scope="session")
-def possible() -> None:
-    reason = why_not()
-    if reason:
-        pytest.skip(f"cannot boot a systemd here: {reason}")
+Play = Callable[[Coroutine[Any, Any, Any]], Any]
+MakeProgram = Callable[..., Path]
 
 
 @pytest.fixture
-def machine(possible: None, tmp_path: Path) -> Iterator[Machine]:
-    """A machine as this one is, with nothing of ours in it."""
-    with booted(tmp_path / "machine") as one:
-        yield one
+def play() -> Play:
+    """Runs a coroutine to its end and fails on whatever the loop had to report."""
 
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        complaints: list[dict[str, Any]] = []
 
-@pytest.fixture(scope="session")
-def package(possible: None) -> Path:
-    """The .deb of this checkout, for this machine's Python; several test processes build it once between them."""
-    if shutil.which("dpkg-deb") is None:
-        pytest.skip("not a Debian: no dpkg-deb")
-    return build()
+        async def main() -> Any:
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            return await asyncio.wait_for(coroutine, 60)
 
+        result = asyncio.run(main())
+        assert complaints == []
+        return result
 
-@pytest.fixture
-def node(machine: Machine, package: Path) -> Machine:
-    """A machine with the package installed and the simulator in the place of NVIDIA's programs; nothing is enabled."""
-    install(machine, package)
-    return machine
+    return run
 
 
 @pytest.fixture
-def running(node: Machine) -> Machine:
-    """Installed, configured, enabled: what an administrator does, and nothing else."""
-    enable(node)
-    return node
+def program(tmp_path: Path) -> MakeProgram:
+    """Writes an executable script."""
+
+    def make(text: str, name: str = "nvidia-cuda-mps-control", interpreter: str = "/bin/sh") -> Path:
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        # Written under another name first: a script that is open for writing anywhere cannot be executed.
+        fresh = path.with_suffix(".new")
+        fresh.write_text(f"#!{interpreter}\n{text}")
+        fresh.chmod(0o755)
+        fresh.rename(path)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def no_leak() -> Iterator[None]:
+    """No descriptor and no zombie is left behind by a test."""
+    before = _descriptors()
+    yield
+    after = _descriptors()
+    assert after == before, "descriptors left open"
+    assert zombies() == []
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+            if not stat.S_ISDIR(os.stat(f"/proc/self/fd/{name}").st_mode):
+                found[name] = path
+        except OSError:
+            continue
+    return found
+
+
+def zombies() -> list[str]:
+    """Children of this process that have ended and were not reaped."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                fields = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] == "Z" and int(fields[1]) == os.getpid():
+                found.append(name)
+    return found
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Waits for a condition; the time is a bound for failing, not a speed that is asserted."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while not condition():
+        assert loop.time() < end, "it did not come to pass"
+        await asyncio.sleep(0.005)

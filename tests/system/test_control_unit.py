@@ -1,125 +1,227 @@
-"""mpsagent-control@.service on the simulator: what the agent relies on when it starts and stops a control daemon."""
+"""The control daemon as a systemd unit, against a stand-in for systemd itself: real processes, real files."""
 
 from __future__ import annotations
 
-import re
+import os
+import shlex
+import signal
+import subprocess
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.system.machine import Machine
-from tests.system.service import CLIENT
+from mpsagent.system import control_unit
+from mpsagent.system.control import PID_FILE, Running, Trouble, TroubleKind
+from mpsagent.system.control_unit import ControlUnit, UnitState, write_environment
+from tests.system.conftest import MakeProgram, Play, until
 
-UNIT = "mpsagent-control@gpu0.service"
-PIPE = "/tmp/nvidia-mps"
-LOG = "/var/log/nvidia-mps"
-A_USER = "2001"
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+DAEMON = 'echo $$ >"$CUDA_MPS_PIPE_DIRECTORY/' + PID_FILE + '"; while :; do sleep 0.2; done'
 
 
-def prepare(node: Machine, threads: str = "20") -> None:
-    """What the agent does before it starts the unit: directories and environment. The door is open here."""
-    node.run("install", "-d", "-m", "0755", PIPE, LOG, "/run/mpsagent")
-    node.write(
-        "/run/mpsagent/instance-gpu0.env",
-        f"CUDA_MPS_PIPE_DIRECTORY={PIPE}\nCUDA_MPS_LOG_DIRECTORY={LOG}\nCUDA_MPS_ACTIVE_THREAD_PERCENTAGE={threads}\n",
-        0o600,
+class Systemd:
+    """Starts the program with the environment file, as the unit would."""
+
+    def __init__(self, program: Path, environment: Path) -> None:
+        self.program = program
+        self.environment = environment
+        self.child: subprocess.Popen[bytes] | None = None
+        self.calls: list[str] = []
+        self.states: list[UnitState] = []
+        self.hang = 0.0
+
+    def start(self, unit: str) -> None:
+        self.calls.append(f"start {unit}")
+        time.sleep(self.hang)
+        given = dict(word.split("=", 1) for word in shlex.split(self.environment.read_text()))
+        self.child = subprocess.Popen([self.program, "-d"], env={"PATH": "/usr/bin:/bin", **given})
+        self.states = [UnitState("loaded", "activating", 0, "success")] * 3
+
+    def stop(self, unit: str) -> None:
+        self.calls.append(f"stop {unit}")
+        time.sleep(self.hang)
+        if self.child is not None:
+            self.child.terminate()
+            self.child.wait()
+
+    def state(self, unit: str) -> UnitState:
+        time.sleep(self.hang)
+        if self.states:
+            return self.states.pop(0)
+        if self.child is None:
+            return UnitState("not-found", "inactive", 0, "")
+        if self.child.poll() is not None:
+            return UnitState("loaded", "failed", 0, "signal")
+        return UnitState("loaded", "active", self.child.pid, "success")
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> str:
+    (tmp_path / "pipe").mkdir()
+    return str(tmp_path / "pipe")
+
+
+@pytest.fixture
+def systemd(program: MakeProgram, tmp_path: Path) -> Iterator[Systemd]:
+    stand_in = Systemd(program(DAEMON), tmp_path / "instance-gpu0.env")
+    yield stand_in
+    if stand_in.child is not None:
+        stand_in.child.kill()
+        stand_in.child.wait()
+
+
+def unit(systemd: Systemd, pipe: str, gone: list[int]) -> ControlUnit:
+    return ControlUnit(
+        "gpu0",
+        pipe,
+        gone.append,
+        program=str(systemd.program),
+        run_directory=str(systemd.environment.parent),
+        systemd=systemd,
     )
 
 
-def log(node: Machine, name: str = "control.log") -> str:
-    return node.path(f"{LOG}/{name}").read_text()
+def test_it_is_started_proved_and_stopped_through_its_unit(systemd: Systemd, pipe: str, play: Play) -> None:
+    """The floor and the pipe directory reach the daemon through the environment file."""
+
+    async def scenario() -> None:
+        gone: list[int] = []
+        control = unit(systemd, pipe, gone)
+        running = await control.start({"CUDA_VISIBLE_DEVICES": "GPU-1"}, 10)
+        assert isinstance(running, Running), running
+        assert running.threads == "10.0"
+        assert running.devices == "GPU-1"
+        assert running.how == "started as mpsagent-control@gpu0.service"
+        assert await control.stop() is None
+        await until(lambda: gone == [running.pid])
+        assert systemd.calls == ["start mpsagent-control@gpu0.service", "stop mpsagent-control@gpu0.service"]
+        control.close()
+
+    play(scenario())
 
 
-def daemon(node: Machine) -> str:
-    return node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").read_text().strip()
+def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd: Systemd, pipe: str, play: Play) -> None:
+    """Its own unit first; a daemon started by hand on the same directory otherwise, also when systemd is in trouble."""
+
+    async def scenario() -> None:
+        absent = await unit(systemd, pipe, []).adopt()
+        assert isinstance(absent, Trouble)
+        assert absent.kind is TroubleKind.ABSENT
+        first = unit(systemd, pipe, [])
+        started = await first.start({}, 10)
+        assert isinstance(started, Running)
+        first.close()
+        second = unit(systemd, pipe, [])
+        adopted = await second.adopt()
+        assert isinstance(adopted, Running)
+        assert (adopted.pid, adopted.how) == (started.pid, "its unit mpsagent-control@gpu0.service")
+        second.close()
+        systemd.states = [UnitState("not-found", "inactive", 0, "")]
+        third = unit(systemd, pipe, [])
+        await until(lambda: Path(pipe, PID_FILE).exists())
+        by_hand = await third.adopt()
+        assert isinstance(by_hand, Running)
+        assert (by_hand.pid, by_hand.how) == (started.pid, "its pid file")
+        systemd.states = [UnitState("not-found", "inactive", 0, "")] * 3
+        systemd.child, child = None, systemd.child
+        assert child is not None
+        # systemd knows nothing of it: it is ended by signals.
+        stopping = third.stop(grace=5)
+        systemd.child = None
+        assert await stopping is None
+        child.wait()
+        third.close()
+
+    play(scenario())
 
 
-def test_systemd_finds_the_daemon_and_gives_it_its_environment(node: Machine) -> None:
-    """There is no PIDFile=: systemd has to guess right, and the floor must hold from the daemon's first moment."""
-    prepare(node)
-    node.systemctl("start", UNIT)
-    state = node.show(UNIT, "ActiveState", "MainPID")
-    assert state == {"ActiveState": "active", "MainPID": daemon(node)}
-    answer = node.run("nvidia-cuda-mps-control", text="get_default_active_thread_percentage\n").stdout
-    assert answer.strip() == "20.0"
-    assert "quit" not in log(node), "the text for ExecStop was read by the daemon"
+def test_a_unit_that_fails_or_is_missing_says_where_to_look(
+    systemd: Systemd, pipe: str, play: Play, program: MakeProgram
+) -> None:
+    """With the commands for the person on call."""
+    systemd.program = program("exit 244")
+
+    async def scenario() -> None:
+        control = unit(systemd, pipe, [])
+        found = await control.start({}, 10)
+        assert isinstance(found, Trouble)
+        assert found.kind is TroubleKind.FAILED
+        assert "failed, signal" in found.text
+        assert "journalctl -b -u mpsagent-control@gpu0.service" in found.commands
+        control.close()
+
+    play(scenario())
 
 
-def test_a_server_and_its_clients_belong_where_they_should(node: Machine) -> None:
-    """The server is in the unit's cgroup and ends with it; the users' processes are not in it and are left alone."""
-    prepare(node)
-    node.systemctl("start", UNIT)
-    client = node.start(CLIENT, "query", user=A_USER)
-    assert client.communicate(timeout=30)[0]
-    assert client.returncode == 0
-    group = node.path("/sys/fs/cgroup" + node.show(UNIT, "ControlGroup")["ControlGroup"])
-    inside = {line for line in (group / "cgroup.procs").read_text().split() if line != "0"}
-    assert len(inside) == 2, "the daemon and one server"
+def test_a_hanging_bus_does_not_stall_the_agent(
+    systemd: Systemd, pipe: str, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call stays behind in its thread; the agent gets a text in time."""
+    monkeypatch.setattr(control_unit, "CALL_DEADLINE", 0.1)
+    systemd.hang = 1.5
+
+    async def scenario() -> None:
+        control = unit(systemd, pipe, [])
+        found = await control.start({}, 10)
+        assert isinstance(found, Trouble)
+        assert "systemd does not answer" in found.text
+        assert "systemd does not answer" in (await control.stop() or "")
+        absent = await control.adopt()
+        assert isinstance(absent, Trouble)
+        await until(lambda: systemd.child is not None)
+        control.close()
+
+    play(scenario())
 
 
-def test_stopping_the_unit_quits_the_daemon_in_words(node: Machine) -> None:
-    """`ExecStop=echo quit | ...`, as hand-written units have it, does nothing; this one must be heard."""
-    prepare(node)
-    node.systemctl("start", UNIT)
-    node.run(CLIENT, "query", user=A_USER)
-    began = time.monotonic()
-    node.systemctl("stop", UNIT)
-    assert time.monotonic() - began < 25, "that was the timeout, not the daemon"
-    assert re.search(r"quit", log(node))
-    assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
-    assert node.run("pgrep", "-f", "nvidia-cuda-mps", check=False).returncode == 1
+def test_no_system_bus_is_a_sentence(tmp_path: Path, pipe: str, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container without systemd: pystemd's own error, in words."""
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/no-bus")
+
+    async def scenario() -> None:
+        control = ControlUnit("gpu0", pipe, lambda _: None, run_directory=str(tmp_path))
+        found = await control.start({}, 10)
+        assert isinstance(found, Trouble)
+        assert "could not be started: " in found.text
+        assert len(found.text) > len("mpsagent-control@gpu0.service could not be started: ")
+
+    play(scenario())
 
 
-def test_the_unit_ends_when_its_daemon_is_killed(node: Machine) -> None:
-    """The agent learns of it over D-Bus; systemd itself starts nothing again behind its back."""
-    prepare(node)
-    node.systemctl("start", UNIT)
-    node.run("kill", "-KILL", daemon(node))
-    for _ in range(100):
-        state = node.show(UNIT, "ActiveState", "Result")
-        if state["ActiveState"] != "active":
-            break
-        time.sleep(0.05)
-    assert state == {"ActiveState": "failed", "Result": "signal"}
-    node.systemctl("reset-failed", UNIT)
-    node.systemctl("start", UNIT)
-    assert node.show(UNIT, "MainPID")["MainPID"] == daemon(node), "the stale files of the one before are in the way"
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 65, "ä", "a\n", "a@b"])
+def test_names_that_are_no_part_of_a_unit_name_are_refused(name: str) -> None:
+    """The name comes from a policy and becomes a path and a D-Bus argument."""
+    with pytest.raises(ValueError, match="unit name"):
+        ControlUnit(name, "/tmp/x", lambda _: None)
 
 
-def test_no_start_without_the_agents_preparation(node: Machine) -> None:
-    """Started by hand without an environment file, the daemon would run with no limits at all."""
-    assert node.run("systemctl", "start", UNIT, check=False).returncode != 0
-    assert node.show(UNIT, "ActiveState")["ActiveState"] == "failed"
-    assert node.run("pgrep", "-f", "nvidia-cuda-mps", check=False).returncode == 1
+def test_the_environment_file_is_private_whole_and_quoted(tmp_path: Path) -> None:
+    """Nobody ever reads half of it; values with quotes, dollars and blanks stay what they are."""
+    path = tmp_path / "instance-x.env"
+    tricky = 'a "b" $c `d` \\ e'
+    write_environment(path, {"A": tricky, "B": ""})
+    assert shlex.split(path.read_text()) == [f"A={tricky}", "B="]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["instance-x.env"]
+    for bad in ({"A": "x\ny"}, {"A B": "x"}, {"": "x"}, {"1A": "x"}):
+        with pytest.raises(ValueError, match="cannot be written"):
+            write_environment(path, bad)
+    assert shlex.split(path.read_text()) == [f"A={tricky}", "B="]
 
 
-def test_the_common_hand_written_unit_is_stopped_first(node: Machine) -> None:
-    """Two control daemons on one pipe directory are a riddle for everybody."""
-    prepare(node)
-    node.write(
-        "/etc/systemd/system/nvidia-mps.service",
-        "[Service]\nType=forking\nExecStart=/usr/bin/nvidia-cuda-mps-control -d\n"
-        f"Environment=CUDA_MPS_PIPE_DIRECTORY={PIPE} CUDA_MPS_LOG_DIRECTORY={LOG}\n",
-    )
-    node.systemctl("daemon-reload")
-    node.systemctl("start", "nvidia-mps.service")
-    before = daemon(node)
-    node.systemctl("start", UNIT)
-    assert node.systemctl("is-active", "nvidia-mps.service", check=False) == "inactive"
-    assert daemon(node) != before
+def test_a_killed_daemon_is_noticed(systemd: Systemd, pipe: str, play: Play) -> None:
+    """By its pidfd, without asking systemd."""
 
+    async def scenario() -> None:
+        gone: list[int] = []
+        control = unit(systemd, pipe, gone)
+        running = await control.start({}, 10)
+        assert isinstance(running, Running)
+        os.kill(running.pid, signal.SIGKILL)
+        await until(lambda: gone == [running.pid])
+        assert control.running is None
 
-@pytest.mark.parametrize("signal", ["TERM", "KILL"])
-def test_a_client_survives_the_end_of_the_unit_as_a_process(node: Machine, signal: str) -> None:
-    """KillMode= reaches the servers, never users' processes: they get an error from CUDA and decide themselves."""
-    prepare(node)
-    node.systemctl("start", UNIT)
-    client = node.start(CLIENT, "sleep", "3", user=A_USER)
-    deadline = time.monotonic() + 20
-    while "NEW CLIENT" not in log(node) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
-    node.run("kill", f"-{signal}", daemon(node))
-    said = client.communicate(timeout=30)[0]
-    assert client.returncode >= 0, f"the client was killed by signal {-client.returncode}"
-    assert "done" in said
+    play(scenario())

@@ -1,0 +1,1 @@
+"""What is so and what should be done: model, one reducer, one engine, rules. Pure: no clock, no I/O."""

@@ -1,0 +1,264 @@
+"""Nothing hangs for ever: the control daemon and its servers are resumed, killed, started again.
+
+The daemon is single-threaded and blocks on its servers: a stopped server makes it answer nothing, and SIGKILL of that
+server frees it at once (recording 06, V3). A stopped daemon is beyond help from inside; its servers exit with it and a
+new one starts over the stale files (recording 06, V4). Each hang has a deadline in the policy. A process that somebody
+has merely stopped is resumed first: nobody loses work by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mpsagent.core import actions as act
+from mpsagent.core.ladder import LadderMemory, blocks
+from mpsagent.core.model import Server, Status
+from mpsagent.core.world import World
+
+PROMISE = "promise 4: a fault, a hang or a crash ends by itself"
+NEXT_STEP = 2.0
+"""Seconds from one step of a way out to the next."""
+IDLE_EXIT = 3.0
+"""Seconds that a server without a client gets to exit; it takes 60 to 100 ms. One that was started for a client that
+has died meanwhile never does, and the daemon answers nothing until it is killed (conformance scenario X1)."""
+QUERY_EVERY = 120.0
+"""Seconds between two queries while nothing happens: each one writes into the log that is read."""
+BACKOFF_MOST = 60.0
+STABLE_AFTER = 60.0
+GIVE_UP_AFTER = 8
+"""Starts in a row that did not last ``STABLE_AFTER`` seconds, until the agent gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class HangsMemory:
+    """``attempts``: starts in a row; ``steps``: way out by what hangs (a pid, or 0 for a silent daemon): the step taken
+    last and when."""
+
+    attempts: int = 0
+    start_asked: bool = False
+    retry_at: float = float("-inf")
+    up_since: float | None = None
+    failed: bool = False
+    steps: Mapping[int, tuple[int, float]] = field(default_factory=dict)
+    queried_at: float | None = None
+    stopped: Mapping[int, float] = field(default_factory=dict)
+    """By pid of the control daemon and its servers: since when a process is seen stopped. Their silence would be
+    noticed only when the agent asks something; who waits in a list or comes to such a server asks nothing."""
+
+
+def decide(
+    world: World, memory: HangsMemory, ladders: LadderMemory, now: float
+) -> tuple[HangsMemory, list[act.Action], float | None]:
+    if not world.control_alive:
+        return _start(world, memory, now)
+    if memory.up_since is None:
+        memory = replace(memory, up_since=now, start_asked=False)
+    wakes: list[float] = []
+    if memory.attempts:
+        stable = (memory.up_since or now) + STABLE_AFTER
+        if now >= stable:
+            memory = replace(memory, attempts=0, failed=False)
+        else:
+            wakes.append(stable)
+    stopped = {pid: memory.stopped.get(pid, now) for pid in _stopped(world)}
+    if stopped != memory.stopped:
+        memory = replace(memory, stopped=stopped)
+    suspects = _suspects(world, memory, ladders)
+    memory, todo, at = _ways_out(world, memory, suspects, now)
+    if at is not None:
+        wakes.append(at)
+    memory, asked, at = _query(world, memory, now)
+    if at is not None:
+        wakes.append(at)
+    return memory, todo + asked, min(wakes, default=None)
+
+
+# --- a control daemon that does not run -------------------------------------------------------------------------------
+
+
+def _start(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, list[act.Action], float | None]:
+    if memory.up_since is not None:  # it ran until just now
+        control = world.state.control
+        meant = control is not None and control.quitting is not None  # somebody's `quit`, ours included, is no crash
+        attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not meant else 0
+        memory = HangsMemory(attempts=attempts, retry_at=now + _wait(attempts), failed=memory.failed)
+    if world.drain is not None or memory.failed or memory.start_asked:
+        return memory, [], None
+    if memory.attempts >= GIVE_UP_AFTER:
+        reason = (
+            f"the control daemon did not stay up in {memory.attempts} starts: giving up; look at control.log, then "
+            "run `mpsagent-cli restart`"
+        )
+        return replace(memory, failed=True), [act.Report(kind="control.failed", reason=reason, rule=PROMISE)], None
+    if now < memory.retry_at:
+        return memory, [], memory.retry_at
+    start = act.StartControl(reason="no control daemon is running", rule=PROMISE)
+    return replace(memory, start_asked=True, attempts=memory.attempts + 1), [start], None
+
+
+def _wait(attempts: int) -> float:
+    """Seconds from the last of so many starts in a row, or its daemon's end, to the next one."""
+    return min(2.0 ** (attempts - 1), BACKOFF_MOST) if attempts else 0.0
+
+
+# --- what hangs, since when, and for how long it may ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspect:
+    """``key``: pid of what is killed first (a server), 0 for the control daemon itself. ``idle``: nobody works there,
+    so nobody can lose anything."""
+
+    key: int
+    due: float
+    what: str
+    rule: str
+    server: int | None
+    idle: bool = False
+
+
+def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[_Suspect]:
+    policy, state = world.policy, world.state
+    found: list[_Suspect] = []
+    busy = blocks(ladders)
+    for server in state.servers.values():
+        if server.status is Status.INITIALIZING:
+            busy = True
+            what = f"server {server.pid} of user {server.uid} does not become Ready"
+            found.append(
+                _Suspect(server.pid, server.started + policy.hang_server_ready, what, "hang.server_ready", server.pid)
+            )
+        else:
+            since = server.stop_tried if server.stopping_since is None else server.stopping_since
+            if since is not None:
+                busy = True
+                what = f"server {server.pid} of user {server.uid} does not exit"
+                nobody = not state.clients_of(server.pid)
+                due = since + (min(IDLE_EXIT, policy.hang_exit) if nobody else policy.hang_exit)
+                found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=nobody))
+            elif server.pid in memory.stopped:
+                # Nothing else tells: who comes for it hangs, and the control daemon with him (recording 06, V3).
+                busy = True
+                what = f"server {server.pid} of user {server.uid} has been stopped: who comes for it hangs"
+                due = memory.stopped[server.pid] + min(policy.hang_server, policy.hang_control)
+                found.append(_Suspect(server.pid, due, what, "hang.server", server.pid))
+    control = state.control
+    if control is not None and control.quit_by is not None:
+        what = f"`quit` of control daemon {control.pid} does not end"
+        found.append(_Suspect(0, control.quit_by + policy.hang_quit, what, "hang.quit", None))
+    elif control is not None and control.quitting is not None:
+        # A `quit` without a time waits for the clients; once they have gone it has nothing to wait for.
+        idle = [s.idle_since for s in state.servers.values()]
+        if not state.clients and None not in idle:
+            last = max([control.quitting, *(at for at in idle if at is not None)])
+            what = f"`quit` of control daemon {control.pid} does not end though nobody works"
+            found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None))
+    elif control is not None and control.pid in memory.stopped:
+        since = memory.stopped[control.pid]
+        since = since if world.silent_since is None else min(since, world.silent_since)
+        what = f"control daemon {control.pid} has been stopped"
+        found.append(_Suspect(0, since + policy.hang_control, what, "hang.control", None))
+    elif world.unreachable_since is not None and control is not None and not (state.clients or state.waiting):
+        # Nobody can reach it ever again, and who comes runs outside MPS (conformance scenario X10); those who are at
+        # work keep it as long as they need it.
+        what = f"nobody can reach control daemon {control.pid}: its socket is gone from the pipe directory"
+        found.append(_Suspect(0, world.unreachable_since + policy.hang_control, what, "hang.control", None))
+    elif world.silent_since is not None and not busy:
+        what = "the control daemon does not answer"
+        holder = state.holder()
+        found.append(
+            _Suspect(
+                0,
+                world.silent_since + policy.hang_control,
+                what,
+                "hang.control",
+                None if holder is None else holder.pid,
+            )
+        )
+    return found
+
+
+def _stopped(world: World) -> list[int]:
+    """Of the control daemon and its servers, those whose process somebody has stopped."""
+    pids = [*world.state.servers, *([world.state.control.pid] if world.state.control else [])]
+    return [pid for pid in pids if (process := world.processes.get(pid)) is not None and process.stopped]
+
+
+def _ways_out(
+    world: World, memory: HangsMemory, suspects: list[_Suspect], now: float
+) -> tuple[HangsMemory, list[act.Action], float | None]:
+    """One step for each hang that is over its deadline: resume what is stopped, kill the server, kill the daemon."""
+    keys = {s.key for s in suspects}
+    steps = {key: step for key, step in memory.steps.items() if key in keys}
+    todo: list[act.Action] = []
+    wakes: list[float] = []
+    for suspect in suspects:
+        step, at = steps.get(suspect.key, (0, float("-inf")))
+        due = max(suspect.due, at + NEXT_STEP)
+        if now < due:
+            wakes.append(due)
+            continue
+        ways = _ladder_of(world, suspect)
+        if step < len(ways):
+            todo.append(ways[step])
+            steps[suspect.key] = (step + 1, now)
+            wakes.append(now + NEXT_STEP)
+        elif world.policy.enforce_hang:  # the last step once more, slowly: the process may hang in the kernel
+            todo.append(ways[-1])
+            steps[suspect.key] = (step, now + 30.0)
+            wakes.append(now + 30.0 + NEXT_STEP)
+    if steps != memory.steps:
+        memory = replace(memory, steps=steps)
+    return memory, todo, min(wakes, default=None)
+
+
+def _ladder_of(world: World, suspect: _Suspect) -> list[act.Action]:
+    enforce = world.policy.enforce_hang
+    ways: list[act.Action] = []
+    pids = [suspect.server] if suspect.server is not None and not suspect.idle else []
+    control = world.state.control
+    if control is not None and suspect.server is None:
+        pids.append(control.pid)
+    # Always there, so that a step keeps its number: SIGCONT to what is not stopped does nothing.
+    for pid in pids:
+        ways.append(act.Resume(pid=pid, reason=f"{suspect.what}: SIGCONT to {pid}", rule=suspect.rule, enforce=enforce))
+    if suspect.server is not None:
+        why = f"{suspect.what}: SIGKILL to server {suspect.server}"
+        ways.append(act.KillServer(server=suspect.server, reason=why, rule=suspect.rule, enforce=enforce))
+    why = f"{suspect.what}: SIGKILL to the control daemon, then a new one"
+    ways.append(act.KillControl(reason=why, rule=suspect.rule, enforce=enforce))
+    return ways
+
+
+# --- asking, rarely ---------------------------------------------------------------------------------------------------
+
+
+def _query(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, list[act.Action], float | None]:
+    """Ask the daemon for its servers: at start-up, rarely while all is quiet, sooner while somebody waits in vain."""
+    state = world.state
+    if state.control is None or state.control.exited is not None or state.control.quitting is not None:
+        return memory, [], None
+    if world.silent_since is not None or any(_starting(s) for s in state.servers.values()):
+        return memory, [], None
+    every = max(world.policy.hang_control, 5.0) if state.waiting else QUERY_EVERY
+    due = float("-inf") if memory.queried_at is None else memory.queried_at + every
+    if now < due:
+        return memory, [], due
+    # A server without clients is about to exit when somebody waits; asked about it, the daemon answers nobody until
+    # then, and who waits could not be armed for (found by killing the agent under load).
+    first = [pid for pid in state.servers if state.clients_of(pid) or not state.waiting]
+    servers = tuple(first) if memory.queried_at is None else ()
+    ask = act.Reconcile(servers=servers, reason="compare with what the control daemon says", rule=PROMISE)
+    return replace(memory, queried_at=now), [ask], now + every
+
+
+def _starting(server: Server) -> bool:
+    return server.status is Status.INITIALIZING
+
+
+def note(memory: HangsMemory, outcome: act.Outcome) -> HangsMemory:
+    if isinstance(outcome.action, act.StartControl):
+        # Also when it was started: the kernel's word that it runs may come a moment later, or it may be gone already.
+        return replace(memory, start_asked=False, retry_at=outcome.at + _wait(memory.attempts))
+    return memory

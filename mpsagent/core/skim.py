@@ -1,0 +1,113 @@
+"""control.log without what changes nothing: for reading a long one quickly when only the state at its end is wanted.
+
+Who polls MPS writes five lines a time; in a hundred megabytes of log there may be a thousand that count. What is left
+out: that somebody connected, harmless questions (``get_…``, ``set_…``) with their plain answers, that a client was
+admitted by a server that is known, and the second of two equal lines for one client. The parser that gets the rest
+arrives at the state that all lines would have given.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from mpsagent.core.model import State
+
+_RESETS = frozenset((b"Accepting connection...", b"NEW UI", b"UI closed"))
+"""They end an answer; see logparse."""
+_CREDENTIALS = b"User did not send valid credentials"
+_HARMLESS = frozenset((b"Cmd:get_", b"Cmd:set_"))
+_PLAIN = frozenset(b"0123456789s")
+"""First bytes of answers that no rule of the parser can take for anything else."""
+_HEADLESS = b"-"
+"""Stands for a line without MPS's head, whatever it says."""
+_ADMISSION = re.compile(rb"NEW CLIENT ([1-9]\d{0,9}) from user (\d{1,10}): Server already exists").fullmatch
+
+
+class Served(NamedTuple):
+    """Whose admissions (``Server already exists``) change nothing: those of these users, but not of these pids."""
+
+    users: frozenset[bytes]
+    but: frozenset[bytes]
+
+
+NOBODY = Served(frozenset(), frozenset())
+
+
+def served(state: State) -> Served:
+    """As ``reduce`` takes an admission: it ends a client's wait, and tells whose the clients are of a server whose own
+    user is not known."""
+    users = [server.uid for server in state.servers.values()]
+    if None in users:
+        return NOBODY
+    return Served(
+        frozenset(str(uid).encode() for uid in users), frozenset(str(waiting.pid).encode() for waiting in state.waiting)
+    )
+
+
+class Skimmer:
+    """Give it the log in pieces of any size, and a new parser what it returns; :meth:`end` when the end is reached."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._tag = b""
+        self._command = b""  # a harmless question that was left out; its answer has not ended
+        self._open = False  # the parser has a question whose answer has not ended
+        self._everything = False
+        self._last: bytes | None = None  # the last line, if it was an admission
+
+    def take(self, data: bytes, known: Served = NOBODY) -> bytes:
+        """The lines that count among those that ``data`` completes. ``known``: by the state that the lines before
+        ``data`` gave; it holds until the first line that counts."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if not lines:
+            return b""
+        if self._everything:
+            return b"\n".join([*lines, b""])
+        kept: list[bytes] = []
+        tag, stop = self._tag, 25 + len(self._tag)
+        coming = iter(lines)
+        for raw in coming:
+            if raw[25:stop] != tag or not tag:
+                tag = _tag(raw)
+                stop = 25 + len(tag)
+            message = raw[stop:] if tag else _HEADLESS
+            if message in _RESETS:
+                if self._open:
+                    kept.append(raw)
+                    self._open = False
+                self._command = b""
+            elif message[:8] in _HARMLESS and not self._open:
+                self._command = raw
+            elif (self._command and message and message[0] in _PLAIN and not self._open) or (message == _CREDENTIALS):
+                continue
+            elif message != self._last or self._open:
+                # Within an answer it may be somebody's text.
+                admission = None if self._open else _ADMISSION(message)
+                self._last = message if admission else None
+                if admission and admission[2] in known.users and admission[1] not in known.but:
+                    continue
+                known = NOBODY
+                if self._command and not self._open:
+                    kept.append(self._command)
+                    self._open = True
+                kept.append(raw)
+                if message.startswith(b"Cmd:"):
+                    self._open = True
+                    if b"quit" in message:  # whether it was refused is told by any line that comes
+                        self._everything = True
+                        kept += coming
+        self._tag = tag
+        kept.append(b"")
+        return b"\n".join(kept)
+
+    def end(self) -> bytes:
+        """What the parser needs to go on from here by itself."""
+        command = self._command + b"\n" if self._command and not self._open else b""
+        return command + self._rest
+
+
+def _tag(raw: bytes) -> bytes:
+    """``Control   471] `` of a line, or nothing."""
+    stop = raw.find(b"] ", 26, 64) if raw[:1] == b"[" and raw[25:33] == b"Control " else -1
+    return raw[25 : stop + 2] if stop > 0 else b""

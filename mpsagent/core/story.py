@@ -1,0 +1,338 @@
+"""The story of a log: who was served when, who waited, what ended how. A pure fold over events, in the order of time.
+
+Unlike the state (:mod:`mpsagent.core.model`), which knows only what is so now, the story keeps a record of everything
+that has been: one for each server, client, fault and refusal. Memory grows with these, not with the lines read.
+
+How a client ended is what the logs can prove. A client that was killed leaves like one that finished: both are ``ok``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from mpsagent.mps import events as ev
+
+_SAME_MOMENT = 0.01
+"""Seconds within which lines of the two logs belong to one event."""
+
+
+class Outcome(StrEnum):
+    """``ok``: left by itself, or still runs (then ``disconnected`` is None). ``faulted``: had a sticky error.
+    ``terminated``: ``terminate_client`` was sent for it. ``refused``: the server did not let it in. ``lost``: its
+    server ended under it. ``never_served``: still waiting at the end, or gone while waiting. The first cause wins."""
+
+    OK = "ok"
+    FAULTED = "faulted"
+    TERMINATED = "terminated"
+    REFUSED = "refused"
+    LOST = "lost"
+    NEVER_SERVED = "never_served"
+
+
+@dataclass(slots=True)
+class ServerRecord:
+    """``exit_status`` None with ``exited`` set: the log does not say; the server was gone at the latest then.
+    ``started`` None: the log begins after it. ``threads`` None: it never reported its limits."""
+
+    pid: int
+    uid: int | None
+    started: float | None
+    ready: float | None = None
+    exited: float | None = None
+    exit_status: int | None = None
+    forced: bool = False
+    threads: float | None = None
+    memory: dict[int, int] = field(default_factory=dict)
+    faults: int = 0
+
+
+@dataclass(slots=True)
+class ClientRecord:
+    """``queued`` None: was let in without waiting. ``waited`` in seconds, until connected or given up."""
+
+    pid: int
+    uid: int | None
+    server: int | None = None
+    queued: float | None = None
+    connected: float | None = None
+    disconnected: float | None = None
+    waited: float = 0.0
+    outcome: Outcome | None = None
+
+
+@dataclass(slots=True)
+class FaultRecord:
+    """``sticky``: the pids listed, all alike. ``recovered``: when the server took clients again; None: it never did."""
+
+    server: int
+    at: float
+    sticky: list[int] = field(default_factory=list)
+    devices: list[int] = field(default_factory=list)
+    recovered: float | None = None
+
+
+@dataclass(slots=True)
+class RefusalRecord:
+    """``pid`` None: the server was full, and then it does not say whom it refused (recording 02, R13)."""
+
+    at: float
+    server: int
+    pid: int | None
+    reason: str
+
+
+class Story:
+    """The fold. ``feed`` events in the order of time, then ``finish`` once."""
+
+    def __init__(self) -> None:
+        self.servers: list[ServerRecord] = []
+        self.clients: list[ClientRecord] = []
+        self.faults: list[FaultRecord] = []
+        self.refused: list[RefusalRecord] = []
+        self.unknown_lines = 0
+        self.last_event: float | None = None
+        self._servers: dict[int, ServerRecord] = {}
+        self._clients: dict[int, ClientRecord] = {}
+        self._by_server: dict[int, set[int]] = {}
+        self._fault: dict[int, FaultRecord] = {}
+        self._devices_left: dict[int, set[int]] = {}
+        self._full_at: dict[int, float] = {}
+        self._with_context: set[int] = set()
+        self._turned_away: dict[int, RefusalRecord] = {}
+
+    def feed(self, event: ev.Event) -> None:
+        self.last_event = event.at
+        rule = _RULES.get(type(event))
+        if rule is not None:
+            rule(self, event)
+
+    def finish(self) -> Story:
+        """Close what is still open: who is connected runs on, who waits was never served."""
+        for record in list(self._clients.values()):
+            if record.connected is None:
+                self._never_served(record, self.last_event or 0.0)
+            else:
+                record.outcome = record.outcome or Outcome.OK
+        self._clients.clear()
+        return self
+
+    # --- servers and the control daemon
+
+    def _server(self, pid: int) -> ServerRecord:
+        """The server's open record; made when the log begins after the server's start."""
+        record = self._servers.get(pid)
+        if record is None:
+            record = self._servers[pid] = ServerRecord(pid, None, None)
+            self.servers.append(record)
+        return record
+
+    def _starting(self, event: ev.ServerStarting) -> None:
+        record = self._servers.get(event.pid)
+        if record is not None and record.ready is not None:  # the pid was used before and its end is not in the log
+            self._server_gone(event.pid, event.at, None)
+        record = self._server(event.pid)
+        record.uid, record.started = event.uid, event.at if record.started is None else record.started
+
+    def _startup(self, event: ev.ServerStartup) -> None:
+        record = self._server(event.server)
+        record.started = event.at if record.started is None else record.started
+
+    def _ready(self, event: ev.ServerReady) -> None:
+        self._server(event.pid).ready = event.at
+
+    def _threads(self, event: ev.ThreadsSet) -> None:
+        self._server(event.server).threads = event.percent
+
+    def _memory(self, event: ev.MemorySet) -> None:
+        memory = self._server(event.server).memory
+        if event.size:
+            memory[event.device] = event.size
+        else:
+            memory.pop(event.device, None)
+
+    def _forced(self, event: ev.ShutdownForced) -> None:
+        self._server(event.pid).forced = True
+
+    def _exited(self, event: ev.ServerExited) -> None:
+        self._server(event.pid)
+        self._server_gone(event.pid, event.at, event.status)
+
+    def _server_gone(self, pid: int, at: float, status: int | None) -> None:
+        record = self._servers.pop(pid)
+        record.exited, record.exit_status = at, status
+        for client in self._by_server.pop(pid, set()):
+            self._close(self._clients[client], at, Outcome.LOST)
+        if record.ready is not None:  # all who waited for this server were attached when it became Ready
+            for waiting in [c for c in self._clients.values() if c.connected is None and c.uid == record.uid]:
+                if waiting.queued is None or waiting.queued <= record.ready:
+                    self._never_served(waiting, record.ready)
+        self._fault.pop(pid, None)
+        self._devices_left.pop(pid, None)
+        self._full_at.pop(pid, None)
+
+    def _control_gone(self, event: ev.ControlStarted | ev.ControlExited | ev.ControlGone) -> None:
+        """With a control daemon its servers end, and its pending list (recordings 02, R11 and 06, V4)."""
+        for pid in list(self._servers):
+            self._server_gone(pid, event.at, None)
+        for record in list(self._clients.values()):
+            self._never_served(record, event.at)
+
+    # --- clients
+
+    def _open(self, pid: int, uid: int | None) -> ClientRecord:
+        """The client's open record, or a new one."""
+        record = self._clients.get(pid)
+        if record is None:
+            record = self._clients[pid] = ClientRecord(pid, uid)
+            self.clients.append(record)
+        elif record.uid is None:
+            record.uid = uid
+        return record
+
+    def _queued(self, event: ev.ClientQueued) -> None:
+        record = self._open(event.pid, event.uid)
+        if record.connected is None and record.queued is None:
+            record.queued = event.at
+
+    def _admitted(self, event: ev.ClientAdmitted) -> None:
+        refusal = self._turned_away.pop(event.pid, None)
+        if refusal is None or event.at > refusal.at + _SAME_MOMENT:
+            self._open(event.pid, event.uid)
+
+    def _connected(self, event: ev.ContextConnected) -> None:
+        server = self._server(event.server)
+        record = self._clients.get(event.pid)
+        if record is not None and record.server not in (None, event.server):  # its end there is not in the log
+            self._close(record, event.at, Outcome.LOST)
+        record = self._open(event.pid, server.uid)
+        if record.connected is None:
+            record.connected, record.server = event.at, event.server
+            record.waited = 0.0 if record.queued is None else max(0.0, event.at - record.queued)
+            self._by_server.setdefault(event.server, set()).add(event.pid)
+        if event.context:
+            self._with_context.add(event.pid)
+
+    def _disconnected(self, event: ev.ClientDisconnected) -> None:
+        record = self._clients.get(event.pid)
+        if record is None or record.server != event.server:
+            return
+        turned_away = event.pid not in self._with_context and event.server in self._full_at
+        if turned_away and record.connected is not None and record.connected <= self._full_at[event.server]:
+            self._close(record, event.at, Outcome.REFUSED)  # it had its channel, but the server was full
+        else:
+            self._close(record, event.at, Outcome.OK)
+        fault = self._fault.get(event.server)
+        if fault is not None and not any(pid in self._clients for pid in fault.sticky):
+            self._recovered(fault, event.at)
+
+    def _terminated(self, event: ev.TerminationAsked) -> None:
+        self._mark(event.pid, event.server, Outcome.TERMINATED)
+
+    def _refused(self, event: ev.ClientRefused) -> None:
+        self.refused.append(RefusalRecord(event.at, event.server, event.pid, event.reason))
+        server = self._server(event.server)
+        record = self._clients.get(event.pid)
+        if record is None:  # its admission has the same time stamp and is still to be read
+            record = self._open(event.pid, server.uid)
+            self._turned_away[event.pid] = self.refused[-1]
+        if record.connected is None:
+            record.server = event.server
+            record.waited = 0.0 if record.queued is None else max(0.0, event.at - record.queued)
+            self._close(record, None, Outcome.REFUSED)
+
+    def _full(self, event: ev.ClientsFull) -> None:
+        self.refused.append(RefusalRecord(event.at, event.server, None, f"server full ({event.limit} clients)"))
+        self._full_at[event.server] = event.at
+
+    def _mark(self, pid: int, server: int, outcome: Outcome) -> None:
+        record = self._clients.get(pid)
+        if record is not None and record.server == server and record.outcome is None:
+            record.outcome = outcome
+
+    def _close(self, record: ClientRecord, at: float | None, outcome: Outcome) -> None:
+        """The end of a client; an outcome that was marked before stays."""
+        record.disconnected = at
+        record.outcome = record.outcome or outcome
+        self._clients.pop(record.pid, None)
+        self._with_context.discard(record.pid)
+        if record.server is not None:
+            self._by_server.get(record.server, set()).discard(record.pid)
+
+    def _never_served(self, record: ClientRecord, at: float) -> None:
+        record.waited = 0.0 if record.queued is None else max(0.0, at - record.queued)
+        self._close(record, None, Outcome.NEVER_SERVED)
+
+    # --- faults
+
+    def _fault_started(self, event: ev.FaultStarted) -> None:
+        if event.server in self._fault:  # a second one before the first was over adds to it
+            return
+        fault = self._fault[event.server] = FaultRecord(event.server, event.at)
+        self._devices_left[event.server] = set()
+        self.faults.append(fault)
+        self._server(event.server).faults += 1
+
+    def _fault_device(self, event: ev.FaultDevice) -> None:
+        fault = self._fault.get(event.server)
+        if fault is not None:
+            self._devices_left[event.server].add(event.device)
+            if event.device not in fault.devices:
+                fault.devices.append(event.device)
+
+    def _fault_client(self, event: ev.FaultClient) -> None:
+        fault = self._fault.get(event.server)
+        if fault is not None and event.pid not in fault.sticky:
+            fault.sticky.append(event.pid)
+        self._mark(event.pid, event.server, Outcome.FAULTED)
+
+    def _destroyed(self, event: ev.ContextDestroyed) -> None:
+        """From here on the server takes clients again, before the last one's leaving is logged (recording 03, Q4)."""
+        fault = self._fault.get(event.server)
+        if fault is not None:
+            self._devices_left[event.server].discard(event.device)
+            if not self._devices_left[event.server]:
+                self._recovered(fault, event.at)
+
+    def _recovered(self, fault: FaultRecord, at: float) -> None:
+        fault.recovered = at
+        del self._fault[fault.server]
+
+    def _unknown(self, event: ev.Unknown) -> None:
+        self.unknown_lines += 1
+
+
+def tell(events: Iterable[ev.Event]) -> Story:
+    """The whole story of events in the order of time."""
+    story = Story()
+    for event in events:
+        story.feed(event)
+    return story.finish()
+
+
+_RULES: dict[type, Callable[[Story, Any], None]] = {
+    ev.ControlStarted: Story._control_gone,
+    ev.ControlExited: Story._control_gone,
+    ev.ControlGone: Story._control_gone,
+    ev.ServerStarting: Story._starting,
+    ev.ServerStartup: Story._startup,
+    ev.ServerReady: Story._ready,
+    ev.ServerExited: Story._exited,
+    ev.ShutdownForced: Story._forced,
+    ev.ThreadsSet: Story._threads,
+    ev.MemorySet: Story._memory,
+    ev.ClientQueued: Story._queued,
+    ev.ClientAdmitted: Story._admitted,
+    ev.ContextConnected: Story._connected,
+    ev.ClientDisconnected: Story._disconnected,
+    ev.TerminationAsked: Story._terminated,
+    ev.ClientRefused: Story._refused,
+    ev.ClientsFull: Story._full,
+    ev.FaultStarted: Story._fault_started,
+    ev.FaultDevice: Story._fault_device,
+    ev.FaultClient: Story._fault_client,
+    ev.ContextDestroyed: Story._destroyed,
+    ev.Unknown: Story._unknown,
+}

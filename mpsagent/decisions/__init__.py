@@ -1,1 +1,0 @@
-"""Floor 1: what should be done about it. Pure: state, policy and time in, actions out."""

@@ -1,0 +1,1 @@
+"""How people and programs see the agent: the socket API, the command line, metrics, replay."""

@@ -1,0 +1,89 @@
+"""What the API needs from the agent. The agent implements :class:`Backend`; tests use a stand-in.
+
+The shapes of the answers are the TypedDicts in :mod:`mpsagent.interfaces.shapes`, built by :mod:`mpsagent.interfaces.views`.
+Reading methods answer at once from memory; nothing here may block the loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+Json = dict[str, Any]
+
+
+class Problem(Exception):
+    """An answer that is an error. ``status`` is an HTTP status; the texts are for the person who asked.
+
+    ``more`` goes into the body beside them (the oldest cursor of a 410, for instance).
+    """
+
+    def __init__(self, status: int, what: str, where: str = "", hint: str = "", **more: Any) -> None:
+        super().__init__(what)
+        self.status, self.what, self.where, self.hint, self.more = status, what, where, hint, more
+
+    def body(self) -> Json:
+        return {"error": {"what": self.what, "where": self.where, "hint": self.hint, **self.more}}
+
+
+class CursorGone(Problem):
+    """The reader's cursor is older than what the history keeps (or not of this history).
+
+    ``oldest`` is a cursor from which everything that is still kept can be read.
+    """
+
+    def __init__(self, cursor: int, oldest: int) -> None:
+        super().__init__(
+            410,
+            f"the events after cursor {cursor} are not kept (any more)",
+            "cursor",
+            f"go on with cursor={oldest}; what was between is lost",
+            oldest=oldest,
+        )
+
+
+class Backend(Protocol):
+    """The agent, as its faces see it."""
+
+    def status(self) -> Json:
+        """See :class:`mpsagent.interfaces.shapes.Status`."""
+
+    def servers(self) -> list[Json]: ...
+
+    def clients(self) -> list[Json]: ...
+
+    def queue(self) -> list[Json]: ...
+
+    def policy(self) -> Json:
+        """The policy in force: ``digest``, ``loaded``, ``files``, ``errors`` and its ``sections``."""
+
+    async def explain(self, user: str) -> Json:
+        """What applies to a user (name or uid), where each value comes from, and what would happen to the user now.
+
+        May ask the name service. Raises Problem(404) for a user nobody knows.
+        """
+
+    def events(self, cursor: int | None, limit: int) -> list[Json]:
+        """At most ``limit`` events after ``cursor``, oldest first; with None the newest ``limit`` events.
+
+        Each has ``cursor`` (increasing integers), ``at`` (ISO time) and ``kind``. Raises CursorGone.
+        """
+
+    async def wait_events(self, cursor: int, timeout: float) -> None:
+        """Return when there is an event after ``cursor``, at the latest after ``timeout`` seconds."""
+
+    def health(self) -> tuple[bool, list[str]]:
+        """Whether everything is as it should be, and otherwise what is not, one line each."""
+
+    async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
+        """End one client by the ladder. ``by``: the uid that asked; already checked by the API."""
+
+    async def drain(self, timeout: float | None, by: int) -> Json:
+        """Serve no new user; after ``timeout`` seconds (None: never) end what still runs."""
+
+    async def resume(self, by: int) -> Json: ...
+
+    async def restart(self, by: int) -> Json:
+        """Start the control daemon again, also out of the failed state."""
+
+    async def reload(self, by: int) -> Json:
+        """Read the policy again; a bad one leaves the old one in force and is in the answer."""

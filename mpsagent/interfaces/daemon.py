@@ -1,0 +1,199 @@
+"""``mpsagent``: the daemon's command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import click
+import structlog
+
+import mpsagent
+from mpsagent.agent.loop import Agent
+from mpsagent.agent.opening import at_work, hopeless
+from mpsagent.agent.settings import Settings
+from mpsagent.interfaces.answers import Answers, one_line
+from mpsagent.interfaces.api import Api
+from mpsagent.interfaces.listen import bind, inherited
+from mpsagent.policy.policy import Policy
+from mpsagent.system.control import ControlSupervisor
+from mpsagent.system.control_child import ControlChild
+from mpsagent.system.history import History
+from mpsagent.system.journal import configure_log
+from mpsagent.system.lock import AlreadyLocked, take
+from mpsagent.system.names import Names
+from mpsagent.system.notify import Notifier
+
+FILES = 4096
+"""Descriptors: those of processes (1024 at most), of the API's peers, logs and pipes, with room."""
+
+OPENING = 10.0
+"""Seconds until systemd is told READY although users cannot be let in yet; `status` says why."""
+
+log = structlog.get_logger("mpsagent")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(mpsagent.__version__, prog_name="mpsagent")
+def main() -> None:
+    """Makes NVIDIA MPS safe to leave on. Ask a running one with mpsagent-cli."""
+
+
+@main.command()
+@click.option(
+    "--policy", default=Settings.policy, show_default=True, help="The policy; policy.d beside it is read too."
+)
+@click.option("--socket", default=Settings.socket, show_default=True, help="Where the API listens.")
+@click.option(
+    "--state-directory", default=Settings.state_directory, show_default=True, help="Where the history is kept."
+)
+@click.option("--supervise", type=click.Choice(["child", "systemd"]), default="child", show_default=True,
+              help="Who runs the control daemon: the agent itself, or systemd.")  # fmt: skip
+@click.option("--devices", "devices_file", help="The GPUs, as JSON, instead of asking NVML (for the simulator).")
+@click.option("--log-format", type=click.Choice(["auto", "journal", "text"]), default="auto", show_default=True)
+def run(
+    policy: str, socket: str, state_directory: str, supervise: str, devices_file: str | None, log_format: str
+) -> None:
+    """Run the agent in the foreground."""
+    configure_log(log_format)
+    settings = Settings(
+        policy=policy,
+        socket=socket,
+        state_directory=state_directory or None,
+        supervise="systemd" if supervise == "systemd" else "child",
+        devices_file=devices_file,
+    )
+    _open_more_files()
+    with suppress(OSError):  # arming has 55 ms; on a busy machine that needs to come first
+        if os.getpriority(os.PRIO_PROCESS, 0) == 0:
+            os.setpriority(os.PRIO_PROCESS, 0, -10)
+    sys.exit(asyncio.run(_serve(settings)))
+
+
+def _supervisor(settings: Settings) -> Callable[[Policy, Callable[[int], None]], ControlSupervisor]:
+    def make(policy: Policy, on_gone: Callable[[int], None]) -> ControlSupervisor:
+        if settings.supervise == "systemd":
+            from mpsagent.system.control_unit import ControlUnit
+
+            return ControlUnit(policy.instance, policy.pipe_directory, on_gone, program=policy.control_program)
+        return ControlChild(policy.pipe_directory, on_gone, program=policy.control_program)
+
+    return make
+
+
+async def _serve(settings: Settings) -> int:
+    notifier = Notifier()
+    loop = asyncio.get_running_loop()
+    stop, reload = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reload.set)
+    try:
+        held = _lock(settings)
+        sock = next(iter(inherited()), None) or bind(Path(settings.socket))
+    except (OSError, AlreadyLocked) as error:
+        log.error("the agent cannot start", reason=str(error))
+        return 1
+    agent = Agent(settings, History(settings.state_directory), Names())
+    for text in agent.history.notes:
+        log.warning("history", text=text)
+    api = Api(Answers(agent), _is_admin(agent), failed=lambda error: agent.failed("a request failed", error))
+    try:
+        if not await _started(agent, settings, stop):
+            return 0
+        await api.start(sock)
+        await _opened(agent, stop)
+        notifier.tell("READY=1", f"STATUS={one_line(agent)}")
+        log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
+        await _until_stopped(agent, notifier, stop, reload)
+    except AlreadyLocked as error:
+        log.error("the agent cannot start", reason=str(error))
+        return 1
+    finally:
+        notifier.tell("STOPPING=1")
+        await api.close()
+        await agent.end()
+        if held is not None:
+            os.close(held)
+    return 0
+
+
+async def _started(agent: Agent, settings: Settings, stop: asyncio.Event) -> bool:
+    """Start it, unless somebody wants it stopped before that is done."""
+    starting = asyncio.ensure_future(agent.start(_supervisor(settings)))
+    stopped = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not starting.done():
+        starting.cancel()
+        with suppress(asyncio.CancelledError):
+            await starting
+        return False
+    starting.result()
+    return True
+
+
+async def _opened(agent: Agent, stop: asyncio.Event) -> None:
+    """Wait until users may come: who runs CUDA before the door is open runs outside MPS, and no unit that is ordered
+    after this one may. Not for ever, and not at all where only a person can help."""
+    until = asyncio.get_running_loop().time() + OPENING
+    while not (at_work(agent) or hopeless(agent) or stop.is_set()) and asyncio.get_running_loop().time() < until:
+        await asyncio.sleep(0.01)
+
+
+async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
+    """Keep systemd informed until somebody stops us. The watchdog hears from us only while the loop turns."""
+    every = min(1.0, notifier.watchdog / 3) if notifier.watchdog else 1.0
+    said = ""
+    while not stop.is_set():
+        waiters = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(reload.wait())]
+        await asyncio.wait(waiters, timeout=every, return_when=asyncio.FIRST_COMPLETED)
+        for waiter in waiters:
+            waiter.cancel()
+        if reload.is_set():
+            reload.clear()
+            agent.spawn(_reload(agent))  # aside: its files may be slow, and the watchdog is not
+        line = one_line(agent)
+        notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
+        said = line
+
+
+async def _reload(agent: Agent) -> None:
+    await agent.load_policy()
+
+
+def _lock(settings: Settings) -> int | None:
+    """The state directory is one agent's alone. None where there is none, or where it cannot be written to (the history
+    says so, and the lock in the pipe directory is still to come)."""
+    if settings.state_directory is None:
+        return None
+    directory = Path(settings.state_directory)
+    with suppress(OSError):
+        directory.mkdir(mode=0o750, parents=True, exist_ok=True)
+        return take(directory / "lock", f"the history in {directory}")
+    return None
+
+
+def _open_more_files() -> None:
+    """Each waiting client costs a descriptor, and any user may start thousands."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _is_admin(agent: Agent) -> Callable[[int], Awaitable[bool]]:
+    async def is_admin(uid: int) -> bool:
+        return uid == 0 or agent.policy.admin_group in (await agent.names.look_up(uid)).groups
+
+    return is_admin
+
+
+if __name__ == "__main__":
+    main()

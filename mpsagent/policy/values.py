@@ -1,0 +1,120 @@
+"""How much of a device a policy gives, as it was written, and what that is on the devices there are.
+
+Everything rounds towards less, so that no client gets more than its policy: percentages to one decimal (MPS itself
+would round 12.75 up to 12.8, recording 04, T3), memory to whole MiB.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mpsagent.mps import units
+from mpsagent.mps.limits import Device
+
+LEAST_PERCENT = 0.1
+ALL_DEVICES = ""
+"""Key of a memory setting that was written as one value for every device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Multiprocessors:
+    """``{ sms = 26 }``: so many multiprocessors, whatever the device has."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """``{ clients = 4, rule = "even" }``: 100/n for each; ``"double"``: 100/(0.5 n), for clients that are seldom busy
+    at the same time."""
+
+    count: int
+    rule: Literal["even", "double"] = "even"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """``{ weight = 3 }``: this weight divided by the sum of all weights in the policy."""
+
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """``"25%"`` of a device's memory; ``percent`` above 0 and at most 100, and 100 is no limit."""
+
+    percent: float
+
+
+Threads = float | Multiprocessors | Clients | Weight
+Memory = int | Share
+
+
+def percent_of(threads: Threads, devices: Sequence[Device], weights: float) -> float:
+    """The active thread percentage, one decimal, never above what was written.
+
+    ``weights``: sum of the weights in the policy. While the devices are unknown, a number of multiprocessors is the
+    least percentage: too little can be raised later, too much is an escape.
+    """
+    match threads:
+        case Multiprocessors(count):
+            counts = [device.multiprocessors for device in devices]
+            if not counts or min(counts) <= 0:
+                return LEAST_PERCENT
+            return min(units.percent_for_multiprocessors(count, present) for present in counts)
+        case Clients(count, rule):
+            return _down(100.0 / count if rule == "even" else 200.0 / count)
+        case Weight(weight):
+            return _down(100.0 * weight / weights)
+        case _:
+            return _down(threads)
+
+
+def _down(percent: float) -> float:
+    tenths = math.floor(percent * 10 + 1e-6)  # 1e-6: 16.1 * 10 may be a hair below 161
+    return min(100.0, max(LEAST_PERCENT, tenths / 10))
+
+
+def bytes_of(memory: Memory, device: Device) -> int | None:
+    """The limit in bytes on a device, whole MiB and never 0 (which would mean no limit); None: no limit."""
+    if isinstance(memory, Share):
+        if memory.percent >= 100:
+            return None
+        wanted = int(device.memory * memory.percent / 100)
+    else:
+        wanted = memory
+    return max(units.MIB, wanted - wanted % units.MIB)
+
+
+def for_device(table: Mapping[str, Memory], device: Device) -> str | None:
+    """The key under which a memory table speaks about a device (UUID before ordinal before all), or None."""
+    uuid = device.uuid.lower()
+    for key in table:
+        if key and key.lower() == uuid:
+            return key
+    for key in (str(device.ordinal), ALL_DEVICES):
+        if key in table:
+            return key
+    return None
+
+
+def written(value: object) -> object:
+    """A value as a policy file has it, JSON-able: ``{"sms": 26}``, ``"25%"``, ``"4G"``, ``20.0``."""
+    match value:
+        case Multiprocessors(count):
+            return {"sms": count}
+        case Clients(count, rule):
+            return {"clients": count, "rule": rule}
+        case Weight(weight):
+            return {"weight": weight}
+        case Share(percent):
+            return f"{percent:g}%"
+        case Mapping():
+            return {str(key): written(one) for key, one in value.items()}
+        case tuple():
+            return list(value)
+        case _:
+            return value

@@ -1,1 +1,0 @@
-"""The roof: the program ``mpsagent``, where the agent and its API are put together."""

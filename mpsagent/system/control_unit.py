@@ -1,0 +1,196 @@
+"""The control daemon in a systemd unit of its own, ``mpsagent-control@NAME.service``, over D-Bus.
+
+So it has its own cgroup: the agent can crash, restart or be upgraded while CUDA work goes on. What the daemon is to be
+started with goes into a file that the unit reads (EnvironmentFile=). D-Bus is used in a thread with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from mpsagent.mps.units import percent_text
+from mpsagent.system.control import PROGRAM, Held, Running, Trouble, TroubleKind, prove, search
+from mpsagent.system.threads import in_thread
+
+RUN_DIRECTORY = "/run/mpsagent"
+START_DEADLINE = 30.0
+CALL_DEADLINE = 5.0
+"""Seconds for one question to systemd; it answers in milliseconds unless it is in trouble itself."""
+STEP = 0.02
+
+
+class UnitState(NamedTuple):
+    """What systemd says of a unit. ``active``: its ActiveState (``active``, ``activating``, ``inactive``, ``failed``);
+    ``load``: ``loaded`` or ``not-found``; ``result``: why it failed."""
+
+    load: str
+    active: str
+    main_pid: int
+    result: str
+
+
+class Systemd(Protocol):
+    """What is asked of systemd; blocking."""
+
+    def start(self, unit: str) -> None: ...
+
+    def stop(self, unit: str) -> None: ...
+
+    def state(self, unit: str) -> UnitState: ...
+
+
+class SystemBus:
+    """systemd over the system bus, one connection for each call: a broken one is never met again. Raises whatever
+    pystemd raises."""
+
+    def start(self, unit: str) -> None:
+        with _objects() as (manager, _):
+            with suppress(Exception):  # it says so when the unit had not failed
+                manager.Manager.ResetFailedUnit(unit.encode())
+            manager.Manager.StartUnit(unit.encode(), b"replace")
+
+    def stop(self, unit: str) -> None:
+        with _objects() as (manager, _):
+            manager.Manager.StopUnit(unit.encode(), b"replace")
+
+    def state(self, unit: str) -> UnitState:
+        with _objects(unit) as (_, found):
+            load, active = _text(found.Unit.LoadState), _text(found.Unit.ActiveState)
+            if load != "loaded":
+                return UnitState(load, active, 0, "")
+            return UnitState(load, active, int(found.Service.MainPID), _text(found.Service.Result))
+
+
+@contextmanager
+def _objects(unit: str | None = None) -> Iterator[tuple[Any, Any]]:
+    """systemd's manager, and a unit if one is named."""
+    from pystemd.dbuslib import DBus
+    from pystemd.systemd1 import Manager, Unit
+
+    with DBus() as bus:
+        if unit is None:
+            yield Manager(bus=bus, _autoload=True), None
+        else:
+            yield None, Unit(unit.encode(), bus=bus, _autoload=True)
+
+
+class ControlUnit(Held):
+    """Supervises the daemon of instance ``name``. ``on_gone(pid)`` is called when it has ended."""
+
+    def __init__(
+        self,
+        name: str,
+        pipe_directory: str,
+        on_gone: Callable[[int], None],
+        *,
+        program: str = PROGRAM,
+        run_directory: str = RUN_DIRECTORY,
+        systemd: Systemd | None = None,
+    ) -> None:
+        super().__init__(on_gone)
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+            raise ValueError(f'"{name}" cannot be part of a unit name; use letters, digits, "_", "." and "-"')
+        self.unit = f"mpsagent-control@{name}.service"
+        self.pipe_directory = pipe_directory
+        self.program = program
+        self.environment_file = Path(run_directory, f"instance-{name}.env")
+        self._systemd = systemd or SystemBus()
+
+    async def start(
+        self, environment: Mapping[str, str], threads: float, *, deadline: float = START_DEADLINE
+    ) -> Running | Trouble:
+        """Starts the unit with ``environment``, the pipe directory and ``threads`` in its environment file."""
+        own = {
+            "CUDA_MPS_PIPE_DIRECTORY": self.pipe_directory,
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent_text(threads),
+        }
+        try:
+            write_environment(self.environment_file, {**environment, **own})
+            async with asyncio.timeout(deadline):
+                await in_thread(self._systemd.start, self.unit, deadline=CALL_DEADLINE)
+                state = await self._settled()
+        except TimeoutError:
+            return self._failed(f"{self.unit} was not up after {deadline:g} s, or systemd does not answer")
+        except Exception as error:
+            return self._failed(f"{self.unit} could not be started: {_reason(error)}")
+        if state.active != "active":
+            return self._failed(f"{self.unit} did not start: {state.active}, {state.result or state.load}")
+        found = await prove(state.main_pid, self.pipe_directory, f"started as {self.unit}", self.program)
+        if isinstance(found, Running):
+            return self.hold(found)
+        return self._failed(f"{self.unit} runs, but its main process {state.main_pid} is not it: {found.text}")
+
+    async def adopt(self) -> Running | Trouble:
+        """The unit's daemon, otherwise one that somebody has started by hand on the same pipe directory."""
+        with suppress(Exception):  # systemd in trouble: the process itself is proof enough
+            state = await in_thread(self._systemd.state, self.unit, deadline=CALL_DEADLINE)
+            if state.main_pid:
+                found = await prove(state.main_pid, self.pipe_directory, f"its unit {self.unit}", self.program)
+                if isinstance(found, Running):
+                    return self.hold(found)
+        found = await search(self.pipe_directory, self.program)
+        return self.hold(found) if isinstance(found, Running) else found
+
+    async def stop(self, grace: float = 5.0) -> str | None:
+        """Stops the unit (its ExecStop says how); what still lives after ``grace`` seconds is ended by signals, like
+        a daemon that was adopted from somebody else."""
+        problem = None
+        try:
+            async with asyncio.timeout(grace + CALL_DEADLINE):
+                await in_thread(self._systemd.stop, self.unit, deadline=CALL_DEADLINE)
+                await self._settled()
+        except Exception as error:
+            problem = f"{self.unit} could not be stopped: {_reason(error)}"
+        await asyncio.sleep(0)
+        return await super().stop(grace) if self.running is not None else problem
+
+    async def _settled(self) -> UnitState:
+        """Waits while the unit is on its way from one state to another."""
+        while True:
+            state = await in_thread(self._systemd.state, self.unit, deadline=CALL_DEADLINE)
+            if not state.active.endswith("ing"):
+                return state
+            await asyncio.sleep(STEP)
+
+    def _failed(self, text: str) -> Trouble:
+        commands = (f"systemctl status {self.unit}", f"journalctl -b -u {self.unit}")
+        return Trouble(TroubleKind.FAILED, text, commands)
+
+
+def write_environment(path: Path, environment: Mapping[str, str]) -> None:
+    """An EnvironmentFile= for systemd: complete or not there at all. Raises ValueError for what it cannot hold."""
+    lines = []
+    for key, value in environment.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key) or any(ord(sign) < 32 for sign in value):
+            raise ValueError(f"{key} cannot be written to {path}: names are letters, values have no control characters")
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        lines.append(f'{key}="{escaped}"\n')
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    with suppress(FileNotFoundError):
+        fresh.unlink()
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.writelines(lines)
+        fresh.rename(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "systemd does not answer"
+    if isinstance(error, ImportError):
+        return f"pystemd is not usable here: {error}"
+    return " ".join(_text(part) for part in error.args) or type(error).__name__

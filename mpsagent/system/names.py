@@ -1,0 +1,102 @@
+"""Who a uid is, asked of a name service (files, LDAP, SSSD) that may hang, and remembered.
+
+An answer that has grown old is used while a new one is fetched: a name service that is down must not turn a user with
+limits of his own into nobody in particular.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import grp
+import os
+import pwd
+import time
+from contextlib import suppress
+
+from mpsagent.policy.identity import Identity
+from mpsagent.system.threads import in_thread
+
+CAPACITY = 10_000
+GIVE_UP = 120.0
+"""Seconds after which a hanging question is asked again; its answer counts whenever it comes before."""
+
+
+class Names:
+    """``deadline`` seconds for each caller, ``age`` seconds until an answer is fetched anew."""
+
+    def __init__(self, *, deadline: float = 2.0, age: float = 300.0) -> None:
+        self.deadline = deadline
+        self.age = age
+        self._known: dict[int, tuple[float, Identity]] = {}
+        self._asking: dict[int, asyncio.Task[Identity | None]] = {}
+
+    def known(self, uid: int) -> Identity | None:
+        """What is known now, without waiting; an old answer is renewed behind the scenes."""
+        entry = self._known.get(uid)
+        if entry is None:
+            return None
+        if self._is_old(entry):
+            self._ask(uid)
+        return entry[1]
+
+    async def look_up(self, uid: int) -> Identity:
+        """Within the deadline: the answer, else what was known before, else the bare uid (which is not remembered)."""
+        entry = self._known.get(uid)
+        if entry is None or self._is_old(entry):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.deadline):
+                    found = await asyncio.shield(self._ask(uid))
+                    if found is not None:
+                        return found
+            entry = self._known.get(uid)
+        return entry[1] if entry is not None else Identity(uid)
+
+    async def uid_of(self, name: str) -> int | None:
+        """The uid of a user name; None when there is no such user. Raises TimeoutError when nobody answers."""
+        return await in_thread(_uid_of, name, deadline=self.deadline)
+
+    def forget(self) -> None:
+        """Everything is asked anew from now on (after a change of users or groups)."""
+        self._known.clear()
+
+    def _is_old(self, entry: tuple[float, Identity]) -> bool:
+        return time.monotonic() - entry[0] > self.age
+
+    def _ask(self, uid: int) -> asyncio.Task[Identity | None]:
+        """One question for each uid at a time; whoever asks meanwhile waits for the same answer."""
+        task = self._asking.get(uid)
+        if task is None:
+            task = self._asking[uid] = asyncio.create_task(self._fetch(uid))
+        return task
+
+    async def _fetch(self, uid: int) -> Identity | None:
+        try:
+            identity = await in_thread(_identity, uid, deadline=GIVE_UP)
+        except (TimeoutError, OSError):
+            return None
+        finally:
+            self._asking.pop(uid, None)
+        self._known.pop(uid, None)
+        self._known[uid] = (time.monotonic(), identity)
+        if len(self._known) > CAPACITY:
+            del self._known[next(iter(self._known))]
+        return identity
+
+
+def _identity(uid: int) -> Identity:
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return Identity(uid)
+    groups = []
+    for gid in dict.fromkeys([entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]):
+        with suppress(KeyError):
+            groups.append(grp.getgrgid(gid).gr_name)
+    return Identity(uid, entry.pw_name, tuple(groups))
+
+
+def _uid_of(name: str) -> int | None:
+    try:
+        return pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
+        return None

@@ -1,0 +1,148 @@
+"""Reads the policy's files: /etc/mpsagent/policy.toml, then policy.d/*.toml in the order of their names.
+
+Only reads; ``decisions.policy_file.load`` makes a policy of the texts. Everything is bounded (number of files, size),
+and a FIFO or a device in place of a file is refused rather than waited for. A file system that hangs costs a thread and
+a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpsagent.policy.policy import PolicyError
+from mpsagent.system.threads import in_thread
+
+POLICY = Path("/etc/mpsagent/policy.toml")
+LARGEST = 1 << 20
+"""Bytes read of one file; ``load`` refuses less than that with a better message."""
+MOST_FILES = 256
+DEADLINE = 10.0
+"""Seconds for all files together."""
+
+Texts = list[tuple[str, str]]
+
+
+async def read_policy_files(
+    policy: str | Path = POLICY, directory: str | Path | None = None, *, deadline: float = DEADLINE
+) -> tuple[Texts, list[PolicyError]]:
+    """``read_policy`` for the agent's loop: it never waits longer than ``deadline`` seconds."""
+    path = Path(policy)
+    try:
+        return await in_thread(read_policy, path, None if directory is None else Path(directory), deadline=deadline)
+    except TimeoutError:
+        hint = "see whether its file system answers, then reload the policy"
+        return [], [_error(path, f"could not be read within {deadline:g} s", hint)]
+
+
+def read_policy(
+    policy: Path = POLICY, directory: Path | None = None, *, trusted: bool = True
+) -> tuple[Texts, list[PolicyError]]:
+    """The texts of ``policy`` and of a directory (None: ``policy.d`` beside ``policy.toml``), as (path, text), and what
+    could not be read.
+
+    A missing file or directory is no error. ``trusted``: refuse what others than root and the agent's own user could
+    have written; the policy names programs that root runs.
+    """
+    errors: list[PolicyError] = []
+    texts: Texts = []
+    if _exists(policy, errors):
+        _read(policy, texts, errors, trusted=trusted)
+    for path in _parts(directory or policy.with_suffix(".d"), errors, trusted=trusted):
+        _read(path, texts, errors, trusted=trusted)
+    return texts, errors
+
+
+def read_files(paths: Sequence[Path]) -> tuple[Texts, list[PolicyError]]:
+    """The texts of files that somebody names, to check them: whoever owns them; a missing one is an error."""
+    errors: list[PolicyError] = []
+    texts: Texts = []
+    for path in paths[:MOST_FILES]:
+        _read(path, texts, errors, trusted=False)
+    if len(paths) > MOST_FILES:
+        errors.append(_error(paths[MOST_FILES], f"is one of more than {MOST_FILES} files", "check fewer at a time"))
+    return texts, errors
+
+
+def _error(path: Path, problem: str, hint: str) -> PolicyError:
+    return PolicyError(_name(path), 0, "", problem, hint)
+
+
+def _name(path: Path) -> str:
+    """A path as text that is safe to print, whatever bytes and control characters the name has."""
+    text = os.fsencode(path).decode("utf-8", "backslashreplace")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _reason(error: OSError) -> str:
+    return (error.strerror or str(error)).lower()
+
+
+def _exists(path: Path, errors: list[PolicyError]) -> bool:
+    """Whether there is anything at a path; a link to nowhere is something, and gets its error when it is read."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        errors.append(_error(path, f"cannot be read: {_reason(error)}", "see who may enter its directories"))
+        return False
+    return True
+
+
+def _parts(directory: Path, errors: list[PolicyError], *, trusted: bool) -> list[Path]:
+    """The *.toml files of a directory in the order of their names; hidden ones (editors' copies) are left out."""
+    if not _exists(directory, errors):
+        return []
+    try:
+        if trusted and (problem := _distrust(directory.stat())):
+            errors.append(_error(directory, *problem))
+            return []
+        with os.scandir(directory) as entries:
+            names = sorted(e.name for e in entries if e.name.endswith(".toml") and not e.name.startswith("."))
+    except OSError as error:
+        errors.append(_error(directory, f"cannot be read: {_reason(error)}", "make it a directory that root may read"))
+        return []
+    if len(names) > MOST_FILES:
+        errors.append(_error(directory, f"has more than {MOST_FILES} files", "join some of them"))
+    return [directory / name for name in names[:MOST_FILES]]
+
+
+def _distrust(status: os.stat_result) -> tuple[str, str] | None:
+    """Why somebody else could have written this, with a hint; None when nobody could."""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"belongs to uid {status.st_uid}, and root does what it says", "chown it to root"
+    if status.st_mode & stat.S_IWOTH:
+        return "may be written by everybody, and root does what it says", "chmod o-w"
+    if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid()):
+        return f"may be written by group {status.st_gid}, and root does what it says", "chmod g-w"
+    return None
+
+
+def _read(path: Path, texts: Texts, errors: list[PolicyError], *, trusted: bool) -> None:
+    try:
+        # O_NONBLOCK: opening a FIFO must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                errors.append(_error(path, "is not a regular file", "put a file there, or a link to one"))
+                return
+            if trusted and (problem := _distrust(status)):
+                errors.append(_error(path, *problem))
+                return
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        errors.append(_error(path, f"cannot be read: {_reason(error)}", "see that it exists and that root may read it"))
+        return
+    if len(data) > LARGEST:
+        errors.append(_error(path, f"is larger than {LARGEST >> 10} KiB", "is it a policy at all?"))
+        return
+    try:
+        texts.append((_name(path), data.decode("utf-8")))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        hint = "save the file as UTF-8"
+        errors.append(PolicyError(_name(path), line, "", "is not UTF-8 text", hint))

@@ -1,0 +1,124 @@
+"""The agent as a service, seen from outside: its API, its units, and clients that notice when something goes wrong."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.booted.machine import Machine
+
+SIMULATED = "/opt/simulated-mps"
+CLIENT = f"{SIMULATED}/cuda-client"
+ALICE, BOB = "2001", "2002"
+SHARES = {ALICE: 60, BOB: 20}
+MULTIPROCESSORS = 132
+POLICY = "[limits]\nthreads = 40\n" + "".join(f'[user."{uid}"]\nthreads = {share}\n' for uid, share in SHARES.items())
+
+
+def until(what: str, true: Callable[[], object], timeout: float = 30) -> Any:
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        found = true()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {timeout:g} s: {what}")
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str, patience: float) -> None:
+        super().__init__("mpsagent", timeout=patience)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def api(node: Machine, path: str, patience: float = 20, again: int = 2) -> Any:
+    """From outside, as root. A request in the hands of an agent that is killed is lost; then it is asked `again`."""
+    for _ in range(1 + again):
+        connection = _Connection(str(node.path("/run/mpsagent/mpsagent.sock")), patience)
+        try:
+            connection.request("GET", path)
+            return json.loads(connection.getresponse().read())
+        except (http.client.RemoteDisconnected, ConnectionResetError):
+            continue
+        finally:
+            connection.close()
+    raise AssertionError(f"the agent went away while it answered {path}, {1 + again} times in a row")
+
+
+def ready(node: Machine) -> bool:
+    """Healthy, and whoever comes first has to wait for a server to go: the parked one, or somebody's."""
+    healthy = node.run("mpsagent-cli", "status", check=False).returncode == 0
+    return healthy and [server["status"] for server in api(node, "/v1/servers")["servers"]] == ["ACTIVE"]
+
+
+def install(node: Machine, package: Path) -> None:
+    """The package, and the simulator in the place of NVIDIA's programs; nothing is enabled."""
+    shutil.copyfile(package, node.path("/root/mpsagent.deb"))
+    node.run("dpkg", "--install", "/root/mpsagent.deb")
+    node.run("mpsagent-sim", "install", SIMULATED)
+    node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
+
+
+def enable(node: Machine, wait: bool = True) -> None:
+    """Configured and enabled: what an administrator does, and nothing else. `wait`: until it is healthy."""
+    for user, name in ((ALICE, "alice"), (BOB, "bob")):
+        node.run("useradd", "--uid", user, "--no-create-home", name)
+    node.write("/etc/mpsagent/policy.d/10-test.toml", POLICY)
+    # No GPU here, and no NVML to ask.
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/simulated.conf",
+        "[Service]\nExecStart=\n"
+        f"ExecStart=/usr/bin/mpsagent run --supervise systemd --devices {SIMULATED}/devices.json\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
+    if wait:
+        until("ready for users", lambda: ready(node))
+
+
+def agent_pid(node: Machine) -> str:
+    return node.show("mpsagent.service", "MainPID")["MainPID"]
+
+
+def multiprocessors(said: str) -> int:
+    found = re.search(r"sms (\d+)", said)
+    assert found, said
+    return int(found[1])
+
+
+def assert_served_exactly(node: Machine, user: str) -> None:
+    """A first client of this user gets the user's share: not more, and not less for long."""
+    said = node.run(CLIENT, "query", user=user).stdout
+    assert multiprocessors(said) == MULTIPROCESSORS * SHARES[user] // 200 * 2
+
+
+class Worker:
+    """A CUDA client that works until it is told to stop, and says so when anything went wrong."""
+
+    def __init__(self, node: Machine, user: str, seconds: float) -> None:
+        self._process = node.start(CLIENT, "sleep", str(seconds), user=user)
+        self.user = user
+        until("the worker works", lambda: self._served(node))
+
+    def _served(self, node: Machine) -> bool:
+        servers = [(server["uid"], server["status"]) for server in api(node, "/v1/servers")["servers"]]
+        clients = [client["state"] for client in api(node, "/v1/clients")["clients"]]
+        return servers == [(int(self.user), "ACTIVE")] and clients == ["running"]
+
+    def finish(self) -> None:
+        said = self._process.communicate(timeout=60)[0]
+        assert self._process.returncode == 0, said
+        assert "last CUDA_SUCCESS" in said
+        assert multiprocessors(said) == MULTIPROCESSORS * SHARES[self.user] // 200 * 2

@@ -1,0 +1,130 @@
+"""The agent in its unit, through everything that happens to a service: CUDA work must not notice any of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.booted.machine import Machine
+from tests.booted.service import (
+    ALICE,
+    BOB,
+    CLIENT,
+    MULTIPROCESSORS,
+    Worker,
+    agent_pid,
+    api,
+    assert_served_exactly,
+    multiprocessors,
+    ready,
+    until,
+)
+
+
+def test_enabled_it_serves_each_user_by_the_policy(running: Machine) -> None:
+    """The main job, as packaged: limits from the first client on, and the journal tells each user's story."""
+    assert_served_exactly(running, ALICE)
+    assert_served_exactly(running, BOB)
+    story = running.journal("-u", "mpsagent", f"MPS_UID={BOB}")
+    assert story
+    assert "-- No entries --" not in story
+    status = running.show("mpsagent.service", "StatusText", "NRestarts")
+    assert status["StatusText"]
+    assert status["NRestarts"] == "0"
+    assert running.systemctl("is-system-running", check=False) == "running", running.systemctl("--failed")
+
+
+def test_reload_takes_a_good_policy_and_refuses_a_bad_one(running: Machine) -> None:
+    """A typing mistake must neither lift the limits nor go unnoticed."""
+    digest = api(running, "/v1/policy")["digest"]
+    running.write("/etc/mpsagent/policy.d/20-new.toml", '[user."2002"]\nthreads = 30\n')
+    running.systemctl("reload", "mpsagent.service")
+    good = api(running, "/v1/policy")["digest"]
+    assert good != digest
+
+    running.write("/etc/mpsagent/policy.d/20-new.toml", '[user."2002"]\nthreds = 90\nmemory = "lots"\n')
+    refused = running.run("systemctl", "reload", "mpsagent.service", check=False)
+    assert refused.returncode != 0
+    policy = api(running, "/v1/policy")
+    assert policy["digest"] == good
+    assert len(policy["errors"]) == 2
+    assert running.run("mpsagent-cli", "status", check=False).returncode == 1
+    assert "threds" in running.journal("-u", "mpsagent")
+    assert running.systemctl("is-active", "mpsagent.service") == "active"
+    assert multiprocessors(running.run(CLIENT, "query", user=BOB).stdout) == MULTIPROCESSORS * 30 // 200 * 2
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP", "restart"])
+def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: str) -> None:
+    """Killed, stuck or restarted: clients work on, requests wait instead of being refused, the state is as before."""
+    worker = Worker(running, ALICE, 16)
+    before, pid = api(running, "/v1/servers"), agent_pid(running)
+    if how == "restart":
+        running.systemctl("--no-block", "restart", "mpsagent.service")
+    else:
+        running.run("kill", f"-{how}", pid)
+    assert api(running, "/healthz", patience=40) is not None, "a request during the restart waits for the new agent"
+    until("a new agent", lambda: agent_pid(running) not in ("0", pid), 40)
+    assert api(running, "/v1/servers") == before
+    assert [client["uid"] for client in api(running, "/v1/clients")["clients"]] == [int(ALICE)]
+    worker.finish()
+    assert_served_exactly(running, BOB)
+    until("ready for users", lambda: ready(running))
+
+
+def test_stopping_the_agent_leaves_mps_running(running: Machine) -> None:
+    """Maintenance of the agent is not maintenance of the GPU; a new agent takes over what it finds."""
+    worker = Worker(running, ALICE, 6)
+    before = api(running, "/v1/servers")
+    running.systemctl("stop", "mpsagent.socket", "mpsagent.service")
+    assert running.run("mpsagent-cli", "status", check=False).returncode == 3
+    running.systemctl("start", "mpsagent.socket", "mpsagent.service")
+    assert api(running, "/v1/servers") == before
+    worker.finish()
+    assert_served_exactly(running, BOB)
+
+
+def test_an_upgrade_keeps_the_policy_and_disturbs_nobody(running: Machine, package: Path) -> None:
+    """`apt upgrade` in the middle of the day."""
+    running.path("/etc/mpsagent/policy.toml").open("a").write("\n# mine\n")
+    newer = running.path("/root/newer")
+    running.run("dpkg-deb", "-R", "/root/mpsagent.deb", "/root/newer")
+    control = newer / "DEBIAN/control"
+    control.write_text(re.sub(r"(?m)^Version: .*$", "Version: 99.0", control.read_text()))
+    for version in newer.glob("usr/lib/mpsagent/lib/*/mpsagent/__init__.py"):
+        version.write_text('"""Newer."""\n\n__version__ = "99.0"\n')
+    running.run("dpkg-deb", "-Znone", "--build", "/root/newer", "/root/newer.deb")
+
+    worker = Worker(running, ALICE, 15)
+    before = api(running, "/v1/servers")
+    assert api(running, "/v1/status")["agent"]["version"] != "99.0"
+    running.run("dpkg", "--install", "/root/newer.deb")
+    assert api(running, "/v1/status")["agent"]["version"] == "99.0"
+    assert api(running, "/v1/servers") == before
+    assert running.path("/etc/mpsagent/policy.toml").read_text().endswith("# mine\n")
+    worker.finish()
+    assert_served_exactly(running, BOB)
+
+
+def test_after_a_reboot_all_is_as_before(running: Machine) -> None:
+    """Enabled means enabled; /run and /tmp are empty then, and limits hold from the first client all the same."""
+    assert_served_exactly(running, ALICE)
+    newest = api(running, "/v1/events?limit=1")
+    running.reboot()
+    until("ready for users", lambda: ready(running))
+    assert_served_exactly(running, BOB)
+    assert_served_exactly(running, ALICE)
+    assert newest
+    assert running.systemctl("is-system-running", check=False) == "running", running.systemctl("--failed")
+
+
+def test_purge_of_a_running_agent_ends_all_and_leaves_nothing(running: Machine) -> None:
+    """The last thing anybody does with it has to work as well as the first."""
+    assert_served_exactly(running, ALICE)
+    running.run("dpkg", "--purge", "mpsagent")
+    assert running.run("pgrep", "-f", "nvidia-cuda-mps|mpsagent run", check=False).returncode == 1
+    for place in ("/etc/mpsagent", "/var/lib/mpsagent", "/run/mpsagent", "/var/log/nvidia-mps", "/usr/lib/mpsagent"):
+        assert not running.path(place).exists(), place

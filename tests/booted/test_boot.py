@@ -1,0 +1,56 @@
+"""The machine itself, and the package on it before anybody has enabled anything."""
+
+from __future__ import annotations
+
+from tests.booted.machine import Machine
+
+
+def test_a_systemd_boots_and_reboots(machine: Machine) -> None:
+    """If the ground does not hold, no other test here means anything."""
+    assert machine.run("ps", "-p", "1", "-o", "comm=").stdout.strip() == "systemd"
+    assert machine.systemctl("is-system-running", check=False) == "running", machine.systemctl("--failed")
+    machine.write("/etc/kept", "kept")
+    machine.write("/run/lost", "lost")
+    machine.reboot()
+    assert machine.systemctl("is-system-running", check=False) == "running", machine.systemctl("--failed")
+    assert machine.path("/etc/kept").exists()
+    assert not machine.path("/run/lost").exists()
+
+
+def test_installing_enables_nothing(node: Machine) -> None:
+    """Whether the agent takes over a node's GPUs is for its administrator to say."""
+    for unit in ("mpsagent.service", "mpsagent.socket"):
+        assert node.systemctl("is-enabled", unit, check=False) == "disabled"
+        assert node.systemctl("is-active", unit, check=False) == "inactive"
+    assert not node.path("/run/mpsagent").exists()
+    assert node.run("getent", "passwd", "mpsagent").stdout.rstrip().endswith(":/nonexistent:/usr/sbin/nologin")
+    assert node.run("getent", "group", "mpsagent-admin").stdout
+
+
+def test_what_was_installed_works_without_the_checkout(node: Machine) -> None:
+    """The package carries its own libraries: nothing may come from a virtual environment that only developers have."""
+    where = (
+        "import sys; sys.path[:0] = ['/usr/lib/mpsagent/lib/python%d.%d' % sys.version_info[:2]]; "
+        "import mpsagent; print(mpsagent.__file__)"
+    )
+    assert node.run("/usr/bin/python3", "-IS", "-c", where).stdout.startswith("/usr/lib/mpsagent/lib/")
+    assert "good" in node.run("mpsagent-cli", "policy", "check").stdout
+    assert node.run("mpsagent-cli", "status", check=False).returncode == 3, "there is no agent yet"
+    assert "COMP_WORDS" in node.path("/usr/share/bash-completion/completions/mpsagent-cli").read_text()
+    assert "The policy was rejected" in node.run("journalctl", "--list-catalog").stdout
+
+
+def test_purge_leaves_nothing(node: Machine) -> None:
+    """Whoever tries the agent out can be rid of it without a trace."""
+    node.systemctl("enable", "mpsagent.socket", "mpsagent.service")
+    node.write("/etc/mpsagent/policy.d/10-mine.toml", "[limits]\nthreads = 50\n")
+    node.run("dpkg", "--remove", "mpsagent")
+    assert node.path("/etc/mpsagent/policy.d/10-mine.toml").exists(), "remove keeps the configuration"
+    node.run("dpkg", "--purge", "mpsagent")
+    left = node.run(
+        *("find", "/etc", "/usr", "/var", "/run", "-xdev", "-iname", "*mpsagent*"),
+        *("-not", "-path", "/var/log/journal/*", "-not", "-path", "/run/systemd/*"),
+    ).stdout
+    assert not [line for line in left.splitlines() if "/dpkg/" not in line]
+    assert node.run("getent", "passwd", "mpsagent", check=False).returncode == 2
+    assert node.run("getent", "group", "mpsagent-admin", check=False).returncode == 2

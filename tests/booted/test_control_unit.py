@@ -1,0 +1,125 @@
+"""mpsagent-control@.service on the simulator: what the agent relies on when it starts and stops a control daemon."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tests.booted.machine import Machine
+from tests.booted.service import CLIENT
+
+UNIT = "mpsagent-control@gpu0.service"
+PIPE = "/tmp/nvidia-mps"
+LOG = "/var/log/nvidia-mps"
+A_USER = "2001"
+
+
+def prepare(node: Machine, threads: str = "20") -> None:
+    """What the agent does before it starts the unit: directories and environment. The door is open here."""
+    node.run("install", "-d", "-m", "0755", PIPE, LOG, "/run/mpsagent")
+    node.write(
+        "/run/mpsagent/instance-gpu0.env",
+        f"CUDA_MPS_PIPE_DIRECTORY={PIPE}\nCUDA_MPS_LOG_DIRECTORY={LOG}\nCUDA_MPS_ACTIVE_THREAD_PERCENTAGE={threads}\n",
+        0o600,
+    )
+
+
+def log(node: Machine, name: str = "control.log") -> str:
+    return node.path(f"{LOG}/{name}").read_text()
+
+
+def daemon(node: Machine) -> str:
+    return node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").read_text().strip()
+
+
+def test_systemd_finds_the_daemon_and_gives_it_its_environment(node: Machine) -> None:
+    """There is no PIDFile=: systemd has to guess right, and the floor must hold from the daemon's first moment."""
+    prepare(node)
+    node.systemctl("start", UNIT)
+    state = node.show(UNIT, "ActiveState", "MainPID")
+    assert state == {"ActiveState": "active", "MainPID": daemon(node)}
+    answer = node.run("nvidia-cuda-mps-control", text="get_default_active_thread_percentage\n").stdout
+    assert answer.strip() == "20.0"
+    assert "quit" not in log(node), "the text for ExecStop was read by the daemon"
+
+
+def test_a_server_and_its_clients_belong_where_they_should(node: Machine) -> None:
+    """The server is in the unit's cgroup and ends with it; the users' processes are not in it and are left alone."""
+    prepare(node)
+    node.systemctl("start", UNIT)
+    client = node.start(CLIENT, "query", user=A_USER)
+    assert client.communicate(timeout=30)[0]
+    assert client.returncode == 0
+    group = node.path("/sys/fs/cgroup" + node.show(UNIT, "ControlGroup")["ControlGroup"])
+    inside = {line for line in (group / "cgroup.procs").read_text().split() if line != "0"}
+    assert len(inside) == 2, "the daemon and one server"
+
+
+def test_stopping_the_unit_quits_the_daemon_in_words(node: Machine) -> None:
+    """`ExecStop=echo quit | ...`, as hand-written units have it, does nothing; this one must be heard."""
+    prepare(node)
+    node.systemctl("start", UNIT)
+    node.run(CLIENT, "query", user=A_USER)
+    began = time.monotonic()
+    node.systemctl("stop", UNIT)
+    assert time.monotonic() - began < 25, "that was the timeout, not the daemon"
+    assert re.search(r"quit", log(node))
+    assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
+    assert node.run("pgrep", "-f", "nvidia-cuda-mps", check=False).returncode == 1
+
+
+def test_the_unit_ends_when_its_daemon_is_killed(node: Machine) -> None:
+    """The agent learns of it over D-Bus; systemd itself starts nothing again behind its back."""
+    prepare(node)
+    node.systemctl("start", UNIT)
+    node.run("kill", "-KILL", daemon(node))
+    for _ in range(100):
+        state = node.show(UNIT, "ActiveState", "Result")
+        if state["ActiveState"] != "active":
+            break
+        time.sleep(0.05)
+    assert state == {"ActiveState": "failed", "Result": "signal"}
+    node.systemctl("reset-failed", UNIT)
+    node.systemctl("start", UNIT)
+    assert node.show(UNIT, "MainPID")["MainPID"] == daemon(node), "the stale files of the one before are in the way"
+
+
+def test_no_start_without_the_agents_preparation(node: Machine) -> None:
+    """Started by hand without an environment file, the daemon would run with no limits at all."""
+    assert node.run("systemctl", "start", UNIT, check=False).returncode != 0
+    assert node.show(UNIT, "ActiveState")["ActiveState"] == "failed"
+    assert node.run("pgrep", "-f", "nvidia-cuda-mps", check=False).returncode == 1
+
+
+def test_the_common_hand_written_unit_is_stopped_first(node: Machine) -> None:
+    """Two control daemons on one pipe directory are a riddle for everybody."""
+    prepare(node)
+    node.write(
+        "/etc/systemd/system/nvidia-mps.service",
+        "[Service]\nType=forking\nExecStart=/usr/bin/nvidia-cuda-mps-control -d\n"
+        f"Environment=CUDA_MPS_PIPE_DIRECTORY={PIPE} CUDA_MPS_LOG_DIRECTORY={LOG}\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("start", "nvidia-mps.service")
+    before = daemon(node)
+    node.systemctl("start", UNIT)
+    assert node.systemctl("is-active", "nvidia-mps.service", check=False) == "inactive"
+    assert daemon(node) != before
+
+
+@pytest.mark.parametrize("signal", ["TERM", "KILL"])
+def test_a_client_survives_the_end_of_the_unit_as_a_process(node: Machine, signal: str) -> None:
+    """KillMode= reaches the servers, never users' processes: they get an error from CUDA and decide themselves."""
+    prepare(node)
+    node.systemctl("start", UNIT)
+    client = node.start(CLIENT, "sleep", "3", user=A_USER)
+    deadline = time.monotonic() + 20
+    while "NEW CLIENT" not in log(node) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    node.run("kill", f"-{signal}", daemon(node))
+    said = client.communicate(timeout=30)[0]
+    assert client.returncode >= 0, f"the client was killed by signal {-client.returncode}"
+    assert "done" in said

@@ -1,0 +1,193 @@
+"""`mpsagent run` as systemd and administrators run it: sockets, notifications, reload, exit statuses."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mpsagent.interfaces.client import request
+from tests.conformance import rig as rigs
+from tests.scenes.stage import A, Agent, Api, Stage
+
+POLICY = "[limits]\nthreads = 50\n"
+# Hands descriptor 3 to the program as systemd does: LISTEN_PID is the program's own pid.
+LISTENER = """
+import os, sys
+fd = int(sys.argv[1])
+if fd != 3:
+    os.dup2(fd, 3)
+os.set_inheritable(3, True)
+os.environ.update(LISTEN_PID=str(os.getpid()), LISTEN_FDS="1")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class Systemd:
+    """The two sockets that systemd would have: it listens for notifications and holds the API's socket."""
+
+    def __init__(self, place: Path) -> None:
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notify.bind(str(place / "notify"))
+        self.notify.settimeout(0.2)
+        self.listen = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.listen.bind(str(place / "api"))
+        self.listen.listen(64)
+        self.place = place
+        self.said: list[str] = []
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, stage: Stage, **environment: str) -> Agent:
+        program = Path(sys.executable).with_name("mpsagent")
+        devices = Path(stage.backend.control).with_name("devices.json")
+        command = [sys.executable, "-c", LISTENER, str(self.listen.fileno()), str(program), "run"]
+        command += ["--policy", str(stage.place / "policy.toml"), "--socket", str(self.place / "elsewhere")]
+        command += ["--state-directory", str(stage.place / "state"), "--devices", str(devices), "--log-format", "text"]
+        env = {**stage.python_environment(), "NOTIFY_SOCKET": str(self.place / "notify"), **environment}
+        self.process = subprocess.Popen(command, env=env, pass_fds=[self.listen.fileno()], stderr=subprocess.DEVNULL)
+        return Agent(rigs.Started.__new__(rigs.Started), Api(self.place / "api"))
+
+    def hear(self) -> list[str]:
+        """Everything said so far, line by line."""
+        while True:
+            try:
+                self.said += self.notify.recv(65536).decode().split("\n")
+            except TimeoutError:
+                return self.said
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(20)
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.notify.close()
+        self.listen.close()
+
+
+@pytest.fixture
+def systemd(stage: Stage) -> Iterator[Systemd]:
+    one = Systemd(stage.place)
+    yield one
+    one.close()
+
+
+def until(what: str, true: Callable[[], object], timeout: float = 30) -> None:
+    end = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def test_it_tells_systemd_what_it_needs_to_know(stage: Stage, systemd: Systemd) -> None:
+    """READY only when it is at work, the watchdog while the loop turns, a status that follows what happens; and the
+    socket that systemd passed is the one that answers."""
+    stage.policy("[limits]\nthreads = 50\n")
+    agent = systemd.start(stage, WATCHDOG_USEC="1000000")
+    until("READY=1", lambda: "READY=1" in systemd.hear())
+    stage.parked(agent)
+    assert not (stage.place / "elsewhere").exists()
+    until("WATCHDOG=1, again and again", lambda: systemd.hear().count("WATCHDOG=1") > 4)
+    assert "STATUS=nobody holds the GPU" in systemd.said
+    client = stage.client(A, "sleep", 3)
+    client.working()
+    until("the holder in the status", lambda: any("holds the GPU with 1 clients" in line for line in systemd.hear()))
+    assert systemd.stop() == 0
+    assert "STOPPING=1" in systemd.hear()
+    assert client.ended() == 0, "MPS and its clients go on when the agent is stopped"
+
+
+def test_requests_wait_while_the_agent_is_away(stage: Stage, systemd: Systemd) -> None:
+    """An upgrade must not look like an outage: the connection is accepted by the next agent."""
+    stage.policy(POLICY)
+    stage.parked(systemd.start(stage))
+    systemd.stop(signal.SIGKILL)
+    with socket.socket(socket.AF_UNIX) as early:
+        early.connect(str(stage.place / "api"))
+        early.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        systemd.start(stage)
+        early.settimeout(30)
+        assert early.recv(65536).startswith(b"HTTP/1.1 200")
+
+
+def test_the_watchdog_hears_nothing_from_a_stopped_agent(stage: Stage, systemd: Systemd) -> None:
+    """What the watchdog is for."""
+    stage.policy(POLICY)
+    stage.parked(systemd.start(stage, WATCHDOG_USEC="600000"))
+    assert systemd.process is not None
+    systemd.process.send_signal(signal.SIGSTOP)
+    systemd.hear()
+    systemd.said.clear()
+    time.sleep(1.5)
+    assert systemd.hear() == []
+    systemd.process.send_signal(signal.SIGCONT)
+    until("it goes on", lambda: "WATCHDOG=1" in systemd.hear())
+
+
+def test_a_bad_policy_is_a_trouble_until_it_is_put_right(stage: Stage) -> None:
+    """SIGHUP reloads; exit statuses follow; a restart with a bad file does not lift the limits."""
+    agent = stage.with_agent("[limits]\nthreads = 30\n")
+    assert stage.cli(agent, "status")[0] == 0
+    stage.policy("[limits]\nthreads = 300\n")
+    os.kill(agent.pid, signal.SIGHUP)
+    stage.until(agent.api.problems, "the trouble is shown")
+    code, said = stage.cli(agent, "status")
+    assert code == 1
+    assert "policy.toml:2" in said
+    assert "stays in force" in said
+    stage.stop_agent(agent, signal.SIGKILL)
+    agent = stage.start_agent()
+    stage.answering(agent)
+    assert "stays in force" in agent.api.problems()[0]
+    assert agent.api.get("/v1/policy/explain?user=20001")["threads"]["value"] == 30.0
+    stage.policy("[limits]\nthreads = 40\n")
+    os.kill(agent.pid, signal.SIGHUP)
+    stage.until(lambda: not agent.api.problems(), "healthy by itself")
+    assert stage.cli(agent, "status")[0] == 0
+    assert agent.api.get("/v1/policy/explain?user=20001")["threads"]["value"] == 40.0
+    stage.stop_agent(agent)
+    assert stage.cli(agent, "status")[0] == 3
+
+
+def test_a_second_agent_is_refused(stage: Stage) -> None:
+    """Two of them would undo each other's limits. By MPS's directory, by the state directory, by the socket."""
+    agent = stage.with_agent(POLICY)
+    program = str(Path(sys.executable).with_name("mpsagent"))
+    devices = str(Path(stage.backend.control).with_name("devices.json"))
+    policy = str(stage.place / "policy.toml")
+    ways = {
+        "already looks after the control daemon": ("other.sock", "other-state"),
+        "already looks after the history": ("other.sock", "state"),
+    }
+    for words, (sock, state) in ways.items():
+        command = [program, "run", "--policy", policy, "--socket", str(stage.place / sock)]
+        command += ["--state-directory", str(stage.place / state), "--devices", devices, "--log-format", "text"]
+        done = subprocess.run(command, env=stage.python_environment(), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 1
+        assert f"mpsagent {agent.pid} {words}" in done.stderr
+    assert agent.api.problems() == []
+    assert stage.served(A) > 0
+    assert request(str(agent.api.path), "GET", "/healthz")[0] == 200
+
+
+def test_stopped_at_any_moment_of_its_start_it_stops(stage: Stage) -> None:
+    """systemd may change its mind; an agent that finishes its start first would be killed for it."""
+    stage.policy(POLICY)
+    for wait in (0.2, 0.3, 0.4, 0.5):
+        agent = stage.start_agent()
+        time.sleep(wait)
+        os.kill(agent.pid, signal.SIGTERM)
+        assert rigs.exited(agent.started.process, 20)
+        assert agent.started.process.returncode in (0, -signal.SIGTERM), agent.log()
+        assert "Traceback" not in agent.log()
+        stage.agents.remove(agent)

@@ -1,0 +1,215 @@
+"""The API on a real Unix socket, asked by real programs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mpsagent.interfaces import client, views
+from tests.interfaces.stand_in import START, Served, serve
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve() as one:
+        yield one
+
+
+with_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+def get(served: Served, target: str) -> tuple[int, Any]:
+    status, raw = client.request(str(served.path), "GET", target)
+    return status, json.loads(raw)
+
+
+def post(served: Served, target: str, body: Any = None) -> tuple[int, Any]:
+    status, raw = client.request(str(served.path), "POST", target, body)
+    return status, json.loads(raw)
+
+
+@with_curl
+def test_curl_works(served: Served) -> None:
+    """What the documentation promises to people without our client."""
+    done = subprocess.run(
+        ["curl", "-sS", "--fail", "--unix-socket", str(served.path), "http://mpsagent/v1/status"],
+        capture_output=True, check=True, timeout=20,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["holder"]["pid"] == 500
+
+
+def test_status_has_everything_on_one_page(served: Served) -> None:
+    """The fields that scripts and the CLI build on."""
+    status, body = get(served, "/v1/status")
+    assert status == 200
+    assert body["health"] == {"ok": True, "problems": []}
+    assert (body["holder"]["pid"], body["holder"]["user"], body["clients"]) == (500, "alice", 1)
+    assert [(w["uid"], w["clients"], w["seconds"]) for w in body["waiting"]] == [
+        (20002, [600, 602], 30.0),
+        (20003, [601], 20.0),
+    ]
+    assert body["limits"] == {"verified": [500], "drifted": []}
+    assert body["pipe_directory"] == "/tmp/nvidia-mps"
+
+
+def test_each_list_has_its_own_address(served: Served) -> None:
+    """Servers, clients (waiting ones too), queue, policy."""
+    assert [s["pid"] for s in get(served, "/v1/servers")[1]["servers"]] == [500]
+    clients = get(served, "/v1/clients")[1]["clients"]
+    assert [(c["pid"], c["state"]) for c in clients] == [
+        (501, "running"),
+        (600, "waiting"),
+        (601, "waiting"),
+        (602, "waiting"),
+    ]
+    assert [w["position"] for w in get(served, "/v1/queue")[1]["queue"]] == [1, 2]
+    assert get(served, "/v1/policy")[1]["digest"] == "abc123"
+    assert get(served, "/v1/policy/explain?user=alice")[1]["threads"]["value"] == 20.0
+
+
+def test_health_is_503_when_something_needs_a_person(served: Served) -> None:
+    """For load balancers and scripts that read only the status."""
+    assert get(served, "/healthz") == (200, {"ok": True, "problems": []})
+    served.backend.troubles = (views.Trouble("the control daemon is silent", START, "look at it"),)
+    assert get(served, "/healthz") == (503, {"ok": False, "problems": ["the control daemon is silent"]})
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "body", "status", "word"),
+    [
+        ("GET", "/v1/nothing", None, 404, "openapi"),
+        ("POST", "/v1/status", None, 405, "GET"),
+        ("GET", "/v1/drain", None, 405, "POST"),
+        ("GET", "/v1/policy/explain", None, 400, "user"),
+        ("GET", "/v1/policy/explain?user=nobody-knows", None, 404, "no such user"),
+        ("GET", "/v1/policy/explain?user=a&color=red", None, 400, "color"),
+        ("GET", "/v1/events?cursor=x", None, 400, "cursor"),
+        ("GET", "/v1/events?cursor=-1", None, 400, "cursor"),
+        ("GET", "/v1/events?limit=0", None, 400, "limit"),
+        ("GET", "/v1/events?limit=99999", None, 400, "limit"),
+        ("GET", "/v1/events?follow=maybe", None, 400, "follow"),
+        ("GET", "/v1/events?cursor=9999", None, 410, "cursor"),
+        ("POST", "/v1/clients/abc/terminate", None, 400, "process id"),
+        ("POST", "/v1/clients/99999999999/terminate", None, 400, "process id"),
+        ("POST", "/v1/clients/777/terminate", None, 404, "777"),
+        ("POST", "/v1/clients/501/terminate", {"now": "yes"}, 400, "now"),
+        ("POST", "/v1/clients/501/terminate", {"force": True}, 400, "force"),
+        ("POST", "/v1/clients/501/terminate", [1], 400, "object"),
+        ("POST", "/v1/drain", {"timeout": "soon"}, 400, "timeout"),
+        ("POST", "/v1/drain", {"timeout": True}, 400, "timeout"),
+        ("POST", "/v1/drain", {"timeout": -1}, 400, "timeout"),
+        ("POST", "/v1/drain", {"timeout": 1e300}, 400, "timeout"),
+        ("POST", "/v1/resume", {"x": 1}, 400, "x"),
+    ],
+)
+def test_errors_say_what_where_and_what_to_do(
+    served: Served, method: str, target: str, body: Any, status: int, word: str
+) -> None:
+    """Each in the same JSON form with the right status, and nothing was carried out."""
+    got, raw = client.request(str(served.path), method, target, body)
+    answer = json.loads(raw)
+    assert got == status, answer
+    assert set(answer["error"]) >= {"what", "where", "hint"}
+    assert word in json.dumps(answer)
+    assert served.backend.asked == []
+
+
+@with_curl
+def test_a_body_that_is_not_json(served: Served) -> None:
+    """Garbage, a number, deep nesting: 400, never a fault of ours."""
+    for raw in ("{", "7", "[" * 30000, "\xff"):
+        done = subprocess.run(
+            ["curl", "-sS", "--unix-socket", str(served.path), "-X", "POST", "--data-binary", "@-", "http://m/v1/resume"],
+            input=raw.encode("latin-1"), capture_output=True, check=True, timeout=20,
+        )  # fmt: skip
+        assert "what" in json.loads(done.stdout)["error"], raw[:10]
+    assert served.failures == []
+
+
+def test_a_fault_of_ours_is_a_500_and_told(served: Served) -> None:
+    """The person who asks gets an answer, the journal the exception."""
+    status, body = get(served, "/v1/policy/explain?user=broken")
+    assert (status, "RuntimeError" in body["error"]["what"]) == (500, True)
+    assert [str(one) for one in served.failures] == ["a bug"]
+
+
+def test_acting_reaches_the_backend_with_who_asked(served: Served) -> None:
+    """Each action once, with its arguments and the uid of the asker."""
+    assert post(served, "/v1/clients/501/terminate", {"now": True})[0] == 200
+    assert post(served, "/v1/clients/501/terminate", {"dry_run": True})[0] == 200
+    assert post(served, "/v1/drain", {"timeout": "10m"})[0] == 200
+    assert post(served, "/v1/drain")[0] == 200
+    assert post(served, "/v1/resume")[0] == 200
+    assert post(served, "/v1/restart", {})[0] == 200
+    assert post(served, "/v1/reload")[1] == {"ok": False, "errors": ["policy.toml:1: no"]}
+    import os
+
+    me = os.getuid()
+    assert served.backend.asked == [
+        ("terminate", 501, True, False, me),
+        ("terminate", 501, False, True, me),
+        ("drain", 600.0, me),
+        ("drain", None, me),
+        ("resume", me),
+        ("restart", me),
+        ("reload", me),
+    ]
+
+
+def test_metrics_are_prometheus_text(served: Served) -> None:
+    """Each family has its type, each sample a number; labels from users cannot break a line."""
+    status, raw = client.request(str(served.path), "GET", "/metrics")
+    assert status == 200
+    samples = {}
+    for line in raw.decode().splitlines():
+        if not line.startswith("# "):
+            name, value = line.rsplit(" ", 1)
+            samples[name] = float(value)
+    assert samples["mpsagent_healthy"] == 1
+    assert samples['mpsagent_waiting_seconds{uid="20002"}'] == 30
+    assert samples['mpsagent_server_info{pid="500",uid="20001",status="ACTIVE"}'] == 1
+    assert samples["mpsagent_api_connections"] == 1
+    types = [line.split()[2] for line in raw.decode().splitlines() if line.startswith("# TYPE")]
+    assert len(types) == len(set(types))
+    assert {name.split("{")[0] for name in samples} <= set(types)
+
+
+def test_openapi_lists_every_route_and_is_up_to_date(served: Served) -> None:
+    """The document in the package is the one that the shapes give, and it has all that the router has."""
+    from mpsagent.interfaces import openapi
+
+    status, body = get(served, "/openapi.json")
+    assert status == 200
+    assert body == json.loads(json.dumps(openapi.document())), (
+        "run: python -m mpsagent.interfaces.openapi > ...openapi.json"
+    )
+    assert served.api is not None
+    routes = {
+        (route.resource.canonical, route.method.lower())
+        for route in served.api._runner.app.router.routes()
+        if route.resource is not None and route.method != "HEAD"
+    }
+    assert routes == {(path, method) for path, operations in body["paths"].items() for method in operations}
+
+
+def test_answers_have_the_shape_that_openapi_promises(served: Served) -> None:
+    """A view that forgets a key, or invents one, is found here."""
+    from pydantic import TypeAdapter
+
+    from mpsagent.interfaces import shapes
+
+    served.backend.happen("test")
+    for path, shape in (
+        ("status", shapes.Status),
+        ("servers", shapes.Servers),
+        ("clients", shapes.Clients),
+        ("queue", shapes.Queue),
+        ("events", shapes.Events),
+    ):
+        body = get(served, f"/v1/{path}")[1]
+        assert TypeAdapter(shape).validate_python(body, strict=False) == body

@@ -1,0 +1,102 @@
+"""Events with a cursor: a reader that comes back misses nothing, and one that comes too late is told."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mpsagent.interfaces import client
+from mpsagent.interfaces.door import Bounds
+from tests.interfaces.stand_in import Served, StandIn, serve
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve(StandIn(events_kept=50), Bounds(heartbeat=0.1)) as one:
+        yield one
+
+
+def test_a_reader_that_reconnects_with_its_cursor_misses_nothing(served: Served) -> None:
+    """A hundred events from another thread, while the reader hangs up after every third line."""
+    got: list[int] = []
+    enough = threading.Event()
+
+    def write() -> None:
+        for number in range(100):
+            served.backend.happen("count", number=number)
+            while served.backend.newest - (got[-1] if got else 0) > 40 and not enough.wait(0.001):
+                pass
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    cursor = 0
+    try:
+        while len(got) < 100:
+            stream = client.lines(str(served.path), f"/v1/events?follow=1&cursor={cursor}", 20)
+            for number, line in enumerate(stream):
+                event = json.loads(line)
+                cursor = event["cursor"]
+                if "heartbeat" not in event:
+                    got.append(cursor)
+                if number == 2:
+                    stream.close()
+                    break
+    finally:
+        enough.set()
+        writer.join()
+    assert got == list(range(1, 101))
+
+
+def test_a_cursor_older_than_the_history_is_410_and_says_the_oldest(served: Served) -> None:
+    """With the cursor from the answer everything that is kept can be read."""
+    for _ in range(80):
+        served.backend.happen("old")
+    for target in ("/v1/events?cursor=3", "/v1/events?cursor=3&follow=1"):
+        status, raw = client.request(str(served.path), "GET", target)
+        error = json.loads(raw)["error"]
+        assert (status, error["oldest"]) == (410, 30)
+    status, raw = client.request(str(served.path), "GET", "/v1/events?cursor=30&limit=1000")
+    assert [event["cursor"] for event in json.loads(raw)["events"]] == list(range(31, 81))
+
+
+def test_without_a_cursor_the_newest_come(served: Served) -> None:
+    """And the answer's cursor goes on from there."""
+    assert json.loads(client.request(str(served.path), "GET", "/v1/events")[1]) == {"events": [], "cursor": 0}
+    for _ in range(9):
+        served.backend.happen("x")
+    body = json.loads(client.request(str(served.path), "GET", "/v1/events?limit=2")[1])
+    assert ([event["cursor"] for event in body["events"]], body["cursor"]) == ([8, 9], 9)
+    body = json.loads(client.request(str(served.path), "GET", "/v1/events?cursor=9")[1])
+    assert body == {"events": [], "cursor": 9}
+
+
+def test_a_quiet_stream_has_a_heartbeat_with_the_cursor(served: Served) -> None:
+    """So that a reader knows that the agent lives, and a dead reader is noticed."""
+    served.backend.happen("x")
+    stream = client.lines(str(served.path), "/v1/events?follow=1", 20)
+    first, second = json.loads(next(stream)), json.loads(next(stream))
+    assert (first["kind"], second["cursor"], "heartbeat" in second) == ("x", 1, True)
+
+
+def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) -> None:
+    """The last line says where to go on; nothing is skipped in silence."""
+    stream = client.lines(str(served.path), "/v1/events?follow=1&cursor=0", 20)
+    next(stream)
+    served.backend.newest += 1000
+    served.backend.happen("later")
+    last = [json.loads(line) for line in stream][-1]
+    assert last["error"]["oldest"] == 1000
+
+
+def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
+    """Its connection no longer counts, long before the heartbeat of an hour."""
+    with serve(bounds=Bounds(heartbeat=3600)) as other:
+        stream = client.lines(str(other.path), "/v1/events?follow=1", 20)
+        next(stream)
+        stream.close()
+        from tests.interfaces.stand_in import until
+
+        until(lambda: other.api is not None and not other.api.porter.by_uid)

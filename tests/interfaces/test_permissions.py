@@ -1,0 +1,145 @@
+"""Who may do what, proved with processes of real users: the kernel says who asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from mpsagent.interfaces.door import Bounds
+from tests.interfaces.stand_in import ADMIN, OTHER, USER, Served, serve
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.getuid() != 0, reason="needs root to become other users"),
+]
+_PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+# The child needs nothing of ours: another user may not be able to read this checkout.
+_ASK = """
+import socket, sys
+path, method, target, body = sys.argv[1:5]
+sock = socket.socket(socket.AF_UNIX); sock.settimeout(20); sock.connect(path)
+head = f"{method} {target} HTTP/1.0\\r\\nHost: m\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+sock.sendall((head + body).encode())
+data = b""
+while part := sock.recv(65536): data += part
+sys.stdout.write(data.decode())
+"""
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve() as one:
+        yield one
+
+
+def ask(served: Served, uid: int, method: str, target: str, body: str = "") -> tuple[int, Any]:
+    done = subprocess.run(
+        [_PYTHON, "-c", _ASK, str(served.path), method, target, body],
+        user=uid, group=uid, extra_groups=[], cwd="/", env={}, capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    head, _, raw = done.stdout.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(raw)
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/v1/servers", "/v1/clients", "/v1/queue", "/v1/policy", "/v1/events"])
+def test_everyone_may_read(served: Served, path: str) -> None:
+    """Who waits wants to know for whom."""
+    assert ask(served, OTHER, "GET", path)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["drain", "resume", "restart", "reload"])
+def test_only_root_and_the_admin_group_may_act(served: Served, path: str) -> None:
+    """A user is told why not, and nothing is done; an administrator's uid reaches the backend."""
+    status, body = ask(served, USER, "POST", f"/v1/{path}")
+    assert (status, f"uid {USER} may not" in body["error"]["what"]) == (403, True)
+    assert served.backend.asked == []
+    assert ask(served, ADMIN, "POST", f"/v1/{path}")[0] == 200
+    assert ask(served, 0, "POST", f"/v1/{path}")[0] == 200
+    assert [one[-1] for one in served.backend.asked] == [ADMIN, 0]
+
+
+def test_a_user_may_end_own_clients_and_no_others(served: Served) -> None:
+    """501 is a client of USER; 600 is OTHER's, still waiting."""
+    assert ask(served, OTHER, "POST", "/v1/clients/501/terminate")[0] == 403
+    assert ask(served, USER, "POST", "/v1/clients/600/terminate")[0] == 403
+    assert served.backend.asked == []
+    assert ask(served, USER, "POST", "/v1/clients/501/terminate", '{"dry_run":true}')[0] == 200
+    assert ask(served, OTHER, "POST", "/v1/clients/600/terminate")[0] == 200
+    assert ask(served, ADMIN, "POST", "/v1/clients/501/terminate", '{"now":true}')[0] == 200
+    assert served.backend.asked == [
+        ("terminate", 501, False, True, USER),
+        ("terminate", 600, False, False, OTHER),
+        ("terminate", 501, True, False, ADMIN),
+    ]
+
+
+def test_a_client_whose_user_is_not_known_is_nobodys_own(served: Served) -> None:
+    """Until control.log has named it, only administrators may end it."""
+    from dataclasses import replace
+
+    nameless = replace(served.backend.state.clients[501], uid=None)
+    served.backend.state = replace(served.backend.state, clients={501: nameless})
+    assert ask(served, USER, "POST", "/v1/clients/501/terminate")[0] == 403
+    assert ask(served, ADMIN, "POST", "/v1/clients/501/terminate")[0] == 200
+
+
+def test_one_users_connections_do_not_lock_out_another_user_or_root() -> None:
+    """16 per uid, 64 for all users together, and root has its own."""
+    with serve(bounds=Bounds(connections=6, connections_per_uid=3, header_time=30)) as served:
+        held = [_hold(served, uid, 3) for uid in (USER, OTHER)]
+        try:
+            status, body = ask(served, USER, "GET", "/healthz")
+            assert (status, f"uid {USER} has 3" in body["error"]["where"]) == (503, True)
+            assert ask(served, ADMIN, "GET", "/healthz")[0] == 503
+            assert ask(served, 0, "GET", "/healthz")[0] == 200
+            _let_go(held.pop())
+            assert _soon(served, ADMIN) == 200
+            assert ask(served, USER, "GET", "/healthz")[0] == 429
+        finally:
+            for one in held:
+                _let_go(one)
+
+
+_HOLD = """
+import socket, sys
+held = []
+for _ in range(int(sys.argv[2])):
+    sock = socket.socket(socket.AF_UNIX); sock.settimeout(20); sock.connect(sys.argv[1])
+    sock.sendall(b"GET /v1/events?follow=1 HTTP/1.1\\r\\nHost: m\\r\\n\\r\\n")
+    assert sock.recv(100).startswith(b"HTTP/1.1 200"); held.append(sock)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def _hold(served: Served, uid: int, count: int) -> subprocess.Popen[str]:
+    child = subprocess.Popen(
+        [_PYTHON, "-c", _HOLD, str(served.path), str(count)],
+        user=uid, group=uid, extra_groups=[], cwd="/", env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    return child
+
+
+def _let_go(child: subprocess.Popen[str]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        child.communicate("", timeout=20)
+
+
+def _soon(served: Served, uid: int) -> int:
+    status = 0
+    for _ in range(50):
+        status = ask(served, uid, "GET", "/healthz")[0]
+        if status == 200:
+            break
+    return status

@@ -1,0 +1,170 @@
+"""Skimming a log must give the state that reading every line gives, and leave the parser where it would be."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpsagent.core.model import State
+from mpsagent.core.reduce import apply, apply_all
+from mpsagent.core.skim import Skimmer, served
+from mpsagent.mps import events as ev
+from mpsagent.mps.loglines import LogParser
+from tests import recordings
+
+HEAD = b"[2026-11-21 00:00:00.000 Control   471] "
+AFTER = b"4242\n[2026-11-21 00:00:09.000 Control   471] UI closed\n"
+"""What a follower reads next: the rest of an answer that was being written."""
+
+
+def read(data: bytes) -> tuple[State, LogParser]:
+    parser = LogParser("control")
+    return apply_all(State(), parser.feed(data)), parser
+
+
+def skim(pieces: list[bytes]) -> tuple[State, LogParser]:
+    parser, skimmer, state = LogParser("control"), Skimmer(), State()
+    for piece in pieces:
+        state = apply_all(state, parser.feed(skimmer.take(piece, served(state))))
+    return apply_all(state, parser.feed(skimmer.end())), parser
+
+
+def cut(data: bytes, size: int) -> list[bytes]:
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def same(data: bytes, size: int) -> None:
+    whole, first = read(data)
+    short, second = skim(cut(data, size))
+    assert short == whole
+    assert apply_all(short, second.feed(AFTER)) == apply_all(whole, first.feed(AFTER))
+
+
+@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("size", [97, 4096, 1 << 18])
+def test_every_recorded_log_gives_the_same_state(name: str, size: int) -> None:
+    """Not only at its end: also where somebody's answer is half written."""
+    for logs in recordings.sections(name).values():
+        same(logs.control, size)
+        for end in range(0, len(logs.control), max(1, len(logs.control) // 25)):
+            same(logs.control[:end], size)
+
+
+MESSAGES = [
+    "Accepting connection...", "NEW UI", "UI closed", "User did not send valid credentials",
+    "Cmd:get_server_list", "Cmd:get_server_status 5", "Cmd:set_default_active_thread_percentage 10", "Cmd:ps",
+    "Cmd: ps", "Cmd:quit", "Cmd:quit -t 5", "Cmd:foo", "Cmd:get_ps", "4242", "100.0", "ACTIVE", "1G", "", "set_x",
+    "Server 5 not found", "NEW CLIENT 7 from user 1001: Server already exists",
+    "NEW CLIENT 7 from user 1002: Server already exists", "NEW CLIENT 8 from user 1001: Server already exists",
+    "NEW CLIENT 7 from user 1001: Server is not ready, push client to pending list",
+    "NEW CLIENT 8 from user 1002: Server is not ready, push client to pending list",
+    "Starting new server 5 for user 1001", "NEW SERVER 5: Ready", "Server 5 exited with status 0",
+    "Try shutting down server 5, backoff is disabled", "quit command issued with timeout of 5",
+    "Starting control daemon using socket /tmp/nvidia-mps/control", "Exit with status 0", "something new",
+]  # fmt: skip
+HEADS = ["[2026-11-21 00:00:0{second}.000 Control   471] "] * 12 + [
+    "[2026-11-22 00:00:0{second}.000 Control 99471] ", "", "[2026-11-21 00:00:0{second}.000 Server   472] "
+]  # fmt: skip
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> bytes:
+    """Any lines in any order: forged ones, answers without an end, other daemons."""
+    head = HEAD.decode()
+    start = f"{head}Starting control daemon using socket s\n"
+    if draw(st.booleans()):  # else hardly any admission would be to a known server
+        start += f"{head}Starting new server 5 for user 1001\n{head}NEW SERVER 5: Ready\n"
+    lines = draw(st.lists(st.tuples(st.sampled_from(HEADS), st.sampled_from(MESSAGES)), max_size=60))
+    rest = draw(st.sampled_from(["", "[2026-11-21 00:00:09.000 Control   471] NEW U", "4"]))
+    text = "".join(head.format(second=min(9, at // 7)) + message + "\n" for at, (head, message) in enumerate(lines))
+    return (start + text + rest).encode()
+
+
+@settings(max_examples=1000, deadline=None)
+@given(logs(), st.integers(1, 300))
+def test_any_lines_in_any_order_give_the_same_state(data: bytes, size: int) -> None:
+    same(data, size)
+
+
+FIRST, AGAIN = (
+    "NEW CLIENT 7 from user 1001: Server already exists",
+    "NEW CLIENT 07 from user 1001: Server already exists",
+)
+QUEUED = "NEW CLIENT 7 from user 1001: Server is not ready, push client to pending list"
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (QUEUED, "Cmd:ps", FIRST, "UI closed", FIRST),  # the first of them is an answer's text
+        (FIRST, QUEUED, FIRST),
+        (QUEUED, AGAIN),
+        (QUEUED, "Cmd:get_server_list", FIRST, "4242"),
+        ("NEW CLIENT x: Server already exists",) * 2,
+        ("Server 5 exited with status 0", FIRST),
+    ],
+)
+def test_an_admission_that_counts_stays(messages: tuple[str, ...], size: int) -> None:
+    """Of the many that do not; random lines seldom are these."""
+    lines = ("Starting control daemon using socket s", "Starting new server 5 for user 1001", *messages)
+    same("".join(f"{HEAD.decode()}{line}\n" for line in lines).encode(), size)
+
+
+def test_polling_is_left_out() -> None:
+    """The point of it: with nothing else in it, next to nothing is left of a polled log."""
+    said = [b"Accepting connection...", b"NEW UI", b"Cmd:get_server_list", b"4242", b"UI closed"]
+    poll = b"".join(HEAD + message + b"\n" for message in said)
+    skimmer = Skimmer()
+    assert sum(len(skimmer.take(piece)) for piece in cut(poll * 5000, 1 << 16)) == 0
+
+
+SHORT = b"".join(
+    b"%bNEW CLIENT %d from user 1001: Server already exists\n" % (HEAD, 1000 + n // 2) for n in range(10_000)
+)
+"""5000 short clients, each with a pid of its own."""
+
+
+def admitted(*events: ev.LogEvent) -> list[int]:
+    """Which of the short clients are left in after what ``events`` tell."""
+    state, skimmer, parser = apply_all(State(), list(events)), Skimmer(), LogParser("control")
+    kept = [event for piece in cut(SHORT, 1 << 10) for event in parser.feed(skimmer.take(piece, served(state)))]
+    return [event.pid for event in kept if isinstance(event, ev.ClientAdmitted)]
+
+
+def test_short_clients_of_a_known_server_are_left_out() -> None:
+    """A day of them is read within a second only so."""
+    alice = ev.ServerStarting(0.0, 5, 1001)
+    assert admitted(alice) == []
+    assert 1003 in admitted(alice, ev.ClientQueued(0.0, 1003, 1001))
+    assert len(admitted(alice, ev.ClientQueued(0.0, 1003, 1001))) < 10
+    assert len(admitted(ev.ServerStarting(0.0, 5, 1002))) == 5000
+    assert len(admitted(alice, ev.ServerStartup(0.0, 6))) == 5000, (
+        "who comes may be a client of 6, whose user is unknown"
+    )
+    assert len(admitted()) == 5000
+
+
+_PID, _UID, _AT = st.integers(1, 6), st.integers(0, 2), st.floats(0, 100)
+EVENTS = st.one_of(
+    st.builds(ev.ServerStarting, _AT, _PID, _UID),
+    st.builds(ev.ServerStartup, _AT, _PID),
+    st.builds(ev.ServerExited, _AT, _PID, st.just(0)),
+    st.builds(ev.ClientQueued, _AT, _PID, _UID),
+    st.builds(ev.ClientAdmitted, _AT, _PID, _UID),
+    st.builds(ev.ContextConnected, _AT, _PID, _PID, st.integers(0, 1)),
+    st.builds(ev.ClientDisconnected, _AT, _PID, _PID),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(EVENTS, max_size=30))
+def test_an_admission_that_is_said_to_change_nothing_changes_nothing(events: list[ev.LogEvent]) -> None:
+    """In whatever state both logs have led to: the rule of the skimmer must be the rule of ``reduce``."""
+    state = apply_all(State(), events)
+    known = served(state)
+    for uid in range(3):
+        for pid in range(1, 7):
+            if b"%d" % uid in known.users and b"%d" % pid not in known.but:
+                assert apply(state, ev.ClientAdmitted(101.0, pid, uid)) is state

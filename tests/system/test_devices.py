@@ -1,0 +1,152 @@
+"""GPUs: from a file, from the helper process, and when the driver is missing, broken or hangs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpsagent.mps.limits import Device
+from mpsagent.system import devices
+from mpsagent.system.devices import compute_processes, from_file, parse_devices, probe
+from tests.system.conftest import MakeProgram, Play
+
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+ROW = {"ordinal": 0, "uuid": "GPU-1", "name": "NVIDIA H200", "memory": 150_754_820_096, "multiprocessors": 132}
+
+
+def test_a_file_of_devices_is_read_in_order(tmp_path: Path) -> None:
+    """For the simulator and for machines whose driver must not be asked."""
+    path = tmp_path / "devices.json"
+    path.write_text(json.dumps([{**ROW, "ordinal": 1, "uuid": "GPU-2"}, ROW]))
+    assert from_file(str(path)) == (
+        Device(0, "GPU-1", "NVIDIA H200", 150_754_820_096, 132),
+        Device(1, "GPU-2", "NVIDIA H200", 150_754_820_096, 132),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ({}, "list"),
+        ([1], "device 0"),
+        ([{"ordinal": 0}], "uuid"),
+        ([{**ROW, "memory": "80G"}], "memory"),
+        ([{**ROW, "memory": True}], "memory"),
+        ([{**ROW, "multiprocessors": 0}], "multiprocessors"),
+        ([{**ROW, "ordinal": -1}], "ordinal"),
+        ([{**ROW, "extra": 1}], "expected an object"),
+        ([ROW, ROW], "same ordinal"),
+    ],
+)
+def test_wrong_devices_are_said(rows: object, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parse_devices(rows)
+
+
+def test_a_file_that_is_no_json_names_itself(tmp_path: Path) -> None:
+    path = tmp_path / "devices.json"
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"devices\.json"):
+        from_file(str(path))
+
+
+def test_the_real_helper_answers_here_too(play: Play) -> None:
+    """On a machine with a GPU it lists devices, on one without it says why not; it never raises."""
+
+    async def scenario() -> None:
+        found = await probe({"PATH": "/usr/bin:/bin"})
+        if isinstance(found, str):
+            assert found.startswith("the GPUs could not be asked: ")
+            assert len(found) > len("the GPUs could not be asked: ")
+            assert isinstance(await compute_processes({"PATH": "/usr/bin:/bin"}), str)
+        else:
+            assert all(device.multiprocessors > 0 for device in found)
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("exec sleep 600", "nvidia-smi"),
+        ("echo Traceback: no module >&2; exit 1", "no module"),
+        ("echo garbage", "status 0"),
+        ("""echo '{"error": "the driver has fallen off the bus"}'""", "fallen off"),
+        ("""echo '[{"ordinal": 0}]'""", "uuid"),
+        ("echo 5", "unexpected"),
+    ],
+)
+def test_a_broken_or_hanging_driver_is_a_sentence(
+    program: MakeProgram, play: Play, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+) -> None:
+    """The helper is the only place that touches the driver; whatever becomes of it, the agent gets a text in time."""
+    monkeypatch.setattr(sys, "executable", str(program(script, name="python")))
+
+    async def scenario() -> None:
+        found = await probe({"PATH": "/usr/bin:/bin"}, deadline=0.5 if "sleep" in script else 10)
+        assert isinstance(found, str)
+        assert words in found
+        if "error" in script or "ordinal" in script:
+            assert isinstance(await compute_processes({"PATH": "/usr/bin:/bin"}, deadline=10), str)
+
+    play(scenario())
+
+
+def test_the_helper_is_never_a_client_of_mps(
+    program: MakeProgram, tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pipe directory does not exist, whatever the instance's is; the instance's devices stay visible."""
+    path = program(f"/usr/bin/env >{tmp_path}/given; echo '[]'", name="python")
+    monkeypatch.setattr(sys, "executable", str(path))
+
+    async def scenario() -> None:
+        assert await probe({"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps", "CUDA_VISIBLE_DEVICES": "GPU-2"}) == ()
+
+    play(scenario())
+    given = (tmp_path / "given").read_text().splitlines()
+    assert f"CUDA_MPS_PIPE_DIRECTORY={devices.NOWHERE}" in given
+    assert not Path(devices.NOWHERE).exists()
+    assert "CUDA_VISIBLE_DEVICES=GPU-2" in given
+
+
+def test_processes_are_told_apart(program: MakeProgram, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is not listed as a client of MPS is one outside it, or the server itself."""
+    rows = [
+        {"pid": 565, "device": "GPU-1", "mps": False, "memory": None},
+        {"pid": 606, "device": "GPU-1", "mps": True, "memory": 5},
+    ]
+    monkeypatch.setattr(sys, "executable", str(program(f"echo '{json.dumps(rows)}'", name="python")))
+
+    async def scenario() -> None:
+        found = await compute_processes({})
+        assert not isinstance(found, str)
+        assert [(process.pid, process.mps) for process in found] == [(565, False), (606, True)]
+
+    play(scenario())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (None, ["GPU-aa", "GPU-ab", "GPU-bb"]),
+        ("2,0", ["GPU-bb", "GPU-aa"]),
+        ("GPU-bb", ["GPU-bb"]),
+        ("GPU-b, 1", ["GPU-bb", "GPU-ab"]),
+        ("0,9,1", ["GPU-aa"]),
+        ("GPU-a", []),
+        ("-1", []),
+        ("", []),
+    ],
+)
+def test_visible_devices_are_numbered_as_cuda_does(wanted: str | None, expected: list[str]) -> None:
+    """Without libcuda the helper has to do it: memory limits go by the daemon's own ordinals."""
+    rows: list[dict[str, object]] = [
+        {**ROW, "ordinal": n, "uuid": u} for n, u in enumerate(["GPU-aa", "GPU-ab", "GPU-bb"])
+    ]
+    found = devices._visible(rows, wanted)
+    assert [row["uuid"] for row in found] == expected
+    assert [row["ordinal"] for row in found] == list(range(len(expected)))

@@ -1,0 +1,460 @@
+"""Following logs through everything that people and programs do to log files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from mpsagent.system import logfiles
+from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position, find_start, find_time
+from tests.system.conftest import Play, until
+
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+
+class Sink:
+    """Puts the chunks together again, as a parser for each inode would, and checks that they fit."""
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.problems: list[str | None] = []
+        self._next: dict[int, int] = {}
+        self._text: dict[int, bytearray] = defaultdict(bytearray)
+
+    def data(self, chunk: Chunk) -> None:
+        if not chunk.fresh:
+            assert chunk.offset == self._next[chunk.inode], "a gap or a repetition"
+        assert 0 < len(chunk.data) <= logfiles.STEP
+        self._next[chunk.inode] = chunk.offset + len(chunk.data)
+        self.chunks.append(chunk)
+
+    @property
+    def text(self) -> bytes:
+        return b"".join(chunk.data for chunk in self.chunks)
+
+
+def follower(path: Path, sink: Sink, **more: object) -> LogFollower:
+    return LogFollower(path, sink.data, on_problem=sink.problems.append, **more)  # type: ignore[arg-type]
+
+
+def append(path: Path, data: bytes) -> None:
+    with open(path, "ab") as file:
+        file.write(data)
+
+
+def test_what_is_there_and_what_comes_is_delivered(tmp_path: Path, play: Play) -> None:
+    """The ordinary case: old lines first, then each line as it is written, with a position to go on from."""
+    path = tmp_path / "control.log"
+    path.write_bytes(b"one\n")
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        assert sink.text == b"one\n"
+        assert sink.chunks[0].fresh
+        with open(path, "ab", buffering=0) as writer:
+            for number in range(50):
+                writer.write(b"line %d\n" % number)
+                await asyncio.sleep(0)
+        await until(lambda: sink.text.endswith(b"line 49\n"))
+        assert sink.text == path.read_bytes()
+        assert log.position == Position(path.stat().st_ino, path.stat().st_size)
+        assert sink.problems == []
+        log.close()
+
+    play(scenario())
+
+
+def test_a_large_log_is_read_in_steps_with_the_loop_alive(tmp_path: Path, play: Play) -> None:
+    """A 20 MB log must not hold up the loop: other callbacks run between any two steps."""
+    path = tmp_path / "control.log"
+    path.write_bytes(b"x" * 99 + b"\n" + os.urandom(20 << 20))
+
+    async def scenario() -> None:
+        sink, turns = Sink(), 0
+        log = follower(path, sink)
+        await log.start()
+        while len(sink.text) < path.stat().st_size and turns < 10_000:
+            turns += 1
+            before = len(sink.chunks)
+            await asyncio.sleep(0)
+            assert len(sink.chunks) <= before + 1
+        assert sink.text == path.read_bytes()
+        log.close()
+
+    play(scenario())
+
+
+def test_a_file_that_is_created_later_is_read_from_its_beginning(tmp_path: Path, play: Play) -> None:
+    """The agent usually starts before the daemon; a log that is not there yet is no problem to report."""
+    path = tmp_path / "control.log"
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        assert log.missing
+        append(path, b"first\n")
+        await until(lambda: sink.text == b"first\n")
+        assert not log.missing
+        assert sink.problems == []
+        log.close()
+
+    play(scenario())
+
+
+def test_a_directory_that_appears_later_is_found(tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By inotify on what exists above it, not by the timer (which is put out of action here)."""
+    monkeypatch.setattr(logfiles, "CHECK", 3600)
+    path = tmp_path / "a" / "b" / "server.log"
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        await asyncio.sleep(0.05)
+        path.parent.parent.mkdir()
+        await asyncio.sleep(0.05)
+        path.parent.mkdir()
+        append(path, b"there\n")
+        await until(lambda: sink.text == b"there\n")
+        shutil.rmtree(path.parent.parent)
+        await asyncio.sleep(0.05)
+        path.parent.mkdir(parents=True)
+        append(path, b"again\n")
+        await until(lambda: sink.text == b"there\nagain\n")
+        log.close()
+
+    play(scenario())
+
+
+def test_a_renamed_log_is_followed_and_so_is_the_new_one(tmp_path: Path, play: Play) -> None:
+    """MPS never reopens its logs: after a rename the running daemon writes on into the old file, a restarted one into a
+    new file at the path. Both count."""
+    path = tmp_path / "control.log"
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        with open(path, "ab", buffering=0) as old:
+            old.write(b"before\n")
+            await until(lambda: sink.text == b"before\n")
+            path.rename(tmp_path / "control.log.1")
+            old.write(b"after rename\n")
+            await until(lambda: sink.text == b"before\nafter rename\n")
+            append(path, b"new daemon\n")
+            await until(lambda: sink.text.endswith(b"new daemon\n"))
+            old.write(b"last words\n")
+            await until(lambda: sink.text.endswith(b"last words\n"))
+        append(path, b"more\n")
+        await until(lambda: sink.text.endswith(b"more\n"))
+        inodes = {chunk.inode for chunk in sink.chunks}
+        assert inodes == {path.stat().st_ino, (tmp_path / "control.log.1").stat().st_ino}
+        log.close()
+
+    play(scenario())
+
+
+def test_old_files_are_let_go_once_a_new_daemon_writes(
+    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a deleted log would keep its disk space for as long as the agent runs."""
+    monkeypatch.setattr(logfiles, "LINGER", 0.1)
+    path = tmp_path / "control.log"
+    path.write_bytes(b"old\n")
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        path.unlink()
+        append(path, b"new\n")
+        await until(lambda: len(log._files) == 1 and sink.text == b"old\nnew\n")
+        assert log.position == Position(path.stat().st_ino, 4)
+        log.close()
+
+    play(scenario())
+
+
+def test_removal_keeps_the_open_file(tmp_path: Path, play: Play) -> None:
+    """Somebody deletes the log: the daemon writes on into the deleted file, and those lines still count."""
+    path = tmp_path / "control.log"
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        with open(path, "ab", buffering=0) as writer:
+            writer.write(b"a\n")
+            await until(lambda: sink.text == b"a\n")
+            path.unlink()
+            writer.write(b"b\n")
+            await until(lambda: sink.text == b"a\nb\n")
+        log.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("after", [b"short\n", b"something that is much longer than what was there before\n" * 5])
+def test_truncation_in_place_starts_anew(tmp_path: Path, play: Play, after: bytes) -> None:
+    """copytruncate, or `: > control.log`; also when the file has already grown past the old position again."""
+    path = tmp_path / "control.log"
+    path.write_bytes(b"twenty bytes of log\n" * 3)
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        await until(lambda: sink.text == b"twenty bytes of log\n" * 3)
+        shutil.copy(path, tmp_path / "control.log.1")
+        with open(path, "ab", buffering=0) as writer:
+            os.truncate(path, 0)
+            writer.write(after)
+        await until(lambda: sink.text.endswith(after))
+        assert sink.chunks[-1].fresh
+        assert sink.chunks[-1].offset == 0
+        assert sink.text == b"twenty bytes of log\n" * 3 + after
+        log.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory"])
+def test_only_regular_files_are_read_and_recovery_is_noticed(
+    tmp_path: Path, play: Play, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hostile log directory: a link to /etc/shadow, a FIFO that would block the open. It is said what is wrong, and
+    reading begins once it is put right."""
+    monkeypatch.setattr(logfiles, "CHECK", 0.2)
+    path = tmp_path / "control.log"
+    (tmp_path / "secret").write_bytes(b"secret\n")
+    if kind == "symlink":
+        path.symlink_to(tmp_path / "secret")
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        assert sink.chunks == []
+        assert len(sink.problems) == 1
+        assert str(path) in (sink.problems[0] or "")
+        await asyncio.sleep(0.3)
+        assert len(sink.problems) == 1, "the same problem is reported once"
+        path.rmdir() if kind == "directory" else path.unlink()
+        append(path, b"good\n")
+        await until(lambda: sink.text == b"good\n")
+        await until(lambda: sink.problems[-1] is None)
+        log.close()
+
+    play(scenario())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to become another user")
+def test_a_log_without_permission_is_a_problem_until_it_is_readable(
+    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tried again with back-off; nothing that was written meanwhile is lost."""
+    path = tmp_path / "control.log"
+    path.write_bytes(b"hidden\n")
+    path.chmod(0)
+    for directory in (tmp_path, *tmp_path.parents[:-2]):
+        directory.chmod(0o755)
+
+    async def scenario() -> None:
+        os.seteuid(20001)
+        try:
+            sink = Sink()
+            log = follower(path, sink)
+            await log.start()
+            assert "Permission denied" in (sink.problems[0] or "")
+            os.seteuid(0)
+            append(path, b"more\n")
+            path.chmod(0o644)
+            os.seteuid(20001)
+            await until(lambda: sink.text == b"hidden\nmore\n")
+            assert sink.problems[-1] is None
+            log.close()
+        finally:
+            os.seteuid(0)
+
+    play(scenario())
+
+
+def test_without_inotify_the_timer_goes_on_alone(tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of inotify instances is limited for each user; other programs may have used them up."""
+
+    def none_left(*_: object, **__: object) -> None:
+        raise OSError(24, "no inotify instance left")
+
+    monkeypatch.setattr(logfiles, "Inotify", none_left)
+    path = tmp_path / "control.log"
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        append(path, b"seen\n")
+        await until(lambda: sink.text == b"seen\n")
+        log.close()
+
+    play(scenario())
+
+
+def test_a_checkpoint_is_taken_up_only_for_the_same_file(tmp_path: Path, play: Play) -> None:
+    """After a restart of the agent: same file, go on; another file or a truncated one, from the beginning."""
+    path = tmp_path / "control.log"
+    path.write_bytes(b"0123456789")
+    inode = path.stat().st_ino
+
+    async def scenario() -> None:
+        for position, expected in (
+            (Position(inode, 4), b"456789"),
+            (Position(inode, 10), b""),
+            (Position(inode, 11), b"0123456789"),
+            (Position(inode + 1, 4), b"0123456789"),
+        ):
+            sink = Sink()
+            log = follower(path, sink, first=at_position(position))
+            await log.start()
+            assert sink.text == expected
+            log.close()
+
+    play(scenario())
+
+
+class Writer:
+    """Writes numbered lines as MPS does: one open file, for appending."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fd = -1
+        self.count = 0
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.close()
+        self.fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def line(self) -> None:
+        self.count += 1
+        os.write(self.fd, b"line %06d\n" % self.count)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def test_any_mixture_of_writing_renaming_and_truncating_loses_nothing(tmp_path: Path, play: Play) -> None:
+    """A writer that behaves like MPS and a rotation that behaves like people, in random order with a fixed seed: every
+    line arrives once and in order."""
+    path = tmp_path / "control.log"
+    rng = random.Random(7)
+
+    async def scenario() -> None:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        writer = Writer(path)
+
+        def all_read() -> bool:
+            return sink.text.count(b"\n") == writer.count
+
+        def opened() -> bool:
+            return log.position is not None and log.position.inode == path.stat().st_ino
+
+        for step in range(300):
+            choice = rng.random()
+            if choice < 0.85:
+                for _ in range(rng.randrange(1, 20)):
+                    writer.line()
+            elif choice < 0.9:
+                await until(all_read)  # what is cut off before anybody has read it is lost to everybody
+                os.truncate(path, 0)
+            elif choice < 0.95:
+                await until(opened)  # nobody renames a log in the very millisecond of its creation
+                path.rename(tmp_path / f"control.log.{step}")
+                if rng.random() < 0.5:
+                    writer.line()  # the daemon that is still there, into the old file
+                writer.reopen()
+            if rng.random() < 0.3:
+                await asyncio.sleep(0)
+        writer.close()
+        expected = b"".join(b"line %06d\n" % number for number in range(1, writer.count + 1))
+        await until(lambda: len(sink.text) >= len(expected))
+        assert sink.text == expected
+        log.close()
+
+    play(scenario())
+
+
+# --- where to begin --------------------------------------------------------------------------------------------------
+
+START = b"[2026-11-20 23:56:21.414 Control   471] Starting control daemon using socket /tmp/mps/pipe/control\n"
+OTHER = b"[2026-11-20 23:56:22.414 Control   471] NEW UI\n"
+FALSE = b"[2026-11-20 23:56:22.414 Control   471] Cmd:Starting control daemon using socket /x\n"
+BARE = b"Starting control daemon using socket /x\n"
+
+
+@pytest.mark.parametrize("before", [0, 1, 1000, 6000, 12000])
+@pytest.mark.parametrize("behind", [0, 1, 5570, 5571, 5572, 5573, 5574, 5575, 5576, 5577, 5578, 5579, 12000])
+def test_the_last_start_is_found_wherever_it_lies(tmp_path: Path, before: int, behind: int) -> None:
+    """Also across the border of two blocks; a user's command with the same words is not a start."""
+    path = tmp_path / "control.log"
+    lead = START + OTHER * before
+    path.write_bytes(lead + START + (FALSE + BARE + OTHER) * (behind // 3) + OTHER * (behind % 3))
+    assert find_start(path) == len(lead)
+
+
+def test_every_alignment_to_the_block_border_is_found(tmp_path: Path) -> None:
+    """The line shifted byte by byte over the border between two steps of the search."""
+    path = tmp_path / "control.log"
+    for shift in range(-len(START) - 2, 3):
+        tail = b"y" * (logfiles.STEP + shift - 1) + b"\n"
+        path.write_bytes(b"x\n" + START + tail)
+        assert find_start(path) == 2
+
+
+def test_no_start_and_a_limit(tmp_path: Path) -> None:
+    """None, and not a whole-file search, when the start lies too far back."""
+    path = tmp_path / "control.log"
+    path.write_bytes(b"")
+    assert find_start(path) is None
+    path.write_bytes(START + OTHER * 20_000)
+    assert find_start(path) == 0
+    assert find_start(path, limit=100_000) is None
+
+
+def test_the_first_line_at_or_after_a_time_is_found(tmp_path: Path) -> None:
+    """Compared with a plain search, for every time around every line, with lines that have no time between them."""
+    path = tmp_path / "server.log"
+    rng = random.Random(3)
+    lines = []
+    for number in range(400):
+        lines.append(b"[2026-11-20 23:%02d:%02d.000 Server   565] x\n" % (number // 60, number % 60))
+        lines += [b"continued " * rng.randrange(300) + b"\n" for _ in range(rng.randrange(3))]
+    path.write_bytes(b"".join(lines))
+    offset = {}
+    at = 0
+    for line in lines:
+        if line.startswith(b"["):
+            offset[line[1:24].decode()] = at
+        at += len(line)
+    for stamp, expected in offset.items():
+        assert find_time(path, stamp) == expected
+        assert find_time(path, stamp[:-3] + "001") == next((o for o in offset.values() if o > expected), at)
+    assert find_time(path, "2020") == 0
+    path.write_bytes(b"")
+    assert find_time(path, "2020") == 0

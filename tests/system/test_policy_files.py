@@ -1,0 +1,186 @@
+"""The policy's files are read as root: nothing there may block, fill the memory, or be somebody else's word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from mpsagent.system import policy_files
+from mpsagent.system.policy_files import read_files, read_policy, read_policy_files
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """etc/policy.toml and an empty etc/policy.d, as an administrator makes them."""
+    directory = tmp_path / "etc"
+    (directory / "policy.d").mkdir(parents=True)
+    for one in (directory, directory / "policy.d"):
+        one.chmod(0o755)
+    return put(directory / "policy.toml", "[limits]\nthreads = 50\n")
+
+
+def put(path: Path, text: str | bytes, mode: int = 0o644) -> Path:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.chmod(mode)
+    return path
+
+
+def test_the_main_file_comes_first_and_the_others_in_the_order_of_their_names(policy: Path) -> None:
+    """Which file wins must not depend on the order in which a file system lists them."""
+    for name in ("20-b.toml", "10-a.toml", "9-z.toml", ".hidden.toml", "README", "30.toml~", "10-a.toml.bak"):
+        put(policy.parent / "policy.d" / name, f"# {name}\n")
+    texts, errors = read_policy(policy)
+    assert errors == []
+    assert [Path(name).name for name, _ in texts] == ["policy.toml", "10-a.toml", "20-b.toml", "9-z.toml"]
+    assert texts[0] == (str(policy), "[limits]\nthreads = 50\n")
+
+
+def test_nothing_there_is_not_an_error(tmp_path: Path) -> None:
+    """Without any file the defaults hold, and the agent starts."""
+    assert read_policy(tmp_path / "policy.toml") == ([], [])
+    assert read_policy(tmp_path / "nowhere" / "policy.toml") == ([], [])
+
+
+def test_a_missing_file_that_somebody_names_is_an_error(tmp_path: Path) -> None:
+    """`policy check TYPO.toml` must not answer that all is well."""
+    texts, (error,) = read_files([tmp_path / "typo.toml"])
+    assert texts == []
+    assert "no such file" in error.problem
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(policy: Path) -> None:
+    """A FIFO would hold the agent for ever, a device could be read without end."""
+    directory = policy.parent / "policy.d"
+    os.mkfifo(directory / "a.toml", 0o600)
+    (directory / "b.toml").mkdir()
+    (directory / "c.toml").symlink_to("/dev/zero")
+    (directory / "d.toml").symlink_to("/nowhere/at/all")
+    (directory / "e.toml").symlink_to("e.toml")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "f.toml"))
+        texts, errors = read_policy(policy)
+    assert [name for name, _ in texts] == [str(policy)]
+    assert [Path(error.file).name for error in errors] == [f"{letter}.toml" for letter in "abcdef"]
+    assert all(error.problem and error.hint for error in errors)
+
+
+def test_a_link_to_a_file_is_followed(policy: Path) -> None:
+    """Configuration management links files into /etc."""
+    target = put(policy.parent / "elsewhere", "[limits]\n")
+    (policy.parent / "policy.d" / "a.toml").symlink_to(target)
+    texts, errors = read_policy(policy)
+    assert (len(texts), errors) == (2, [])
+
+
+def test_sizes_and_numbers_are_bounded(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of any size costs one MiB, a directory of any size a bounded number of files."""
+    put(policy, b"#" * (policy_files.LARGEST + 1))
+    (error,) = read_policy(policy)[1]
+    assert "larger than 1024 KiB" in error.problem
+    with policy.open("r+b") as file:
+        file.truncate(1 << 40)  # sparse: reading it whole would take the memory of any machine
+    (error,) = read_policy(policy)[1]
+    assert "larger than 1024 KiB" in error.problem
+    monkeypatch.setattr(policy_files, "MOST_FILES", 3)
+    for number in range(5):
+        put(policy.parent / "policy.d" / f"{number}.toml", "")
+    texts, errors = read_policy(policy)
+    assert len(texts) == 3
+    assert "more than 3 files" in errors[-1].problem
+    assert "more than 3 files" in read_files([policy] * 4)[1][-1].problem
+
+
+def test_text_that_is_not_utf8_has_its_line(policy: Path) -> None:
+    """An old editor's Latin-1 in a comment: the line is all that one needs to find it."""
+    put(policy, b"[limits]\n# caf\xe9\nthreads = 5\n")
+    texts, (error,) = read_policy(policy)
+    assert (texts, error.line, error.problem) == ([], 2, "is not UTF-8 text")
+
+
+def test_names_of_files_cannot_upset_a_terminal(policy: Path) -> None:
+    """Any byte may be in a file name, and errors are printed."""
+    put(Path(os.fsdecode(os.fsencode(policy.parent / "policy.d") + b"/a\x1b[31m\xff.toml")), b"\xff")
+    (error,) = read_policy(policy)[1]
+    assert str(error).isprintable()
+    assert error.file.endswith("a\\x1b[31m\\xff.toml")
+
+
+@pytest.mark.parametrize("what", ["policy.toml", "policy.d/a.toml", "policy.d"])
+@pytest.mark.parametrize(("mode", "refused"), [(0o002, True), (0o020, False), (0o000, False)])
+def test_what_everybody_may_write_is_refused(policy: Path, what: str, mode: int, refused: bool) -> None:
+    """The policy names a program that root runs: whoever can write it is root. The own group is as good as root."""
+    put(policy.parent / "policy.d" / "a.toml", "")
+    path = policy.parent / what
+    path.chmod(path.stat().st_mode | mode)
+    texts, errors = read_policy(policy)
+    assert [error.file for error in errors] == ([str(path)] if refused else [])
+    assert (len(texts) == 2) is not refused
+    assert read_policy(policy, trusted=False)[1] == []
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+@pytest.mark.parametrize("what", ["policy.toml", "policy.d/a.toml", "policy.d"])
+def test_what_belongs_to_somebody_else_is_refused(policy: Path, what: str) -> None:
+    """The same for the owner, and for a group that may write."""
+    put(policy.parent / "policy.d" / "a.toml", "")
+    path = policy.parent / what
+    os.chown(path, 65534, 0)
+    (error,) = read_policy(policy)[1]
+    assert (error.file, "belongs to uid 65534" in error.problem) == (str(path), True)
+    os.chown(path, 0, 65534)
+    path.chmod(path.stat().st_mode | 0o020)
+    (error,) = read_policy(policy)[1]
+    assert (error.file, "group 65534" in error.problem) == (str(path), True)
+    assert read_files([policy])[1] == [], "to check a file is not to trust it"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_file_that_may_not_be_read_is_an_error(policy: Path) -> None:
+    """`policy check` by a user who may not read the policy says so, instead of checking nothing."""
+    policy.chmod(0o600)
+    child = os.fork()
+    if child == 0:  # in the child: exit status 0 when the answer is right
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            texts, errors = read_files([policy])
+            status = 0 if texts == [] and "permission denied" in errors[0].problem else 1
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_the_loop_reads_the_same_in_a_thread(policy: Path, tmp_path: Path) -> None:
+    """What the agent calls; a directory of one's own stands in for policy.d."""
+    other = tmp_path / "more"
+    other.mkdir(mode=0o755)
+    put(other / "x.toml", "# x\n")
+    assert asyncio.run(read_policy_files(policy)) == read_policy(policy)
+    texts, errors = asyncio.run(read_policy_files(str(policy), str(other)))
+    assert ([name for name, _ in texts], errors) == ([str(policy), str(other / "x.toml")], [])
+
+
+def test_a_file_system_that_hangs_is_an_error(policy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/etc on a dead NFS server: the agent goes on with the policy that it has, and says why."""
+    released = threading.Event()
+
+    def hang(*_: object) -> object:
+        released.wait(60)
+        return [], []
+
+    monkeypatch.setattr(policy_files, "read_policy", hang)
+    try:
+        texts, (error,) = asyncio.run(read_policy_files(policy, deadline=0.05))
+    finally:
+        released.set()
+    assert texts == []
+    assert "could not be read within 0.05 s" in error.problem

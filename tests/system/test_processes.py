@@ -1,0 +1,272 @@
+"""Processes by pidfd and start time: never the wrong one, never one that has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpsagent.system.processes import Process, Watcher, start_time
+from tests.system.conftest import Play, until
+
+ROOT = os.geteuid() == 0
+pytestmark = pytest.mark.usefixtures("no_leak")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(["sleep", "600"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def test_what_is_known_of_a_process(sleeper: subprocess.Popen[bytes]) -> None:
+    """Start time and owner come from the kernel, not from the caller."""
+    process = Process.open(sleeper.pid, os.getuid())
+    assert process is not None
+    assert process.pid == sleeper.pid
+    assert process.uid == os.getuid()
+    assert process.started == start_time(sleeper.pid)
+    assert process.alive
+    assert not process.stopped()
+    assert process.cpu_seconds() == pytest.approx(0, abs=1)
+    process.close()
+    assert not process.alive
+
+
+def test_a_name_with_brackets_and_blanks_confuses_nobody(tmp_path: Path) -> None:
+    """A process calls itself what it likes; /proc/PID/stat quotes nothing."""
+    path = tmp_path / ") T 1 1 (x"
+    path.symlink_to("/usr/bin/sleep")
+    child = subprocess.Popen([str(path), "600"])
+    process = Process.open(child.pid)
+    assert process is not None
+    assert not process.stopped()
+    assert process.started == start_time(child.pid)
+    process.close()
+    child.kill()
+    child.wait()
+
+
+@pytest.mark.parametrize("pid", [0, -1, -(2**31), 2**22 + 1])
+def test_numbers_that_are_no_process(pid: int) -> None:
+    """0 and negative numbers mean groups or everybody to kill(2)."""
+    assert Process.open(pid) is None
+
+
+def test_another_owner_or_start_time_is_another_process(sleeper: subprocess.Popen[bytes]) -> None:
+    """MPS says which uid a client has; if the process has another one, the number was used again."""
+    assert Process.open(sleeper.pid, os.getuid() + 1) is None
+    started = start_time(sleeper.pid)
+    assert started is not None
+    assert Process.open(sleeper.pid, None, started - 1) is None
+    process = Process.open(sleeper.pid, None, started)
+    assert process is not None
+    process.close()
+
+
+def test_signals_arrive_and_ended_processes_get_none(sleeper: subprocess.Popen[bytes]) -> None:
+    """SIGSTOP is seen as stopped; after the end there is a reason in words, even while it is a zombie."""
+    process = Process.open(sleeper.pid)
+    assert process is not None
+    assert process.send(signal.SIGSTOP) is None
+    _wait(process.stopped)
+    assert process.send(signal.SIGKILL) is None
+    _wait(lambda: not process.alive)
+    assert process.send(signal.SIGTERM) == f"process {sleeper.pid} has already ended"
+    assert process.cpu_seconds() is None
+    assert not process.stopped()
+    assert Process.open(sleeper.pid) is None, "a zombie is no living process"
+    process.close()
+    assert process.send(signal.SIGTERM) == f"process {sleeper.pid} is not held any more"
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not ROOT, reason="needs to be root to start a process of another user")
+def test_the_real_uid_counts_and_a_refusal_is_said() -> None:
+    """With real users: uid 20001's process is found as such, and uid 20002 may not signal it."""
+    child = subprocess.Popen(["sleep", "600"], user=20001, group=20001)
+    process = Process.open(child.pid, 20001)
+    assert process is not None
+    assert Process.open(child.pid, 0) is None
+    os.seteuid(20002)
+    try:
+        problem = process.send(signal.SIGTERM)
+    finally:
+        os.seteuid(0)
+    assert problem is not None
+    assert "SIGTERM" in problem
+    assert "20001" in problem
+    assert child.poll() is None
+    assert process.send(signal.SIGTERM) is None
+    assert child.wait() == -signal.SIGTERM
+    process.close()
+
+
+REUSE = textwrap.dedent(
+    """
+    import os, signal, subprocess, sys
+    from mpsagent.system.processes import Process
+    subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+    victim = subprocess.Popen(["sleep", "600"])
+    held = Process.open(victim.pid, 0)
+    assert held is not None
+    victim.kill(); victim.wait()
+    for _ in range(100):
+        with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+            file.write(str(victim.pid - 1))
+        other = subprocess.Popen(["sleep", "600"])
+        if other.pid == victim.pid:
+            break
+        other.kill(); other.wait()
+    assert other.pid == victim.pid, "the number was not used again"
+    assert held.send(signal.SIGKILL) == f"process {victim.pid} has already ended"
+    assert not held.alive
+    assert other.poll() is None
+    # By its old start time it is refused too, even with the same owner (the agent after a restart).
+    import time
+    later = subprocess.Popen(["sleep", "600"])
+    assert Process.open(other.pid, 0, held.started - 1) is None
+    again = Process.open(other.pid, 0)
+    assert again is not None and again.send(signal.SIGKILL) is None
+    assert other.wait() == -signal.SIGKILL
+    later.kill()
+    print("reused", victim.pid)
+    """
+)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not ROOT, reason="needs to be root to make a pid namespace")
+def test_a_number_that_was_really_used_again_is_not_signalled(tmp_path: Path) -> None:
+    """In a pid namespace of its own, where the next pid can be chosen: the bystander with the old number survives."""
+    script = tmp_path / "reuse.py"
+    script.write_text(REUSE)
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        ["unshare", "--mount", "--pid", "--fork", "--kill-child", sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "unshare failed" in done.stderr or "Operation not permitted" in done.stderr:
+        pytest.skip(f"no new pid namespace here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("reused")
+
+
+def test_the_watcher_tells_of_each_end_once(play: Play) -> None:
+    """Ends come by pidfd, without polling; processes that are forgotten or kept on are not reported."""
+
+    async def scenario() -> None:
+        gone: list[int] = []
+        watcher = Watcher(gone.append)
+        children = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
+        for child in children:
+            assert watcher.watch(child.pid, os.getuid())
+            assert watcher.watch(child.pid)
+        assert len(watcher) == 5
+        children[0].kill()
+        children[1].kill()
+        await until(lambda: len(gone) == 2)
+        watcher.forget(children[2].pid)
+        watcher.keep([children[3].pid])
+        for child in children[2:]:
+            child.kill()
+        await until(lambda: len(gone) == 3)
+        assert sorted(gone) == sorted([children[0].pid, children[1].pid, children[3].pid])
+        assert len(watcher) == 0
+        for child in children:
+            child.wait()
+        watcher.watch(os.getpid())
+        watcher.close()
+
+    play(scenario())
+
+
+def test_one_that_has_gone_before_it_is_watched_is_reported(play: Play) -> None:
+    """A client may die between the log line that names it and the watch; the agent must learn of it all the same."""
+
+    async def scenario() -> None:
+        gone: list[int] = []
+        watcher = Watcher(gone.append)
+        child = subprocess.Popen(["true"])
+        _wait(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+        assert watcher.watch(child.pid)
+        assert gone == [], "only in the loop's next turn, so that the caller has finished"
+        await until(lambda: gone == [child.pid])
+        child.wait()
+        assert watcher.watch(child.pid)
+        assert watcher.watch(os.getpid(), os.getuid() + 1), "somebody else's: the number was used again"
+        await until(lambda: gone == [child.pid, child.pid, os.getpid()])
+        watcher.close()
+
+    play(scenario())
+
+
+def test_the_watcher_is_bounded(play: Play) -> None:
+    """A flood of clients must not use up the agent's descriptors; the caller is told."""
+
+    async def scenario() -> None:
+        watcher = Watcher(lambda _: None, capacity=1)
+        child = subprocess.Popen(["sleep", "600"])
+        assert watcher.watch(os.getpid())
+        assert not watcher.watch(child.pid)
+        child.kill()
+        child.wait()
+        watcher.close()
+
+    play(scenario())
+
+
+def test_a_callback_at_the_end(play: Play) -> None:
+    """``when_gone`` for a single process, and no callback after ``close``."""
+
+    async def scenario() -> None:
+        calls: list[str] = []
+        children = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+        held = [Process.open(child.pid) for child in children]
+        assert held[0] is not None
+        assert held[1] is not None
+        held[0].when_gone(lambda: calls.append("first"))
+        held[1].when_gone(lambda: calls.append("second"))
+        held[1].close()
+        for child in children:
+            child.kill()
+        await until(lambda: calls == ["first"])
+        await asyncio.sleep(0.05)
+        assert calls == ["first"]
+        held[0].close()
+        for child in children:
+            child.wait()
+
+    play(scenario())
+
+
+def test_cpu_seconds_grow_with_work() -> None:
+    """The measure for ``idle_timeout``: a busy process uses time, a sleeping one does not."""
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    process = Process.open(child.pid)
+    assert process is not None
+    _wait(lambda: (process.cpu_seconds() or 0) > 0.2)
+    process.close()
+    child.kill()
+    child.wait()
+
+
+def _wait(condition: object) -> None:
+    end = time.monotonic() + 20
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < end
+        time.sleep(0.005)
