@@ -121,7 +121,7 @@ def _download(home: Path, branch: str) -> None:
         for archive in sorted(work.glob("*.deb")):
             _run(work, ["dpkg-deb", "--extract", str(archive), str(unpacked)], "unpacking")
         libraries = unpacked / "usr/lib/x86_64-linux-gnu/nvidia/current"
-        real = [path for path in libraries.glob("libcuda.so.*.*") if re.fullmatch(r"libcuda\.so\.\d+(\.\d+)+", path.name)]
+        real = [path for path in libraries.glob("libcuda.so.*.*") if re.fullmatch(r"libcuda\.so(\.\d+){2,}", path.name)]
         if len(real) != 1:
             raise Unavailable(f"{suite}: libcuda.so is not where it used to be in the package")
         link = libraries / "libcuda.so.1"
@@ -179,12 +179,19 @@ def _run(work: Path, command: list[str], what: str) -> None:
     environment = {**os.environ, "LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
-            command, cwd=work, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=_LIMIT, check=False
+            command,
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_LIMIT,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{what}: {command[0]} took longer than {_LIMIT:.0f} s") from None
     if done.returncode:
-        said = [line for line in done.stderr.decode(errors="replace").splitlines() if line.startswith(("E:", "W:", "dpkg"))]
+        lines = done.stderr.decode(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith(("E:", "W:", "dpkg"))]
         # Never the addresses: they name this machine's mirror.
         text = re.sub(r"\S+://\S+", "(mirror)", said[0] if said else f"exit status {done.returncode}")
         raise Unavailable(f"{what}: {command[0]}: {text}")
