@@ -26,7 +26,7 @@ from mpsagent.policy.sections import (
     schema,
 )
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parent.parent.parent
 POLICIES = ROOT / "policies"
 EXAMPLES = sorted(path.name for path in POLICIES.glob("*.toml"))
 GIB = 1 << 30
