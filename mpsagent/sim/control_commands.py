@@ -57,19 +57,19 @@ def device_name() -> str:
     return gpu.NAME
 
 
-def execute(daemon: Daemon, command: str) -> None:
-    """One command line of the open front-end."""
+def execute(daemon: Daemon, command: str, uid: int) -> None:
+    """One command line of the open front-end, which is `uid`'s."""
     words = command.split()
     name = words[0] if words else ""
     handler = _COMMANDS.get(name)
     if handler is None:
         daemon.say(texts.UNKNOWN_COMMAND.format(command=command if not words else name))
-    elif daemon.ui_uid in (0, daemon.owner):
+    elif uid in (0, daemon.owner):
         handler(daemon, words)
     elif name == "quit":
         daemon.say(texts.NO_QUIT_PRIVILEGE)
     elif name in _PRIVILEGED:
-        daemon.say(texts.NO_PRIVILEGE.format(uid=daemon.ui_uid))
+        daemon.say(texts.NO_PRIVILEGE.format(uid=uid))
     else:
         handler(daemon, words)
 
@@ -105,7 +105,8 @@ def ps(daemon: Daemon, words: list[str]) -> None:
         found = daemon.servers.get(_number(words, at))
         if found is None:
             daemon.say(*[texts.SERVER_NOT_FOUND.format(pid=_number(words, at))] * 2)
-            daemon.answer += b"\n"
+            if daemon.ui is not None:
+                daemon.ui.answer("")
             return
         servers = [found]
     else:

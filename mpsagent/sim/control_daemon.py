@@ -10,9 +10,10 @@ import time
 from contextlib import suppress
 from typing import NoReturn
 
-from mpsagent.sim import control_commands, gpu, limits, server, texts, wire
+from mpsagent.sim import control_commands, gpu, limits, rendezvous, server, texts, wire
 from mpsagent.sim.control_files import AlreadyRunning, Files
-from mpsagent.sim.control_servers import Server, peer
+from mpsagent.sim.control_servers import Server
+from mpsagent.sim.control_session import Session
 from mpsagent.sim.delays import Delays
 from mpsagent.sim.process_title import ProcessTitle
 from mpsagent.sim.turns import Turns
@@ -38,11 +39,8 @@ class Daemon:
         self.turns = Turns()
         self.servers: dict[int, Server] = {}
         self.server: Server | None = None
-        self.gids: dict[int, int] = {}
-        self.waiting: dict[int, tuple[_socket.socket, int, str]] = {}
-        self.ui: wire.Lines | None = None
-        self.ui_uid = -1
-        self.answer = b""
+        self.waiting: dict[int, tuple[_socket.socket, int]] = {}
+        self.ui: Session | None = None
         self.next_try: float | None = None
         self.quitting = False
         self.quit_at: float | None = None
@@ -74,7 +72,7 @@ class Daemon:
                 while listener.fileno() in ready and self.at_the_door(listener):
                     self.accept(listener)
             ui = None if self.quitting else self.ui  # `quit` keeps its front-end until the end
-            if ui is not None and (b"\n" in ui.buffer or ui.connection.fileno() in ready):
+            if ui is not None and ui.connection.fileno() in ready:
                 self.user_interface(ui)
             now = time.monotonic()
             for one in list(self.servers.values()):
@@ -83,8 +81,6 @@ class Daemon:
             self.timers(now)
 
     def _timeout_ms(self) -> float | None:
-        if self.ui is not None and b"\n" in self.ui.buffer and not self.quitting:
-            return 0
         times = [at for at in (self.next_try, self.quit_at) if at is not None]
         times += [one.gone_at for one in self.servers.values() if one.gone_at is not None]
         return max(0.0, (min(times) - time.monotonic()) * 1000 + 0.5) if times else None
@@ -113,69 +109,58 @@ class Daemon:
         fd, _ = listener._accept()  # type: ignore[attr-defined]
         connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0, fileno=fd)
         self.log.write(texts.ACCEPTING)
-        poll = select.poll()
-        poll.register(fd, select.POLLHUP)
-        dead = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
-        lines = wire.Lines(connection)
-        wire.send(connection, wire.GREETING)
-        hello = "" if dead else lines.wait()  # as long as it takes: who says nothing holds up everybody (X29)
-        words = (hello or "").split()
-        if not words:
-            self.log.write(texts.UNABLE_TO_ACCEPT if dead else texts.NO_CREDENTIALS)
-        elif words[0] == "UI":
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        if not rendezvous.send(connection, rendezvous.GREETING):
+            self.log.write(texts.UNABLE_TO_ACCEPT)  # it has gone already
+            connection.close()
+            return
+        # each answer for as long as it takes: who says nothing holds up everybody (X29)
+        peer = rendezvous.credentials(connection)
+        if peer is None:
+            self.log.write(texts.NO_CREDENTIALS)
+            connection.close()
+            return
+        pid, uid, _ = peer
+        one = self.servers.get(pid)
+        if one is not None and one.lines is None:
+            self.server_connected(one, connection)
+            return
+        kind = rendezvous.receive(connection)
+        kind.close()
+        if kind.data == rendezvous.CLIENT:
+            self.client(connection, pid, uid)
+            return
+        if kind.data == rendezvous.FRONT_END:
             # a second front-end beside an open one is turned away (03 Q4), and so during `quit` (02 R10)
             if self.ui is None and not self.quitting:
-                self.ui, self.answer = lines, b""
-                self.ui_uid = peer(connection)[1]
+                self.ui = Session(connection, uid)
                 self.log.write(texts.NEW_UI)
-                wire.send(connection, "+")
                 return
-        elif words[0] == "HELLO":
-            self.log.write(texts.NO_CREDENTIALS)
-            wire.send(connection, "NO")
-        elif words[0] == "CLIENT" and len(words) == 4:
-            self.client(connection, *words[1:])
-            return
-        elif words[0] == "SERVER":
-            one = self.servers.get(peer(connection)[0])
-            if one is not None and one.lines is None:
-                one.lines = lines
-                self.server_connected(one, lines)
-                return
+        else:
+            self.log.write(texts.UNKNOWN_KIND if kind.data else texts.KIND_UNREADABLE)
         connection.close()
 
-    def client(self, connection: _socket.socket, context: str, device: str, name: str) -> None:
-        """A client's channel or context: hand it to the server of its user, or let it wait."""
-        pid, uid, gid = peer(connection)
+    def client(self, connection: _socket.socket, pid: int, uid: int) -> None:
+        """A client's channel or context, which of them is no matter here: to the server of its user, or it waits."""
         if self.quitting:
-            wire.send(connection, "FAIL MPS_CONNECTION_FAILED")
             connection.close()
             return
         if self.multiuser:
-            uid = gid = 0
-        self.gids[uid] = gid
-        if context != "0":
-            self.log.write(texts.CLIENT_ATTACHED.format(pid=pid, uid=uid))
-            if self.turns.phase == "ready" and self.turns.user == uid:
-                self.attach(connection, pid, context, device, name)
-            else:
-                wire.send(connection, "FAIL MPS_RPC_FAILURE")
-                connection.close()
-            return
+            uid = 0
         key = connection.fileno()
         todo = self.turns.client(uid, key)
         if todo == "attach":
             self.log.write(texts.CLIENT_ATTACHED.format(pid=pid, uid=uid))
-            self.attach(connection, pid, context, device, name)
+            self.attach(connection, pid)
             return
         self.log.write(texts.CLIENT_PENDING.format(pid=pid, uid=uid))
-        self.waiting[key] = (connection, pid, name)
+        self.waiting[key] = (connection, pid)
         self.follow(todo)
 
-    def attach(self, connection: _socket.socket, pid: int, context: str, device: str, name: str) -> None:
-        """Pass the client's socket to the server; that end of it is closed here."""
+    def attach(self, connection: _socket.socket, pid: int) -> None:
+        """Hand the client over to the server; its connection ends with that."""
         if self.server is not None:
-            self.server.take(connection, f"ATTACH {pid} {context} {device} {name}")
+            self.server.take(connection, pid)
         connection.close()
 
     def follow(self, todo: str) -> None:
@@ -207,16 +192,17 @@ class Daemon:
             os.closerange(kept + 1, 4096)
             os.dup2(os.open("/dev/null", os.O_RDWR), 0)  # it may have been a client's (X28)
             os.chdir("/")
-            status = server.main(self, uid, self.gids.get(uid, uid), after_a_kill)
+            status = server.main(self, uid, after_a_kill)
         except BaseException as error:
             wire.Log(self.server_log, "Other").write(f"simulator error: {error!r}")
         finally:
             os._exit(status)
 
-    def server_connected(self, one: Server, lines: wire.Lines) -> None:
-        """From here to Ready the daemon serves nobody else."""
-        if lines.wait() != "READY":
-            self.log.write(texts.SERVER_UNREADABLE)  # it died; its pidfd tells the rest
+    def server_connected(self, one: Server, connection: _socket.socket) -> None:
+        """It says what it is when it is ready; until then the daemon serves nobody else."""
+        lines = one.lines = wire.Lines(connection)
+        if rendezvous.receive(connection).data != rendezvous.SERVER:
+            self.log.write(texts.KIND_UNREADABLE)  # it died; its pidfd tells the rest
             return
         one.ready = True
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
@@ -228,8 +214,7 @@ class Daemon:
         wire.send(lines.connection, f"START {self.default_priority}")
         attach, others = self.turns.ready()
         for key in attach:
-            connection, pid, name = self.waiting.pop(key)
-            self.attach(connection, pid, "0", "-", name)
+            self.attach(*self.waiting.pop(key))
         if others or self.quitting:
             self.try_shutdown(one)
 
@@ -288,7 +273,6 @@ class Daemon:
     def close_descriptor_0(self) -> None:
         """What the real one does when a server ends that was never Ready, whoever's it is by now (X28)."""
         if (client := self.waiting.get(0)) is not None:  # it stays in the list
-            wire.send(client[0], "FAIL MPS_CONNECTION_FAILED")
             client[0].shutdown(_socket.SHUT_RDWR)
             return
         if self.ui is not None and self.ui.connection.fileno() == 0:
@@ -302,46 +286,37 @@ class Daemon:
         """The server could not start (no way into the pipe directory): its user's clients wait no longer."""
         keys, _ = self.turns.ready()
         for key in keys:
-            connection, _, _ = self.waiting.pop(key)
-            wire.send(connection, "FAIL MPS_CONNECTION_FAILED")
-            connection.close()
+            self.waiting.pop(key)[0].close()
 
     # front-ends
 
-    def user_interface(self, ui: wire.Lines) -> None:
+    def user_interface(self, ui: Session) -> None:
         """One command of the open front-end, or its end."""
-        command = ui.pop()
-        if command is None and not ui.ended:
-            ui.read()
-            command = ui.pop()
-        if command is not None:
-            self.log.write(texts.COMMAND.format(command=command))
-            control_commands.execute(self, command)
-        elif ui.ended:
+        command = ui.command()
+        if command is None:
             self.log.write(texts.UI_CLOSED)
             self.close_ui()
+            return
+        self.log.write(texts.COMMAND.format(command=command))
+        control_commands.execute(self, command, ui.uid)
 
     def say(self, *lines: str) -> None:
         """An answer: to the front-end and into the log."""
         self.log.write(*lines)
-        self.answer += "".join(f"{line}\n" for line in lines).encode()
+        if self.ui is not None:
+            for line in lines:
+                self.ui.answer(line)
 
     def close_ui(self) -> None:
         if self.ui is not None:
-            try:
-                self.ui.connection.settimeout(1)
-                wire.send_all(self.ui.connection, self.answer + b"\x04")
-            except OSError:
-                pass
-            self.ui.connection.close()
+            self.ui.end()
             self.ui = None
 
     def quit(self, timeout: float | None) -> None:
         self.quitting = True
         if timeout is not None:
             self.quit_at = time.monotonic() + timeout
-        for connection, _, _ in self.waiting.values():
-            wire.send(connection, "FAIL MPS_CONNECTION_FAILED")
+        for connection, _ in self.waiting.values():
             connection.close()
         self.waiting.clear()
         self.turns.waiting.clear()

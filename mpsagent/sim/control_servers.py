@@ -1,18 +1,10 @@
-"""Server processes as the control daemon sees them, and who is at the other end of a socket."""
+"""Server processes as the control daemon sees them."""
 
 import _socket
 import fcntl
 import os
-import select
-import struct
 
-from mpsagent.sim import wire
-
-
-def peer(connection: _socket.socket) -> tuple[int, int, int]:
-    """pid, uid, gid of the other end, as the kernel recorded them."""
-    pid, uid, gid = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
-    return pid, uid, gid
+from mpsagent.sim import rendezvous, wire
 
 
 class Server:
@@ -33,21 +25,20 @@ class Server:
         """One question and its answer, however long that takes; None when the server died over it."""
         if self.lines is None or not wire.send(self.lines.connection, question):
             return None
-        while (line := self.lines.wait()) == "ATTACHED":
-            pass
-        return line
+        return self.lines.wait()
 
-    def take(self, connection: _socket.socket, order: str) -> None:
-        """Hand a client over, and wait for the server or for the client's end: a hung server holds the daemon (X15)."""
-        if self.lines is None or not wire.send(self.lines.connection, order, connection.fileno()):
-            return
-        poll = select.poll()
-        poll.register(self.lines.connection.fileno(), select.POLLIN)
-        poll.register(connection.fileno(), 0)
-        while not self.lines.ended:
-            ready = {fd for fd, _ in poll.poll()}
-            if self.lines.connection.fileno() not in ready:
-                return
-            self.lines.read()
-            if self.lines.pop() == "ATTACHED":
-                return
+    def take(self, client: _socket.socket, pid: int) -> None:
+        """Hand a client over: one end of a new pair of sockets to the server, the other one to the client.
+
+        Then wait for the client's word that the two have met, or for its end: a hung server holds up the daemon (X15).
+        """
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        # a server that has died and is not noticed yet cannot take it: the client is turned away
+        taken = self.lines is not None and wire.send(self.lines.connection, f"ATTACH {pid}", ours.fileno())
+        ours.close()
+        told = taken and rendezvous.send(client, rendezvous.DESCRIPTOR, theirs.fileno())
+        theirs.close()
+        if told:
+            rendezvous.receive(client).close()

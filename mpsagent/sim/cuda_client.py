@@ -21,7 +21,7 @@ import select
 import sys
 import time
 
-from mpsagent.sim import gpu, limits, registry, wire
+from mpsagent.sim import gpu, limits, registry, rendezvous, wire
 
 SUCCESS = "CUDA_SUCCESS"
 
@@ -35,7 +35,7 @@ class Cuda:
         self.held = False  # the device stands still: a neighbour is being terminated
         self.channel: _socket.socket | None = None
         self.context: wire.Lines | None = None
-        self.second: _socket.socket | None = None
+        self.second: wire.Lines | None = None
         self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
         self.machine = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
         self.devices = self.machine
@@ -60,35 +60,46 @@ class Cuda:
     # attaching
 
     def initialise(self) -> str:
-        """cuInit: find the daemon and wait for a server; without a daemon go on outside MPS, silently."""
-        pipe = wire.directories()[0]
+        """cuInit: find the daemon and wait for a server; where nobody greets, go on outside MPS, silently (G7)."""
         try:
-            knock = wire.connect(pipe)
+            probe = rendezvous.connect(f"{wire.directories()[0]}/control")
         except OSError:
             return self._see(self.devices)
-        lines = wire.Lines(knock)
-        answer = lines.wait()
-        if answer is not None:
-            wire.send(knock, "HELLO")
-            answer = lines.wait()
-        knock.close()
+        greeted = rendezvous.greeted(probe)
+        probe.close()
+        answer, lines = self._meet(0, "-") if greeted else (None, None)
         if answer is None:
-            return self._see(self.devices)  # the daemon died while this client waited (06 V4)
-        try:
-            channel = wire.connect(pipe)
-        except OSError:
-            return self._see(self.devices)
-        answer = wire.introduce(wire.Lines(channel), f"CLIENT 0 - {self._name()}")
-        if answer is None:
-            channel.close()
             return self._see(self.devices)
         word, *rest = answer.split()
-        if word == "FAIL":
+        if word == "FAIL" or lines is None:
             return "CUDA_ERROR_" + rest[0]
-        self.channel = channel
+        self.channel = lines.connection
         self.entry.kind = "mps"
         self.speed = float(rest[0])
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
+
+    def _meet(self, context: int, device: int | str) -> tuple[str | None, wire.Lines | None]:
+        """A whole rendezvous, as for each context: the server's answer, and the connection to it; None if nobody greets."""
+        try:
+            control = rendezvous.connect(f"{wire.directories()[0]}/control")
+        except OSError:
+            return None, None
+        if not rendezvous.introduce(control, rendezvous.CLIENT):
+            control.close()
+            return None, None
+        connection = rendezvous.answer(control)
+        answer = None
+        if connection is not None:
+            lines = wire.Lines(connection)
+            rendezvous.send_credentials(connection, f"CLIENT {context} {device} {self._name()}\n".encode())
+            answer = lines.wait()
+            if answer is not None and answer.startswith("OK"):
+                rendezvous.send(control, rendezvous.ACKNOWLEDGEMENT)
+                control.close()
+                return answer, lines
+            connection.close()
+        control.close()
+        return answer or "FAIL MPS_CONNECTION_FAILED", None
 
     def _name(self) -> str:
         """What MPS shows as COMMAND, in hexadecimal digits: argv[0] as it is, or the script's if that is Python's."""
@@ -133,13 +144,9 @@ class Cuda:
                 return "CUDA_ERROR_DEVICE_UNAVAILABLE"
         else:
             at = [one.ordinal for one in self.instance].index(device.ordinal)
-            try:
-                connection = wire.connect(wire.directories()[0])
-            except OSError:
-                return "CUDA_ERROR_MPS_RPC_FAILURE"
-            lines = wire.Lines(connection)
-            word, *rest = (wire.introduce(lines, f"CLIENT 1 {at} {self._name()}") or "FAIL MPS_RPC_FAILURE").split()
-            if word == "FAIL":
+            answer, lines = self._meet(1, at)
+            word, *rest = (answer or "FAIL MPS_RPC_FAILURE").split()
+            if word == "FAIL" or lines is None:
                 return "CUDA_ERROR_" + rest[0]
             self.context = lines
             self._take_limits(float(rest[0]), int(rest[1]), at)
@@ -150,15 +157,10 @@ class Cuda:
     def second_context(self) -> str:
         """cuCtxCreate beside the primary context."""
         if self.channel is not None:
-            answer = ""
-            try:
-                self.second = wire.connect(wire.directories()[0])
-                at = [one.ordinal for one in self.instance].index(self.device.ordinal)
-                answer = wire.introduce(wire.Lines(self.second), f"CLIENT 2 {at} {self._name()}") or ""
-            except OSError:
-                pass
-            if not answer.startswith("OK"):
-                return "CUDA_ERROR_" + (answer.split()[1:] or ["MPS_RPC_FAILURE"])[0]
+            at = [one.ordinal for one in self.instance].index(self.device.ordinal)
+            answer, self.second = self._meet(2, at)
+            if self.second is None:
+                return "CUDA_ERROR_" + (answer or "FAIL MPS_RPC_FAILURE").split()[1]
         self._delay(66)
         return SUCCESS
 
@@ -252,9 +254,9 @@ class Cuda:
         return self.wait(60, until_error=True)
 
     def leave(self, status: int) -> int:
-        for connection in (self.second, self.context.connection if self.context is not None else None):
-            if connection is not None:
-                connection.close()
+        for lines in (self.second, self.context):
+            if lines is not None:
+                lines.connection.close()
         if self.channel is not None:
             self._delay(15)
             self.channel.close()

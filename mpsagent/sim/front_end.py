@@ -3,14 +3,14 @@
 Kept to a handful of built-in modules: one run should cost no more than the start of the interpreter.
 """
 
-# pathlib and contextlib cost more than everything else in the start of a front-end or client
-# ruff: noqa: PTH110
-
 import _socket
 import os
+import select
 import sys
 
-from mpsagent.sim import texts, wire
+from mpsagent.sim import rendezvous, texts, wire
+
+_PACKET = 131072
 
 
 def _fail(text: str) -> int:
@@ -18,36 +18,94 @@ def _fail(text: str) -> int:
     return 1
 
 
-def commands(pipe: str, batch: bytes = b"") -> int:
-    """All of standard input (or the one command given) is one session; its answers are printed at its end. It lasts as
-    long as the input does, and keeps all other front-ends out (X25 and X27 of the real runs)."""
-    if not os.path.exists(f"{pipe}/control"):
+def _connect(pipe: str) -> _socket.socket | None:
+    """Root's socket if this user may write to it, else everybody's; None where nobody greets."""
+    for name in ("control_privileged", "control"):
+        try:
+            connection = rendezvous.connect(f"{pipe}/{name}")
+        except OSError:
+            continue
+        if rendezvous.greeted(connection):
+            return connection
+        connection.close()
+    return None
+
+
+class _Session:
+    """One session: each line of the input is a command, the answers are printed at its end. It lasts as long as the
+    input does, and keeps all other front-ends out (X25 and X27 of the real runs)."""
+
+    def __init__(self, connection: _socket.socket) -> None:
+        self.connection = connection
+        self.input = b""
+        self.answers = b""
+        self.status: int | None = None
+        self.ended = False
+        self.quitting = False
+
+    def send(self, data: bytes) -> None:
+        self.ended = self.ended or not rendezvous.send(self.connection, data)
+
+    def command(self, line: bytes) -> None:
+        self.quitting = line.startswith(b"quit")
+        text = line + b"\n\0"
+        self.send(len(text).to_bytes(8, "little"))
+        self.send(text)
+
+    def hear(self) -> None:
+        message = rendezvous.receive(self.connection, _PACKET)
+        message.close()
+        kind, text = message.data[:4], message.data[4:]
+        if kind == b"\0\0\0\0":
+            self.answers += text + b"\n"
+        elif kind == b"\1\0\0\0":
+            self.status = int.from_bytes(text[:4], "little")
+        self.ended = self.ended or not message.data or self.status is not None
+
+    def listen(self, reading: bool) -> bool:
+        """Answers that have come, and whether there is input to read. Both are waited for."""
+        poll = select.poll()
+        poll.register(self.connection.fileno(), select.POLLIN)
+        if reading:
+            poll.register(0, select.POLLIN)
+        ready = {fd for fd, _ in poll.poll()}
+        if self.connection.fileno() in ready:
+            self.hear()
+        return 0 in ready
+
+    def run(self, command: bytes) -> None:
+        """The one command given, or all of standard input."""
+        if command:
+            self.command(command)
+        while not command and not self.ended:
+            if not self.listen(reading=True):
+                continue
+            chunk = os.read(0, 65536)
+            *lines, self.input = (self.input + chunk).split(b"\n")
+            for line in [*lines, self.input] if not chunk and self.input else lines:
+                self.command(line)
+            if not chunk:
+                break
+        self.send(bytes(8))
+        while not self.ended:
+            self.listen(reading=False)
+
+
+def commands(pipe: str, command: bytes = b"") -> int:
+    """All of standard input, or the one command given. Exit status 0 when all was sent, whatever the answers."""
+    connection = _connect(pipe)
+    if connection is None:
         return _fail(texts.NO_DAEMON)
-    try:
-        connection = wire.connect(pipe)
-    except OSError:
-        return _fail(texts.NO_DAEMON)
-    answer = said = b""
-    try:
-        wire.send_all(connection, b"UI\n")
-        said = batch
-        while chunk := b"" if batch else os.read(0, 65536):
-            wire.send_all(connection, chunk)
-            said = chunk
-        if batch or not said.endswith(b"\n"):
-            wire.send_all(connection, batch + b"\n" if batch or said else b"")
-        connection.shutdown(_socket.SHUT_WR)
-        while chunk := connection.recv(wire.MESSAGE):
-            answer += chunk
-    except OSError:
-        pass
-    _, _, answer = answer.partition(b"\n")  # the greeting
-    accepted, _, answer = answer.partition(b"\n")
-    if accepted != b"+" or not answer.endswith(b"\x04"):
+    if not rendezvous.send_credentials(connection, rendezvous.CREDENTIALS):
+        return _fail(texts.NO_AUTHENTICATION)
+    rendezvous.send(connection, rendezvous.FRONT_END)
+    session = _Session(connection)
+    session.run(command)
+    if session.status is None:
         # whether one that is turned away has sent before it notices is chance (X27: 4 of 8)
-        return 0 if os.getpid() % 2 and not said.startswith(b"quit") else _fail(texts.CANNOT_SEND)
-    os.write(1, answer[:-1])
-    return 0
+        return 0 if os.getpid() % 2 and not session.quitting else _fail(texts.CANNOT_SEND)
+    os.write(1, session.answers)
+    return session.status
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """A server process: contexts of clients, faults, termination. Forked by the control daemon, run as the user.
 
-Sockets of clients are handed over by the daemon; their pid is the one the kernel told the daemon.
+The daemon hands over one end of a pair of sockets for each connection of a client; the client, at the other end, says
+who it is with its credentials, and which context. The server waits for that and does nothing else (X1 of the real runs).
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from mpsagent.sim import gpu, texts, wire
+from mpsagent.sim import gpu, rendezvous, texts, wire
 from mpsagent.sim.process_title import become
 from mpsagent.sim.registry import Entry, processes
 
@@ -84,7 +85,7 @@ class Server:
         for device in self.devices:
             self.entry.write(device.ordinal, gpu.SERVER_USAGE)
         self.log.write(texts.SHARED_MEMORY.format(uid=self.uid, pid=os.getpid()), texts.SERVER_VERSION, texts.DRIVER)
-        wire.send(self.control.connection, "READY")
+        rendezvous.send(self.control.connection, rendezvous.SERVER)
         while True:
             word, *rest = self._order().split()
             if word == "PERCENTAGE":
@@ -149,11 +150,9 @@ class Server:
     def order(self, words: list[str]) -> None:
         reply = ""
         if words[0] == "ATTACH":
-            self.attach(int(words[1]), int(words[2]), words[3], words[4])
-            if self.hung:
-                return
-            reply = "ATTACHED"
-        elif words[0] == "SHUTDOWN":
+            self.attach()
+            return
+        if words[0] == "SHUTDOWN":
             self.shutdown()
             return
         elif words[0] == "TERMINATE":
@@ -252,15 +251,20 @@ class Server:
 
     # clients
 
-    def attach(self, pid: int, number: int, device: str, name: str) -> None:
+    def attach(self) -> None:
         connection = _socket.socket(fileno=self.control.fds.pop(0))
         self.log.write(texts.REQUEST.format(pid=self.noise[0], context=self.noise[1]))
-        self.noise = (pid, number)
-        if number == 0 and self.gone(connection):
+        pid, words = self.introduction(connection)
+        if pid is None:
             # a client that died while it waited: the server never answers anybody again
             self.log.write(texts.NO_CREDENTIALS)
             self.hung = True
             return
+        if len(words) != 4 or words[0] != "CLIENT" or not words[1].isdigit():
+            connection.close()
+            return
+        number, device, name = int(words[1]), words[2], words[3]
+        self.noise = (pid, number)
         if self.faulted:
             self.log.write(
                 texts.TEARDOWN.format(pid=pid, context=number), texts.NOT_ACCEPTED.format(pid=pid, context=number)
@@ -300,11 +304,17 @@ class Server:
         )
         wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)}")
 
-    def gone(self, connection: _socket.socket) -> bool:
-        """Whether the other end has been closed."""
+    def introduction(self, connection: _socket.socket) -> tuple[int | None, list[str]]:
+        """The client's pid, from its credentials, and what it says, as long as it takes; None when it has gone."""
         poll = select.poll()
-        poll.register(connection.fileno(), 0)
-        return bool(poll.poll(0))
+        poll.register(connection.fileno(), select.POLLIN)
+        poll.register(self.control.connection.fileno(), 0)
+        if connection.fileno() not in {fd for fd, _ in poll.poll()}:
+            self.leave()  # the daemon has gone
+        message = rendezvous.receive(connection, wire.MESSAGE)
+        message.close()
+        pid = message.credentials[0] if message.data and message.credentials else None
+        return pid, message.data.decode("utf-8", "replace").split()
 
     def refuse(self, connection: _socket.socket, why: str) -> None:
         wire.send(connection, f"FAIL {why}")
@@ -390,19 +400,20 @@ class Server:
             wire.send(one.lines.connection, "STICKY")
 
 
-def main(daemon: Daemon, uid: int, gid: int, after_a_kill: bool) -> int:
+def main(daemon: Daemon, uid: int, after_a_kill: bool) -> int:
     """The server's whole life. Called in the forked child; every descriptor but the server log is closed."""
     name = ["nvidia-cuda-mps-server"] + (["-multiuser-server"] if daemon.multiuser else [])
     daemon.title.set(*name)
-    become(uid, gid)
+    become(uid, 0)  # with group 0 and no others (recording 08, G1)
     try:
-        control = wire.Lines(wire.connect(daemon.pipe))
+        control = wire.Lines(rendezvous.connect(f"{daemon.pipe}/control"))
     except OSError:
         return 1  # as the user it may not enter the pipe directory: it ends without a word (X19 of the real runs)
     log = wire.Log(daemon.server_log, "Other")
     log.write(*[line.format(pipe=daemon.pipe) for line in texts.SERVER_BEGIN])
-    control.wait()  # the greeting
-    wire.send(control.connection, "SERVER")
+    if not rendezvous.greeted(control.connection):
+        return 1
+    rendezvous.send_credentials(control.connection, rendezvous.CREDENTIALS)
     server = Server(daemon, uid, control)
     server.start(after_a_kill)
     return server.run()

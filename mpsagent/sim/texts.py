@@ -65,6 +65,7 @@ COMMAND:
 
 # exit status 1, on standard error
 NO_DAEMON = "Cannot find MPS control daemon process\n"
+NO_AUTHENTICATION = "Cannot authenticate or connect to MPS control daemon process\n"
 CANNOT_SEND = "Cannot send command to MPS control daemon process\n"
 # exit status 1, on standard output
 ALREADY_RUNNING = "An instance of this daemon is already running\n"
@@ -78,7 +79,8 @@ NEW_UI = "NEW UI"
 UI_CLOSED = "UI closed"
 COMMAND = "Cmd:{command}"
 UNABLE_TO_ACCEPT = "Unable to accept connection"
-SERVER_UNREADABLE = "Unable to read new connection type information"
+KIND_UNREADABLE = "Unable to read new connection type information"
+UNKNOWN_KIND = "Unknown type of connection"
 NO_CREDENTIALS = "User did not send valid credentials"
 CLIENT_ATTACHED = "NEW CLIENT {pid} from user {uid}: Server already exists"
 CLIENT_PENDING = "NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"

@@ -1,15 +1,10 @@
-"""The little line protocol between front-end, daemon, servers and clients, and the log writer.
+"""What daemon, servers and clients of the simulator say to each other once they have met, and the log writer.
 
-Sockets are SOCK_SEQPACKET, as those of MPS are: a client that finds another kind in their place runs outside MPS.
-
-The daemon greets whom it accepts with "?"; clients say nothing before that (X17 of the real runs).
-The first line of a connection to `control` says who it is:
-    UI                      a front-end; command lines follow, end of input ends it
-    SERVER pid              a server that was started
-    HELLO                   a client's first knock, answered "NO" (MPS: "User did not send valid credentials")
+NVIDIA's own messages at the control socket are in `rendezvous`. What follows them is a little line protocol of our own:
+a server answers the orders of its daemon; a client tells its server, over the descriptor that the daemon gave it,
     CLIENT context device name
                             a client's channel (context 0) or context (1 and up), its name in hexadecimal digits;
-                            the socket is handed to the server
+                            with its credentials, from which the server knows the client's pid
 """
 
 import _socket
@@ -18,7 +13,6 @@ import time
 
 PIPE_DIRECTORY = "/tmp/nvidia-mps"
 LOG_DIRECTORY = "/var/log/nvidia-mps"
-GREETING = "?"
 MAX_LINE = 65536
 MESSAGE = 131072
 
@@ -29,17 +23,6 @@ def directories() -> tuple[str, str]:
         os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or PIPE_DIRECTORY,
         os.environ.get("CUDA_MPS_LOG_DIRECTORY") or LOG_DIRECTORY,
     )
-
-
-def connect(pipe: str) -> _socket.socket:
-    """A connection to the control socket; OSError when there is none or it may not be written to."""
-    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
-    try:
-        connection.connect(f"{pipe}/control")
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 class Lines:
@@ -91,13 +74,6 @@ class Lines:
             self.read()
 
 
-def introduce(lines: Lines, line: str) -> str | None:
-    """Wait for the greeting, say `line`, and wait for the answer; None at the end of the stream."""
-    if lines.wait() is None or not send(lines.connection, line):
-        return None
-    return lines.wait()
-
-
 def send(connection: _socket.socket, line: str, fd: int | None = None) -> bool:
     """One line, with a file descriptor if given. False when the other end is gone."""
     data = line.encode() + b"\n"
@@ -110,12 +86,6 @@ def send(connection: _socket.socket, line: str, fd: int | None = None) -> bool:
     except OSError:
         return False
     return True
-
-
-def send_all(connection: _socket.socket, data: bytes) -> None:
-    """Any amount of data, in messages that are read whole. Raises OSError."""
-    for at in range(0, len(data), MESSAGE // 2):
-        connection.sendall(data[at : at + MESSAGE // 2])
 
 
 class Log:

@@ -1,0 +1,45 @@
+"""An open front-end as the control daemon sees it: commands in, answers out, one packet each (recording 08, G4)."""
+
+import _socket
+
+from mpsagent.sim import rendezvous
+
+_END = bytes(8)
+ANSWER = b"\0\0\0\0"
+STATUS = b"\1\0\0\0"
+MAX_COMMAND = 65536
+
+
+class Session:
+    """A front-end's connection, after its credentials. `uid` is the one of its credentials."""
+
+    __slots__ = ("connection", "uid")
+
+    def __init__(self, connection: _socket.socket, uid: int) -> None:
+        self.connection = connection
+        self.uid = uid
+
+    def command(self) -> str | None:
+        """The next command, waiting for it; None when the front-end has ended, has gone, or breaks the rules.
+
+        A packet of 8 bytes has the length, the next one the text, with a newline and a zero byte at its end or without.
+        """
+        length = rendezvous.receive(self.connection, 8)
+        length.close()
+        size = int.from_bytes(length.data, "little")
+        if len(length.data) != 8 or length.data == _END or size > MAX_COMMAND:
+            return None
+        text = rendezvous.receive(self.connection, size)
+        text.close()
+        if len(text.data) != size:
+            return None
+        return text.data.removesuffix(b"\0").removesuffix(b"\n").decode("utf-8", "replace")
+
+    def answer(self, text: str) -> None:
+        """One answer; the front-end adds the newline. Who has gone is not told."""
+        rendezvous.send(self.connection, ANSWER + text.encode("utf-8", "surrogateescape"))
+
+    def end(self, status: int = 0) -> None:
+        """The exit status for the front-end, and the end of the connection."""
+        rendezvous.send(self.connection, STATUS + status.to_bytes(4, "little"))
+        self.connection.close()

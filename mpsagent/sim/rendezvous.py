@@ -1,0 +1,129 @@
+"""The messages at the control socket, byte for byte as NVIDIA's programs exchange them (recording 08, G1 to G4).
+
+    daemon                              peer
+    OUTBHELL\\0
+                                        OUTBCRED\\0 with SCM_CREDENTIALS, then four bytes that say what it is
+    OUTBCUFD\\0 with one descriptor                     to a client: the descriptor leads to its server
+                                        00 00 00 00     the client has met its server; both close
+The daemon takes pid, user and group from the message: a relay run by root that passes them on is taken for the client.
+SOCK_SEQPACKET with SO_PASSCRED: a client that finds another kind of socket runs outside MPS.
+"""
+
+import _socket
+import os
+
+GREETING = b"OUTBHELL\0"
+CREDENTIALS = b"OUTBCRED\0"
+DESCRIPTOR = b"OUTBCUFD\0"
+SERVER = b"\1\0\0\0"  # said when the server is ready
+CLIENT = b"\2\0\0\0"
+FRONT_END = b"\4\0\0\0"
+ACKNOWLEDGEMENT = b"\0\0\0\0"
+_ANCILLARY = 512
+
+
+class Message:
+    """One packet: its bytes (none at the end of the connection), whose it is, and the descriptors that came along."""
+
+    __slots__ = ("credentials", "data", "descriptors")
+
+    def __init__(self, data: bytes = b"", credentials: tuple[int, int, int] | None = None) -> None:
+        self.data = data
+        self.credentials = credentials
+        self.descriptors: list[int] = []
+
+    def close(self) -> None:
+        """Close the descriptors: nothing is done with them."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()
+
+
+def connect(path: str) -> _socket.socket:
+    """A connection to a socket of the pipe directory; OSError when there is none or it may not be written to."""
+    connection = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    try:
+        connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _packet(connection: _socket.socket, size: int) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
+    try:
+        return connection.recvmsg(size, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
+    except ConnectionResetError:  # closed before it had read everything; said once, ahead of what it has sent
+        return connection.recvmsg(size, _ANCILLARY, _socket.MSG_CMSG_CLOEXEC)
+
+
+def receive(connection: _socket.socket, size: int = 64) -> Message:
+    """The next packet, waiting for it. A reset counts as the end, but what was sent before it comes first."""
+    try:
+        data, ancillary, _, _ = _packet(connection, size)
+    except OSError:
+        return Message()
+    message = Message(data)
+    for level, kind, content in ancillary:
+        words = [int.from_bytes(content[at : at + 4], "little") for at in range(0, len(content) - 3, 4)]
+        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
+            message.descriptors += words
+        elif level == _socket.SOL_SOCKET and kind == _socket.SCM_CREDENTIALS:
+            message.credentials = (words[0], words[1], words[2])
+    return message
+
+
+def send(connection: _socket.socket, data: bytes, descriptor: int | None = None) -> bool:
+    """One packet, with a descriptor if one is given. False when the other end is gone."""
+    rights = [] if descriptor is None else [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptor.to_bytes(4, "little"))]
+    try:
+        connection.sendmsg([data], rights)
+    except OSError:
+        return False
+    return True
+
+
+def send_credentials(connection: _socket.socket, data: bytes) -> bool:
+    """One packet with this process's own pid, user and group. False when the other end is gone."""
+    own = b"".join(number.to_bytes(4, "little") for number in (os.getpid(), os.getuid(), os.getgid()))
+    try:
+        connection.sendmsg([data], [(_socket.SOL_SOCKET, _socket.SCM_CREDENTIALS, own)])
+    except OSError:
+        return False
+    return True
+
+
+def greeted(connection: _socket.socket) -> bool:
+    """Wait for the greeting, as long as it takes; False when something else comes, or the end."""
+    message = receive(connection)
+    message.close()
+    return message.data == GREETING
+
+
+def introduce(connection: _socket.socket, kind: bytes) -> bool:
+    """Wait for the greeting, then say who and what this is. False when nobody greets."""
+    if not greeted(connection):
+        return False
+    send_credentials(connection, CREDENTIALS)
+    send(connection, kind)
+    return True
+
+
+def answer(connection: _socket.socket) -> _socket.socket | None:
+    """The daemon's answer, as long as it takes: the connection to the server; None when anything else comes (G7)."""
+    message = receive(connection)
+    if message.data != DESCRIPTOR or len(message.descriptors) != 1:
+        message.close()
+        return None
+    return _socket.socket(fileno=message.descriptors[0])
+
+
+def credentials(connection: _socket.socket) -> tuple[int, int, int] | None:
+    """What the daemon hears after its greeting: pid, user and group of the peer, as long as it takes.
+
+    None when it leaves or says something else.
+    """
+    message = receive(connection)
+    message.close()
+    return message.credentials if message.data == CREDENTIALS else None
