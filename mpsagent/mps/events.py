@@ -1,8 +1,8 @@
-"""What MPS says and what is so, as frozen values.
+"""What MPS says and what else is learned about it, as frozen values.
 
 One class for each kind of line in control.log and server.log, and one for each thing the agent learns by other means
 (a process ended, a command was answered). ``at`` is seconds since the epoch. A kind that changes nothing in the model
-is still an event of its own, so that a line nobody knows stands out as :class:`Unknown`.
+is still an event of its own, so that a line that no rule knows stands out as :class:`Unknown`.
 """
 
 from __future__ import annotations
@@ -123,7 +123,40 @@ class ConnectionLine(NamedTuple):
     text: str
 
 
+class ControlLine(NamedTuple):
+    """A line of the control daemon that changes nothing in the model (a connection of an unknown kind, a warning)."""
+
+    at: float
+    text: str
+
+
+class SharedMemoryRemoved(NamedTuple):
+    """``Removed Shm file at PATH``: the daemon gave a user's server up, and closed who waited for it. After six starts
+    that failed for a waiting client, or one of ``start_server`` (recording 10, H6); the path is empty there."""
+
+    at: float
+    path: str
+
+
 # --- server.log ------------------------------------------------------------------------------------------------------
+
+
+class ServerFailed(NamedTuple):
+    """``Failed to start : R`` (470: ``MPS server failed to start : R``): the server ends right after it. ``reason`` is
+    empty where MPS gives none. ``Failed to start server using uid U. R`` of the control daemon's child is one, too."""
+
+    at: float
+    server: int
+    reason: str
+
+
+class ClientLine(NamedTuple):
+    """A line with the head of a client process, which writes through the FIFO ``log`` (recording 08, G13). Whoever may
+    open that FIFO can write anything there, other heads included."""
+
+    at: float
+    pid: int
+    text: str
 
 
 class ServerLine(NamedTuple):
@@ -324,6 +357,10 @@ LogEvent = (
     | CommandRead
     | CommandAnswer
     | ConnectionLine
+    | ControlLine
+    | SharedMemoryRemoved
+    | ServerFailed
+    | ClientLine
     | ServerLine
     | ServerStartup
     | ServerStarted

@@ -1,9 +1,10 @@
 """Bytes of control.log or server.log to events. Pure and incremental: any chunking gives the same events.
 
 A line never raises. What no rule knows becomes :class:`Unknown`. A partial last line waits for its end. The texts and
-their oddities (``recevie``, ``trigging``, ``Context:`` without ID) are those of driver 580, MPS binary version 13000.
+their oddities (``recevie``, ``trigging``, ``Context:`` without ID) are those of drivers 460 to 580 (recordings 01-10);
+lines of drivers before 550 say less: no pid of the client, no context.
 
-Lines of an answer to somebody's command carry text that the asker provoked: ``ps`` prints the command names of other
+Lines of an answer to a user's command carry text that the asker provoked: ``ps`` prints the command names of other
 people's processes. So between ``Cmd:ps`` and the end of that connection every line is an answer, whatever it looks
 like.
 """
@@ -43,6 +44,10 @@ def _rules(table: list[tuple[str, _Make]]) -> dict[str, list[tuple[Callable[[str
         word = pattern.split(" ", 1)[0].replace("\\", "")
         by_word.setdefault(word, []).append((re.compile(pattern, re.ASCII).fullmatch, make))
     return by_word
+
+
+def _control_line(at: float, pid: int, match: re.Match[str]) -> ev.LogEvent:
+    return ev.ControlLine(at, match[0][:_SHOWN])
 
 
 _CONTROL = _rules(
@@ -88,6 +93,23 @@ _CONTROL = _rules(
         (rf"CUDA MPS Control binary version: {_NUMBER}", lambda at, pid, m: ev.ControlVersion(at, pid, int(m[1]))),
         (rf"quit command issued with timeout of {_NUMBER}", lambda at, pid, m: ev.QuitIssued(at, int(m[1]))),
         (r"Exit with status (-?\d{1,10})", lambda at, pid, m: ev.ControlExited(at, pid, int(m[1]))),
+        (r"Removed Shm file at (.{0,4096})", lambda at, pid, m: ev.SharedMemoryRemoved(at, m[1][:_SHOWN])),
+        # 550 and later: said by the child that was to become the server, so the head has the server's pid.
+        (
+            rf"Failed to start server using uid {_NUMBER}\. (.{{0,4096}})",
+            lambda at, pid, m: ev.ServerFailed(at, pid, m[2][:_SHOWN]),
+        ),
+        (r"Start", _control_line),  # 460, in a log of control and server merged
+        (r"Server encountered a fatal exception\. Shutting down", _control_line),
+        (r"NEW SERVER \d{1,10}: Ignoring (old connection request|connection from user)", _control_line),
+        (r"NEW DEBUGGEE \d{1,10} from user \d{1,10}", _control_line),
+        (r"Unknown type of connection", _control_line),
+        (r"Unable to accept priviliged connection from other user", _control_line),
+        (r"Warning: Failed writing log files to directory \[.{0,4096}\]\. No logs will be available\.", _control_line),
+        (r"Failed to create control pid file .{1,4096}", _control_line),
+        (r"CUDA MPS log recorder error", _control_line),
+        (r"Internal error(?: when allocating \d{1,20} bytes)?", _control_line),
+        (r"Using log directory: .{1,4096}", _control_line),
     ]
 )
 
@@ -100,7 +122,7 @@ _SERVER = _rules(
     [
         (rf"{_CLIENT} connected", lambda at, pid, m: ev.ContextConnected(at, pid, int(m[1]), int(m[2]))),
         (
-            rf"{_CLIENT} exiting\. Number of active client contexts is \d{{1,10}}\.",
+            rf"{_CLIENT} exiting\. (?:Worker is in reset\. )?Number of active client contexts is \d{{1,10}}\.",
             lambda at, pid, m: ev.ContextExiting(at, pid, int(m[1]), int(m[2])),
         ),
         (rf"Client process {_NUMBER} disconnected", lambda at, pid, m: ev.ClientDisconnected(at, pid, int(m[1]))),
@@ -172,8 +194,38 @@ _SERVER = _rules(
         (r"Server has been notified to shutdown", _server_line),
         (r"Server has started", lambda at, pid, m: ev.ServerStarted(at, pid)),
         (r"Initializing server process", _server_line),
+        (r"Driver initialization failed with: .{0,4096}", _server_line),
+        # 470 says `MPS server failed to start : R`, the first drivers gave no reason.
+        (r"Failed to start : (.{0,4096})", lambda at, pid, m: ev.ServerFailed(at, pid, m[1][:_SHOWN])),
+        (
+            r"MPS server failed to start(?: : (.{0,4096}))?",
+            lambda at, pid, m: ev.ServerFailed(at, pid, (m[1] or "")[:_SHOWN]),
+        ),
+        (r"MPS is only supported on .{1,200}", _server_line),
+        # Drivers before 550: the same lines without the client's pid, which therefore say nothing about a process.
+        (r"Start", lambda at, pid, m: ev.ServerStartup(at, pid)),
+        (r"MPS Server is started", lambda at, pid, m: ev.ServerStarted(at, pid)),
+        (r"MPS Server connecting to control daemon on socket: .{1,4096}", _server_line),
+        (r"MPS Server: worker created", _server_line),
+        (
+            r"activeThreadsPercentage set to (\d{1,3}(?:\.\d{1,6})?)",
+            lambda at, pid, m: ev.ThreadsSet(at, pid, float(m[1])),
+        ),
+        (r"Received new client request", _server_line),
+        (r"Receive command failed, assuming client exit", _server_line),
+        (r"Worker created", _server_line),
+        (r"Creating worker thread", _server_line),
+        (r"Created named shared memory region .{1,200}", _server_line),
+        (r"Volta MPS Server: Received new client request", _server_line),
+        (r"Volta MPS: Creating (?:worker thread|server context on device \d{1,10})", _server_line),
+        (r"Volta MPS: Client disconnected\. Number of active client contexts is \d{1,10}", _server_line),
+        (r"Volta MPS: Client process disconnected", _server_line),
+        (r"Volta MPS: Device .{1,200} \(uuid [A-Za-z0-9/-]{1,80}\) is associated", _server_line),
+        (r"New client \d{1,10} connected", _server_line),
+        (r"Client \d{1,10} disconnected", _server_line),
     ]
 )
+_HEAD = re.compile(r"(Control|Server|Other|Legacy Server|Client) +(\d{1,10})", re.ASCII).fullmatch
 _DAEMON_STARTS = "Starting control daemon using socket "
 """A daemon that is killed while it answers does not end its answer: the next one's first line does."""
 _DEVICES_FOLLOW = "The following devices will be reset:"
@@ -190,7 +242,7 @@ class LogParser:
         self._minute = ""
         self._minute_at = 0.0
         self._last_at = 0.0
-        self._heads: dict[str, tuple[bool, int] | None] = {}
+        self._heads: dict[str, tuple[str, int] | None] = {}
         self._answering = False
         self._answer_only = False
         self._answering_pid = 0
@@ -244,15 +296,19 @@ class LogParser:
             return self._unheaded(line)
         at += shift
         self._last_at = at
-        is_control, pid = head
+        who, pid = head
         message = line[stop + 2 :]
-        return self._control(at, pid, message) if is_control else self._server(at, pid, message)
+        if who == "Control":
+            return self._control(at, pid, message)
+        if who == "Client":
+            return ev.ClientLine(at, pid, message[:_SHOWN])
+        return self._server(at, pid, message)
 
-    def _head(self, key: str) -> tuple[bool, int] | None:
-        """``Control   471`` -> (True, 471); None for what no such head is or does not belong in this log."""
-        match = re.fullmatch(r"(Control|Server|Other) +(\d{1,10})", key, re.ASCII)
-        head = (match[1] == "Control", int(match[2])) if match else None
-        if head and self._source != "merged" and head[0] != (self._source == "control"):
+    def _head(self, key: str) -> tuple[str, int] | None:
+        """``Control   471`` -> ("Control", 471); None for what no such head is or does not belong in this log."""
+        match = _HEAD(key)
+        head = (match[1], int(match[2])) if match else None
+        if head and self._source != "merged" and (head[0] == "Control") != (self._source == "control"):
             head = None
         if len(self._heads) >= 1024:
             self._heads.clear()
