@@ -1,44 +1,88 @@
-"""Reading the policy, and what of a new one can take hold while the agent runs."""
+"""Reading the policy: the one to start with, a new one while the agent runs, and what of it can take hold then."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mpsagent.agent.settings import Settings
+from mpsagent.mps.limits import Device
+from mpsagent.policy import plausible
 from mpsagent.policy.files import load
-from mpsagent.policy.policy import Policy, PolicyError
+from mpsagent.policy.origins import Origin, PolicyError, Setting
+from mpsagent.policy.policy import Policy
+from mpsagent.system import policy_names
 from mpsagent.system.policy_files import Texts, read_policy_files
 from mpsagent.system.threads import in_thread
 
 LAST = "last-policy.json"
-FIXED = ("pipe_directory", "log_directory", "control_program", "devices", "parked_user", "instance")
+FIXED = ("server", "pipe_directory", "log_directory", "control_program", "devices", "instance")
 """Settings of the instance that its running daemon was started with."""
 
 
+class Start(NamedTuple):
+    """``kept``: what is in force instead of the files, in words; empty when the policy is that of the files."""
+
+    policy: Policy
+    errors: tuple[PolicyError, ...]
+    kept: str
+
+
+async def start(settings: Settings) -> Start:
+    """The policy to begin with. A file that is missing or wrong must not mean everything for everybody: the last good
+    policy stays in force, and where there was none, no one is admitted."""
+    policy, errors = await read(settings)
+    if policy is not None:
+        return Start(policy, (), "")
+    last = await last_good(settings)
+    if last is not None:
+        return Start(last, errors, "the last good policy stays in force")
+    return Start(closed(settings), errors, "there is no earlier policy, so no one is admitted")
+
+
 async def read(settings: Settings) -> tuple[Policy | None, tuple[PolicyError, ...]]:
-    """The policy of the files, or everything that is wrong with them. A good one is remembered."""
+    """The policy of the files, or None and everything that is wrong with them. A good one is remembered."""
     texts, unread = await read_policy_files(settings.policy, settings.policy_directory)
     try:  # aside: a large one takes longer than a waiting client can wait
         policy, mistakes = await in_thread(load, texts, deadline=30.0)
-        if policy is not None and not unread and not mistakes and settings.state_directory is not None:
+        if policy is not None and not unread and settings.state_directory is not None:
             await in_thread(_remember, settings.state_directory, texts, deadline=5.0)
     except Exception as error:
         return None, (*unread, PolicyError(settings.policy, 0, "", f"cannot be taken in: {error!r}", ""))
-    return policy, (*unread, *mistakes)
+    errors = (*unread, *mistakes)
+    return (None if errors else policy), errors
 
 
 async def last_good(settings: Settings) -> Policy | None:
-    """The policy that was in force before the agent was started: a mistake in the file must not lift the limits of
-    everybody when the agent is started again."""
+    """The policy that was in force before the agent was started, or None."""
     with suppress(Exception):
         path = Path(settings.state_directory or "/nonexistent", LAST)
         text = await in_thread(path.read_bytes, deadline=5.0)
         policy, mistakes = await in_thread(load, [(name, one) for name, one in json.loads(text)], deadline=30.0)
         return None if mistakes else policy
     return None
+
+
+def closed(settings: Settings) -> Policy:
+    """A policy that admits no one."""
+    key = ("limits", "access")
+    return Policy({key: Setting("deny", Origin("limits.access", settings.policy, 0))}, (), "")
+
+
+async def warnings(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyError, ...]:
+    """What of a good policy is surely not meant: see `policy.plausible`. Takes as long as a name service takes, at most
+    5 s; then without what it would have said."""
+    found = [*policy.warnings, *plausible.against_devices(policy, devices)]
+    with suppress(TimeoutError, OSError):
+        users, groups = plausible.names_in(policy)
+        known = await policy_names.look_up(users, groups, plausible.programs_in(policy))
+        found += plausible.unknown_names(policy, known.users, known.groups)
+        found += plausible.unusable_programs(policy, known.programs)
+    return tuple(sorted(found, key=lambda one: (one.file, one.line)))
 
 
 def _remember(directory: str, texts: Texts) -> None:

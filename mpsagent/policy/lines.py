@@ -7,7 +7,7 @@ the line of the nearest key around them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _SPACE = re.compile(r"[ \t]*")
@@ -32,29 +32,35 @@ Path = tuple[str, ...]
 def key_lines(text: str) -> dict[Path, int]:
     """Line (from 1) by key. A table counts as a key; of several tables in an array the first counts."""
     found: dict[Path, int] = {}
+    for table, key, line in entries(text):
+        for length in range(1, len(key) + 1):
+            found.setdefault((*table, *key[:length]), line)
+    return found
+
+
+def entries(text: str) -> Iterator[tuple[Path, Path, int]]:
+    """(table, key, line) for each key, and ((), table, line) for each table; until something is not TOML."""
     table: Path = ()
     at, line = 0, 1
-
-    def move(to: int) -> None:
-        nonlocal at, line
+    while True:
+        to = _end(_BLANK, text, at)
         line += text.count("\n", at, to)
         at = to
-
-    while True:
-        move(_end(_BLANK, text, at))
         if at >= len(text):
-            return found
+            return
         if text[at] == "[":
             table, end = _key(text, at + (2 if text.startswith("[[", at) else 1))
-            _note(found, (), table, line)
+            yield (), table, line
             newline = text.find("\n", end)
-            move(newline if newline >= 0 else len(text))
-            continue
-        key, end = _key(text, at)
-        if not key:
-            return found  # not TOML: nothing better is known
-        _note(found, table, key, line)
-        move(_value(text, end))
+            to = newline if newline >= 0 else len(text)
+        else:
+            key, end = _key(text, at)
+            if not key:
+                return
+            yield table, key, line
+            to = _value(text, end)
+        line += text.count("\n", at, to)
+        at = to
 
 
 def line_of(lines: Mapping[Path, int], path: Path) -> int:
@@ -64,11 +70,6 @@ def line_of(lines: Mapping[Path, int], path: Path) -> int:
             return lines[path]
         path = path[:-1]
     return 0
-
-
-def _note(found: dict[Path, int], table: Path, key: Path, line: int) -> None:
-    for length in range(1, len(key) + 1):
-        found.setdefault((*table, *key[:length]), line)
 
 
 def _end(pattern: re.Pattern[str], text: str, at: int) -> int:

@@ -313,13 +313,3 @@ def user(value: object) -> str:
     if text.isascii() and text.isdigit() and (int(text[:11]) >= 2**32 - 1 or (text[0] == "0" and text != "0")):
         raise wrong(f"{shown(text)} is not a uid", "write a uid from 0 to 4294967294, without leading zeros")
     return text
-
-
-def parked(value: object) -> str:
-    text = user(value)
-    if text in ("root", "0"):
-        raise wrong(
-            f"{shown(text)} cannot be the parked user: their clients would not have to wait for their limits",
-            'choose a system user who runs no CUDA programs, such as "nobody"',
-        )
-    return text

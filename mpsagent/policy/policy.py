@@ -2,87 +2,61 @@
 
 For one user every key is looked up on its own: the user's section (by name, then by uid), then the user's groups in the
 order in which the file names them, then everybody's, then the built-in default. A memory limit is looked up for each
-device. Built by ``policy_file.load``; nothing here reads a file or depends on a parser.
+device. Built by ``files.load``; nothing here reads a file or depends on a parser. Names, defaults and scopes of the
+attributes are those of the rows in `keys`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from mpsagent.mps import units
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.keys import KEYS, MASTER, Key, Scope, default
+from mpsagent.policy.origins import Origin as Origin
+from mpsagent.policy.origins import Path as Path
+from mpsagent.policy.origins import PolicyError as PolicyError
+from mpsagent.policy.origins import Setting as Setting
+from mpsagent.policy.origins import key_text as key_text
 
-Path = tuple[str, ...]
-"""A key as its parts: ``("user", "alice", "switch", "after")``."""
 REMEMBERED = 1024
 """Users whose rules are kept; then they are looked up anew."""
-REMEMBERED_FLOORS = 16
+REMEMBERED_DEVICES = 16
+"""Sets of devices whose fail-safe limits are kept."""
 
-
-class Origin(NamedTuple):
-    """Where a value was written. ``file`` is empty and ``line`` 0 for a built-in default."""
-
-    key: str
-    file: str = ""
-    line: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.key}" if self.file else f"{self.key} (built-in default)"
-
-
-class PolicyError(NamedTuple):
-    """One mistake in a policy. ``line`` 0: the file as a whole; ``key`` empty: not about one key."""
-
-    file: str
-    line: int
-    key: str
-    problem: str
-    hint: str
-
-    def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.key + ': ' if self.key else ''}{self.problem}{'; ' + self.hint if self.hint else ''}"
-
-
-class Setting(NamedTuple):
-    """A value that a file gives, and where."""
-
-    value: Any
-    origin: Origin
-
-
-def key_text(path: Path) -> str:
-    """A key as one writes it in TOML: names with dots and other signs in quotes."""
-    return ".".join(part if part and all(c.isalnum() or c in "-_" for c in part) else f'"{part}"' for part in path)
+IN_RULES: dict[str, Key] = {key.shown: key for key in KEYS if key.in_rules}
+"""What Rules have, by the names that `origin` and `explain` use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What applies to one user. Times in seconds; None: no such limit, or never.
 
-    ``switch_after``: how long the user may keep the GPU once somebody else waits. ``enforce_*`` False: only report.
+    ``access`` "deny": the user's clients are refused. ``switch_after``: how long the user may keep the GPU once another
+    user waits. ``enforce_*`` False: only report.
     """
 
     who: Identity
-    threads: values.Threads = 100.0
-    memory: tuple[Setting, ...] = ()
+    access: Literal["allow", "deny"] = default("limits", "access")
+    threads: values.Threads = default("limits", "threads")  # noqa: RUF009  (a frozen value)
+    memory: tuple[Setting, ...] = default("limits", "memory")
     """Memory tables that apply, nearest first; the first one that speaks about a device counts for it."""
-    max_clients: int | None = None
-    max_runtime: float | None = None
-    idle_timeout: float | None = None
-    switch_after: float | None = 1800.0
-    switch_grace: float = 30.0
-    switch_action: Literal["terminate", "quit", "none"] = "terminate"
-    switch_exempt: bool = False
-    kill_grace: float = 5.0
-    before_end_hook: str | None = None
-    enforce_limits: bool = True
-    enforce_switch: bool = True
-    enforce_hang: bool = True
+    max_clients: int | None = default("limits", "max_clients")
+    max_runtime: float | None = default("limits", "max_runtime")
+    idle_timeout: float | None = default("limits", "idle_timeout")
+    switch_after: float | None = default("switch", "after")
+    switch_grace: float = default("switch", "grace")
+    switch_action: Literal["terminate", "quit", "none"] = default("switch", "action")
+    switch_exempt: bool = default("switch", "exempt")
+    kill_grace: float = default("hang", "kill_grace")
+    before_end_hook: str | None = default("hooks", "before_end")
+    enforce_limits: bool = default("limits", "enforce")
+    enforce_switch: bool = default("switch", "enforce")
+    enforce_hang: bool = default("hang", "enforce")
     weights: float = 0.0
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
@@ -106,36 +80,42 @@ class Rules:
     def explain(self, devices: Sequence[Device]) -> dict[str, Any]:
         """Every value with where it comes from, ready for JSON. ``threads.value`` is None while it depends on devices
         that are not known."""
-        limits = self.limits(devices)
-        known = bool(devices) or not isinstance(self.threads, values.Multiprocessors)
-        counts = {str(d.ordinal): units.multiprocessors_for_percent(limits.threads, d.multiprocessors) for d in devices}
-        memory: dict[str, Any] = {}
-        for device in devices:
-            found = self._memory_on(device)
-            memory[str(device.ordinal)] = {
-                "value": limits.memory.get(device.ordinal),
-                "from": (found.origin if found is not None else _default_origin("memory"))._asdict(),
-            }
         answer: dict[str, Any] = {
             "user": self.who.name if self.who.name is not None else str(self.who.uid),
             "uid": self.who.uid,
             "groups": list(self.who.groups),
-            "threads": {
-                "value": limits.threads if known else None,
-                "written": values.written(self.threads),
-                "multiprocessors": counts,
-                "from": self.origin("threads")._asdict(),
-            },
-            "memory": {
-                "value": {ordinal: entry["value"] for ordinal, entry in memory.items()},
-                "written": _memory_written(self.memory),
-                "devices": memory,
-                "from": self.origin("memory")._asdict(),
-            },
         }
-        for name, attribute in _PLAIN.items():
-            answer[name] = {"value": getattr(self, attribute), "from": self.origin(name)._asdict()}
+        limits = self.limits(devices)
+        for name, key in IN_RULES.items():
+            if name == "threads":
+                told = self._explain_threads(limits, devices)
+            elif name == "memory":
+                told = self._explain_memory(limits, devices)
+            else:
+                told = {"value": getattr(self, key.in_rules)}
+            answer[name] = {**told, "from": self.origin(name)._asdict()}
         return answer
+
+    def _explain_threads(self, limits: Limits, devices: Sequence[Device]) -> dict[str, Any]:
+        known = bool(devices) or not isinstance(self.threads, values.Multiprocessors)
+        counts = {str(d.ordinal): units.multiprocessors_for_percent(limits.threads, d.multiprocessors) for d in devices}
+        return {
+            "value": limits.threads if known else None,
+            "written": values.written(self.threads),
+            "multiprocessors": counts,
+        }
+
+    def _explain_memory(self, limits: Limits, devices: Sequence[Device]) -> dict[str, Any]:
+        by_device: dict[str, Any] = {}
+        for device in devices:
+            found = self._memory_on(device)
+            origin = found.origin if found is not None else _default_origin("memory")
+            by_device[str(device.ordinal)] = {"value": limits.memory.get(device.ordinal), "from": origin._asdict()}
+        return {
+            "value": {ordinal: entry["value"] for ordinal, entry in by_device.items()},
+            "written": _memory_written(self.memory),
+            "devices": by_device,
+        }
 
     def _memory_on(self, device: Device) -> Setting | None:
         for setting in self.memory:
@@ -146,30 +126,11 @@ class Rules:
         return None
 
 
-# Name of a value, as `origin` takes it -> attribute of Rules.
-_PLAIN = {
-    "max_clients": "max_clients",
-    "max_runtime": "max_runtime",
-    "idle_timeout": "idle_timeout",
-    "switch.after": "switch_after",
-    "switch.grace": "switch_grace",
-    "switch.action": "switch_action",
-    "switch.exempt": "switch_exempt",
-    "kill_grace": "kill_grace",
-    "before_end": "before_end_hook",
-    "enforce.limits": "enforce_limits",
-    "enforce.switch": "enforce_switch",
-    "enforce.hang": "enforce_hang",
-}
-_OF_SECTION = {"kill_grace": "hang", "before_end": "hooks"}
-LIMITS_KEYS = ("threads", "memory", "max_clients", "max_runtime", "idle_timeout")
-SWITCH_KEYS = ("after", "grace", "action", "exempt")
-
-
 def _default_origin(name: str) -> Origin:
     if name.startswith("enforce."):
         return Origin("enforce")
-    return Origin(name if "." in name else f"{_OF_SECTION.get(name, 'limits')}.{name}")
+    key = IN_RULES.get(name)
+    return Origin(name if key is None else key_text(key.path))
 
 
 def _memory_written(tables: Sequence[Setting]) -> object:
@@ -186,45 +147,52 @@ def _memory_written(tables: Sequence[Setting]) -> object:
 class Policy:
     """A valid policy. ``settings``: every value that a file gives, by its path, in the order of the files.
 
-    Times in seconds. ``devices``: UUIDs that the control daemon shall see (empty: all). ``compute_mode`` is read and
-    verified, never set. ``digest`` names the texts it was made of, ``sources`` their files.
+    Times in seconds. ``server`` "own": a server for each turn, as its user; "shared": one for all users that stays.
+    ``front_end``: what becomes of changes that other administrators make through the public directory. ``devices``:
+    UUIDs that the control daemon shall see (empty: all). ``pipe_directory``: the public directory, where clients look.
+    ``compute_mode`` is read and verified, never set. ``digest`` names the texts it was made of, ``sources`` their
+    files, ``named`` the sections of users, groups and the instance. ``warnings``: right, and surely not meant.
     """
 
     settings: Mapping[Path, Setting] = field(default_factory=dict)
     sources: tuple[str, ...] = ()
     digest: str = ""
 
-    enforce: bool = True
+    enforce: bool = default("", "enforce")
     """False: nothing is enforced, whatever a section says."""
-    enforce_hang: bool = True
-    on_stop: Literal["leave", "quit"] = "leave"
-    stop_timeout: float = 30.0
-    admin_group: str = "mpsagent-admin"
-    parked_user: str = "nobody"
+    enforce_hang: bool = default("hang", "enforce")
+    on_stop: Literal["leave", "quit"] = default("agent", "on_stop")
+    stop_timeout: float = default("agent", "stop_timeout")
+    admin_group: str = default("agent", "admin_group")
+    parked_user: str = default("agent", "parked_user")
 
     instance: str = "default"
-    pipe_directory: str = "/tmp/nvidia-mps"
-    log_directory: str = "/var/log/nvidia-mps"
-    devices: tuple[str, ...] = ()
-    compute_mode: str | None = None
-    control_program: str = "nvidia-cuda-mps-control"
+    server: Literal["own", "shared"] = default("instance", "server")
+    front_end: Literal["allow", "refuse"] = default("instance", "front_end")
+    pipe_directory: str = default("instance", "pipe_directory")
+    log_directory: str = default("instance", "log_directory")
+    devices: tuple[str, ...] = default("instance", "devices")
+    compute_mode: str | None = default("instance", "compute_mode")
+    control_program: str = default("instance", "control_program")
 
-    hang_control: float = 10.0
-    hang_server: float = 30.0
-    hang_server_ready: float = 30.0
-    hang_fault: float = 15.0
-    hang_exit: float = 15.0
-    hang_quit: float = 10.0
-    hang_terminate: float = 5.0
-    kill_grace: float = 5.0
+    hang_control: float = default("hang", "control")
+    hang_server: float = default("hang", "server")
+    hang_server_ready: float = default("hang", "server_ready")
+    hang_fault: float = default("hang", "fault")
+    hang_exit: float = default("hang", "exit")
+    hang_quit: float = default("hang", "quit")
+    hang_terminate: float = default("hang", "terminate")
+    kill_grace: float = default("hang", "kill_grace")
 
-    before_end: str | None = None
-    hook_deadline: float = 5.0
+    before_end: str | None = default("hooks", "before_end")
+    hook_deadline: float = default("hooks", "deadline")
 
     groups: tuple[str, ...] = ()
     weights: float = 0.0
+    named: Mapping[Path, Origin] = field(default_factory=dict)
+    warnings: tuple[PolicyError, ...] = ()
     _remembered: dict[Identity, Rules] = field(default_factory=dict, repr=False, compare=False)
-    _floors: dict[tuple[Device, ...], Limits] = field(default_factory=dict, repr=False, compare=False)
+    _fail_safes: dict[tuple[Device, ...], Limits] = field(default_factory=dict, repr=False, compare=False)
 
     def rules(self, who: Identity) -> Rules:
         """What applies to a user (remembered: it is asked for at every event)."""
@@ -235,18 +203,24 @@ class Policy:
             found = self._remembered[who] = self._resolve(who)
         return found
 
-    def strictest(self, devices: Sequence[Device]) -> Limits:
-        """The floor: the least threads and, on each device, the least memory that the policy gives to anybody
-        (remembered: it goes through the whole policy)."""
+    def fail_safe(self, devices: Sequence[Device]) -> Limits:
+        """The fail-safe limits: the least threads and, on each device, the least memory that the policy gives anyone.
+
+        They apply where a client's own limits cannot be confirmed. Remembered: it goes through the whole policy.
+        """
         wanted = tuple(devices)
-        found = self._floors.get(wanted)
+        found = self._fail_safes.get(wanted)
         if found is None:
-            if len(self._floors) >= REMEMBERED_FLOORS:
-                self._floors.clear()
-            found = self._floors[wanted] = self._strictest(wanted)
+            if len(self._fail_safes) >= REMEMBERED_DEVICES:
+                self._fail_safes.clear()
+            found = self._fail_safes[wanted] = self._least(wanted)
         return found
 
-    def _strictest(self, devices: Sequence[Device]) -> Limits:
+    def strictest(self, devices: Sequence[Device]) -> Limits:
+        """The name of the first edition for `fail_safe`."""
+        return self.fail_safe(devices)
+
+    def _least(self, devices: Sequence[Device]) -> Limits:
         threads, memory = 100.0, dict[int, int]()
         for path, setting in self.settings.items():
             if path[-1] == "threads":
@@ -280,25 +254,15 @@ class Policy:
         levels = list(self._levels(who))
         given: dict[str, Any] = {}
         origins: dict[str, Origin] = {}
-
-        def take(name: str, attribute: str, setting: Setting | None) -> None:
-            if setting is not None:
-                given[attribute], origins[name] = setting.value, setting.origin
-
-        for key in LIMITS_KEYS:
-            found = self._lookup([*((*level, key) for level in levels), ("limits", key)])
-            if key == "memory":
-                if found:
-                    given[key], origins[key] = tuple(found), _nearest(found[0])
+        for name, key in IN_RULES.items():
+            if key.name == "enforce":
+                found = self._enforced(key, levels)
             else:
-                take(key, key, found[0] if found else None)
-        for key in SWITCH_KEYS:
-            found = self._lookup([*((*level, "switch", key) for level in levels), ("switch", key)])
-            take(f"switch.{key}", f"switch_{key}", found[0] if found else None)
-        take("kill_grace", "kill_grace", self.settings.get(("hang", "kill_grace")))
-        take("before_end", "before_end_hook", self.settings.get(("hooks", "before_end")))
-        for what in ("limits", "switch", "hang"):
-            take(f"enforce.{what}", f"enforce_{what}", self._enforced(what, levels))
+                found = self._lookup([*_places(key, levels), key.path])
+            if found:
+                memory = name == "memory"
+                given[key.in_rules] = tuple(found) if memory else found[0].value
+                origins[name] = _nearest(found[0]) if memory else found[0].origin
         return Rules(who=who, weights=self.weights, origins=origins, **given)
 
     def _levels(self, who: Identity) -> Iterator[Path]:
@@ -312,19 +276,22 @@ class Policy:
     def _lookup(self, paths: Sequence[Path]) -> list[Setting]:
         return [self.settings[path] for path in paths if path in self.settings]
 
-    def _enforced(self, what: str, levels: Sequence[Path]) -> Setting | None:
-        for master in MASTER:
-            setting = self.settings.get(master)
-            if setting is not None and not setting.value:
-                return setting
+    def _enforced(self, key: Key, levels: Sequence[Path]) -> list[Setting]:
+        """`enforce` of a user or a group stands for all sections; [user.NAME] switch.enforce for that one."""
+        masters = [setting for setting in self._lookup(MASTER) if not setting.value]
         paths: list[Path] = []
         for level in levels:
-            paths += [(*level, "switch", "enforce")] if what == "switch" else []
+            paths += [(*level, "switch", "enforce")] if key.section == "switch" else []
             paths.append((*level, "enforce"))
-        return next(iter(self._lookup([*paths, (what, "enforce")])), None)
+        return masters or self._lookup([*paths, key.path])
 
 
-MASTER: tuple[Path, ...] = (("enforce",), ("agent", "enforce"))
+def _places(key: Key, levels: Sequence[Path]) -> list[Path]:
+    """Where a key may stand for one user, nearest first."""
+    if key.scope is not Scope.USER:
+        return []
+    inner = key.path if key.section == "switch" else (key.name,)
+    return [(*level, *inner) for level in levels]
 
 
 def _nearest(memory: Setting) -> Origin:
@@ -333,40 +300,25 @@ def _nearest(memory: Setting) -> Origin:
     return first.origin
 
 
-# Attribute of Policy -> the key that sets it.
-_AGENT = {
-    "on_stop": ("agent", "on_stop"),
-    "stop_timeout": ("agent", "stop_timeout"),
-    "admin_group": ("agent", "admin_group"),
-    "parked_user": ("agent", "parked_user"),
-    "enforce_hang": ("hang", "enforce"),
-    "hang_control": ("hang", "control"),
-    "hang_server": ("hang", "server"),
-    "hang_server_ready": ("hang", "server_ready"),
-    "hang_fault": ("hang", "fault"),
-    "hang_exit": ("hang", "exit"),
-    "hang_quit": ("hang", "quit"),
-    "hang_terminate": ("hang", "terminate"),
-    "kill_grace": ("hang", "kill_grace"),
-    "before_end": ("hooks", "before_end"),
-    "hook_deadline": ("hooks", "deadline"),
-}
-
-
-def build(settings: Mapping[Path, Setting], sources: Sequence[str], digest: str) -> Policy:
+def build(
+    settings: Mapping[Path, Setting], named: Mapping[Path, Origin], sources: Sequence[str], digest: str
+) -> Policy:
     """A Policy from checked settings, in the order in which the files give them."""
-    given: dict[str, Any] = {name: settings[path].value for name, path in _AGENT.items() if path in settings}
+    given: dict[str, Any] = {}
+    for key in KEYS:
+        if key.scope is Scope.AGENT and key.path in settings:
+            given[key.field] = settings[key.path].value
     if "hang_server" in given:  # one deadline for a server that is silent, unless its start has its own
         given.setdefault("hang_server_ready", given["hang_server"])
-    for path, setting in settings.items():
-        if path[0] == "instance":
-            given["instance"] = path[1]
-            given[path[2]] = setting.value
-    enforce = all(settings[path].value for path in MASTER if path in settings)
-    given["enforce"] = enforce
-    given["enforce_hang"] = enforce and given.get("enforce_hang", True)
-    weights = sum(s.value.weight for p, s in settings.items() if isinstance(s.value, values.Weight))
+    for _, name in (path for path in named if path[0] == "instance"):
+        given["instance"] = name
+        for key in KEYS:
+            found = settings.get(("instance", name, key.name))
+            if key.scope is Scope.INSTANCE and found is not None:
+                given[key.field] = found.value
+    given["enforce"] = all(settings[path].value for path in MASTER if path in settings)
+    hang = settings.get(("hang", "enforce"))
+    given["enforce_hang"] = given["enforce"] and (hang is None or hang.value)
+    weights = sum(s.value.weight for s in settings.values() if isinstance(s.value, values.Weight))
     groups = tuple(dict.fromkeys(path[1] for path in settings if path[0] == "group"))
-    known = {one.name for one in fields(Policy)}
-    assert given.keys() <= known, given.keys() - known
-    return Policy(settings, tuple(sources), digest, groups=groups, weights=weights, **given)
+    return Policy(settings, tuple(sources), digest, groups=groups, weights=weights, named=named, **given)

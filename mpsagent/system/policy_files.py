@@ -1,18 +1,20 @@
 """Reads the policy's files: /etc/mpsagent/policy.toml, then policy.d/*.toml in the order of their names.
 
-Only reads; ``decisions.policy_file.load`` makes a policy of the texts. Everything is bounded (number of files, size),
-and a FIFO or a device in place of a file is refused rather than waited for. A file system that hangs costs a thread and
-a deadline.
+Only reads; ``policy.files.load`` makes a policy of the texts. Everything is bounded (number of files, size), and a FIFO
+or a device in place of a file is refused rather than waited for. A file system that hangs costs a thread and a
+deadline.
+The agent and `mpsagent-cli policy check` read by the same functions, so that both judge alike.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from mpsagent.policy.policy import PolicyError
+from mpsagent.policy.origins import PolicyError, printable
 from mpsagent.system.threads import in_thread
 
 POLICY = Path("/etc/mpsagent/policy.toml")
@@ -37,33 +39,48 @@ async def read_policy_files(
         return [], [_error(path, f"could not be read within {deadline:g} s", hint)]
 
 
-def read_policy(
-    policy: Path = POLICY, directory: Path | None = None, *, trusted: bool = True
-) -> tuple[Texts, list[PolicyError]]:
+def read_policy(policy: Path = POLICY, directory: Path | None = None) -> tuple[Texts, list[PolicyError]]:
     """The texts of ``policy`` and of a directory (None: ``policy.d`` beside ``policy.toml``), as (path, text), and what
     could not be read.
 
-    A missing file or directory is no error. ``trusted``: refuse what others than root and the agent's own user could
-    have written; the policy names programs that root runs.
+    A missing directory is no error; a missing ``policy`` is one, because without it every user could use everything.
+    What others than root and the agent's own user could have written is refused: the policy names programs that root
+    runs.
     """
     errors: list[PolicyError] = []
     texts: Texts = []
     if _exists(policy, errors):
-        _read(policy, texts, errors, trusted=trusted)
-    for path in _parts(directory or policy.with_suffix(".d"), errors, trusted=trusted):
-        _read(path, texts, errors, trusted=trusted)
+        _read(policy, texts, errors, errors)
+    elif not errors:
+        hint = "restore it from the package or a backup; a file with comments alone means: the defaults for all users"
+        errors.append(_error(policy, "is missing", hint))
+    for path in _parts(directory or policy.with_suffix(".d"), errors):
+        _read(path, texts, errors, errors)
     return texts, errors
 
 
-def read_files(paths: Sequence[Path]) -> tuple[Texts, list[PolicyError]]:
-    """The texts of files that somebody names, to check them: whoever owns them; a missing one is an error."""
+def read_files(paths: Sequence[Path], *, judged: bool = True) -> tuple[Texts, list[PolicyError], list[PolicyError]]:
+    """The texts of files that are named one by one, to check them; what the agent would refuse as well; and notes.
+
+    A note is what an agent of root's would refuse, where the file is a draft of the user's own who checks it. Not
+    ``judged``: whoever may have written them.
+    """
     errors: list[PolicyError] = []
+    notes: list[PolicyError] = []
     texts: Texts = []
     for path in paths[:MOST_FILES]:
-        _read(path, texts, errors, trusted=False)
+        _read(path, texts, errors, errors if judged and not _is_draft(path) else notes, own=0)
     if len(paths) > MOST_FILES:
         errors.append(_error(paths[MOST_FILES], f"is one of more than {MOST_FILES} files", "check fewer at a time"))
-    return texts, errors
+    return texts, errors, notes if judged else []
+
+
+def _is_draft(path: Path) -> bool:
+    """Whether a file belongs to the user who runs this, who is not root."""
+    try:
+        return os.geteuid() != 0 and path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _error(path: Path, problem: str, hint: str) -> PolicyError:
@@ -72,8 +89,7 @@ def _error(path: Path, problem: str, hint: str) -> PolicyError:
 
 def _name(path: Path) -> str:
     """A path as text that is safe to print, whatever bytes and control characters the name has."""
-    text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(os.fsencode(path).decode("utf-8", "backslashreplace"))
 
 
 def _reason(error: OSError) -> str:
@@ -92,12 +108,12 @@ def _exists(path: Path, errors: list[PolicyError]) -> bool:
     return True
 
 
-def _parts(directory: Path, errors: list[PolicyError], *, trusted: bool) -> list[Path]:
+def _parts(directory: Path, errors: list[PolicyError]) -> list[Path]:
     """The *.toml files of a directory in the order of their names; hidden ones (editors' copies) are left out."""
     if not _exists(directory, errors):
         return []
     try:
-        if trusted and (problem := _distrust(directory.stat())):
+        if problem := _distrust(directory.stat()):
             errors.append(_error(directory, *problem))
             return []
         with os.scandir(directory) as entries:
@@ -110,30 +126,42 @@ def _parts(directory: Path, errors: list[PolicyError], *, trusted: bool) -> list
     return [directory / name for name in names[:MOST_FILES]]
 
 
-def _distrust(status: os.stat_result) -> tuple[str, str] | None:
-    """Why somebody else could have written this, with a hint; None when nobody could."""
-    if status.st_uid not in (0, os.geteuid()):
+def _distrust(status: os.stat_result, own: int | None = None) -> tuple[str, str] | None:
+    """Why another user could have written this, with a hint; None when only root and ``own`` could (None: the user who
+    runs this)."""
+    if status.st_uid not in (0, os.geteuid() if own is None else own):
         return f"belongs to uid {status.st_uid}, and root does what it says", "chown it to root"
     if status.st_mode & stat.S_IWOTH:
         return "may be written by everybody, and root does what it says", "chmod o-w"
-    if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid()):
+    if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid() if own is None else own):
         return f"may be written by group {status.st_gid}, and root does what it says", "chmod g-w"
     return None
 
 
-def _read(path: Path, texts: Texts, errors: list[PolicyError], *, trusted: bool) -> None:
+def _read(
+    path: Path, texts: Texts, errors: list[PolicyError], distrust: list[PolicyError], own: int | None = None
+) -> None:
+    """Append the text of a file, or what is wrong with it. Who could have written it goes to ``distrust``; where that
+    is not ``errors``, the text is read all the same."""
     try:
-        # O_NONBLOCK: opening a FIFO must not wait for a writer.
+        if not stat.S_ISREG(path.stat().st_mode):  # some devices do something already when they are opened
+            errors.append(_error(path, "is not a regular file", "put a file there, or a link to one"))
+            return
+        # O_NONBLOCK: it may have become a FIFO meanwhile, and opening one must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 errors.append(_error(path, "is not a regular file", "put a file there, or a link to one"))
                 return
-            if trusted and (problem := _distrust(status)):
-                errors.append(_error(path, *problem))
-                return
+            if problem := _distrust(status, own):
+                distrust.append(_error(path, *problem))
+                if distrust is errors:
+                    return
             data = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        errors.append(_error(path, "cannot be read: no such file", "see that it exists, and a link's target too"))
+        return
     except OSError as error:
         errors.append(_error(path, f"cannot be read: {_reason(error)}", "see that it exists and that root may read it"))
         return
@@ -144,5 +172,6 @@ def _read(path: Path, texts: Texts, errors: list[PolicyError], *, trusted: bool)
         texts.append((_name(path), data.decode("utf-8")))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        hint = "save the file as UTF-8"
-        errors.append(PolicyError(_name(path), line, "", "is not UTF-8 text", hint))
+        utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        what = "is UTF-16 and not UTF-8 text" if utf16 else "is not UTF-8 text"
+        errors.append(PolicyError(_name(path), line, "", what, "save the file as UTF-8"))

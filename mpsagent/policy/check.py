@@ -1,0 +1,130 @@
+"""What stands in the tables of one file: every value by its path, and every mistake with words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from mpsagent.mps import units
+from mpsagent.policy import parse
+from mpsagent.policy.keys import NAMED
+from mpsagent.policy.origins import Path, key_text, printable
+from mpsagent.policy.tables import PLAIN, ROOT, SWITCH, Table
+
+MOST_ERRORS = 100
+"""Mistakes that are told of one file; more of them are counted."""
+
+
+class Mistake(NamedTuple):
+    path: Path
+    problem: str
+    hint: str
+
+
+@dataclass(slots=True)
+class Checked:
+    """``values`` in the order of the file; ``named``: every [user.NAME], [group.NAME] and [instance.NAME]."""
+
+    values: list[tuple[Path, Any]] = field(default_factory=list)
+    named: list[Path] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
+    more: int = 0
+
+    def wrong(self, path: Path, problem: str, hint: str) -> None:
+        if len(self.mistakes) < MOST_ERRORS:
+            self.mistakes.append(Mistake(path, problem, hint))
+        else:
+            self.more += 1
+
+    def full(self) -> bool:
+        return len(self.mistakes) >= MOST_ERRORS
+
+
+def check(tables: Mapping[str, Any]) -> Checked:
+    """Never raises, whatever TOML gave. Takes time linear in the size of the file."""
+    found = Checked()
+    _walk(ROOT, tables, (), found)
+    return found
+
+
+def shown_path(path: Path) -> Path:
+    """A path as an error may show it: printable, and bounded."""
+    return tuple(printable(part if len(part) <= parse.SHOWN else part[: parse.SHOWN - 1] + "…") for part in path)
+
+
+def _walk(table: Table, written: Mapping[str, Any], path: Path, found: Checked) -> None:
+    for name, value in written.items():
+        here = (*path, name)
+        key = table.keys.get(name)
+        if key is not None:
+            try:
+                found.values.append((here, key.kind.parse(value)))
+            except parse.Wrong as error:
+                for fault in error.faults:
+                    found.wrong((*here, fault.key) if fault.key else here, fault.problem, fault.hint)
+            continue
+        below = table.below(name)
+        if below is None:
+            found.wrong(here, "unknown key", "" if found.full() else _meant(table, here, value))
+            continue
+        if table.each is not None:
+            try:
+                table.name(name)
+            except parse.Wrong as error:
+                found.wrong(here, error.faults[0].problem, error.faults[0].hint)
+            else:
+                found.named.append(here)
+        if isinstance(value, dict):
+            _walk(below, value, here, found)
+        else:
+            found.wrong(here, f"{parse.shown(value)} is not a section", _section_hint(table, here))
+
+
+def _section_hint(table: Table, path: Path) -> str:
+    if table.each is not None and path[-1] in table.each.keys:
+        return f"say whose: [{path[0]}.NAME] with {printable(path[-1])} below it"
+    title = _title(path[0]) if len(path) == 1 else key_text(shown_path(path))
+    return f"write [{title}] and its keys below"
+
+
+def _title(section: str) -> str:
+    return f"{section}.NAME" if section in NAMED else section
+
+
+def _meant(table: Table, path: Path, value: object) -> str:
+    """What an unknown key was most likely meant to be."""
+    name = path[-1]
+    near = units.nearest(name[: parse.SHOWN], table.known)
+    if near is not None:
+        return f'did you mean "{near}"?'
+    if table.title == "user.NAME":
+        if name in SWITCH.keys:
+            return f"write switch.{name}"
+        if isinstance(value, dict):
+            owner = key_text(shown_path(path[:2]))
+            if name == "limits":
+                return f"its keys stand in [{owner}] itself"
+            if name in ROOT.tables:
+                return f"[{_title(name)}] stands by itself, not within [{owner}]"
+            return f"a name with a dot needs quotes: [{key_text(shown_path(_dotted(path, value)))}]"
+    if not path[:-1] and name in ("users", "groups"):
+        return f"write [{name[:-1]}.NAME]"
+    if path[:-1] and isinstance(value, dict) and name in ROOT.tables:
+        return f"[{_title(name)}] stands by itself, not within [{key_text(shown_path(path[:-1]))}]"
+    for other in PLAIN:
+        if name in other.keys:
+            return f"it belongs in [{other.title}]"
+    return "possible here: " + ", ".join(table.known)
+
+
+def _dotted(path: Path, value: Mapping[str, Any]) -> Path:
+    """The section whose name was written without quotes: [user.jane.m.doe] means user."jane.m.doe"."""
+    parts = list(path[1:])
+    while len(value) == 1 and len(parts) < 8:
+        ((name, inner),) = value.items()
+        if not isinstance(inner, dict) or name == "switch":
+            break
+        parts.append(name)
+        value = inner
+    return path[0], ".".join(parts)

@@ -1,0 +1,237 @@
+"""Every key of the policy language, one row each.
+
+From these rows come the checks, the JSON Schema, the defaults, the attributes of `Rules` and `Policy`, what `explain`
+shows, and the reference in docs/policy.md with the manual page. A new key is a new row, and a typed attribute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from mpsagent.policy import kinds, parse
+from mpsagent.policy.kinds import FLAG, Kind
+from mpsagent.policy.origins import Path
+
+
+class Scope(Enum):
+    """For whom a key holds, and so where it may stand."""
+
+    USER = "in its own section for everybody, and in a user's or a group's"
+    INSTANCE = "for one control daemon"
+    AGENT = "for the agent"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key.
+
+    ``default`` is what holds where no file gives a value; ``absent`` are its words where it cannot be written (no
+    limit). ``attribute``: of Rules for a USER key, of Policy for any other (empty: the name). ``rules``: the attribute
+    of Rules that has it as well. ``label``: its name in `origin` and `explain` (empty: the name). ``unused``: why the
+    key is accepted and not used, and what to do.
+    """
+
+    section: str
+    name: str
+    kind: Kind
+    scope: Scope
+    words: str
+    default: Any = None
+    absent: str = ""
+    attribute: str = ""
+    rules: str = ""
+    label: str = ""
+    unused: str = ""
+
+    @property
+    def path(self) -> Path:
+        """Where it stands for everybody. In an instance's section the name of the instance comes between."""
+        return (self.section, self.name) if self.section else (self.name,)
+
+    @property
+    def field(self) -> str:
+        return self.attribute or self.name
+
+    @property
+    def in_rules(self) -> str:
+        """The attribute of Rules that holds it, or an empty text."""
+        return self.field if self.scope is Scope.USER else self.rules
+
+    @property
+    def shown(self) -> str:
+        return self.label or self.name
+
+    def default_text(self) -> str:
+        """The default as a file would have it, or in words."""
+        return self.absent or f"`{self.kind.written(self.default)}`"
+
+
+DAY = 86400.0
+LONG = 10 * parse.YEAR
+_REPORT = "`false`: only report what would be done"
+_WHO, _OF, _ALL = Scope.USER, Scope.INSTANCE, Scope.AGENT
+
+
+def _deadline(name: str, words: str, default: float | None, absent: str = "", low: float = 0.1) -> Key:
+    """A row of [hang]."""
+    return Key("hang", name, kinds.duration(low, DAY), _ALL, words, default, absent, attribute=f"hang_{name}")
+
+
+KEYS: tuple[Key, ...] = (
+    Key("", "enforce", FLAG, _ALL, "`false`: nothing is enforced, only reported", True),
+    # --- what a user may have
+    Key(
+        "limits", "access",
+        kinds.choice({"allow": "clients are admitted", "deny": "clients are refused, with an error of CUDA's"}),
+        _WHO, "who may use MPS at all", "allow",
+    ),
+    Key("limits", "threads", kinds.THREADS, _WHO, "share of the multiprocessors of each client process", 100.0),
+    Key("limits", "memory", kinds.MEMORY, _WHO, "device memory of each client process", (), "no limit"),
+    Key(
+        "limits", "max_clients", kinds.whole(1, 1000), _WHO, "client processes of one user at a time", None, "no limit",
+    ),
+    Key(
+        "limits", "max_runtime", kinds.duration(1, LONG, never=True), _WHO,
+        "a client process is ended after this time",
+    ),
+    Key(
+        "limits", "idle_timeout", kinds.duration(1, LONG, never=True), _WHO,
+        "a user's clients that used no CPU for so long are ended if another user waits",
+    ),
+    Key("limits", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_limits", label="enforce.limits"),
+    # --- turns
+    Key(
+        "switch", "after", kinds.duration(0, LONG, never=True), _WHO,
+        "how long a user may keep the GPU once another user waits", 1800.0,
+        attribute="switch_after", label="switch.after",
+    ),
+    Key(
+        "switch", "grace", kinds.duration(0, DAY), _WHO, "time between the warning and the action", 30.0,
+        attribute="switch_grace", label="switch.grace",
+    ),
+    Key(
+        "switch", "action",
+        kinds.choice({
+            "terminate": "each client is ended, gently first",
+            "quit": "the control daemon is restarted",
+            "none": "only the warning",
+        }),
+        _WHO, "what happens at the end of a turn", "terminate", attribute="switch_action", label="switch.action",
+    ),
+    Key(
+        "switch", "exempt", FLAG, _WHO, "`true`: the GPU is never taken from this user", False,
+        attribute="switch_exempt", label="switch.exempt",
+    ),
+    Key("switch", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_switch", label="enforce.switch"),
+    # --- how long each part of MPS may stay silent
+    _deadline("control", "the control daemon answers a command", 10.0),
+    _deadline("server", "a server answers", 30.0),
+    _deadline("server_ready", "a server gets ready", 30.0, "as `server`"),
+    _deadline("fault", "after a fault, clients with a sticky error leave by themselves", 15.0),
+    _deadline("exit", "a server exits after its shutdown", 15.0),
+    _deadline("quit", "`quit` returns", 10.0),
+    _deadline("terminate", "`terminate_client` succeeds", 5.0),
+    Key(
+        "hang", "kill_grace", kinds.duration(0, DAY), _ALL, "a process ends after SIGTERM, before SIGKILL", 5.0,
+        rules="kill_grace",
+    ),
+    Key("hang", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_hang", label="enforce.hang"),
+    # --- the control daemon
+    Key("instance", "devices", kinds.DEVICES, _OF, "the GPUs that it serves; empty: all", ()),
+    Key(
+        "instance", "server",
+        kinds.choice({
+            "own": "a server for each turn, which runs as its user",
+            "shared": "one server for all users that stays; driver 580 and later",
+        }),
+        _OF, "which MPS servers it runs", "own",
+    ),
+    Key(
+        "instance", "front_end",
+        kinds.choice({
+            "allow": "they take effect, are recorded, and are put right when the next client is handed over",
+            "refuse": "they are refused",
+        }),
+        _OF, "changes that other administrators make with `nvidia-cuda-mps-control` in the public directory", "allow",
+    ),
+    Key(
+        "instance", "compute_mode", kinds.choice({"default": "", "exclusive-process": ""}), _OF,
+        "compute mode that the GPUs should have; verified, never changed", None, "not looked at",
+    ),
+    # A Unix socket's path has at most 107 bytes, and "/control_privileged" comes behind this one.
+    Key(
+        "instance", "pipe_directory", kinds.path(88, "absolute path of at most 88 bytes"), _OF,
+        "the public directory, where clients look for MPS: CUDA_MPS_PIPE_DIRECTORY of users' programs",
+        "/tmp/nvidia-mps",
+    ),
+    Key(
+        "instance", "log_directory", kinds.path(1024), _OF, "where control.log and server.log are",
+        "/var/log/nvidia-mps",
+    ),
+    Key(
+        "instance", "control_program", kinds.text(parse.program, "absolute path, or a name on PATH"), _OF,
+        "NVIDIA's control daemon", "nvidia-cuda-mps-control",
+    ),
+    # --- the agent itself
+    Key("agent", "enforce", FLAG, _ALL, "as `enforce` at the top", True),
+    Key(
+        "agent", "on_stop", kinds.choice({"leave": "MPS goes on", "quit": "it is stopped as well"}), _ALL,
+        "what happens to MPS when the agent is stopped", "leave",
+    ),
+    Key(
+        "agent", "stop_timeout", kinds.duration(0, DAY), _ALL,
+        'with `on_stop = "quit"`: how long clients may take to end', 30.0,
+    ),
+    Key(
+        "agent", "admin_group", kinds.text(parse.name, "name of a group"), _ALL,
+        "its members may do with mpsagent-cli what root may do", "mpsagent-admin",
+    ),
+    Key(
+        "agent", "parked_user", kinds.text(parse.user, "name of a user"), _ALL, "not used any more", "nobody",
+        unused="no server waits for users any more, so none needs an owner; remove the line",
+    ),
+    # --- programs of the administrator's
+    Key(
+        "hooks", "before_end", kinds.path(1024), _ALL,
+        "a program that is run before a client is ended by force, with JSON on its stdin", None, "none",
+        rules="before_end_hook",
+    ),
+    Key(
+        "hooks", "deadline", kinds.duration(0.1, 600), _ALL, "how long it may take", 5.0, attribute="hook_deadline",
+    ),
+)  # fmt: skip
+
+SECTIONS: dict[str, str] = {
+    "limits": "what one client process may use, and what one user may do",
+    "user": "one user, by name or uid",
+    "group": "one group, by name",
+    "switch": "when the GPU goes to the next user",
+    "hang": "how long each part of MPS may stay silent",
+    "instance": "one control daemon",
+    "agent": "the agent itself",
+    "hooks": "programs of yours",
+}
+"""The sections in the order of the reference, with their words."""
+NAMED = frozenset({"user", "group", "instance"})
+"""Sections that are written with a name: [user.alice]."""
+
+MASTER: tuple[Path, ...] = (("enforce",), ("agent", "enforce"))
+"""False in one of these: nothing is enforced, whatever a section says."""
+
+
+def keys_of(section: str) -> tuple[Key, ...]:
+    return tuple(key for key in KEYS if key.section == section)
+
+
+def key(section: str, name: str) -> Key:
+    """Raises KeyError for a key that has no row."""
+    for one in KEYS:
+        if (one.section, one.name) == (section, name):
+            return one
+    raise KeyError(f"{section}.{name}")
+
+
+def default(section: str, name: str) -> Any:
+    return key(section, name).default

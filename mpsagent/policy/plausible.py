@@ -1,0 +1,139 @@
+"""What a policy says that is right as a policy and surely not meant: names that do not exist, more than a GPU has.
+
+Pure: who exists and what GPUs there are is given. Each function returns warnings in the order of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from mpsagent.mps import units
+from mpsagent.mps.limits import Device
+from mpsagent.policy import parse, values
+from mpsagent.policy.check import shown_path
+from mpsagent.policy.keys import KEYS
+from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
+from mpsagent.policy.policy import Policy
+
+SMALL = 256 << 20
+"""Bytes. CUDA's own overhead took 120 to 220 MiB of a client's memory limit on an H200."""
+MOST_COMPARED = 5000
+"""Names that a nearest one is looked for among."""
+
+
+def in_itself(policy: Policy) -> tuple[PolicyError, ...]:
+    """What the policy alone shows: keys that are not used any more, and a policy that admits no one."""
+    found = [
+        _warning(setting.origin, "is not used any more", key.unused)
+        for key in KEYS
+        for path, setting in policy.settings.items()
+        if key.unused and path == key.path
+    ]
+    access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
+    everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
+    if everybody is not None and everybody.value == "deny" and all(one.value == "deny" for _, one in access):
+        hint = 'write access = "allow" in the section of each user and group that may use the GPU'
+        found.append(_warning(everybody.origin, "admits no one: no section allows access", hint))
+    return tuple(found)
+
+
+def names_in(policy: Policy) -> tuple[list[str], list[str]]:
+    """The users (without uids) and the groups that a policy names; the group of administrators only if a file does."""
+    users = [path[1] for path in policy.named if path[0] == "user" and not _is_uid(path[1])]
+    groups = [path[1] for path in policy.named if path[0] == "group"]
+    if ("agent", "admin_group") in policy.settings:
+        groups.append(policy.admin_group)
+    return users, list(dict.fromkeys(groups))
+
+
+def unknown_names(policy: Policy, users: Collection[str], groups: Collection[str]) -> tuple[PolicyError, ...]:
+    """Warnings about users and groups that are in neither collection (all that the machine knows).
+
+    A uid is not looked up: in containers there are uids without a name.
+    """
+    found = []
+    for path, origin in policy.named.items():
+        if path[0] == "user" and not _is_uid(path[1]) and path[1] not in users:
+            found.append(_unknown(origin, "user", path[1], users))
+        elif path[0] == "group" and path[1] not in groups:
+            found.append(_unknown(origin, "group", path[1], groups))
+    admins = policy.settings.get(("agent", "admin_group"))
+    if admins is not None and admins.value not in groups:
+        found.append(_unknown(admins.origin, "group", admins.value, groups))
+    return tuple(found)
+
+
+def unusable_programs(policy: Policy, problems: Mapping[str, str]) -> tuple[PolicyError, ...]:
+    """Warnings about programs that the policy names, ``problems`` by path: "does not exist", "is not executable"."""
+    found = []
+    for path, setting in policy.settings.items():
+        if path[-1] in ("before_end", "control_program") and setting.value in problems:
+            hint = "install it, or correct the path"
+            found.append(_warning(setting.origin, f"{setting.value} {problems[setting.value]}", hint))
+    return tuple(found)
+
+
+def programs_in(policy: Policy) -> list[str]:
+    """The absolute paths of programs that a policy names."""
+    named = (policy.before_end, policy.control_program)
+    return [path for path in named if path is not None and path.startswith("/")]
+
+
+def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyError, ...]:
+    """Warnings about what the GPUs do not have. Without devices there is nothing to compare with."""
+    if not devices:
+        return ()
+    found: list[PolicyError] = []
+    for path, setting in policy.settings.items():
+        if path[-1] == "threads" and isinstance(setting.value, values.Multiprocessors):
+            found += _too_many(setting, devices)
+        elif path[-1] == "memory":
+            found += _memory(path, setting, devices)
+        elif path[0] == "instance" and path[-1] == "devices":
+            here = {device.uuid.lower() for device in devices}
+            for uuid in setting.value:
+                if uuid.lower() not in here:
+                    found.append(_warning(setting.origin, f"there is no GPU {uuid} here", "see nvidia-smi -L"))
+    return tuple(found)
+
+
+def _too_many(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
+    most = max(device.multiprocessors for device in devices)
+    if setting.value.count > most:
+        problem = f"{setting.value.count} multiprocessors are more than a GPU here has ({most})"
+        yield _warning(setting.origin, problem, "it gives the whole GPU; write threads = 100 if that is meant")
+
+
+def _memory(path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
+    for name, one in setting.value.items():
+        origin = one.origin
+        fits = [device for device in devices if values.for_device({name: one.value}, device) is not None]
+        if not fits:
+            ordinals = ", ".join(str(device.ordinal) for device in devices)
+            yield _warning(origin, f"there is no GPU {name} here", f"the GPUs here: {ordinals}; see nvidia-smi -L")
+            continue
+        largest = max(fits, key=lambda device: device.memory)
+        size = values.bytes_of(one.value, largest)
+        if isinstance(one.value, int) and one.value > largest.memory:
+            has = units.limit_text(largest.memory - largest.memory % units.MIB)
+            problem = f"{units.limit_text(one.value)} is more than GPU {largest.ordinal} has ({has})"
+            yield _warning(origin, problem, 'it limits nothing; write "100%" if that is meant')
+        elif size is not None and size < SMALL:
+            problem = f"{units.limit_text(size)} is hardly more than CUDA itself needs of it"
+            yield _warning(origin, problem, 'most programs will find no memory; write at least "512M"')
+
+
+def _unknown(origin: Origin, kind: str, name: str, known: Collection[str]) -> PolicyError:
+    candidates = sorted(known)[:MOST_COMPARED]
+    near = units.nearest(name[: parse.SHOWN], [one for one in candidates if abs(len(one) - len(name)) <= len(name)])
+    hint = f'did you mean "{printable(near)}"?' if near else f"see `getent {'passwd' if kind == 'user' else 'group'}`"
+    (shown,) = shown_path((name,))
+    return _warning(origin, f"there is no {kind} {key_text((shown,))} here", hint)
+
+
+def _is_uid(name: str) -> bool:
+    return name.isascii() and name.isdigit()
+
+
+def _warning(origin: Origin, problem: str, hint: str) -> PolicyError:
+    return PolicyError(origin.file, origin.line, origin.key, problem, hint)

@@ -1,0 +1,59 @@
+"""The tables of a policy file as a tree, made of the rows of `keys`: what may stand where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from mpsagent.policy import parse
+from mpsagent.policy.keys import NAMED, SECTIONS, Key, keys_of
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its keys, the tables below it by their own names, and those below it by names that people choose
+    (``each``, whose names ``name`` checks)."""
+
+    title: str
+    words: str
+    keys: Mapping[str, Key] = field(default_factory=dict)
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    each: Table | None = None
+    name: Callable[[object], str] = parse.name
+
+    @property
+    def known(self) -> list[str]:
+        return sorted([*(name for name, key in self.keys.items() if not key.unused), *self.tables])
+
+    def below(self, name: str) -> Table | None:
+        return self.each if self.each is not None else self.tables.get(name)
+
+
+def _plain(section: str, title: str) -> Table:
+    return Table(title, SECTIONS[section], {key.name: key for key in keys_of(section)})
+
+
+def _root() -> Table:
+    tables = {name: _plain(name, name) for name in SECTIONS if name not in NAMED}
+    who = Table(
+        "user.NAME",
+        "the keys of [limits], and switch.after and so on",
+        tables["limits"].keys,
+        {"switch": tables["switch"]},
+    )
+    named = {
+        "user": Table("user", SECTIONS["user"], each=who, name=parse.user),
+        "group": Table("group", SECTIONS["group"], each=who),
+        "instance": Table("instance", SECTIONS["instance"], each=_plain("instance", "instance.NAME")),
+    }
+    return Table("", "A policy of mpsagent.", {key.name: key for key in keys_of("")}, {**tables, **named})
+
+
+ROOT = _root()
+SWITCH = ROOT.tables["switch"]
+PLAIN: tuple[Table, ...] = tuple(
+    table.each if name == "instance" and table.each is not None else table
+    for name, table in ROOT.tables.items()
+    if name not in ("user", "group")
+)
+"""Each table with keys of its own, once."""

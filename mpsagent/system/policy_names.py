@@ -1,0 +1,71 @@
+"""What the machine knows of the names in a policy: users, groups and programs. For warnings, never for decisions.
+
+Name services may hang: `look_up` gives up after a deadline, and the caller warns about nothing then.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from mpsagent.system.threads import in_thread
+
+DEADLINE = 5.0
+MOST_LISTED = 5000
+"""Entries of a directory that are listed; it may have hundreds of thousands."""
+
+
+class Known(NamedTuple):
+    """``users`` and ``groups``: those asked for that exist, and others for comparison. ``programs``: what is wrong with
+    each path; a program that is fine is not in it."""
+
+    users: frozenset[str]
+    groups: frozenset[str]
+    programs: dict[str, str]
+
+
+async def look_up(
+    users: Iterable[str], groups: Iterable[str], programs: Iterable[str], *, deadline: float = DEADLINE
+) -> Known:
+    """Raises TimeoutError when a name service or a file system does not answer."""
+    return await in_thread(known, list(users), list(groups), list(programs), deadline=deadline)
+
+
+def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> Known:
+    """Asks for each name itself: a directory service often lists no one. May block."""
+    people, teams = set[str](), set[str]()
+    for name in users:
+        with suppress(KeyError, ValueError):
+            pwd.getpwnam(name)
+            people.add(name)
+    for name in groups:
+        with suppress(KeyError, ValueError):
+            grp.getgrnam(name)
+            teams.add(name)
+    people |= {entry.pw_name for entry in pwd.getpwall()[:MOST_LISTED]}
+    teams |= {entry.gr_name for entry in grp.getgrall()[:MOST_LISTED]}
+    wrong = {path: problem for path in programs if (problem := _problem(path))}
+    return Known(frozenset(people), frozenset(teams), wrong)
+
+
+def _problem(path: str) -> str:
+    """Why root could or should not run a program."""
+    try:
+        status = Path(path).stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be looked at: {(error.strerror or str(error)).lower()}"
+    if not stat.S_ISREG(status.st_mode):
+        return "is not a program"
+    if not status.st_mode & 0o111:
+        return "is not executable"
+    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
+        return "may be changed by others than root, and root runs it"
+    return ""
