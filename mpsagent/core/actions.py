@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from mpsagent.mps.limits import Limits
 
@@ -18,26 +18,54 @@ class Action:
     enforce: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetDefaults(Action):
-    """Set the limits that the next server starts with, and read them back. ``uid`` None: the floor."""
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """One user at the gate. ``known_only``: only processes that passed already (their further contexts).
+    ``max_clients``: processes at a time, None: no limit."""
 
+    uid: int
     limits: Limits
-    uid: int | None
+    known_only: bool = False
+    max_clients: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """A whole table for the gate: who is let in, with which limits. Users who are not named are held. ``open`` False:
+    everybody is held. ``room``: processes that may be known at a time. ``devices``: ordinals whose memory limits are
+    set (to none, for those that a user's limits do not name). ``set_limits`` False: limits are left alone."""
+
+    open: bool = False
+    users: tuple[Admission, ...] = ()
+    room: int = 48
+    fail_safe: Limits = field(default_factory=Limits)
+    devices: tuple[int, ...] = ()
+    set_limits: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetServerLimits(Action):
-    """Change a running server's limits; they reach contexts created later (recording 02, R2)."""
+class SetAdmissions(Action):
+    """Tell the gate. ``number`` comes back as ``applied`` when it is in force."""
 
-    server: int
-    limits: Limits
+    number: int
+    admissions: Admissions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartServer(Action):
-    """``start_server -uid``: the parked server."""
+class RefuseConnection(Action):
+    """Turn a held connection away: the client gets CUDA_ERROR_MPS_CONNECTION_FAILED (recording 08, G7)."""
 
+    connection: int
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseClient(Action):
+    """A client has left its server while its process lives on: what it asks next is a new admission."""
+
+    pid: int
+    start: int
     uid: int
 
 
@@ -74,11 +102,9 @@ class SignalClient(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillServer(Action):
-    """SIGKILL of a server that does not answer (recording 06, V3). ``before_ready``: of one that is only starting; it
-    is left alone if that would cost somebody else his connection (scenario X28)."""
+    """SIGKILL of a server that does not answer (recording 06, V3)."""
 
     server: int
-    before_ready: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +128,11 @@ class KillControl(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartControl(Action):
-    """Start the control daemon: directories, door shut, floor in its environment."""
+    """Start the control daemon in its hidden directory. ``threads``: the fail-safe percentage, which is its default
+    from its first moment (recording 07, W1). ``multiuser``: one server for all users."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenDoor(Action):
-    """Give the pipe directory mode 0755: from now on users' clients can reach the control socket."""
+    threads: float
+    multiuser: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,29 +163,29 @@ class Report(Action):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered; ``heard`` False: the
-    control daemon turned us away and has changed nothing."""
+class Done:
+    """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered."""
 
     at: float
     action: Action
     ok: bool
     text: str = ""
-    heard: bool = True
 
 
 def action_fields(action: Action) -> dict[str, object]:
     """An action's own fields, JSON-able."""
     found: dict[str, object] = {}
-    for field in fields(action):
-        value = getattr(action, field.name)
-        if value is None or field.name == "kind":
+    for one in fields(action):
+        value = getattr(action, one.name)
+        if value is None or one.name == "kind":
             continue
-        found[field.name] = _plain(value)
+        found[one.name] = _plain(value)
     return found
 
 
 def _plain(value: object) -> object:
     if isinstance(value, Limits):
-        return {"threads": value.threads, "memory": {str(device): size for device, size in value.memory.items()}}
+        return value.as_json()
+    if isinstance(value, Admissions):
+        return {"open": value.open, "users": [one.uid for one in value.users]}
     return list(value) if isinstance(value, tuple) else value

@@ -1,88 +1,65 @@
-"""What a user's clients may do beside their limits: how many, how long, and how idle while others wait."""
+"""What a user's clients may do beside their limits: how long, and how idle while other users wait. How many of them
+there may be is the gate's to keep (see :mod:`mpsagent.core.admission`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mpsagent.core import actions as act
-from mpsagent.core import ladder
-from mpsagent.core.ladder import LadderMemory
-from mpsagent.core.model import Client, Server
-from mpsagent.core.world import World
+from mpsagent.core.model import Client
+from mpsagent.core.rule import Decision, EndClient
+from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
 
 NEARLY_FULL = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class CapsMemory:
+class Memory:
+    """``warned``: servers whose clients came near the most that a server takes (48 since Volta; recording 02);
+    ``reported``: clients that would have been ended, were the rule enforced."""
+
     warned: frozenset[int] = frozenset()
-    """Servers whose clients came near the most that a server takes (48 since Volta; recording 02)."""
     reported: frozenset[int] = frozenset()
-    """Clients that would have been ended, were the rule enforced."""
 
 
-def decide(
-    world: World, memory: CapsMemory, ladders: LadderMemory, now: float
-) -> tuple[CapsMemory, LadderMemory, list[act.Action], float | None]:
+def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     todo: list[act.Action] = []
+    requests: list[EndClient] = []
     wakes: list[float] = []
-    warned = memory.warned & world.state.servers.keys()
-    reported = memory.reported & world.state.clients.keys()
-    for server in world.state.servers.values():
-        clients = world.clients(server)
-        full = len(clients) >= NEARLY_FULL * server.max_clients
+    warned = memory.warned & view.state.servers.keys()
+    reported = memory.reported & view.state.clients.keys()
+    for server in view.state.servers.values():
+        full = len(server.attached) >= NEARLY_FULL * server.max_clients
         if full and server.pid not in warned:
-            reason = f"server {server.pid} has {len(clients)} of at most {server.max_clients} clients"
-            todo.append(
-                act.Report(
-                    kind="clients.nearly_full", reason=reason, rule="built-in", uid=server.uid, server=server.pid
-                )
-            )
+            reason = f"server {server.pid} has {len(server.attached)} of at most {server.max_clients} clients"
+            todo.append(act.Report(kind="clients.nearly_full", reason=reason, rule="built-in", server=server.pid))
         warned = warned | {server.pid} if full else warned - {server.pid}
-        if server.uid is None or server.uid == world.parked_uid:
-            continue
-        ends, at = _over(world, server, clients, now)
+    for uid in view.state.users():
+        ends, at = _over(view, uid, view.state.clients_of_user(uid), now)
         wakes += at
-        enforce = world.rules(server.uid).enforce_limits
         for client, reason, rule in ends:
-            if enforce:
-                ladders = ladder.begin(
-                    world,
-                    ladders,
-                    client.pid,
-                    server.uid,
-                    server.pid,
-                    now,
-                    reason=reason,
-                    rule=rule,
-                    section="limits",
-                    hook=True,
-                )
+            if view.rules(uid).enforce_limits:
+                requests.append(
+                    EndClient(
+                        pid=client.pid, start=client.peer.start, uid=uid, reason=reason, rule=rule, section="limits",
+                        hook=True,
+                    )
+                )  # fmt: skip
             elif client.pid not in reported:
                 reported |= {client.pid}
-                todo.append(
-                    act.Report(
-                        kind="client.over", reason=reason, rule=rule, uid=server.uid, server=server.pid, pid=client.pid
-                    )
-                )
-    if (warned, reported) != (memory.warned, memory.reported):
-        memory = replace(memory, warned=warned, reported=reported)
-    return memory, ladders, todo, min(wakes, default=None)
+                todo.append(act.Report(kind="client.over", reason=reason, rule=rule, uid=uid, pid=client.pid))
+    fresh = Memory(warned, reported)
+    return Decision(fresh if fresh != memory else memory, tuple(todo), tuple(requests), wake=min(wakes, default=None))
 
 
 def _over(
-    world: World, server: Server, clients: tuple[Client, ...], now: float
+    view: View, uid: int, clients: tuple[Client, ...], now: float
 ) -> tuple[list[tuple[Client, str, str]], list[float]]:
     """Clients to end, each with reason and rule, and when the next one is due."""
-    assert server.uid is not None
-    rules = world.rules(server.uid)
+    rules = view.rules(uid)
     ends: list[tuple[Client, str, str]] = []
     wakes: list[float] = []
-    if rules.max_clients is not None and len(clients) > rules.max_clients:
-        rule = rules.origin("max_clients").key
-        for client in sorted(clients, key=lambda c: (c.since, c.pid))[rules.max_clients :]:
-            ends.append((client, f"user {server.uid} has more than {rules.max_clients} clients", rule))
     if rules.max_runtime is not None:
         rule = rules.origin("max_runtime").key
         for client in clients:
@@ -91,16 +68,21 @@ def _over(
                 ends.append((client, f"client {client.pid} has run {duration_text(now - client.since)}", rule))
             else:
                 wakes.append(due)
-    if rules.idle_timeout is not None and clients and world.others_waiting(server):
-        idle = [p.cpu_idle_since for c in clients if (p := world.processes.get(c.pid)) is not None]
+    waiting = [other for other in view.waiting() if other != uid]
+    if rules.idle_timeout is not None and clients and waiting:
+        idle = [view.state.cpu_idle_since.get(c.pid) for c in clients]
         known = [since for since in idle if since is not None]
-        if len(known) == len(idle) and known:  # each of them idle: the user holds the GPU for nothing
+        if len(known) == len(idle):  # each of them idle: the user holds the GPU for nothing
             due = max(known) + rules.idle_timeout
             rule = rules.origin("idle_timeout").key
             if now >= due:
                 idle_for = duration_text(now - max(known))
-                text = f"user {server.uid} holds the GPU with idle clients ({idle_for}) while others wait"
+                text = f"user {uid} holds the GPU with idle clients ({idle_for}) while others wait"
                 ends += [(client, text, rule) for client in clients]
             else:
                 wakes.append(due)
     return ends, wakes
+
+
+def note(memory: Memory, done: act.Done) -> Memory:
+    return memory

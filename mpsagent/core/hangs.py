@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.core import actions as act
-from mpsagent.core.ladder import LadderMemory, blocks
 from mpsagent.core.model import Server, Status
-from mpsagent.core.world import World
+from mpsagent.core.rule import Decision
+from mpsagent.core.view import View
 
 PROMISE = "promise 4: a fault, a hang or a crash ends by itself"
 NEXT_STEP = 2.0
@@ -31,7 +31,7 @@ GIVE_UP_AFTER = 8
 
 
 @dataclass(frozen=True, slots=True)
-class HangsMemory:
+class Memory:
     """``attempts``: starts in a row; ``steps``: way out by what hangs (a pid, or 0 for a silent daemon): the step taken
     last and when."""
 
@@ -42,18 +42,23 @@ class HangsMemory:
     failed: bool = False
     steps: Mapping[int, tuple[int, float]] = field(default_factory=dict)
     queried_at: float | None = None
+    meant: bool = False
+    """Its end was asked for: a `quit`, the agent's included, is no crash."""
     stopped: Mapping[int, float] = field(default_factory=dict)
     """By pid of the control daemon and its servers: since when a process is seen stopped. Their silence would be
     noticed only when the agent asks something; who waits in a list or comes to such a server asks nothing."""
 
 
-def decide(
-    world: World, memory: HangsMemory, ladders: LadderMemory, now: float
-) -> tuple[HangsMemory, list[act.Action], float | None]:
-    if not world.control_alive:
-        return _start(world, memory, now)
+def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
+    if not view.control_alive:
+        memory, todo, wake = _start(view, memory, now)
+        return Decision(memory, tuple(todo), wake=wake)
     if memory.up_since is None:
         memory = replace(memory, up_since=now, start_asked=False)
+    control = view.state.control
+    meant = control is not None and control.quitting is not None
+    if meant != memory.meant:
+        memory = replace(memory, meant=meant)
     wakes: list[float] = []
     if memory.attempts:
         stable = (memory.up_since or now) + STABLE_AFTER
@@ -61,29 +66,27 @@ def decide(
             memory = replace(memory, attempts=0, failed=False)
         else:
             wakes.append(stable)
-    stopped = {pid: memory.stopped.get(pid, now) for pid in _stopped(world)}
+    stopped = {pid: memory.stopped.get(pid, now) for pid in _stopped(view)}
     if stopped != memory.stopped:
         memory = replace(memory, stopped=stopped)
-    suspects = _suspects(world, memory, ladders)
-    memory, todo, at = _ways_out(world, memory, suspects, now)
+    suspects = _suspects(view, memory)
+    memory, todo, at = _ways_out(view, memory, suspects, now)
     if at is not None:
         wakes.append(at)
-    memory, asked, at = _query(world, memory, now)
+    memory, asked, at = _query(view, memory, now)
     if at is not None:
         wakes.append(at)
-    return memory, todo + asked, min(wakes, default=None)
+    return Decision(memory, (*todo, *asked), wake=min(wakes, default=None))
 
 
 # --- a control daemon that does not run -------------------------------------------------------------------------------
 
 
-def _start(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, list[act.Action], float | None]:
+def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Action], float | None]:
     if memory.up_since is not None:  # it ran until just now
-        control = world.state.control
-        meant = control is not None and control.quitting is not None  # somebody's `quit`, ours included, is no crash
-        attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not meant else 0
-        memory = HangsMemory(attempts=attempts, retry_at=now + _wait(attempts), failed=memory.failed)
-    if world.drain is not None or memory.failed or memory.start_asked:
+        attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not memory.meant else 0
+        memory = Memory(attempts=attempts, retry_at=now + _wait(attempts), failed=memory.failed)
+    if view.state.drain is not None or memory.failed or memory.start_asked:
         return memory, [], None
     if memory.attempts >= GIVE_UP_AFTER:
         reason = (
@@ -93,7 +96,10 @@ def _start(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, 
         return replace(memory, failed=True), [act.Report(kind="control.failed", reason=reason, rule=PROMISE)], None
     if now < memory.retry_at:
         return memory, [], memory.retry_at
-    start = act.StartControl(reason="no control daemon is running", rule=PROMISE)
+    threads = view.fail_safe().threads
+    start = act.StartControl(
+        threads=threads, multiuser=view.shared, reason="no control daemon is running", rule=PROMISE
+    )
     return replace(memory, start_asked=True, attempts=memory.attempts + 1), [start], None
 
 
@@ -118,12 +124,16 @@ class _Suspect:
     idle: bool = False
 
 
-def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[_Suspect]:
-    policy, state = world.policy, world.state
+def _suspects(view: View, memory: Memory) -> list[_Suspect]:
+    policy, state = view.policy, view.state
     found: list[_Suspect] = []
-    busy = blocks(ladders)
+    busy = any(one.blocks for one in view.ending.values())
     for server in state.servers.values():
-        if server.status is Status.INITIALIZING:
+        if server.stuck_since is not None:  # nobody is served by it any more, and the daemon hangs on it (X1, X15)
+            what = f"server {server.pid} of user {server.uid} waits for ever for a client that died"
+            due = server.stuck_since + (policy.hang_control if server.attached else 0.0)
+            found.append(_Suspect(server.pid, due, what, "hang.server", server.pid, idle=True))
+        elif server.status is Status.INITIALIZING:
             busy = True
             what = f"server {server.pid} of user {server.uid} does not become Ready"
             found.append(
@@ -134,7 +144,7 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
             if since is not None:
                 busy = True
                 what = f"server {server.pid} of user {server.uid} does not exit"
-                nobody = not state.clients_of(server.pid)
+                nobody = not server.attached
                 due = since + (min(IDLE_EXIT, policy.hang_exit) if nobody else policy.hang_exit)
                 found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=nobody))
             elif server.pid in memory.stopped:
@@ -150,27 +160,22 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
     elif control is not None and control.quitting is not None:
         # A `quit` without a time waits for the clients; once they have gone it has nothing to wait for.
         idle = [s.idle_since for s in state.servers.values()]
-        if not state.clients and None not in idle:
+        if None not in idle:
             last = max([control.quitting, *(at for at in idle if at is not None)])
             what = f"`quit` of control daemon {control.pid} does not end though nobody works"
             found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None))
     elif control is not None and control.pid in memory.stopped:
         since = memory.stopped[control.pid]
-        since = since if world.silent_since is None else min(since, world.silent_since)
+        since = since if view.state.silent_since is None else min(since, view.state.silent_since)
         what = f"control daemon {control.pid} has been stopped"
         found.append(_Suspect(0, since + policy.hang_control, what, "hang.control", None))
-    elif world.unreachable_since is not None and control is not None and not (state.clients or state.waiting):
-        # Nobody can reach it ever again, and who comes runs outside MPS (conformance scenario X10); those who are at
-        # work keep it as long as they need it.
-        what = f"nobody can reach control daemon {control.pid}: its socket is gone from the pipe directory"
-        found.append(_Suspect(0, world.unreachable_since + policy.hang_control, what, "hang.control", None))
-    elif world.silent_since is not None and not busy:
+    elif view.state.silent_since is not None and not busy:
         what = "the control daemon does not answer"
-        holder = state.holder()
+        holder = max(state.servers.values(), key=lambda one: one.started, default=None)
         found.append(
             _Suspect(
                 0,
-                world.silent_since + policy.hang_control,
+                view.state.silent_since + policy.hang_control,
                 what,
                 "hang.control",
                 None if holder is None else holder.pid,
@@ -179,15 +184,15 @@ def _suspects(world: World, memory: HangsMemory, ladders: LadderMemory) -> list[
     return found
 
 
-def _stopped(world: World) -> list[int]:
+def _stopped(view: View) -> list[int]:
     """Of the control daemon and its servers, those whose process somebody has stopped."""
-    pids = [*world.state.servers, *([world.state.control.pid] if world.state.control else [])]
-    return [pid for pid in pids if (process := world.processes.get(pid)) is not None and process.stopped]
+    pids = [*view.state.servers, *([view.state.control.pid] if view.state.control else [])]
+    return [pid for pid in pids if pid in view.state.stopped]
 
 
 def _ways_out(
-    world: World, memory: HangsMemory, suspects: list[_Suspect], now: float
-) -> tuple[HangsMemory, list[act.Action], float | None]:
+    view: View, memory: Memory, suspects: list[_Suspect], now: float
+) -> tuple[Memory, list[act.Action], float | None]:
     """One step for each hang that is over its deadline: resume what is stopped, kill the server, kill the daemon."""
     keys = {s.key for s in suspects}
     steps = {key: step for key, step in memory.steps.items() if key in keys}
@@ -199,12 +204,12 @@ def _ways_out(
         if now < due:
             wakes.append(due)
             continue
-        ways = _ladder_of(world, suspect)
+        ways = _ladder_of(view, suspect)
         if step < len(ways):
             todo.append(ways[step])
             steps[suspect.key] = (step + 1, now)
             wakes.append(now + NEXT_STEP)
-        elif world.policy.enforce_hang:  # the last step once more, slowly: the process may hang in the kernel
+        elif view.policy.enforce_hang:  # the last step once more, slowly: the process may hang in the kernel
             todo.append(ways[-1])
             steps[suspect.key] = (step, now + 30.0)
             wakes.append(now + 30.0 + NEXT_STEP)
@@ -213,11 +218,11 @@ def _ways_out(
     return memory, todo, min(wakes, default=None)
 
 
-def _ladder_of(world: World, suspect: _Suspect) -> list[act.Action]:
-    enforce = world.policy.enforce_hang
+def _ladder_of(view: View, suspect: _Suspect) -> list[act.Action]:
+    enforce = view.policy.enforce_hang
     ways: list[act.Action] = []
     pids = [suspect.server] if suspect.server is not None and not suspect.idle else []
-    control = world.state.control
+    control = view.state.control
     if control is not None and suspect.server is None:
         pids.append(control.pid)
     # Always there, so that a step keeps its number: SIGCONT to what is not stopped does nothing.
@@ -234,20 +239,18 @@ def _ladder_of(world: World, suspect: _Suspect) -> list[act.Action]:
 # --- asking, rarely ---------------------------------------------------------------------------------------------------
 
 
-def _query(world: World, memory: HangsMemory, now: float) -> tuple[HangsMemory, list[act.Action], float | None]:
+def _query(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Action], float | None]:
     """Ask the daemon for its servers: at start-up, rarely while all is quiet, sooner while somebody waits in vain."""
-    state = world.state
-    if state.control is None or state.control.exited is not None or state.control.quitting is not None:
+    state = view.state
+    if state.control is None or state.control.quitting is not None:
         return memory, [], None
-    if world.silent_since is not None or any(_starting(s) for s in state.servers.values()):
+    if view.state.silent_since is not None or any(_starting(s) for s in state.servers.values()):
         return memory, [], None
-    every = max(world.policy.hang_control, 5.0) if state.waiting else QUERY_EVERY
+    every = max(view.policy.hang_control, 5.0) if state.held else QUERY_EVERY
     due = float("-inf") if memory.queried_at is None else memory.queried_at + every
     if now < due:
         return memory, [], due
-    # A server without clients is about to exit when somebody waits; asked about it, the daemon answers nobody until
-    # then, and who waits could not be armed for (found by killing the agent under load).
-    first = [pid for pid in state.servers if state.clients_of(pid) or not state.waiting]
+    first = [pid for pid, one in state.servers.items() if one.attached]
     servers = tuple(first) if memory.queried_at is None else ()
     ask = act.Reconcile(servers=servers, reason="compare with what the control daemon says", rule=PROMISE)
     return replace(memory, queried_at=now), [ask], now + every
@@ -257,8 +260,8 @@ def _starting(server: Server) -> bool:
     return server.status is Status.INITIALIZING
 
 
-def note(memory: HangsMemory, outcome: act.Outcome) -> HangsMemory:
-    if isinstance(outcome.action, act.StartControl):
+def note(memory: Memory, done: act.Done) -> Memory:
+    if isinstance(done.action, act.StartControl):
         # Also when it was started: the kernel's word that it runs may come a moment later, or it may be gone already.
-        return replace(memory, start_asked=False, retry_at=outcome.at + _wait(memory.attempts))
+        return replace(memory, start_asked=False, retry_at=done.at + _wait(memory.attempts))
     return memory

@@ -2,7 +2,7 @@
 
 ``terminate_client`` first; a signal to a client with a kernel in flight is a fault for all its neighbours, and after
 ``terminate_client`` it is not (recording 03, Q5). Then SIGTERM, ``kill_grace``, SIGKILL. For a client with a sticky
-error and after a forced shutdown there is nothing left to protect and ``terminate_client`` would block the daemon
+error, and when its server has gone, there is nothing left to protect and ``terminate_client`` would block the daemon
 (recording 03, Q4): the ladder starts at SIGTERM.
 
 One client at a time is asked: the daemon is single-threaded and a stopped client blocks it until it dies, so a second
@@ -15,18 +15,18 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Literal
 
 from mpsagent.core import actions as act
 from mpsagent.core.model import Status
-from mpsagent.core.world import World
+from mpsagent.core.rule import Decision, EndClient, Section
+from mpsagent.core.view import Ending, View
 
 GIVE_UP = 30.0
 """Seconds after SIGKILL until a process that still exists is reported as unkillable (stuck in the driver)."""
 ASK_AGAIN = 1.0
 """Seconds until a ``terminate_client`` that could not be delivered is tried again."""
-Section = Literal["limits", "switch", "hang", "order"]
-"""Whose rule it is: with its enforcement off the climb ends. ``order``: a person asked for it."""
+LOG_LAG = 1.0
+"""Seconds after a hand-over in which the server's lines about the client may still be to come."""
 
 
 class Rung(IntEnum):
@@ -44,7 +44,6 @@ class Climb:
     pid: int
     start: int
     uid: int
-    server: int
     reason: str
     rule: str
     rung: Rung
@@ -55,6 +54,8 @@ class Climb:
     hook_deadline: float = 0.0
     section: Section = "order"
     asked: bool = False
+    server: int | None = None
+    """Which server ``terminate_client`` was sent to."""
     again_at: float | None = None
     """``terminate_client`` was not delivered: when to try again."""
     blocks: bool = False
@@ -62,47 +63,40 @@ class Climb:
 
 
 @dataclass(frozen=True, slots=True)
-class LadderMemory:
+class Memory:
     climbs: Mapping[int, Climb] = field(default_factory=dict)
 
 
-def begin(
-    world: World,
-    memory: LadderMemory,
-    pid: int,
-    uid: int,
-    server: int,
-    now: float,
-    *,
-    reason: str,
-    rule: str,
-    section: Section,
-    start: int | None = None,
-    signals_only: bool = False,
-    hook: bool = False,
-) -> LadderMemory:
+def ending(memory: Memory) -> Mapping[int, Ending]:
+    """For the other rules: who is on the way out."""
+    return {
+        pid: Ending(pid, c.blocks and c.rung < Rung.UNKILLABLE, c.rung > Rung.TERMINATE)
+        for pid, c in memory.climbs.items()
+    }
+
+
+def take(view: View, memory: Memory, request: EndClient, now: float) -> Memory:
     """Put a client on the ladder; one that is on it already stays where it is, unless it now may be signalled. A
-    process that has ended, that is not the user's that MPS named, or that did not start at ``start`` (None: not known
-    before) is not put on it."""
-    known, process = memory.climbs.get(pid), world.processes.get(pid)
-    if process is None or process.uid != uid or (start is not None and process.start != start):
+    process that has ended, or is another one than was meant, is not put on it."""
+    if not view.is_alive(request.pid, request.start) or view.state.clients[request.pid].uid != request.uid:
         return memory
-    if known is not None:
-        if signals_only and known.rung < Rung.SIGTERM:
-            moved = replace(known, rung=Rung.SIGTERM, at=now, asked=False)
-            return replace(memory, climbs={**memory.climbs, pid: moved})
+    rules, policy, known = view.rules(request.uid), view.policy, memory.climbs.get(request.pid)
+    if request.section != "order" and not getattr(rules, f"enforce_{request.section}"):
         return memory
-    rules, policy = world.rules(uid), world.policy
-    program = rules.before_end_hook if hook else None
-    rung = Rung.SIGTERM if signals_only else Rung.TERMINATE
+    if known is not None and known.start == request.start:
+        if not request.signals_only or known.rung >= Rung.SIGTERM:
+            return memory
+        moved = replace(known, rung=Rung.SIGTERM, at=now, asked=False)
+        return Memory({**memory.climbs, request.pid: moved})
+    program = rules.before_end_hook if request.hook and not request.signals_only else None
+    rung = Rung.SIGTERM if request.signals_only else Rung.TERMINATE
     climb = Climb(
-        pid=pid,
-        start=process.start,
-        uid=uid,
-        server=server,
-        reason=reason,
-        rule=rule,
-        section=section,
+        pid=request.pid,
+        start=request.start,
+        uid=request.uid,
+        reason=request.reason,
+        rule=request.rule,
+        section=request.section,
         rung=Rung.HOOK if program else rung,
         at=now,
         kill_grace=rules.kill_grace,
@@ -110,65 +104,59 @@ def begin(
         hook=program,
         hook_deadline=policy.hook_deadline,
     )
-    return replace(memory, climbs={**memory.climbs, pid: climb})
+    return Memory({**memory.climbs, request.pid: climb})
 
 
-def decide(world: World, memory: LadderMemory, now: float) -> tuple[LadderMemory, list[act.Action], float | None]:
+def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     todo: list[act.Action] = []
     climbs: dict[int, Climb] = {}
-    wake: float | None = None
-    busy = any(c.blocks and c.rung < Rung.UNKILLABLE for c in memory.climbs.values() if _same(world, c))
-    for pid, climb in memory.climbs.items():
-        if not _same(world, climb) or not _wanted(world, climb):
+    wakes: list[float] = []
+    alive = {pid: c for pid, c in memory.climbs.items() if view.is_alive(pid, c.start)}
+    busy = any(c.blocks and c.rung < Rung.UNKILLABLE for c in alive.values())
+    for pid, climb in alive.items():
+        if not _wanted(view, climb):
             continue
-        climb, made, at = _step(world, climb, now, busy)
+        climb, made, at = _step(view, climb, now, busy)
         busy = busy or climb.blocks
         todo += made
         climbs[pid] = climb
-        if at is not None and (wake is None or at < wake):
-            wake = at
-    if climbs == memory.climbs:
-        return memory, todo, wake
-    return replace(memory, climbs=climbs), todo, wake
+        if at is not None:
+            wakes.append(at)
+    fresh = memory if climbs == memory.climbs else Memory(climbs)
+    return Decision(fresh, tuple(todo), wake=min(wakes, default=None))
 
 
-def blocks(memory: LadderMemory) -> bool:
-    """Whether the control daemon waits for a client that is being ended, which is no hang of the daemon: SIGKILL of
-    that client ends it (recording 03, Q6)."""
-    return any(c.blocks and c.rung < Rung.UNKILLABLE for c in memory.climbs.values())
-
-
-def _same(world: World, climb: Climb) -> bool:
-    process = world.processes.get(climb.pid)
-    return process is not None and (process.uid, process.start) == (climb.uid, climb.start)
-
-
-def _wanted(world: World, climb: Climb) -> bool:
+def _wanted(view: View, climb: Climb) -> bool:
     """False when the client has left its server by itself before it was asked, or when its rule is enforced no more."""
-    if climb.section != "order" and not getattr(world.rules(climb.uid), f"enforce_{climb.section}"):
+    if climb.section != "order" and not getattr(view.rules(climb.uid), f"enforce_{climb.section}"):
         return False
-    if climb.rung > Rung.TERMINATE or climb.server not in world.state.servers:
+    client = view.state.clients[climb.pid]
+    if climb.rung > Rung.TERMINATE or climb.asked or client.detached is None:
         return True
-    client = world.state.clients.get(climb.pid)
-    return client is not None and client.server == climb.server
+    return client.outcome != "ok"  # its server ended under it: the process is a leftover
 
 
-def _may_ask(world: World, climb: Climb) -> bool | None:
-    """Whether ``terminate_client`` can be sent now; None when there is nothing to protect and signals come first."""
-    server, control = world.state.servers.get(climb.server), world.state.control
-    if server is None or server.forced or climb.pid in server.sticky:
-        return None
-    client = world.state.clients.get(climb.pid)
-    if client is not None and client.terminated and not climb.blocks:
-        return None  # asked a second time, the daemon would wait until it exits
+def _may_ask(view: View, climb: Climb, now: float) -> tuple[bool | None, int | None]:
+    """Whether ``terminate_client`` can be sent now, and to which server; None when there is nothing to protect and
+    signals come first."""
+    state = view.state
+    server, client = state.server_of(climb.pid), state.clients[climb.pid]
+    if server is None:
+        if client.detached is None and now < client.since + LOG_LAG:
+            return False, None
+        return None, None
+    attachment = server.attached[climb.pid]
+    if server.forced or climb.pid in server.sticky or not attachment.contexts - {0}:
+        return None, server.pid
+    if attachment.terminated and not climb.blocks:
+        return None, server.pid  # asked a second time, the daemon would wait until it exits
     # While a `quit` is in progress nothing is heard; in FAULT the request blocks the daemon (recording 03, Q4).
-    if server.status is not Status.FAULT and (control is None or control.quitting is None):
-        return True
-    alone = len(world.state.clients_of(climb.server)) <= 1
-    return None if alone else False
+    if server.status is not Status.FAULT and (state.control is None or state.control.quitting is None):
+        return True, server.pid
+    return (None if len(server.attached) <= 1 else False), server.pid
 
 
-def _step(world: World, climb: Climb, now: float, busy: bool) -> tuple[Climb, list[act.Action], float | None]:
+def _step(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list[act.Action], float | None]:
     """One client's next step: at most one action, and when to look again."""
     if climb.rung is Rung.HOOK:
         if climb.asked and now < climb.at + climb.hook_deadline:
@@ -176,36 +164,13 @@ def _step(world: World, climb: Climb, now: float, busy: bool) -> tuple[Climb, li
         if not climb.asked:
             return replace(climb, asked=True), [_hook(climb)], climb.at + climb.hook_deadline
         climb = replace(climb, rung=Rung.TERMINATE, at=now, asked=False)
-    may_ask = _may_ask(world, climb) if climb.rung is Rung.TERMINATE else True
-    if may_ask is None:
-        climb = replace(climb, rung=Rung.SIGTERM, at=now, asked=False)
     if climb.rung is Rung.TERMINATE:
-        # The hand reports the outcome at the deadline; hang.control on top of it is for a hand that does not.
-        given_up = climb.at + climb.deadline + world.policy.hang_control
-        if climb.asked and not climb.blocks and climb.again_at is not None:
-            if now < climb.again_at:
-                return climb, [], climb.again_at
-        elif climb.asked and now < given_up:
-            return climb, [], given_up
-        if not climb.asked or not climb.blocks:
-            if busy or not may_ask:
-                return climb, [], None
-            first = act.TerminateClient(
-                server=climb.server,
-                pid=climb.pid,
-                uid=climb.uid,
-                start=climb.start,
-                deadline=climb.deadline,
-                reason=climb.reason,
-                rule=climb.rule,
-            )
-            at = climb.at if climb.asked else now
-            climb = replace(climb, asked=True, blocks=True, at=at, again_at=None)
-            return climb, [first], max(given_up, now + climb.deadline)
-        climb = replace(climb, rung=Rung.SIGTERM, at=now, asked=False)
+        climb, made, at, done = _terminate(view, climb, now, busy)
+        if not done:
+            return climb, made, at
     if climb.rung is Rung.SIGTERM:
         # A stopped process cannot act on SIGTERM, and the daemon may be waiting for it.
-        grace = 0.0 if world.processes[climb.pid].stopped else climb.kill_grace
+        grace = 0.0 if climb.pid in view.state.stopped else climb.kill_grace
         if climb.asked and now < climb.at + grace:
             return climb, [], climb.at + grace
         if not climb.asked:
@@ -219,16 +184,32 @@ def _step(world: World, climb: Climb, now: float, busy: bool) -> tuple[Climb, li
         climb = replace(climb, rung=Rung.UNKILLABLE, at=now, asked=False)
     if climb.asked:
         return climb, [], None
-    stuck = act.Report(
-        kind="client.unkillable",
-        reason=f"client {climb.pid} of user {climb.uid} is still there {GIVE_UP:.0f} s after SIGKILL: it hangs in the "
-        "kernel; look at dmesg for NVRM messages",
-        rule=climb.rule,
-        uid=climb.uid,
-        pid=climb.pid,
-        server=climb.server,
-    )
-    return replace(climb, asked=True), [stuck], None
+    return replace(climb, asked=True), [_unkillable(climb)], None
+
+
+def _terminate(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list[act.Action], float | None, bool]:
+    """The first rung. The last value: it is done with, and SIGTERM comes next."""
+    may, server = _may_ask(view, climb, now)
+    if may is None:
+        return replace(climb, rung=Rung.SIGTERM, at=now, asked=False), [], None, True
+    # The executor reports the outcome at the deadline; hang.control on top of it is for one that does not.
+    given_up = climb.at + climb.deadline + view.policy.hang_control
+    if climb.asked and not climb.blocks and climb.again_at is not None:
+        if now < climb.again_at:
+            return climb, [], climb.again_at, False
+    elif climb.asked and now < given_up:
+        return climb, [], given_up, False
+    if climb.asked and climb.blocks:
+        return replace(climb, rung=Rung.SIGTERM, at=now, asked=False), [], None, True
+    if busy or not may or server is None:
+        return climb, [], now + LOG_LAG if server is None else None, False
+    first = act.TerminateClient(
+        server=server, pid=climb.pid, uid=climb.uid, start=climb.start, deadline=climb.deadline,
+        reason=climb.reason, rule=climb.rule,
+    )  # fmt: skip
+    at = climb.at if climb.asked else now
+    climb = replace(climb, asked=True, blocks=True, at=at, again_at=None, server=server)
+    return climb, [first], max(given_up, now + climb.deadline), False
 
 
 def _signal(climb: Climb, number: signal.Signals) -> act.SignalClient:
@@ -251,25 +232,35 @@ def _hook(climb: Climb) -> act.RunHook:
     )
 
 
-def note(memory: LadderMemory, outcome: act.Outcome) -> LadderMemory:
+def _unkillable(climb: Climb) -> act.Report:
+    reason = (
+        f"client {climb.pid} of user {climb.uid} is still there {GIVE_UP:.0f} s after SIGKILL: it hangs in the kernel; "
+        "look at dmesg for NVRM messages"
+    )
+    return act.Report(
+        kind="client.unkillable", reason=reason, rule=climb.rule, uid=climb.uid, pid=climb.pid, server=climb.server
+    )
+
+
+def note(memory: Memory, done: act.Done) -> Memory:
     """An answered ``terminate_client`` (or one over its deadline) and a finished hook free the next rung at once."""
-    action = outcome.action
+    action = done.action
     if isinstance(action, act.TerminateClient):
         climb = memory.climbs.get(action.pid)
         if climb is None or not climb.blocks:
             return memory
-        if outcome.ok or outcome.at >= climb.at + climb.deadline:
-            moved = replace(climb, blocks=not outcome.ok)
+        if done.ok or done.at >= climb.at + climb.deadline:
+            moved = replace(climb, blocks=not done.ok)
             if climb.rung is Rung.TERMINATE:
-                moved = replace(moved, rung=Rung.SIGTERM, at=outcome.at, asked=False)
+                moved = replace(moved, rung=Rung.SIGTERM, at=done.at, asked=False)
         else:
-            moved = replace(climb, blocks=False, again_at=outcome.at + ASK_AGAIN)
-        return replace(memory, climbs={**memory.climbs, climb.pid: moved})
+            moved = replace(climb, blocks=False, again_at=done.at + ASK_AGAIN)
+        return Memory({**memory.climbs, climb.pid: moved})
     if isinstance(action, act.RunHook):
         pid = action.subject.get("pid")
         climb = memory.climbs.get(pid) if isinstance(pid, int) else None
         if climb is None or climb.rung is not Rung.HOOK:
             return memory
-        moved = replace(climb, rung=Rung.TERMINATE, at=outcome.at, asked=False)
-        return replace(memory, climbs={**memory.climbs, climb.pid: moved})
+        moved = replace(climb, rung=Rung.TERMINATE, at=done.at, asked=False)
+        return Memory({**memory.climbs, climb.pid: moved})
     return memory

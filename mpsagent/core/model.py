@@ -1,4 +1,8 @@
-"""What is so: the control daemon, its servers, their clients and who waits. Frozen; only ``reduce`` builds it."""
+"""The state of one instance: its control daemon, servers, clients and queue. Frozen; only ``reduce`` builds it.
+
+What each part rests on: clients and the queue on the gate (kernel identity, pidfd); the end of a process on its pidfd;
+servers and their status on the logs of the hidden directory and on MPS's own answers.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from mpsagent.mps.limits import Limits
+from mpsagent.core.inputs import Peer
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
 
 CLIENTS_PER_SERVER = 48
 """Volta and later (driver 580, H200: the 49th is refused; recording 02)."""
@@ -21,24 +28,46 @@ class Status(StrEnum):
     SHUTTING_DOWN = "SHUTTING_DOWN"
 
 
+class Outcome(StrEnum):
+    """How a client ended. ``lost``: its server ended under it; ``ended``: by the agent (its action is on record)."""
+
+    OK = "ok"
+    FAULTED = "faulted"
+    ENDED = "ended"
+    LOST = "lost"
+
+
 @dataclass(frozen=True, slots=True)
 class Control:
     """The control daemon. ``quitting``: when a ``quit`` was accepted, ``quit_by``: when it should be over (None: when
-    the last client has gone); ``exited``: when it ended."""
+    the last client has gone)."""
 
     pid: int
     started: float
     socket: str
     version: int | None = None
+    proven: bool = False
+    """The kernel confirmed it; before that only its own first log line speaks for it."""
     quitting: float | None = None
     quit_by: float | None = None
-    exited: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """What a server's log says of one pid: the contexts it has (0 is its channel), on which devices. No identity: who
+    that is the gate tells. ``terminated``: ``terminate_client`` has been asked for it; asked again, the daemon answers
+    nothing until the process exits (conformance scenario X8)."""
+
+    since: float
+    contexts: frozenset[int] = frozenset()
+    devices: frozenset[str] = frozenset()
+    terminated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server process. ``limits`` are those that the server itself reported; ``devices_faulted`` and ``sticky`` are
-    empty unless it is in FAULT. ``idle_since``: when its last client left (or it became Ready without one)."""
+    """A server process. ``limits``: what it said it started with; ``idle_since``: when the last pid of ``attached``
+    left."""
 
     pid: int
     uid: int | None
@@ -46,17 +75,18 @@ class Server:
     started: float
     ready: float | None = None
     limits: Limits = field(default_factory=Limits)
+    reported: bool = False
+    """True once the server has said all the limits it starts with."""
     sticky: tuple[int, ...] = ()
     devices_faulted: tuple[int, ...] = ()
     fault_since: float | None = None
-    reported: bool = False
-    """True once the server has said all the limits it starts with."""
     forced: bool = False
     stop_tried: float | None = None
     """When the control daemon asked it to shut down and has not heard back since."""
     stopping_since: float | None = None
     stuck_since: float | None = None
-    """When it began to wait for a client that died in the pending list: it serves nobody any more."""
+    """When it began to wait for a client that died while its server started: it serves nobody any more (X1)."""
+    attached: Mapping[int, Attachment] = field(default_factory=dict)
     idle_since: float | None = None
     max_clients: int = CLIENTS_PER_SERVER
     last_context: int = 0
@@ -65,57 +95,123 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A process that a server listed as its client. ``uid`` is None until control.log has named it."""
+    """A process that passed the gate and lives. ``since``: its first hand-over; ``waited``: seconds at the gate before
+    that."""
 
-    pid: int
-    uid: int | None
-    server: int
+    peer: Peer
     since: float
-    queued: float | None = None
-    contexts: frozenset[int] = frozenset()
-    devices: frozenset[str] = frozenset()
-    terminated: bool = False
-    """``terminate_client`` has been asked for it. Asked again, the daemon answers nothing until the process exits
-    (conformance scenario X8)."""
+    waited: float = 0.0
+    limits: Limits = field(default_factory=Limits)
+    fail_safe: bool = False
+    detached: float | None = None
+    """When it left its server, while the process lives on; None while it works or before its log lines came."""
+    outcome: Outcome = Outcome.OK
+    """What is known so far of how it will have ended."""
+
+    @property
+    def pid(self) -> int:
+        return self.peer.pid
+
+    @property
+    def uid(self) -> int:
+        return self.peer.uid
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A client in the pending list of the control daemon, in order of arrival. ``gone``: its process has ended, which
-    MPS does not notice: it starts a server for it all the same and hangs on that (conformance scenario X1)."""
+class Held:
+    """A connection held at the gate. ``handing``: since when it is being handed over; ``of_client``: the process passed
+    already and wants a further context."""
+
+    connection: int
+    peer: Peer
+    since: float
+    handing: float | None = None
+    of_client: bool = False
+    failed: int = 0
+
+    @property
+    def uid(self) -> int:
+        return self.peer.uid
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What is known of the gate. ``synced``: it has told all that it holds; ``applied``: the number of the admissions
+    in force; ``known_handshake`` None: the control daemon has not been asked yet."""
 
     pid: int
-    uid: int
     since: float
-    gone: bool = False
+    synced: bool = False
+    applied: int = -1
+    known_handshake: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Maintenance: nothing new is admitted. ``until`` None: running work may take as long as it wants."""
+
+    since: float
+    until: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailure:
+    """Servers that did not start, in a row: how many, since when, and MPS's own reason."""
+
+    count: int
+    since: float
+    last: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything the agent believes about one instance of MPS."""
+    """Everything the agent believes about one instance of MPS, and what it was told by people."""
 
+    policy: Policy = field(default_factory=Policy)
+    devices: tuple[Device, ...] = ()
+    identities: Mapping[int, Identity] = field(default_factory=dict)
+    gate: Gate | None = None
     control: Control | None = None
     servers: Mapping[int, Server] = field(default_factory=dict)
     clients: Mapping[int, Client] = field(default_factory=dict)
-    waiting: tuple[Waiting, ...] = ()
-    uids: Mapping[int, int] = field(default_factory=dict)
-    """uid by client pid, from control.log, until the client has gone."""
+    held: Mapping[int, Held] = field(default_factory=dict)
+    """By connection."""
+    stopped: frozenset[int] = frozenset()
+    cpu_idle_since: Mapping[int, float] = field(default_factory=dict)
+    silent_since: float | None = None
+    """When the oldest command was sent that the control daemon has still not answered."""
+    drain: Drain | None = None
+    start_failure: StartFailure | None = None
+    unconfirmed: Mapping[int, str] = field(default_factory=dict)
+    """By uid: why MPS did not confirm that user's limits last."""
     ended: Mapping[int, float] = field(default_factory=dict)
     """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
     unknown_lines: int = 0
+    foreign_lines: int = 0
+    """Log lines about clients that never passed the gate: no decision rests on them."""
+    last_ready: float | None = None
 
-    def server_of(self, uid: int) -> Server | None:
-        """The live server of a user, if any."""
-        return next((s for s in self.servers.values() if s.uid == uid), None)
-
-    def holder(self) -> Server | None:
-        """The server that exists now; MPS runs one at a time without --multiuser-server (the newest, while one is
-        leaving)."""
-        return max(self.servers.values(), key=lambda s: s.started, default=None)
+    def server_of(self, client: int) -> Server | None:
+        """The server that lists this pid as its client: the newest, if there are two."""
+        found = [s for s in self.servers.values() if client in s.attached]
+        return max(found, key=lambda s: s.attached[client].since, default=None)
 
     def clients_of(self, server: int) -> tuple[Client, ...]:
-        return tuple(c for c in self.clients.values() if c.server == server)
+        """Those of a server's clients who passed the gate."""
+        known = self.servers.get(server)
+        return () if known is None else tuple(self.clients[pid] for pid in known.attached if pid in self.clients)
 
-    def next_users(self) -> tuple[int, ...]:
-        """Waiting users in the order in which MPS serves them: by their first client's arrival."""
-        return tuple(dict.fromkeys(w.uid for w in self.waiting))
+    def clients_of_user(self, uid: int) -> tuple[Client, ...]:
+        return tuple(c for c in self.clients.values() if c.uid == uid)
+
+    def users(self) -> tuple[int, ...]:
+        """Users with clients, those at work the longest first."""
+        return tuple(dict.fromkeys(c.uid for c in sorted(self.clients.values(), key=lambda c: c.since)))
+
+    def queue(self) -> tuple[int, ...]:
+        """Users with held connections, in the order in which the first of each came."""
+        return tuple(dict.fromkeys(h.uid for h in sorted(self.held.values(), key=lambda h: (h.since, h.connection))))
+
+    def held_of(self, uid: int) -> tuple[Held, ...]:
+        return tuple(h for h in self.held.values() if h.uid == uid)

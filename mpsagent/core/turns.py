@@ -1,287 +1,251 @@
-"""Taking turns: the nudge, and the end of a holder's turn.
+"""Taking turns: one user at a time has the GPU, decided by the queue at the gate.
 
-The nudge: MPS tries to shut a contested server down with a doubling back-off, so the GPU idles after the holder has
-left (1.3 to 3.9 s, growing with the time held; recording 02, R3). ``shutdown_server`` once, when the last client has
-gone, ends that (0.51 to 0.57 s whatever the time held).
+The user whose connection came first is next; all processes of the user whose turn it is are let in, because a program
+whose processes wait for each other must never be split. The next user is let in when the last process of the one before
+has ended or left its server. Once another user waits, the turn has ``switch.after``, a warning, ``switch.grace``, then
+the action: each client is ended by the ladder (``terminate``), or the control daemon quits (``quit``).
 
-The end of a turn: once another user waits, the holder has ``switch.after``, a warning, ``switch.grace``, then the
-action. New clients of the holder do not reset that clock, and MPS goes on admitting them: B could starve for ever.
+Nothing is foreseen and nothing raced: the gate lets a user in only when this rule says so. To take the admission back
+without a race, the rule waits until the gate has said that a table without the user is in force (``applied``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mpsagent.core import actions as act
-from mpsagent.core import ladder
-from mpsagent.core.ladder import LadderMemory, Rung, Section
+from mpsagent.core import transitions as tr
 from mpsagent.core.model import Client, Server, Status
-from mpsagent.core.world import World
+from mpsagent.core.rule import Decision, EndClient
+from mpsagent.core.view import SHARED_UID, Turn, View
 from mpsagent.mps.units import duration_text
 
-PROMISE = "promise 2: the GPU is never idle while somebody waits"
-NUDGE_AFTER = 0.5
-"""MPS itself asks an idle server to make way when somebody new comes; the agent does after this many seconds."""
-AGAIN = 1.0
-"""Seconds until a nudge, a forced shutdown or a ``quit`` that was refused is sent again."""
-FORCED_AGAIN = 20.0
-"""Seconds until a forced shutdown that nobody heard of again is repeated: more than any deadline of the front-end."""
+PROMISE = "promise 2: the GPU is never idle while a user waits"
+NAME_WAIT = 2.0
+"""Seconds for the name service to say who a user is; then the fail-safe limits count."""
+SETTLE = 0.3
+"""Seconds after the last process's end in which its server notices that (15 to 30 ms, measured); asked to shut down
+before that, MPS refuses and backs off."""
+SHUTDOWN_AGAIN = 1.0
+AGAIN = 20.0
+"""Seconds until a ``quit`` that was not heard of again is repeated: more than any deadline of the front-end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A contested server. ``since``: when somebody else first waited; ``ending``: when its end was begun; ``forced``:
-    its end by force has been asked for, ``again_at``: not to be repeated before."""
+class Memory:
+    """``turn``: who has the GPU; ``closing``: its user is shut out, so that the next one can be let in; ``left``: when
+    the user before had it last; ``shutdown``: server that was asked to make way, and when."""
 
-    server: int
-    uid: int
-    since: float
-    warned: float | None = None
-    ending: float | None = None
-    forced: bool = False
-    quit: bool = False
-    reported: bool = False
-    section: Section = "switch"
-    again_at: float = float("-inf")
-    members: Mapping[int, int] = field(default_factory=dict)
-    """pid -> uid of the clients that it has now, or had when its server went."""
-    starts: Mapping[int, int] = field(default_factory=dict)
-    """pid -> start time of these processes, so that no later one with the same pid is taken for them."""
-
-
-@dataclass(frozen=True, slots=True)
-class TurnsMemory:
-    """``nudged``: the idle period (server, since) that has been ended, ``nudge_at``: not to be repeated before."""
-
-    nudged: tuple[int, float] | None = None
-    nudge_at: float = float("-inf")
     turn: Turn | None = None
-    tenure: tuple[int, float, float | None] | None = None
-    """Who holds the GPU, since when, and when he was warned. A user's next server goes on with the tenure of his last:
-    one of his clients that comes while that exits is served before all others (recording 01, S4)."""
-    leaving: tuple[Turn, ...] = ()
-    """Turns whose server is being forced out, until their leftovers have been put on the ladder."""
+    closing: bool = False
+    left: float | None = None
+    shutdown: tuple[int, float] | None = None
+    quit_at: float | None = None
+    reported: bool = False
 
 
-def decide(
-    world: World, memory: TurnsMemory, ladders: LadderMemory, now: float
-) -> tuple[TurnsMemory, LadderMemory, list[act.Action], float | None]:
-    control = world.state.control
-    if control is None or control.exited is not None or control.quitting is not None:
-        return only_leftovers(world, memory, ladders, now)
-    memory, ladders = _leftovers(world, memory, ladders, now)
-    memory, todo, wake = _nudge(world, memory, now)
-    memory = replace(memory, tenure=_tenure(world, memory))
-    memory = replace(memory, turn=_contested(world, memory.turn, memory.tenure))
-    if memory.turn is None:
-        return memory, ladders, todo, wake
-    server = world.state.servers[memory.turn.server]
-    turn, ladders, made, at = _turn(world, memory.turn, server, ladders, now)
-    memory = replace(memory, turn=turn)
-    if (turn.forced or turn.quit) and all(left.server != turn.server for left in memory.leaving):
-        memory = replace(memory, leaving=(*memory.leaving, turn))
-    return memory, ladders, todo + made, min((t for t in (wake, at) if t is not None), default=None)
-
-
-def only_leftovers(
-    world: World, memory: TurnsMemory, ladders: LadderMemory, now: float
-) -> tuple[TurnsMemory, LadderMemory, list[act.Action], float | None]:
-    """What there is to decide while no turns are taken: nobody is served, or nobody is heard."""
-    memory, ladders = _leftovers(world, memory, ladders, now)
-    return replace(memory, turn=None, nudged=None, tenure=None), ladders, [], None
-
-
-# --- the nudge --------------------------------------------------------------------------------------------------------
-
-
-def _nudge(world: World, memory: TurnsMemory, now: float) -> tuple[TurnsMemory, list[act.Action], float | None]:
-    """Once in each idle period. One that began before anybody else waited is left to MPS for a moment: it asks the
-    server itself when the first of them comes."""
-    server = world.holder()
-    if server is None or server.uid is None or server.status is not Status.ACTIVE:
-        return memory, [], None
-    if server.idle_since is None or server.stop_tried is not None or world.clients(server):
-        return memory, [], None  # at work, or MPS is asking it just now
-    waits = [w for w in world.state.waiting if w.uid != server.uid and not w.gone]
-    mark = (server.pid, server.idle_since)
-    if not waits or memory.nudged == mark:
-        return memory, [], None
-    first = min(w.since for w in waits)
-    due = max(memory.nudge_at, server.idle_since if server.idle_since >= first else first + NUDGE_AFTER)
-    if now < due:
-        return memory, [], due
-    reason = f"the last client of user {server.uid} has gone and user {waits[0].uid} waits"
-    enforce = world.rules(server.uid).enforce_switch
-    nudge = act.ShutdownServer(server=server.pid, reason=reason, rule=PROMISE, enforce=enforce)
-    return replace(memory, nudged=mark), [nudge], None
-
-
-# --- whose turn it is -------------------------------------------------------------------------------------------------
-
-
-def _tenure(world: World, memory: TurnsMemory) -> tuple[int, float, float | None] | None:
-    server, known = world.state.holder(), memory.tenure
-    if server is None or server.uid is None or server.ready is None:
-        return known
-    if known is None or known[0] != server.uid:
-        return (server.uid, server.ready, None)
-    if not any(w.uid != server.uid and not w.gone for w in world.state.waiting):
-        return (*known[:2], None)
-    return known if memory.turn is None else (*known[:2], memory.turn.warned)
-
-
-def _contested(world: World, turn: Turn | None, tenure: tuple[int, float, float | None] | None) -> Turn | None:
-    """The turn that is running out, or None. Its clock starts when somebody else begins to wait for this server and
-    stops only when nobody else waits any more or the server has gone. An end that has been begun is carried through."""
-    server = world.state.holder()
-    if server is None or server.uid is None or server.uid == world.parked_uid or server.forced:
-        return None
-    same = turn is not None and turn.server == server.pid
-    since = [w.since for w in world.state.waiting if w.uid != server.uid and not w.gone]
-    if server.ready is None or not (since or (same and turn is not None and turn.ending is not None)):
-        return None
-    if turn is not None and same:
-        return turn
-    held, warned = (server.ready, None) if tenure is None else tenure[1:]
-    return Turn(server=server.pid, uid=server.uid, since=max(min(since), held), warned=warned)
-
-
-def deadlines(world: World, turn: Turn) -> tuple[float, float] | None:
-    """When the holder is warned and when its turn ends; None when it may stay."""
-    rules = world.rules(turn.uid)
-    if rules.switch_exempt or rules.switch_after is None:
-        return None
-    warn = turn.since + rules.switch_after
-    return warn, warn + rules.switch_grace
-
-
-def _turn(
-    world: World, turn: Turn, server: Server, ladders: LadderMemory, now: float
-) -> tuple[Turn, LadderMemory, list[act.Action], float | None]:
-    rules = world.rules(turn.uid)
-    times = deadlines(world, turn)
-    if turn.ending is not None and rules.enforce_switch:
-        return _ending(world, turn, ladders, now)
-    if times is None or server.status is Status.SHUTTING_DOWN:
-        return turn, ladders, [], None
-    warn, end = times
-    waiting = world.others_waiting(server)
-    rule = rules.origin("switch.after").key
-    if not waiting:  # the end that was begun is not enforced any more
-        return turn, ladders, [], None
-    if now < warn:
-        return turn, ladders, [], warn
+def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
+    state = view.state
     todo: list[act.Action] = []
-    first = turn.warned is None
-    warned = now if turn.warned is None else turn.warned
-    turn = replace(turn, warned=warned)
-    end = max(end, warned + rules.switch_grace)  # nobody's turn ends without the grace, also after a reload
-    if first:
-        reason = (
-            f"user {turn.uid} has held the GPU for {duration_text(now - turn.since)} while user {waiting[0]} waits; "
-            f"its turn ends in {duration_text(end - now)} ({rules.switch_action})"
-        )
-        todo.append(act.Report(kind="turn.warning", reason=reason, rule=rule, uid=turn.uid, server=turn.server))
-    if now < end:
-        return turn, ladders, todo, end
-    reason = f"the turn of user {turn.uid} is over: user {waiting[0]} has waited {duration_text(now - turn.since)}"
-    if rules.switch_action == "none" or not rules.enforce_switch:
-        if not turn.reported:
-            todo.append(act.Report(kind="turn.over", reason=reason, rule=rule, uid=turn.uid, server=turn.server))
-        return replace(turn, reported=True), ladders, todo, None
-    todo.append(act.Report(kind="turn.ended", reason=reason, rule=rule, uid=turn.uid, server=turn.server))
-    quits = rules.switch_action == "quit"
-    turn, ladders, made, wake = _ending(world, replace(turn, ending=now, quit=quits), ladders, now)
-    return turn, ladders, todo + made, wake
+    requests: list[EndClient] = []
+    happened: list[tr.Transition] = []
+    wakes: list[float] = []
+    memory = _adopt(view, memory, now)
+    if memory.turn is not None:
+        memory, made, asked, told, at = _present(view, memory, now)
+        todo += made
+        requests += asked
+        happened += told
+        wakes += at
+    if memory.turn is None and state.gate is not None and state.gate.synced:
+        memory, made, told, at = _next(view, memory, now)
+        todo += made
+        happened += told
+        wakes += at
+    return Decision(memory, tuple(todo), tuple(requests), tuple(happened), min(wakes, default=None))
 
 
-def _ending(
-    world: World, turn: Turn, ladders: LadderMemory, now: float
-) -> tuple[Turn, LadderMemory, list[act.Action], float | None]:
-    """``terminate_client`` for each client there is, then the server by force. Who comes meanwhile goes with it; nobody
-    else has clients on this server, so a client that does not answer does not hold up the rest."""
-    assert turn.ending is not None
-    due = turn.ending + world.policy.hang_terminate
-    rules, policy = world.rules(turn.uid), world.policy
-    clients = world.state.clients_of(turn.server)
-    turn = _remember(world, turn, clients)
-    if turn.quit:
-        return _quitting(world, turn, ladders, now)
-    rule = rules.origin("switch.after").key
-    if turn.ending == now:
-        for client in clients:
-            ladders = ladder.begin(
-                world, ladders, client.pid, turn.members[client.pid], turn.server, now,
-                reason=f"the turn of user {turn.uid} is over", rule=rule, section="switch", hook=True,
-            )  # fmt: skip
-    if now < turn.again_at:
-        return turn, ladders, [], turn.again_at
-    asking = any(c.server == turn.server and c.rung <= Rung.TERMINATE for c in ladders.climbs.values())
-    due += policy.hook_deadline if rules.before_end_hook else 0.0
-    if asking and now < due and not turn.forced:
-        return turn, ladders, [], due
-    reason = f"the turn of user {turn.uid} is over and its clients have been asked to end"
-    force = act.ShutdownServer(server=turn.server, force=True, reason=reason, rule=rule)
-    return replace(turn, forced=True, again_at=now + FORCED_AGAIN), ladders, [force], now + FORCED_AGAIN
-
-
-def _quitting(
-    world: World, turn: Turn, ladders: LadderMemory, now: float
-) -> tuple[Turn, LadderMemory, list[act.Action], float | None]:
-    if now < turn.again_at:
-        return turn, ladders, [], turn.again_at
-    rules = world.rules(turn.uid)
-    timeout = max(1, round(rules.kill_grace))
-    refused = ", ".join(f"{w.pid} of user {w.uid}" for w in world.state.waiting[:20]) or "none"
-    reason = f"the turn of user {turn.uid} is over; waiting clients that are refused: {refused}"
-    action = act.QuitControl(timeout=timeout, reason=reason, rule=rules.origin("switch.action").key)
-    again = now + timeout + FORCED_AGAIN
-    return replace(turn, again_at=again), ladders, [action], again
-
-
-def _remember(world: World, turn: Turn, clients: tuple[Client, ...]) -> Turn:
-    members = {c.pid: c.uid if c.uid is not None else turn.uid for c in clients}
-    starts = {pid: world.processes[pid].start for pid in members if pid in world.processes}
-    starts = {pid: turn.starts.get(pid, start) for pid, start in starts.items()}
-    if (members, starts) == (turn.members, turn.starts):
-        return turn
-    return replace(turn, members=members, starts=starts)
-
-
-def _leftovers(
-    world: World, memory: TurnsMemory, ladders: LadderMemory, now: float
-) -> tuple[TurnsMemory, LadderMemory]:
-    """After a forced shutdown the processes live on with MPS_RPC_FAILURE (recording 01, S6): signal what is left."""
-    staying: list[Turn] = []
-    for turn in memory.leaving:
-        if turn.server in world.state.servers:
-            staying.append(_remember(world, turn, world.state.clients_of(turn.server)))
-            continue
-        rules = world.rules(turn.uid)
-        for pid, uid in turn.members.items():
-            if pid in turn.starts:
-                ladders = ladder.begin(
-                    world, ladders, pid, uid, turn.server, now,
-                    reason=f"left over from the turn of user {turn.uid}", start=turn.starts[pid],
-                    rule=rules.origin("switch.action").key, section=turn.section, signals_only=True,
-                )  # fmt: skip
-    if tuple(staying) == memory.leaving:
-        return memory, ladders
-    return replace(memory, leaving=tuple(staying)), ladders
-
-
-def note(memory: TurnsMemory, outcome: act.Outcome) -> TurnsMemory:
-    """What did not get through is sent again, after a moment. A ``quit`` that is not answered in time has been heard:
-    the log says so, and nothing else is decided while it goes on."""
-    action, turn = outcome.action, memory.turn
-    if outcome.ok or not action.enforce:
+def _adopt(view: View, memory: Memory, now: float) -> Memory:
+    """Clients that were at work before this agent came: the turn is theirs."""
+    users = view.state.users()
+    if memory.turn is not None or not users:
         return memory
-    if isinstance(action, act.ShutdownServer) and not action.force:
-        return replace(memory, nudged=None, nudge_at=outcome.at + AGAIN)
-    ours = isinstance(action, act.QuitControl) or (
-        isinstance(action, act.ShutdownServer) and turn is not None and action.server == turn.server
+    first = min(c.since for c in view.state.clients_of_user(users[0]))
+    return Memory(turn=Turn(users[0], first))
+
+
+# --- the present turn -------------------------------------------------------------------------------------------------
+
+_Present = tuple[Memory, list[act.Action], list[EndClient], list[tr.Transition], list[float]]
+
+
+def _present(view: View, memory: Memory, now: float) -> _Present:
+    turn = memory.turn
+    assert turn is not None
+    clients = view.state.clients_of_user(turn.uid)
+    handing = any(h.handing is not None for h in view.state.held_of(turn.uid))
+    if clients or handing:
+        if memory.closing:  # a process passed before the table was in force: the turn goes on
+            memory = replace(memory, closing=False)
+        return _at_work(view, memory, turn, clients, now)
+    mine = bool(view.state.held_of(turn.uid))
+    if not view.waiting() and (mine or turn.ending is None) and view.state.drain is None:
+        if turn.ending is not None:  # what comes now is a new turn
+            memory = Memory(left=now)
+            return memory, [], [], [_ended(turn, now)], []
+        fresh = replace(turn, contested=None, warned=None)
+        return replace(memory, turn=fresh, closing=False), [], [], [], []
+    if mine and turn.ending is None and turn.contested is None and not memory.closing:
+        # Its own first connection is on its way through the gate; who came later waits.
+        first = view.state.queue()[0]
+        if first == turn.uid:
+            return memory, [], [], [], []
+    memory = replace(memory, closing=True)
+    if not view.shut_out(turn.uid):
+        return memory, [], [], [], []
+    return Memory(left=now), [], [], [_ended(turn, now)], []
+
+
+def _ended(turn: Turn, now: float) -> tr.TurnEnded:
+    return tr.TurnEnded(now, turn.uid, max(0.0, now - turn.since), turn.ending is not None)
+
+
+def _at_work(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...], now: float) -> _Present:
+    rules, waiting = view.rules(turn.uid), view.waiting()
+    if turn.ending is not None:
+        return _ending(view, memory, turn, clients, now)
+    if not waiting:
+        fresh = replace(turn, contested=None, warned=None)
+        return replace(memory, turn=fresh, reported=False), [], [], [], []
+    if turn.contested is None:
+        first = min(h.since for uid in waiting for h in view.state.held_of(uid))
+        turn = replace(turn, contested=max(first, turn.since))
+        memory = replace(memory, turn=turn)
+    times = turn.deadlines(rules)
+    if times is None or view.state.drain is not None:
+        return memory, [], [], [], []
+    warn, _ = times
+    if now < warn:
+        return memory, [], [], [], [warn]
+    todo: list[act.Action] = []
+    rule = rules.origin("switch.after").key
+    if turn.warned is None:
+        turn = replace(turn, warned=now)
+        memory = replace(memory, turn=turn)
+        end = (turn.deadlines(rules) or (now, now))[1]
+        reason = (
+            f"user {turn.uid} has held the GPU for {duration_text(now - (turn.contested or now))} while user "
+            f"{waiting[0]} waits; its turn ends in {duration_text(end - now)} ({rules.switch_action})"
+        )
+        todo.append(act.Report(kind="turn.warning", reason=reason, rule=rule, uid=turn.uid))
+    end = (turn.deadlines(rules) or (now, now))[1]
+    if now < end:
+        return memory, todo, [], [], [end]
+    reason = (
+        f"the turn of user {turn.uid} is over: user {waiting[0]} has waited "
+        f"{duration_text(now - (turn.contested or now))}"
     )
-    if turn is not None and turn.ending is not None and ours:
-        return replace(memory, turn=replace(turn, again_at=outcome.at + AGAIN))
+    if rules.switch_action == "none" or not rules.enforce_switch:
+        if not memory.reported:
+            todo.append(act.Report(kind="turn.over", reason=reason, rule=rule, uid=turn.uid))
+        return replace(memory, reported=True), todo, [], [], []
+    todo.append(act.Report(kind="turn.ending", reason=reason, rule=rule, uid=turn.uid))
+    turn = replace(turn, ending=now)
+    memory, made, requests, told, at = _ending(view, replace(memory, turn=turn), turn, clients, now)
+    return memory, todo + made, requests, told, at
+
+
+def _ending(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...], now: float) -> _Present:
+    """Each client on the ladder. After ``hang.terminate`` those who were not asked yet are signalled: only clients of
+    the same user are left there, and they all go."""
+    assert turn.ending is not None
+    rules, policy = view.rules(turn.uid), view.policy
+    if not rules.enforce_switch:
+        return replace(memory, turn=replace(turn, ending=None)), [], [], [], []
+    rule = rules.origin("switch.after").key
+    due = turn.ending + policy.hang_terminate + (policy.hook_deadline if rules.before_end_hook else 0.0)
+    if rules.switch_action == "quit":
+        quits, at = _quit(view, memory, turn, now)
+        if quits or view.control_alive:
+            fresh = replace(memory, quit_at=now) if quits else memory
+            return fresh, quits, [], [], [at]
+    late = now >= due or rules.switch_action == "quit"
+    requests = [
+        EndClient(
+            pid=c.pid, start=c.peer.start, uid=c.uid, reason=f"the turn of user {turn.uid} is over", rule=rule,
+            section="switch", hook=True, signals_only=late,
+        )
+        for c in clients
+    ]  # fmt: skip
+    return memory, [], requests, [], [] if late else [due]
+
+
+def _quit(view: View, memory: Memory, turn: Turn, now: float) -> tuple[list[act.Action], float]:
+    """``quit -t N`` once; who waits is held at the gate meanwhile."""
+    rules, control = view.rules(turn.uid), view.state.control
+    timeout = max(1, round(rules.kill_grace))
+    again = (memory.quit_at or float("-inf")) + timeout + AGAIN
+    if control is None or control.quitting is not None or now < again:
+        return [], max(again, now + 1.0)
+    reason = f"the turn of user {turn.uid} is over; waiting users are held meanwhile"
+    action = act.QuitControl(timeout=timeout, reason=reason, rule=rules.origin("switch.action").key)
+    return [action], now + timeout + AGAIN
+
+
+# --- the next turn ----------------------------------------------------------------------------------------------------
+
+
+def _next(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Action], list[tr.Transition], list[float]]:
+    """The first in the queue, once the way is free."""
+    state, waiting = view.state, view.waiting()
+    if not waiting or state.drain is not None or not view.control_alive or view.given_up is not None:
+        return memory, [], [], []
+    if state.control is not None and state.control.quitting is not None:
+        return memory, [], [], []
+    uid = waiting[0]
+    if uid not in state.identities:
+        came = min(h.since for h in state.held_of(uid))
+        if now < max(came, state.gate.since if state.gate is not None else came) + NAME_WAIT:
+            known = [other for other in waiting if other in state.identities]
+            if not known:
+                return memory, [], [], [came + NAME_WAIT, now + 0.1]
+            uid = known[0]
+    if not view.shared:
+        blocking = [
+            s for s in state.servers.values() if s.uid not in (uid, SHARED_UID) or s.status is not Status.ACTIVE
+        ]
+        blocking = [s for s in blocking if s.uid != uid or s.status in (Status.SHUTTING_DOWN, Status.FAULT)]
+        if blocking:
+            return _make_way(view, memory, blocking, uid, now)
+    gap = None if memory.left is None else max(0.0, now - memory.left)
+    return Memory(turn=Turn(uid, now)), [], [tr.TurnBegan(now, uid, gap)], []
+
+
+def _make_way(
+    view: View, memory: Memory, blocking: list[Server], uid: int, now: float
+) -> tuple[Memory, list[act.Action], list[tr.Transition], list[float]]:
+    """The server of the user before has to exit first. It is told at once when its last client has left, instead of
+    MPS's own back-off, which grows to seconds (recording 02, R3)."""
+    server = blocking[0]
+    if server.status in (Status.SHUTTING_DOWN, Status.INITIALIZING):
+        return memory, [], [], []
+    last = server.idle_since if server.idle_since is not None else (memory.left or now) + SETTLE
+    asked = memory.shutdown
+    due = max(last, asked[1] + SHUTDOWN_AGAIN if asked is not None and asked[0] == server.pid else last)
+    if server.attached and now < due:
+        return memory, [], [], [due]
+    if now < due:
+        return memory, [], [], [due]
+    reason = f"the last client of user {server.uid} has gone and user {uid} waits"
+    action = act.ShutdownServer(server=server.pid, reason=reason, rule=PROMISE)
+    return replace(memory, shutdown=(server.pid, now)), [action], [], [now + SHUTDOWN_AGAIN]
+
+
+def note(memory: Memory, done: act.Done) -> Memory:
+    """What did not get through is sent again, after a moment."""
+    action = done.action
+    if isinstance(action, act.ShutdownServer) and not done.ok and memory.shutdown is not None:
+        return replace(memory, shutdown=(action.server, done.at - SHUTDOWN_AGAIN + 0.1))
+    if isinstance(action, act.QuitControl) and not done.ok and memory.quit_at is not None:
+        return replace(memory, quit_at=done.at - AGAIN)
     return memory

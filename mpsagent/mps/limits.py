@@ -17,6 +17,10 @@ class Limits:
     threads: float = 100.0
     memory: Mapping[int, int] = field(default_factory=dict)
 
+    def as_json(self) -> dict[str, object]:
+        """Device ordinals as text, because JSON's keys are."""
+        return {"threads": self.threads, "memory": {str(device): size for device, size in sorted(self.memory.items())}}
+
 
 @dataclass(frozen=True, slots=True)
 class Device:

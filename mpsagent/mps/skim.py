@@ -1,17 +1,14 @@
 """control.log without what changes nothing: for reading a long one quickly when only the state at its end is wanted.
 
 Who polls MPS writes five lines a time; in a hundred megabytes of log there may be a thousand that count. What is left
-out: that somebody connected, harmless questions (``get_…``, ``set_…``) with their plain answers, that a client was
-admitted by a server that is known, and the second of two equal lines for one client. The parser that gets the rest
-arrives at the state that all lines would have given.
+out: that somebody connected, harmless questions (``get_…``, ``set_…``) with their plain answers, and that a client
+came or was admitted, which the gate tells. The parser that gets the rest arrives at the state that all lines would
+have given.
 """
 
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
-
-from mpsagent.core.model import State
 
 _RESETS = frozenset((b"Accepting connection...", b"NEW UI", b"UI closed"))
 """They end an answer; see logparse."""
@@ -21,28 +18,7 @@ _PLAIN = frozenset(b"0123456789s")
 """First bytes of answers that no rule of the parser can take for anything else."""
 _HEADLESS = b"-"
 """Stands for a line without MPS's head, whatever it says."""
-_ADMISSION = re.compile(rb"NEW CLIENT ([1-9]\d{0,9}) from user (\d{1,10}): Server already exists").fullmatch
-
-
-class Served(NamedTuple):
-    """Whose admissions (``Server already exists``) change nothing: those of these users, but not of these pids."""
-
-    users: frozenset[bytes]
-    but: frozenset[bytes]
-
-
-NOBODY = Served(frozenset(), frozenset())
-
-
-def served(state: State) -> Served:
-    """As ``reduce`` takes an admission: it ends a client's wait, and tells whose the clients are of a server whose own
-    user is not known."""
-    users = [server.uid for server in state.servers.values()]
-    if None in users:
-        return NOBODY
-    return Served(
-        frozenset(str(uid).encode() for uid in users), frozenset(str(waiting.pid).encode() for waiting in state.waiting)
-    )
+_ADMISSION = re.compile(rb"NEW CLIENT \d{1,10} from user \d{1,10}: Server .*").fullmatch
 
 
 class Skimmer:
@@ -54,11 +30,9 @@ class Skimmer:
         self._command = b""  # a harmless question that was left out; its answer has not ended
         self._open = False  # the parser has a question whose answer has not ended
         self._everything = False
-        self._last: bytes | None = None  # the last line, if it was an admission
 
-    def take(self, data: bytes, known: Served = NOBODY) -> bytes:
-        """The lines that count among those that ``data`` completes. ``known``: by the state that the lines before
-        ``data`` gave; it holds until the first line that counts."""
+    def take(self, data: bytes) -> bytes:
+        """The lines that count among those that ``data`` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if not lines:
             return b""
@@ -81,13 +55,7 @@ class Skimmer:
                 self._command = raw
             elif (self._command and message and message[0] in _PLAIN and not self._open) or (message == _CREDENTIALS):
                 continue
-            elif message != self._last or self._open:
-                # Within an answer it may be somebody's text.
-                admission = None if self._open else _ADMISSION(message)
-                self._last = message if admission else None
-                if admission and admission[2] in known.users and admission[1] not in known.but:
-                    continue
-                known = NOBODY
+            elif self._open or not _ADMISSION(message):
                 if self._command and not self._open:
                     kept.append(self._command)
                     self._open = True

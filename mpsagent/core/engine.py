@@ -1,0 +1,204 @@
+"""The engine: ``receive(input, now) -> Step`` and ``deadline()``.
+
+It alone holds the state, the rules' memories and what was ordered. The running agent, what-if replay, the start-up and
+the tests drive this one object: no clock, no I/O, every time an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from mpsagent.core import actions as act
+from mpsagent.core import admission, caps, drain, faults, hangs, ladder, limits, starts, turns
+from mpsagent.core import inputs as inp
+from mpsagent.core.model import State
+from mpsagent.core.reduce import reduce
+from mpsagent.core.rule import Decision, EndClient, Request, Section
+from mpsagent.core.transitions import Transition
+from mpsagent.core.view import View
+
+PASSES = 8
+"""More than one decision ever sets off in a row."""
+
+
+class Step(NamedTuple):
+    """What is to be done now, and what happened."""
+
+    actions: tuple[act.Action, ...]
+    transitions: tuple[Transition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memories:
+    """One for each rule."""
+
+    turns: turns.Memory = field(default_factory=turns.Memory)
+    faults: faults.Memory = field(default_factory=faults.Memory)
+    hangs: hangs.Memory = field(default_factory=hangs.Memory)
+    starts: starts.Memory = field(default_factory=starts.Memory)
+    caps: caps.Memory = field(default_factory=caps.Memory)
+    drain: drain.Memory = field(default_factory=drain.Memory)
+    limits: limits.Memory = field(default_factory=limits.Memory)
+    admission: admission.Memory = field(default_factory=admission.Memory)
+    ladder: ladder.Memory = field(default_factory=ladder.Memory)
+
+
+class Core:
+    """One instance of MPS under one policy."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self.state = state or State()
+        self.memories = Memories()
+        self._wake: float | None = None
+
+    def receive(self, event: inp.Input | act.Done, now: float) -> Step:
+        """Take one input in, and decide."""
+        return self.receive_all((event,), now)
+
+    def receive_all(self, events: Sequence[inp.Input | act.Done], now: float) -> Step:
+        """Several inputs of one moment: decided upon together."""
+        happened: list[Transition] = []
+        actions: list[act.Action] = []
+        for event in events:
+            self.state, told = reduce(self.state, event)
+            happened += told
+            actions += self._person(event, now)
+            if isinstance(event, act.Done):
+                self._note(event)
+        step = self.tick(now)
+        return Step((*actions, *step.actions), (*happened, *step.transitions))
+
+    def tick(self, now: float) -> Step:
+        """Decide because of the time."""
+        actions: list[act.Action] = []
+        happened: list[Transition] = []
+        for _ in range(PASSES):
+            before = self.memories
+            made, told = self._pass(now)
+            actions += made
+            happened += told
+            if not made and self.memories == before:
+                break
+        return Step(tuple(actions), tuple(happened))
+
+    def deadline(self) -> float | None:
+        """When :meth:`tick` has to be called at the latest; None: only an input can change anything."""
+        return self._wake
+
+    def view(self) -> View:
+        """What the rules see now; for answers and views too."""
+        m = self.memories
+        sent = None if m.admission.sent is None else (m.admission.number, m.admission.sent)
+        failed = "the control daemon does not stay up" if m.hangs.failed else None
+        return View(
+            state=self.state,
+            ending=ladder.ending(m.ladder),
+            turn=m.turns.turn,
+            closing=m.turns.closing,
+            sent=sent,
+            given_up=failed or m.starts.given_up,
+            pause_until=m.starts.until,
+        )
+
+    # --- one pass -----------------------------------------------------------------------------------------------------
+
+    def _pass(self, now: float) -> tuple[list[act.Action], list[Transition]]:
+        """Every rule once. The ladder comes last and takes up what the others ask for; admission after those that
+        decide who may come."""
+        actions: list[act.Action] = []
+        happened: list[Transition] = []
+        requests: list[Request] = []
+        wakes: list[float] = []
+
+        def use(decision: Decision[object]) -> None:
+            actions.extend(decision.actions)
+            happened.extend(decision.transitions)
+            requests.extend(decision.requests)
+            if decision.wake is not None:
+                wakes.append(decision.wake)
+
+        for name, rule in _RULES:
+            decision = rule.decide(self.view(), getattr(self.memories, name), now)
+            self._remember(name, decision.memory)
+            use(decision)
+        climbs = self.memories.ladder
+        for request in requests:
+            climbs = ladder.take(self.view(), climbs, request, now)
+        self._remember("ladder", climbs)
+        last = ladder.decide(self.view(), climbs, now)
+        self._remember("ladder", last.memory)
+        use(last)
+        self._wake = min(wakes, default=None)
+        return actions, happened
+
+    def _remember(self, name: str, memory: Any) -> None:
+        if getattr(self.memories, name) is not memory:
+            self.memories = replace(self.memories, **{name: memory})
+
+    def _note(self, done: act.Done) -> None:
+        for name, rule in (*_RULES, ("ladder", ladder)):
+            self._remember(name, rule.note(getattr(self.memories, name), done))
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def _person(self, event: inp.Input | act.Done, now: float) -> list[act.Action]:
+        if isinstance(event, inp.EndClient):
+            self._end_client(event, now)
+        elif isinstance(event, inp.Resumed):
+            for pid, start, uid, reason, rule, asked in event.ending:
+                section = _section(rule)
+                again = EndClient(
+                    pid=pid, start=start, uid=uid, reason=reason, rule=rule, section=section, signals_only=asked
+                )
+                self._remember("ladder", ladder.take(self.view(), self.memories.ladder, again, now))
+        elif isinstance(event, inp.RestartOrdered):
+            return self._restart(event)
+        return []
+
+    def _end_client(self, event: inp.EndClient, now: float) -> None:
+        client = self.state.clients.get(event.pid)
+        if client is None:
+            return
+        request = EndClient(
+            pid=client.pid, start=client.peer.start, uid=client.uid, reason=f"ordered by uid {event.by}",
+            rule="order", section="order", hook=not event.at_once,
+        )  # fmt: skip
+        self._remember("ladder", ladder.take(self.view(), self.memories.ladder, request, now))
+
+    def _restart(self, event: inp.RestartOrdered) -> list[act.Action]:
+        """A running daemon is asked to quit; the next one is started when it has gone."""
+        old = self.memories.hangs
+        self._remember("hangs", hangs.Memory(up_since=old.up_since, queried_at=old.queried_at))
+        self._remember("starts", starts.Memory())
+        control = self.state.control
+        if control is None or not control.proven or control.quitting is not None:
+            return []
+        timeout = max(1, round(self.state.policy.kill_grace))
+        return [act.QuitControl(timeout=timeout, reason=f"restart ordered by uid {event.by}", rule="order")]
+
+
+def _section(rule: str) -> Section:
+    words = rule.split(".")
+    return (
+        "hang"
+        if words[0] == "hang"
+        else "switch"
+        if "switch" in words
+        else "order"
+        if rule in ("order", "drain")
+        else "limits"
+    )
+
+
+_RULES = (
+    ("turns", turns),
+    ("faults", faults),
+    ("caps", caps),
+    ("drain", drain),
+    ("hangs", hangs),
+    ("starts", starts),
+    ("limits", limits),
+    ("admission", admission),
+)

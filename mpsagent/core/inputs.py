@@ -1,0 +1,267 @@
+"""What the engine is told, beside the log lines (:mod:`mpsagent.mps.events`): by the gate, the kernel and people.
+
+Identity comes from the gate alone: a process is a client because it passed the gate, with the pid, user and start time
+that the kernel gave there. ``at`` is seconds since the epoch on a clock that does not jump.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from mpsagent.mps.events import LogEvent
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
+
+
+class Peer(NamedTuple):
+    """Who is at the other end of a connection to the gate, as the kernel says. ``start``: field 22 of
+    /proc/PID/stat; ``cgroup`` and ``namespace`` (inode of the pid namespace) are None where they could not be read."""
+
+    pid: int
+    uid: int
+    gid: int
+    start: int
+    cgroup: str | None = None
+    namespace: int | None = None
+    command: str = ""
+
+
+# --- from the gate ----------------------------------------------------------------------------------------------------
+
+
+class GateConnected(NamedTuple):
+    """The link to the gate stands; what the gate holds follows, then :class:`GateSynced`."""
+
+    at: float
+    pid: int
+
+
+class GateSynced(NamedTuple):
+    at: float
+
+
+class GateLost(NamedTuple):
+    at: float
+
+
+class Knocked(NamedTuple):
+    """A client's connection is held. ``since``: when it came, which may be before this agent."""
+
+    at: float
+    connection: int
+    peer: Peer
+    since: float
+
+
+class Known(NamedTuple):
+    """A process that passed the gate earlier and lives (told when the link is made)."""
+
+    at: float
+    peer: Peer
+    since: float
+    limits: Limits
+
+
+class Left(NamedTuple):
+    """A held connection was closed by its client."""
+
+    at: float
+    connection: int
+
+
+class HandingOver(NamedTuple):
+    at: float
+    connection: int
+
+
+class Passed(NamedTuple):
+    """A connection was handed over with ``limits``, confirmed by MPS. ``fail_safe``: the wanted ones were not
+    confirmed, so it got the strictest. ``seconds``: how long the hand-over took."""
+
+    at: float
+    connection: int
+    peer: Peer
+    limits: Limits
+    fail_safe: bool
+    seconds: float
+
+
+class HandoverFailed(NamedTuple):
+    """``lost``: the client cannot be served any more; otherwise its connection is held again and tried later."""
+
+    at: float
+    connection: int
+    pid: int
+    uid: int
+    stage: str
+    why: str
+    lost: bool
+
+
+class Unconfirmed(NamedTuple):
+    """MPS printed other limits than were set for a user."""
+
+    at: float
+    uid: int
+    why: str
+
+
+class Applied(NamedTuple):
+    """The admissions of this number are in force, and no hand-over that they do not allow is under way."""
+
+    at: float
+    number: int
+
+
+class FrontEndUsed(NamedTuple):
+    """A command of somebody's front-end that went through the public directory."""
+
+    at: float
+    pid: int
+    uid: int
+    command: str
+
+
+class HandshakeSeen(NamedTuple):
+    """What the control daemon greets with is known to the gate, or not."""
+
+    at: float
+    known: bool
+    greeting: str
+
+
+class GateRefused(NamedTuple):
+    """The gate turned a connection away by its own bounds."""
+
+    at: float
+    pid: int
+    uid: int
+    why: str
+
+
+# --- from the kernel --------------------------------------------------------------------------------------------------
+
+
+class ProcessEnded(NamedTuple):
+    """A pidfd says that this process has ended."""
+
+    at: float
+    pid: int
+
+
+class ControlRuns(NamedTuple):
+    """A control daemon of ours runs: it was started or found, and proved to be ours."""
+
+    at: float
+    pid: int
+    started: float
+    socket: str
+
+
+class ControlGone(NamedTuple):
+    """The control daemon's process has ended, whatever its log says."""
+
+    at: float
+    pid: int
+
+
+class ProcessesSeen(NamedTuple):
+    """A look at the processes that matter: which are stopped, since when clients have used no CPU time."""
+
+    at: float
+    stopped: frozenset[int]
+    idle_since: Mapping[int, float]
+
+
+# --- from MPS, by its front-end ---------------------------------------------------------------------------------------
+
+
+class ServerStatusSeen(NamedTuple):
+    """``get_server_status`` answered; ``status`` is MPS's own word."""
+
+    at: float
+    server: int
+    status: str
+
+
+class ServersListed(NamedTuple):
+    """``get_server_list`` answered: these servers are there (pid to uid, from the kernel), and no others of those that
+    were known before the question."""
+
+    at: float
+    servers: Mapping[int, int]
+    known_before: frozenset[int]
+
+
+class DaemonSilent(NamedTuple):
+    """A command sent at ``at`` was not answered in time (``silent``), or one was answered after all."""
+
+    at: float
+    silent: bool
+
+
+# --- from people and the machine --------------------------------------------------------------------------------------
+
+
+class PolicyChanged(NamedTuple):
+    at: float
+    policy: Policy
+
+
+class DevicesFound(NamedTuple):
+    at: float
+    devices: tuple[Device, ...]
+
+
+class PeopleKnown(NamedTuple):
+    at: float
+    identities: Mapping[int, Identity]
+
+
+class EndClient(NamedTuple):
+    """A person wants a client ended. ``at_once``: without the hook."""
+
+    at: float
+    pid: int
+    by: int
+    at_once: bool
+
+
+class DrainOrdered(NamedTuple):
+    """``until`` None: running work may take as long as it wants. ``since`` is earlier than ``at`` after a restart."""
+
+    at: float
+    since: float
+    until: float | None
+
+
+class DrainResumed(NamedTuple):
+    at: float
+
+
+class RestartOrdered(NamedTuple):
+    """The control daemon is to be started anew, also out of the failed state."""
+
+    at: float
+    by: int
+
+
+class Resumed(NamedTuple):
+    """Clients that an earlier agent had begun to end: (pid, start, uid, reason, rule, whether MPS was asked)."""
+
+    at: float
+    ending: tuple[tuple[int, int, int, str, str, bool], ...]
+
+
+GateInput = (
+    GateConnected | GateSynced | GateLost | Knocked | Known | Left | HandingOver | Passed | HandoverFailed
+    | Unconfirmed | Applied | FrontEndUsed | HandshakeSeen | GateRefused
+)  # fmt: skip
+KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen
+AnswerInput = ServerStatusSeen | ServersListed | DaemonSilent
+PersonInput = (
+    PolicyChanged | DevicesFound | PeopleKnown | EndClient | DrainOrdered | DrainResumed | RestartOrdered | Resumed
+)
+Input = LogEvent | GateInput | KernelInput | AnswerInput | PersonInput

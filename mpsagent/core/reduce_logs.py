@@ -1,0 +1,422 @@
+"""What control.log and server.log say, into the state.
+
+Lines never make a process a client: they tell what happened to pids that passed the gate, and to servers. The two logs
+are two files and may be read in another order than they were written, so each rule looks at the times that it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from mpsagent.core.model import Attachment, Control, Outcome, Server, StartFailure, State, Status
+from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Limits
+
+K = TypeVar("K")
+V = TypeVar("V")
+Out = list[tr.Transition]
+_KEPT_ENDED = 64
+# Far above what MPS can have: only a broken log comes here.
+_MOST_SERVERS = 64
+_MOST_ATTACHED = 256
+
+
+def without(mapping: Mapping[K, V], key: K) -> dict[K, V]:
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def bounded(mapping: dict[K, V], size: int) -> dict[K, V]:
+    while len(mapping) > size:
+        del mapping[next(iter(mapping))]
+    return mapping
+
+
+def _put(state: State, server: Server) -> State:
+    return replace(state, servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
+
+
+def _late(state: State, at: float) -> bool:
+    """A line of an earlier daemon, or one for which no daemon is known."""
+    return state.control is None or at < state.control.started - 0.001
+
+
+def _server(state: State, pid: int, at: float) -> Server | None:
+    """The server, made known when it is only now heard of (the agent came late); None for a late line of a server that
+    has ended or of an earlier daemon. Only ``Startup`` and ``Starting new server`` bring a pid back."""
+    known = state.servers.get(pid)
+    if known is not None:
+        return known
+    if pid in state.ended or _late(state, at):
+        return None
+    return Server(pid=pid, uid=None, status=Status.ACTIVE, started=at)
+
+
+def server_ended(state: State, pid: int, at: float, status: int | None, out: Out) -> State:
+    """The server is gone; its clients' processes may live on."""
+    known = state.servers.get(pid)
+    ended = bounded({**state.ended, pid: at}, _KEPT_ENDED)
+    if known is None:
+        return replace(state, ended=ended)
+    if known.fault_since is not None:
+        out.append(tr.FaultOver(at, pid, max(0.0, at - known.fault_since), False))
+    out.append(tr.ServerEnded(at, pid, known.uid, status))
+    clients = dict(state.clients)
+    for client_pid in known.attached:
+        client = clients.get(client_pid)
+        if client is not None:
+            outcome = Outcome.LOST if client.outcome is Outcome.OK else client.outcome
+            clients[client_pid] = replace(client, outcome=outcome, detached=at)
+    return replace(state, servers=without(state.servers, pid), ended=ended, clients=clients)
+
+
+# --- the control daemon -----------------------------------------------------------------------------------------------
+
+
+def _control_started(state: State, event: ev.ControlStarted, out: Out) -> State:
+    """Its own first line. A daemon that the kernel has confirmed is not replaced by a line."""
+    control = state.control
+    if control is not None and control.proven:
+        if control.pid == event.pid:
+            return replace(state, control=replace(control, started=min(event.at, control.started)))
+        return state
+    return replace(state, control=Control(pid=event.pid, started=event.at, socket=event.socket))
+
+
+def _control_version(state: State, event: ev.ControlVersion, out: Out) -> State:
+    if state.control is None or state.control.pid != event.pid:
+        return state
+    return replace(state, control=replace(state.control, version=event.version))
+
+
+def _quit(state: State, event: ev.QuitIssued, out: Out) -> State:
+    if _late(state, event.at) or state.control is None:
+        return state
+    out.append(tr.ControlQuitting(event.at, event.timeout))
+    return replace(state, control=replace(state.control, quitting=event.at, quit_by=event.at + event.timeout))
+
+
+def _command(state: State, event: ev.CommandRead, out: Out) -> State:
+    """``quit`` without a timeout says nothing more: it waits for the clients, however long (recording 02, R10)."""
+    if state.control is None or _late(state, event.at) or event.text.strip() != "quit":
+        return state
+    return replace(state, control=replace(state.control, quitting=event.at))
+
+
+def _conversation(state: State, event: ev.CommandAnswer | ev.ConnectionLine, out: Out) -> State:
+    """A ``quit`` that is answered has been refused (recording 02, R7: another user's); one that is taken is not, though
+    connections go on being accepted (R10)."""
+    control = state.control
+    if isinstance(event, ev.ConnectionLine) and event.text != "UI closed":
+        return state
+    if control is None or control.quitting is None or control.quit_by is not None:
+        return state
+    return replace(state, control=replace(control, quitting=None))
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def _server_starting(state: State, event: ev.ServerStarting, out: Out) -> State:
+    if _late(state, event.at):
+        return state
+    known = state.servers.get(event.pid)
+    if known is not None and known.uid is None:  # its own log was read first
+        return _put(state, replace(known, uid=event.uid, started=min(known.started, event.at)))
+    if known is not None or state.ended.get(event.pid, float("-inf")) > event.at:
+        return state
+    out.append(tr.ServerStarting(event.at, event.pid, event.uid))
+    server = Server(pid=event.pid, uid=event.uid, status=Status.INITIALIZING, started=event.at)
+    return replace(_put(state, server), ended=without(state.ended, event.pid))
+
+
+def _server_startup(state: State, event: ev.ServerStartup, out: Out) -> State:
+    if event.server in state.servers or state.ended.get(event.server, float("-inf")) >= event.at:
+        return state
+    if _late(state, event.at):
+        return state
+    server = Server(pid=event.server, uid=None, status=Status.INITIALIZING, started=event.at)
+    return replace(_put(state, server), ended=without(state.ended, event.server))
+
+
+def _server_ready(state: State, event: ev.ServerReady, out: Out) -> State:
+    server = _server(state, event.pid, event.at)
+    if server is None:
+        return state
+    status = Status.ACTIVE if server.status is Status.INITIALIZING else server.status
+    idle = None if server.attached else event.at
+    out.append(tr.ServerReady(event.at, event.pid, server.uid))
+    state = replace(state, start_failure=None, last_ready=event.at)
+    return _put(state, replace(server, status=status, ready=event.at, idle_since=idle))
+
+
+def _server_exited(state: State, event: ev.ServerExited, out: Out) -> State:
+    known = state.servers.get(event.pid)
+    if known is not None and known.started > event.at:  # a later process with the same pid
+        return state
+    failed = known is not None and known.status is Status.INITIALIZING
+    state = server_ended(state, event.pid, event.at, event.status, out)
+    return _start_failed(state, event.at, event.pid, None, out) if failed else state
+
+
+def _server_failed(state: State, event: ev.ServerFailed, out: Out) -> State:
+    """The reason comes before the line that says that the server has exited."""
+    if _late(state, event.at):
+        return state
+    failure = state.start_failure or StartFailure(0, event.at, event.at)
+    return replace(state, start_failure=replace(failure, reason=event.reason))
+
+
+def _start_failed(state: State, at: float, pid: int, reason: str | None, out: Out) -> State:
+    failure = state.start_failure or StartFailure(0, at, at)
+    failure = replace(failure, count=failure.count + 1, last=at, reason=reason or failure.reason)
+    out.append(tr.ServerStartFailed(at, pid, failure.reason, failure.count))
+    return replace(state, start_failure=failure)
+
+
+def _reported(state: State, event: ev.ServerStarted, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    return state if server is None else _put(state, replace(server, reported=True))
+
+
+def _stuck(state: State, event: ev.ServerStuck, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    if server is None or server.stuck_since is not None:
+        return state
+    return _put(state, replace(server, stuck_since=event.at))
+
+
+def _stop_tried(state: State, event: ev.ShutdownTried | ev.ShutdownRefused, out: Out) -> State:
+    server = state.servers.get(event.pid)
+    if server is None:
+        return state
+    tried = event.at if isinstance(event, ev.ShutdownTried) else None
+    return _put(state, replace(server, stop_tried=tried))
+
+
+def _stopping(state: State, event: ev.ServerStopping | ev.ShutdownForced, out: Out) -> State:
+    forced = isinstance(event, ev.ShutdownForced)
+    server = _server(state, event.pid if isinstance(event, ev.ShutdownForced) else event.server, event.at)
+    if server is None:
+        return state
+    since = event.at if server.stopping_since is None else min(event.at, server.stopping_since)
+    server = replace(server, status=Status.SHUTTING_DOWN, forced=server.forced or forced, stopping_since=since)
+    return _put(state, server)
+
+
+def _threads(state: State, event: ev.ThreadsSet, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    if server is None or server.reported:  # later ones are of single hand-overs
+        return state
+    return _put(state, replace(server, limits=Limits(event.percent, server.limits.memory)))
+
+
+def _memory(state: State, event: ev.MemorySet, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    if server is None or server.reported:
+        return state
+    memory = without(server.limits.memory, event.device)
+    if event.size:
+        memory[event.device] = event.size
+    return _put(state, replace(server, limits=Limits(server.limits.threads, memory)))
+
+
+def _status_seen(state: State, event: inp.ServerStatusSeen, out: Out) -> State:
+    """MPS's own word outweighs what was read from the logs."""
+    server = state.servers.get(event.server)
+    if server is None:
+        return state
+    if event.status == Status.ACTIVE and server.status is Status.FAULT:
+        return _put(state, _recovered(server, event.at, out))
+    if event.status == Status.FAULT and server.status is Status.ACTIVE:
+        out.append(tr.FaultBegan(event.at, server.pid, server.uid))
+        return _put(state, replace(server, status=Status.FAULT, fault_since=event.at))
+    return state
+
+
+def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
+    for pid in event.known_before - event.servers.keys():
+        if pid in state.servers:
+            state = server_ended(state, pid, event.at, None, out)
+    for pid, uid in event.servers.items():
+        if pid not in state.servers and pid not in event.known_before:
+            server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at)
+            state = replace(_put(state, server), ended=without(state.ended, pid))
+    return state
+
+
+# --- clients ----------------------------------------------------------------------------------------------------------
+
+
+def _connected(state: State, event: ev.ContextConnected, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    if server is None:
+        return state
+    known = server.attached.get(event.pid)
+    if known is None or event.context == 0:
+        known = Attachment(event.at)
+    attachment = replace(known, contexts=known.contexts | {event.context})
+    attached = bounded({**server.attached, event.pid: attachment}, _MOST_ATTACHED)
+    server = replace(server, idle_since=None, last_context=event.pid, attached=attached)
+    state = _put(state, server)
+    client = state.clients.get(event.pid)
+    if client is None:
+        known_at_gate = any(h.peer.pid == event.pid for h in state.held.values())
+        return state if known_at_gate else replace(state, foreign_lines=state.foreign_lines + 1)
+    if client.detached is not None:
+        state = replace(state, clients={**state.clients, event.pid: replace(client, detached=None)})
+    return state
+
+
+def _context_gone(state: State, event: ev.ContextExiting, out: Out) -> State:
+    server = state.servers.get(event.server)
+    known = server.attached.get(event.pid) if server is not None else None
+    if server is None or known is None:
+        return state
+    left = replace(known, contexts=known.contexts - {event.context})
+    return _put(state, replace(server, attached={**server.attached, event.pid: left}))
+
+
+def _disconnected(state: State, event: ev.ClientDisconnected, out: Out) -> State:
+    server = state.servers.get(event.server)
+    if server is None:
+        return state
+    known = server.attached.get(event.pid)
+    if known is not None and known.since > event.at:
+        return state
+    attached = without(server.attached, event.pid)
+    server = replace(server, attached=attached, idle_since=server.idle_since if attached else event.at)
+    if event.pid in server.sticky:
+        server = replace(server, sticky=tuple(pid for pid in server.sticky if pid != event.pid))
+        if not server.sticky and server.status is Status.FAULT:
+            server = _recovered(server, event.at, out)
+    state = _put(state, server)
+    client = state.clients.get(event.pid)
+    if client is not None and client.since <= event.at and state.server_of(event.pid) is None:
+        state = replace(state, clients={**state.clients, event.pid: replace(client, detached=event.at)})
+    return state
+
+
+def _associated(state: State, event: ev.DeviceAssociated, out: Out) -> State:
+    server = state.servers.get(event.server)
+    known = server.attached.get(server.last_context) if server is not None else None
+    if server is None or known is None or event.uuid in known.devices:
+        return state
+    fresh = replace(known, devices=known.devices | {event.uuid})
+    return _put(state, replace(server, attached={**server.attached, server.last_context: fresh}))
+
+
+def _terminating(state: State, event: ev.TerminationAsked, out: Out) -> State:
+    server = state.servers.get(event.server)
+    known = server.attached.get(event.pid) if server is not None else None
+    if server is None or known is None:
+        return state
+    return _put(state, replace(server, attached={**server.attached, event.pid: replace(known, terminated=True)}))
+
+
+def _refused(state: State, event: ev.ClientRefused, out: Out) -> State:
+    client = state.clients.get(event.pid)
+    held = next((h for h in state.held.values() if h.peer.pid == event.pid), None)
+    peer = client.peer if client is not None else held.peer if held is not None else None
+    if peer is not None:
+        out.append(tr.ClientRefused(event.at, peer.pid, peer.uid, f"server {event.server}: {event.reason}"))
+    return state
+
+
+def _full(state: State, event: ev.ClientsFull, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    if server is None:
+        return state
+    out.append(tr.ServerFull(event.at, event.server, event.limit))
+    return state if server.max_clients == event.limit else _put(state, replace(server, max_clients=event.limit))
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def _recovered(server: Server, at: float, out: Out) -> Server:
+    status = Status.ACTIVE if server.stopping_since is None else Status.SHUTTING_DOWN
+    out.append(tr.FaultOver(at, server.pid, max(0.0, at - (server.fault_since or at)), True))
+    return replace(server, status=status, sticky=(), devices_faulted=(), fault_since=None)
+
+
+def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    if server is None or server.status is Status.FAULT:  # a second fault before the first was over adds to it
+        return state
+    out.append(tr.FaultBegan(event.at, server.pid, server.uid))
+    return _put(state, replace(server, status=Status.FAULT, fault_since=event.at, sticky=(), devices_faulted=()))
+
+
+def _fault_device(state: State, event: ev.FaultDevice, out: Out) -> State:
+    server = state.servers.get(event.server)
+    if server is None or event.device in server.devices_faulted:
+        return state
+    return _put(state, replace(server, devices_faulted=(*server.devices_faulted, event.device)))
+
+
+def _fault_client(state: State, event: ev.FaultClient, out: Out) -> State:
+    server = state.servers.get(event.server)
+    if server is None or event.pid in server.sticky or len(server.sticky) >= _MOST_ATTACHED:
+        return state
+    out.append(tr.FaultClient(event.at, server.pid, event.pid))
+    state = _put(state, replace(server, sticky=(*server.sticky, event.pid)))
+    client = state.clients.get(event.pid)
+    if client is not None and client.outcome is Outcome.OK:
+        state = replace(state, clients={**state.clients, event.pid: replace(client, outcome=Outcome.FAULTED)})
+    return state
+
+
+def _destroyed(state: State, event: ev.ContextDestroyed, out: Out) -> State:
+    """The faulted device's server context has gone: the server takes new clients again (recording 03, Q4: before the
+    last client's disconnection is logged)."""
+    server = state.servers.get(event.server)
+    if server is None or server.status is not Status.FAULT:
+        return state
+    left = tuple(d for d in server.devices_faulted if d != event.device)
+    return _put(state, replace(server, devices_faulted=left) if left else _recovered(server, event.at, out))
+
+
+def _unknown(state: State, event: ev.Unknown, out: Out) -> State:
+    out.append(tr.LineUnknown(event.at, event.source, event.text))
+    return replace(state, unknown_lines=state.unknown_lines + 1)
+
+
+RULES: dict[type, Callable[[State, Any, Out], State]] = {
+    ev.ControlStarted: _control_started,
+    ev.ControlVersion: _control_version,
+    ev.QuitIssued: _quit,
+    ev.CommandRead: _command,
+    ev.CommandAnswer: _conversation,
+    ev.ConnectionLine: _conversation,
+    ev.ServerStarting: _server_starting,
+    ev.ServerStartup: _server_startup,
+    ev.ServerReady: _server_ready,
+    ev.ServerExited: _server_exited,
+    ev.ServerFailed: _server_failed,
+    ev.ServerStopping: _stopping,
+    ev.ShutdownForced: _stopping,
+    ev.ShutdownTried: _stop_tried,
+    ev.ShutdownRefused: _stop_tried,
+    ev.ServerStarted: _reported,
+    ev.ServerStuck: _stuck,
+    ev.ThreadsSet: _threads,
+    ev.MemorySet: _memory,
+    ev.ContextConnected: _connected,
+    ev.ContextExiting: _context_gone,
+    ev.ClientDisconnected: _disconnected,
+    ev.DeviceAssociated: _associated,
+    ev.ClientRefused: _refused,
+    ev.ClientsFull: _full,
+    ev.TerminationAsked: _terminating,
+    ev.FaultStarted: _fault,
+    ev.FaultDevice: _fault_device,
+    ev.FaultClient: _fault_client,
+    ev.ContextDestroyed: _destroyed,
+    ev.Unknown: _unknown,
+    inp.ServerStatusSeen: _status_seen,
+    inp.ServersListed: _listed,
+}

@@ -1,0 +1,46 @@
+"""What every rule is: ``decide(view, memory, now) -> Decision`` and ``note(memory, done) -> memory``.
+
+A rule keeps its own memory and nothing else. What it needs of another rule it asks for by a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from mpsagent.core.actions import Action
+from mpsagent.core.transitions import Transition
+
+M = TypeVar("M", covariant=True)
+Section = Literal["limits", "switch", "hang", "order"]
+"""Whose policy it is: with its enforcement off the request is dropped. ``order``: a person asked for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndClient:
+    """A request to the ladder. ``start`` tells the process from a later one with its pid; ``signals_only``: nothing is
+    left to protect (a fault, a server that has gone), or the time for asking is over; ``hook``: run the policy's
+    program first."""
+
+    pid: int
+    start: int
+    uid: int
+    reason: str
+    rule: str
+    section: Section
+    signals_only: bool = False
+    hook: bool = False
+
+
+Request = EndClient
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[M]):
+    """``wake``: when to decide again at the latest, None when only an input can change anything."""
+
+    memory: M
+    actions: tuple[Action, ...] = ()
+    requests: tuple[Request, ...] = ()
+    transitions: tuple[Transition, ...] = ()
+    wake: float | None = None

@@ -1,0 +1,136 @@
+"""What a rule may look at: the state, and what follows from it for policy and limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mpsagent.core.actions import Admissions
+from mpsagent.core.model import State
+from mpsagent.mps.limits import Limits
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy, Rules
+
+SHARED_UID = 0
+"""The user of a multi-user server, and what its log says for everyone (recording 08, G8)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A client that is being ended. ``blocks``: ``terminate_client`` has been sent for it and not been answered, so the
+    control daemon waits for it. ``signalled``: it is past that."""
+
+    pid: int
+    blocks: bool
+    signalled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Who has the GPU. ``contested``: since when somebody else waits for it; ``warned``, ``ending``: when the end of
+    the turn was announced and begun."""
+
+    uid: int
+    since: float
+    contested: float | None = None
+    warned: float | None = None
+    ending: float | None = None
+
+    def deadlines(self, rules: Rules) -> tuple[float, float] | None:
+        """When the user is warned and when the turn ends; None while it is not contested or may last for ever."""
+        if self.contested is None or rules.switch_exempt or rules.switch_after is None:
+            return None
+        warn = self.contested + rules.switch_after
+        return warn, max(warn, self.warned or warn) + rules.switch_grace
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """``ending``: the clients on their way out; ``turn``: who has the GPU; ``closing``: its user is to be shut out;
+    ``sent``: the admissions that the gate was told last, and their number; ``given_up``: why the agent no longer tries
+    to start the control daemon or its servers; ``pause_until``: until when servers that did not start are not tried."""
+
+    state: State
+    ending: Mapping[int, Ending] = field(default_factory=dict)
+    turn: Turn | None = None
+    closing: bool = False
+    sent: tuple[int, Admissions] | None = None
+    given_up: str | None = None
+    pause_until: float | None = None
+
+    @property
+    def policy(self) -> Policy:
+        return self.state.policy
+
+    @property
+    def control_alive(self) -> bool:
+        return self.state.control is not None and self.state.control.proven
+
+    @property
+    def shared(self) -> bool:
+        """One multi-user server for all."""
+        return self.policy.server == "shared"
+
+    def rules(self, uid: int) -> Rules:
+        """The rules for a uid. While the name service has not answered, a uid has no name and no groups."""
+        return self.policy.rules(self.state.identities.get(uid, Identity(uid)))
+
+    @property
+    def limits_enforced(self) -> bool:
+        """Whether limits are enforced for any user. If for none, the daemon's defaults are left alone."""
+        settings = self.policy.settings
+        everybody = settings.get(("limits", "enforce"))
+        if not self.policy.enforce or everybody is None or everybody.value:
+            return self.policy.enforce
+        return any(
+            path[0] in ("user", "group") and path[2:] == ("enforce",) and setting.value
+            for path, setting in settings.items()
+        )
+
+    def fail_safe(self) -> Limits:
+        """The strictest limits of the policy: what a client gets when its own cannot be known or confirmed."""
+        return self.policy.strictest(self.state.devices) if self.limits_enforced else Limits()
+
+    def limits(self, uid: int) -> Limits:
+        """The limits of a user's clients; the fail-safe ones for a user whose name is not known yet."""
+        if uid not in self.state.identities:
+            return self.fail_safe()
+        rules = self.rules(uid)
+        return rules.limits(self.state.devices) if rules.enforce_limits else Limits()
+
+    def denied(self, uid: int) -> bool:
+        """Whether the policy keeps a user out. Not before the name service has said who that is."""
+        return uid in self.state.identities and self.rules(uid).access == "deny"
+
+    def waiting(self) -> tuple[int, ...]:
+        """Users in the queue whom the policy lets in, in order of arrival, without whose turn it is."""
+        holder = None if self.turn is None else self.turn.uid
+        return tuple(uid for uid in self.state.queue() if uid != holder and not self.denied(uid))
+
+    def shut_out(self, uid: int) -> bool:
+        """No process of this user can pass the gate: a table without the user is in force there."""
+        gate = self.state.gate
+        if gate is None or self.sent is None:
+            return False
+        number, table = self.sent
+        return gate.applied >= number and not (table.open and any(one.uid == uid for one in table.users))
+
+    def is_alive(self, pid: int, start: int) -> bool:
+        client = self.state.clients.get(pid)
+        return client is not None and client.peer.start == start
+
+
+def same_limits(left: Limits, right: Limits) -> bool:
+    """Equal as MPS takes them: percentages to one decimal, memory to one MiB."""
+    if left == right:
+        return True
+    if abs(left.threads - right.threads) >= 0.05 or set(left.memory) != set(right.memory):
+        return False
+    return all(size >> 20 == right.memory[device] >> 20 for device, size in left.memory.items())
+
+
+def limits_text(limits: Limits) -> str:
+    """``20 % of threads, memory 2048 MiB on device 0``, for reasons and reports."""
+    parts = [f"{limits.threads:.1f} % of threads"]
+    parts += [f"{size >> 20} MiB on device {device}" for device, size in sorted(limits.memory.items())]
+    return ", ".join(parts)
