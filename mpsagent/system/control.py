@@ -1,15 +1,9 @@
-"""The control daemon as a process: what a supervisor does, and the proof that a process is the one it should be.
-
-The pid file has mode 0666 and lies in a directory that every user may enter, so its number is only a hint. A process is
-believed to be our control daemon by its owner, its command line and the pipe directory in its environment.
-"""
+"""The control daemon as a process: what a supervisor does, and why there may be none to work with."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,15 +11,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from mpsagent.mps.units import percent_text
+from mpsagent.system.frontend import NO_DAEMON_TEXT
 from mpsagent.system.processes import Process
-from mpsagent.system.threads import in_thread
+from mpsagent.system.spawn import find_program
 
 PROGRAM = "nvidia-cuda-mps-control"
 PID_FILE = "nvidia-cuda-mps-control.pid"
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"
-PROOF_DEADLINE = 2.0
-"""Seconds: reading another process's command line waits for its memory map, which a dying process may hold."""
+MULTIUSER = "--multiuser-server"
+NO_LIBCUDA = 244
+"""Exit status of the control daemon when it cannot load libcuda.so.1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +44,23 @@ class Running:
         return self.process.pid
 
 
-class TroubleKind(StrEnum):
+class ProblemKind(StrEnum):
+    """``ABSENT``: start one. ``MISSING``: NVIDIA's program is not there; a person has to install it. ``UNSUPPORTED``:
+    this driver's daemon does not know --multiuser-server; start it without. ``UNSAFE``: one is there that is not to be
+    touched. ``FAILED``: it did not start; later it may."""
+
     ABSENT = "not running"
+    MISSING = "not installed"
+    UNSUPPORTED = "not supported by this driver"
     UNSAFE = "not safe to take over"
     FAILED = "did not start"
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Problem:
     """Why there is no control daemon to work with; ``commands`` clean up, for a person to run."""
 
-    kind: TroubleKind
+    kind: ProblemKind
     text: str
     commands: tuple[str, ...] = ()
 
@@ -70,12 +73,15 @@ class ControlSupervisor(Protocol):
         """The daemon that is held, if any."""
         ...
 
-    async def start(self, environment: Mapping[str, str], threads: float) -> Running | Trouble:
-        """Starts a daemon; ``threads`` is the percentage of the floor, in force from its first moment."""
+    async def start(
+        self, environment: Mapping[str, str], threads: float, *, multiuser: bool = False
+    ) -> Running | Problem:
+        """Starts a daemon in the hidden directory. ``threads``: the fail-safe percentage, in force from its first
+        moment; ``multiuser``: one server for all users."""
         ...
 
-    async def adopt(self) -> Running | Trouble:
-        """Takes over a daemon that runs already."""
+    async def adopt(self) -> Running | Problem:
+        """Takes over our own daemon, which runs already."""
         ...
 
     async def stop(self, grace: float = 5.0) -> str | None:
@@ -141,134 +147,42 @@ class Held:
             self._on_gone(running.pid)
 
 
-# --- proof -----------------------------------------------------------------------------------------------------------
+# --- starting one ----------------------------------------------------------------------------------------------------
 
 
-def read_pid_file(pipe_directory: str) -> int | None:
-    """The number in the pid file: a hint."""
-    try:
-        fd = os.open(Path(pipe_directory, PID_FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        text = os.read(fd, 32).strip()
-        return int(text) if text.isdigit() and len(text) < 11 else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+def daemon_environment(hidden: str, threads: float) -> dict[str, str]:
+    """What a control daemon is given beside the policy's own variables."""
+    return {"CUDA_MPS_PIPE_DIRECTORY": hidden, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent_text(threads)}
 
 
-async def prove(pid: int, pipe_directory: str, how: str, program: str = PROGRAM) -> Running | Trouble:
-    """What process ``pid`` is, with a deadline."""
-    try:
-        return await in_thread(_prove, pid, pipe_directory, how, program, deadline=PROOF_DEADLINE)
-    except TimeoutError:
-        text = f"process {pid}: /proc/{pid} could not be read within {PROOF_DEADLINE:g} s"
-        return Trouble(TroubleKind.UNSAFE, text, (f"kill -KILL {pid}",))
-
-
-async def search(pipe_directory: str, program: str = PROGRAM) -> Running | Trouble:
-    """The control daemon of ``pipe_directory``: by its pid file, otherwise among all processes of the machine."""
-    pid = read_pid_file(pipe_directory)
-    absent = Trouble(TroubleKind.ABSENT, f"no control daemon runs on {pipe_directory}")
-    if pid is not None:
-        found = await prove(pid, pipe_directory, "its pid file", program)
-        if isinstance(found, Running) or found.kind is TroubleKind.UNSAFE:
-            return found
-    try:
-        return await in_thread(_search, pipe_directory, program, deadline=2 * PROOF_DEADLINE) or absent
-    except TimeoutError:
-        return absent
-
-
-def _search(pipe_directory: str, program: str) -> Running | Trouble | None:
-    trouble = None
-    for name in os.listdir("/proc"):  # noqa: PTH208 - names only, thousands of them
-        if name.isdigit():
-            found = _prove(int(name), pipe_directory, "its command line; the pid file is missing or wrong", program)
-            if isinstance(found, Running):
-                return found
-            if found.kind is TroubleKind.UNSAFE:
-                trouble = found
-    return trouble
-
-
-def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | Trouble:
-    absent = Trouble(TroubleKind.ABSENT, f"process {pid} is not the control daemon of {pipe_directory}")
-    process = Process.open(pid)
-    if process is None:
-        return absent
-    verdict: Running | Trouble = absent
-    try:
-        verdict = _examine(process, pipe_directory, how, program) or absent
-        if not process.alive:
-            verdict = absent
-    finally:
-        if not isinstance(verdict, Running):
-            process.close()
-    return verdict
-
-
-def _examine(process: Process, pipe_directory: str, how: str, program: str) -> Running | Trouble | None:
-    pid = process.pid
-    try:
-        command = [word.decode(errors="replace") for word in _proc(pid, "cmdline").split(b"\0")[:-1]]
-        # The program itself, or an interpreter and the program; a daemon, so with an option that says so.
-        names = [index for index, word in enumerate(command[:3]) if Path(word).name == Path(program).name]
-        if not names or process.uid != os.geteuid():
-            if not names:
-                return None
-            # Somebody else's daemon: its environment cannot tell us anything we would trust.
-            if _owns_socket_directory(process.uid, pipe_directory):
-                text = f"{pipe_directory} belongs to a control daemon of uid {process.uid} (process {pid})"
-                return Trouble(TroubleKind.UNSAFE, text, (f"kill {pid}", f"rm -r {pipe_directory}"))
-            return None
-        options = command[names[0] + 1 :]
-        pairs = (entry.partition(b"=") for entry in _proc(pid, "environ").split(b"\0") if b"=" in entry)
-        environ = {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
-    except OSError:
-        return None
-    theirs = environ.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORY
-    if not options or not _same_directory(theirs, pipe_directory):
-        return None
-    flags = "".join(word[1:] for word in options if word.startswith("-") and not word.startswith("--"))
-    if "f" in flags or any(word.startswith("--for") for word in options):
+def installed(program: str, environment: Mapping[str, str]) -> str | Problem:
+    """The path of NVIDIA's program, or that it is not installed."""
+    path = find_program(program, environment)
+    if path is not None:
+        return path
+    if "/" in program:
+        text = f"{program} is not there or not executable (control_program in [instance.NAME]); correct the policy"
+    else:
+        looked = environment.get("PATH") or "no PATH"
         text = (
-            f"control daemon {pid} runs in the foreground (-f): its logs go to its standard output, and without "
-            f"them nobody can see which user waits"
+            f"{program} is not installed (looked in {looked}); install MPS (Debian: apt install nvidia-cuda-mps; "
+            f"elsewhere it comes with the driver), or set control_program in [instance.NAME]"
         )
-        stop = f"echo quit -t 30 | CUDA_MPS_PIPE_DIRECTORY={pipe_directory} {PROGRAM}"
-        return Trouble(TroubleKind.UNSAFE, text, (stop,))
-    if "d" not in flags and "--daemon" not in options:
-        return None
-    return Running(
-        process,
-        pipe_directory=pipe_directory,
-        log_directory=environ.get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY,
-        devices=environ.get("CUDA_VISIBLE_DEVICES"),
-        threads=environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
-        multiuser="M" in flags or "--multiuser-server" in options,
-        how=how,
-    )
+    return Problem(ProblemKind.MISSING, text)
 
 
-def _proc(pid: int, name: str) -> bytes:
-    with open(f"/proc/{pid}/{name}", "rb") as file:
-        return file.read(256 << 10)
+def start_failure(path: str, code: int | None, said: str, multiuser: bool) -> Problem:
+    """What an exit status other than 0 of ``nvidia-cuda-mps-control -d`` means. ``said``: its output, in one line."""
+    name = Path(path).name
+    if code == NO_LIBCUDA:
+        text = f"{name} ended with status 244: it cannot load libcuda.so.1. Is the NVIDIA driver installed, and does "
+        text += "ldconfig -p list that library?"
+        return Problem(ProblemKind.FAILED, text, ("nvidia-smi", "ldconfig"))
+    if multiuser and code == 1 and NO_DAEMON_TEXT in said:
+        # Drivers 470, 535 and 550 take an unknown option for a call of the front-end.
+        return Problem(ProblemKind.UNSUPPORTED, f"{name} of this driver does not know {MULTIUSER}")
+    return Problem(ProblemKind.FAILED, f"{path} -d ended with status {code}: {said or 'no message'}")
 
 
-def _same_directory(left: str, right: str) -> bool:
-    try:
-        return Path(left).samefile(right)
-    except OSError:
-        return os.path.realpath(left) == os.path.realpath(right)
-
-
-def _owns_socket_directory(uid: int, pipe_directory: str) -> bool:
-    try:
-        return Path(pipe_directory, PID_FILE).lstat().st_uid == uid
-    except OSError:
-        return False
+# Names of the first edition; they go with their last user.
+Trouble, TroubleKind = Problem, ProblemKind

@@ -1,6 +1,6 @@
 """The control daemon as a process that the agent itself starts: for containers, the demo and machines without systemd.
 
-``-d`` forks twice, so the daemon is nobody's child and outlives the agent, which adopts it when it comes back.
+``-d`` forks twice, so the daemon is a child of init and outlives the agent, which adopts it when it comes back.
 """
 
 from __future__ import annotations
@@ -9,16 +9,28 @@ import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mpsagent.mps.units import percent_text
-from mpsagent.system.control import PID_FILE, PROGRAM, Held, Running, Trouble, TroubleKind, prove, read_pid_file, search
-from mpsagent.system.spawn import find_program, run_program
+from mpsagent.system.control import (
+    MULTIUSER,
+    PID_FILE,
+    PROGRAM,
+    Held,
+    Problem,
+    ProblemKind,
+    Running,
+    daemon_environment,
+    installed,
+    start_failure,
+)
+from mpsagent.system.control_search import search
+from mpsagent.system.spawn import run_program
 
 START_DEADLINE = 15.0
 """Seconds from the call to a proved daemon; 45 ms on an idle machine (recording 01, S1)."""
+STEP, LONGEST_STEP = 0.005, 0.1
 
 
 class ControlChild(Held):
-    """Supervises the daemon of ``pipe_directory``. ``on_gone(pid)`` is called when it ends, whatever the reason."""
+    """Supervises the daemon of the hidden directory ``pipe_directory``. ``on_gone(pid)`` is called when it ends."""
 
     def __init__(self, pipe_directory: str, on_gone: Callable[[int], None], *, program: str = PROGRAM) -> None:
         super().__init__(on_gone)
@@ -26,42 +38,46 @@ class ControlChild(Held):
         self.program = program
 
     async def start(
-        self, environment: Mapping[str, str], threads: float, *, deadline: float = START_DEADLINE
-    ) -> Running | Trouble:
+        self,
+        environment: Mapping[str, str],
+        threads: float,
+        *,
+        multiuser: bool = False,
+        deadline: float = START_DEADLINE,
+    ) -> Running | Problem:
         """Starts a daemon. ``environment`` is all it gets, but for the pipe directory and ``threads``."""
         loop = asyncio.get_running_loop()
         until = loop.time() + deadline
-        path = find_program(self.program, environment)
-        if path is None:
-            return _failed(f"{self.program}: no such program, or not executable")
+        path = installed(self.program, environment)
+        if isinstance(path, Problem):
+            return path
         try:  # of an earlier daemon; otherwise it might be taken for the new one's
             Path(self.pipe_directory, PID_FILE).unlink(missing_ok=True)  # noqa: ASYNC240
         except OSError as error:
             return _failed(f"{self.pipe_directory}/{PID_FILE} of an earlier daemon: {error.strerror}")
-        own = {
-            "CUDA_MPS_PIPE_DIRECTORY": self.pipe_directory,
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent_text(threads),
-        }
-        ended = await run_program([path, "-d"], {**environment, **own}, deadline=deadline)
+        own = daemon_environment(self.pipe_directory, threads)
+        options = ["-d", *([MULTIUSER] if multiuser else [])]
+        ended = await run_program([path, *options], {**environment, **own}, deadline=deadline)
         said = " ".join((ended.err + " " + ended.out).split())[:300]
+        if ended.problem is not None:
+            return _failed(ended.problem)
         if ended.code != 0:
-            hint = " (it could not load libcuda.so.1)" if ended.code == 244 else ""
-            return _failed(ended.problem or f"{path} -d ended with status {ended.code}{hint}: {said or 'no message'}")
-        while loop.time() < until:
-            pid = read_pid_file(self.pipe_directory)
-            if pid is not None:
-                found = await prove(pid, self.pipe_directory, "started by this agent", self.program)
-                if isinstance(found, Running):
-                    return self.hold(found)
-                if found.kind is TroubleKind.UNSAFE:
-                    return found
-            await asyncio.sleep(0.005)
+            return start_failure(path, ended.code, said, multiuser)
+        step = STEP
+        while loop.time() < until:  # drivers 470 and 535 write no pid file: it is searched for
+            found = await search(self.pipe_directory, self.program, "started by this agent")
+            if isinstance(found, Running):
+                return self.hold(found)
+            if found.kind is ProblemKind.UNSAFE:
+                return found
+            await asyncio.sleep(step)
+            step = min(2 * step, LONGEST_STEP)
         return _failed(f"{path} -d ended well, but no control daemon was there after {deadline:g} s. {said}".rstrip())
 
-    async def adopt(self) -> Running | Trouble:
+    async def adopt(self) -> Running | Problem:
         found = await search(self.pipe_directory, self.program)
         return self.hold(found) if isinstance(found, Running) else found
 
 
-def _failed(text: str) -> Trouble:
-    return Trouble(TroubleKind.FAILED, text)
+def _failed(text: str) -> Problem:
+    return Problem(ProblemKind.FAILED, text)

@@ -14,8 +14,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mpsagent.mps.units import percent_text
-from mpsagent.system.control import PROGRAM, Held, Running, Trouble, TroubleKind, prove, search
+from mpsagent.system.control import (
+    MULTIUSER,
+    PROGRAM,
+    Held,
+    Problem,
+    ProblemKind,
+    Running,
+    daemon_environment,
+    installed,
+    start_failure,
+)
+from mpsagent.system.control_search import prove, search
+from mpsagent.system.frontend import NO_DAEMON_TEXT
 from mpsagent.system.threads import in_thread
 
 RUN_DIRECTORY = "/run/mpsagent"
@@ -27,12 +38,13 @@ STEP = 0.02
 
 class UnitState(NamedTuple):
     """What systemd says of a unit. ``active``: its ActiveState (``active``, ``activating``, ``inactive``, ``failed``);
-    ``load``: ``loaded`` or ``not-found``; ``result``: why it failed."""
+    ``load``: ``loaded`` or ``not-found``; ``result``: why it failed; ``status``: exit status of its ExecStart=."""
 
     load: str
     active: str
     main_pid: int
     result: str
+    status: int = 0
 
 
 class Systemd(Protocol):
@@ -64,7 +76,10 @@ class SystemBus:
             load, active = _text(found.Unit.LoadState), _text(found.Unit.ActiveState)
             if load != "loaded":
                 return UnitState(load, active, 0, "")
-            return UnitState(load, active, int(found.Service.MainPID), _text(found.Service.Result))
+            service = found.Service
+            starts = service.ExecStart  # per command: path, words, ignore, four times, pid, code, status
+            status = int(starts[-1][-1]) if starts else 0
+            return UnitState(load, active, int(service.MainPID), _text(service.Result), status)
 
 
 @contextmanager
@@ -99,19 +114,25 @@ class ControlUnit(Held):
         self.unit = f"mpsagent-control@{name}.service"
         self.pipe_directory = pipe_directory
         self.program = program
-        self.environment_file = Path(run_directory, f"instance-{name}.env")
+        self.environment_file = Path(run_directory, f"instance-{name}.env")  # the unit names the same path
         self._systemd = systemd or SystemBus()
 
     async def start(
-        self, environment: Mapping[str, str], threads: float, *, deadline: float = START_DEADLINE
-    ) -> Running | Trouble:
-        """Starts the unit with ``environment``, the pipe directory and ``threads`` in its environment file."""
-        own = {
-            "CUDA_MPS_PIPE_DIRECTORY": self.pipe_directory,
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": percent_text(threads),
-        }
+        self,
+        environment: Mapping[str, str],
+        threads: float,
+        *,
+        multiuser: bool = False,
+        deadline: float = START_DEADLINE,
+    ) -> Running | Problem:
+        """Starts the unit with ``environment``, the hidden directory and ``threads`` in its environment file."""
+        path = installed(self.program, os.environ)
+        if isinstance(path, Problem):
+            return path
+        unit = {"MPSAGENT_CONTROL": path, "MPSAGENT_CONTROL_OPTIONS": MULTIUSER if multiuser else ""}
+        own = daemon_environment(self.pipe_directory, threads)
         try:
-            write_environment(self.environment_file, {**environment, **own})
+            write_environment(self.environment_file, {**environment, **own, **unit})
             async with asyncio.timeout(deadline):
                 await in_thread(self._systemd.start, self.unit, deadline=CALL_DEADLINE)
                 state = await self._settled()
@@ -120,15 +141,15 @@ class ControlUnit(Held):
         except Exception as error:
             return self._failed(f"{self.unit} could not be started: {_reason(error)}")
         if state.active != "active":
-            return self._failed(f"{self.unit} did not start: {state.active}, {state.result or state.load}")
-        found = await prove(state.main_pid, self.pipe_directory, f"started as {self.unit}", self.program)
+            return self._not_started(path, state, multiuser)
+        found = await self._main_process(state, f"started as {self.unit}")
         if isinstance(found, Running):
             return self.hold(found)
-        return self._failed(f"{self.unit} runs, but its main process {state.main_pid} is not it: {found.text}")
+        return self._failed(f"{self.unit} runs, but its control daemon is not found: {found.text}")
 
-    async def adopt(self) -> Running | Trouble:
-        """The unit's daemon, otherwise one that somebody has started by hand on the same pipe directory."""
-        with suppress(Exception):  # systemd in trouble: the process itself is proof enough
+    async def adopt(self) -> Running | Problem:
+        """The unit's daemon, otherwise one that runs on the same hidden directory."""
+        with suppress(Exception):  # systemd in difficulty: the process itself is proof enough
             state = await in_thread(self._systemd.state, self.unit, deadline=CALL_DEADLINE)
             if state.main_pid:
                 found = await prove(state.main_pid, self.pipe_directory, f"its unit {self.unit}", self.program)
@@ -136,6 +157,24 @@ class ControlUnit(Held):
                     return self.hold(found)
         found = await search(self.pipe_directory, self.program)
         return self.hold(found) if isinstance(found, Running) else found
+
+    async def _main_process(self, state: UnitState, how: str) -> Running | Problem:
+        """systemd guesses the main process; where it could not, the daemon is searched for."""
+        found: Running | Problem | None = None
+        if state.main_pid:
+            found = await prove(state.main_pid, self.pipe_directory, how, self.program)
+        if found is None or (isinstance(found, Problem) and found.kind is ProblemKind.ABSENT):
+            found = await search(self.pipe_directory, self.program, how)
+        return found
+
+    def _not_started(self, path: str, state: UnitState, multiuser: bool) -> Problem:
+        # The last words are in the journal. Status 1 with the option: drivers before 580 do not know it.
+        unknown = multiuser and state.status == 1
+        said = NO_DAEMON_TEXT if unknown else "its words are in the journal"
+        if state.result == "exit-code" and state.status:
+            problem = start_failure(path, state.status, said, multiuser)
+            return Problem(problem.kind, f"{self.unit}: {problem.text}", (*problem.commands, *self._commands()))
+        return self._failed(f"{self.unit} did not start: {state.active}, {state.result or state.load}")
 
     async def stop(self, grace: float = 5.0) -> str | None:
         """Stops the unit (its ExecStop says how); what still lives after ``grace`` seconds is ended by signals, like
@@ -158,9 +197,11 @@ class ControlUnit(Held):
                 return state
             await asyncio.sleep(STEP)
 
-    def _failed(self, text: str) -> Trouble:
-        commands = (f"systemctl status {self.unit}", f"journalctl -b -u {self.unit}")
-        return Trouble(TroubleKind.FAILED, text, commands)
+    def _failed(self, text: str) -> Problem:
+        return Problem(ProblemKind.FAILED, text, self._commands())
+
+    def _commands(self) -> tuple[str, str]:
+        return f"systemctl status {self.unit}", f"journalctl -b -u {self.unit}"
 
 
 def write_environment(path: Path, environment: Mapping[str, str]) -> None:

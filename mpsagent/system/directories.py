@@ -76,7 +76,7 @@ def prepare_public(path: str) -> list[str]:
     if found is not None:
         who = f"process {found[0]} of {_who(found[1])}" if found[0] else "a process that cannot be seen"
         raise DirectoryRefused(
-            f"{path} is served by {who}, which is not the gate: a control daemon that was started by hand? When its work "
+            f"{path} is served by {who}, which is not the gate: a control daemon started by hand? When its work "
             f"is done, end it: echo quit | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(path)} nvidia-cuda-mps-control"
         )
     with _opened(path) as directory:
@@ -104,7 +104,7 @@ def prepare_log(path: str) -> list[str]:
         if error.errno != errno.EROFS:
             raise
         raise DirectoryRefused(
-            f"{path} is on a read-only file system, so the control daemon cannot write its logs, which the agent needs. "
+            f"{path} is on a read-only file system, so the control daemon cannot write the logs that the agent needs. "
             f"Set log_directory in [instance.NAME] to a place that can be written to"
         ) from None
     return notes

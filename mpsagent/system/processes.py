@@ -47,6 +47,15 @@ class Process:
             return None
         return cls(pid, fd, *facts)
 
+    @classmethod
+    def from_pidfd(cls, fd: int, pid: int, uid: int, started: int) -> Process:
+        """The process of a pidfd that came from elsewhere (the gate, over a socket); the pidfd is ours from now on, and
+        whoever passed it knows the rest. Raises ValueError, and closes it, when it is no pidfd of that process."""
+        if pid <= 0 or _pid_of(fd) not in (pid, -1):
+            os.close(fd)
+            raise ValueError(f"descriptor {fd} is not a pidfd of process {pid}")
+        return cls(pid, fd, started, uid)
+
     @property
     def alive(self) -> bool:
         return self._fd >= 0 and not _ended(self._fd)
@@ -176,6 +185,15 @@ def _exists(pid: int, uid: int | None) -> bool:
     """True when such a process is alive all the same (it could not be opened for another reason)."""
     fields, facts = _stat(pid), _facts(pid)
     return fields is not None and fields[0] not in "ZX" and facts is not None and uid in (None, facts[1])
+
+
+def _pid_of(fd: int) -> int | None:
+    """The process of a pidfd: -1 when it has ended, None when it is none or in a pid namespace that cannot be seen."""
+    with suppress(OSError, ValueError), open(f"/proc/self/fdinfo/{fd}", "rb") as file:
+        for line in file.read(4096).split(b"\n"):
+            if line.startswith(b"Pid:"):
+                return int(line.split()[1]) or None
+    return None
 
 
 def _ended(fd: int) -> bool:

@@ -13,32 +13,41 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.system.control import PID_FILE, Running, Trouble, TroubleKind
+from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
 from mpsagent.system.control_child import ControlChild
+from mpsagent.system.control_search import Foreign, foreign
+from mpsagent.system.directories import directories, listener_of, prepare_hidden, prepare_log
+from tests.nvidia.fetch import Unavailable, get
 from tests.system.conftest import MakeProgram, Play, until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
-# Forks twice like the real one and leaves its pid; what it was given is left in the pipe directory.
+# Forks twice like the real one, whose first process returns when the daemon is up; what it was given is left in its
+# directory. A file "old" there makes it a driver like 470.
 DAEMON = textwrap.dedent(
     """
     import os, sys, time
     pipe = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
-    if sys.argv[1:] == ["-d"] and os.path.exists(pipe + "/refuse"):
-        print("An instance of this daemon is already running", file=sys.stderr)
+    old = os.path.exists(pipe + "/old")
+    if old and "--multiuser-server" in sys.argv:
+        print("Cannot find MPS control daemon process", file=sys.stderr)
         sys.exit(1)
+    up, report = os.pipe()
     if "-d" in sys.argv or "-dM" in sys.argv:
         if os.fork():
+            os.close(report)
+            os.read(up, 1)
             sys.exit(0)
         os.setsid()
         if os.fork():
             os._exit(0)
     with open(pipe + "/given", "w") as file:
         file.write(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
-    time.sleep(0.05)
-    with open(pipe + "/nvidia-cuda-mps-control.pid.new", "w") as file:
-        file.write("%d\\n" % os.getpid())
-    os.rename(pipe + "/nvidia-cuda-mps-control.pid.new", pipe + "/nvidia-cuda-mps-control.pid")
+    if not old:
+        with open(pipe + "/nvidia-cuda-mps-control.pid.new", "w") as file:
+            file.write("%d\\n" % os.getpid())
+        os.rename(pipe + "/nvidia-cuda-mps-control.pid.new", pipe + "/nvidia-cuda-mps-control.pid")
+    os.close(report)
     time.sleep(600)
     """
 )
@@ -73,8 +82,8 @@ def alone(daemon: str, pipe: str, *options: str, **more: object) -> None:
     subprocess.run([daemon, *options], env=environment(pipe), check=True, **more)  # type: ignore[call-overload]
 
 
-def test_start_gives_the_floor_from_the_first_moment_and_proves_the_daemon(daemon: str, pipe: str, play: Play) -> None:
-    """The floor must be in the daemon's own environment: set by command it would come too late."""
+def test_start_gives_the_fail_safe_limit_at_once_and_proves_the_daemon(daemon: str, pipe: str, play: Play) -> None:
+    """It must be in the daemon's own environment: set by command it would come too late."""
 
     async def scenario() -> None:
         gone: list[int] = []
@@ -98,7 +107,7 @@ def test_start_gives_the_floor_from_the_first_moment_and_proves_the_daemon(daemo
 
 
 def test_the_daemon_outlives_the_agent_and_is_adopted(daemon: str, pipe: str, play: Play) -> None:
-    """A restart of the agent must not disturb anybody: same process, held again."""
+    """A restart of the agent must not disturb any work: same process, held again."""
 
     async def scenario() -> None:
         first = ControlChild(pipe, lambda _: None, program=daemon)
@@ -114,8 +123,8 @@ def test_the_daemon_outlives_the_agent_and_is_adopted(daemon: str, pipe: str, pl
         assert await second.stop() is None
         assert gone == [started.pid]
         missing = await second.adopt()
-        assert isinstance(missing, Trouble)
-        assert missing.kind is TroubleKind.ABSENT
+        assert isinstance(missing, Problem)
+        assert missing.kind is ProblemKind.ABSENT
         second.close()
 
     play(scenario())
@@ -140,6 +149,44 @@ def test_a_wrong_pid_file_does_not_hide_the_daemon(daemon: str, pipe: str, play:
     play(scenario())
 
 
+def test_a_driver_without_a_pid_file_is_found_all_the_same(daemon: str, pipe: str, play: Play) -> None:
+    """Drivers 470 and 535 write none: the first edition waited 15 s and gave up."""
+    Path(pipe, "old").touch()
+
+    async def scenario() -> None:
+        control = ControlChild(pipe, lambda _: None, program=daemon)
+        running = await control.start(environment(pipe), 10)
+        assert isinstance(running, Running), running
+        assert running.how == "started by this agent"
+        assert not Path(pipe, PID_FILE).exists()
+        control.close()
+        adopted = await control.adopt()
+        assert isinstance(adopted, Running)
+        assert adopted.pid == running.pid
+        assert await control.stop() is None
+
+    play(scenario())
+
+
+def test_one_server_for_all_users_is_asked_for_by_its_option(daemon: str, pipe: str, play: Play) -> None:
+    """A driver that does not know it says so in words of the front-end: then it is to be started without."""
+
+    async def scenario() -> None:
+        control = ControlChild(pipe, lambda _: None, program=daemon)
+        running = await control.start(environment(pipe), 10, multiuser=True)
+        assert isinstance(running, Running), running
+        assert running.multiuser
+        assert await control.stop() is None
+        Path(pipe, "old").touch()
+        found = await control.start(environment(pipe), 10, multiuser=True)
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.UNSUPPORTED
+        assert "--multiuser-server" in found.text
+        control.close()
+
+    play(scenario())
+
+
 def test_the_daemon_of_another_pipe_directory_is_not_ours(daemon: str, pipe: str, tmp_path: Path, play: Play) -> None:
     """Several daemons may run; one that serves another directory is none of this instance's business."""
     other = tmp_path / "other"
@@ -151,15 +198,15 @@ def test_the_daemon_of_another_pipe_directory_is_not_ours(daemon: str, pipe: str
         await until(lambda: Path(pipe, PID_FILE).exists())
         shutil.copy(Path(pipe, PID_FILE), other / PID_FILE)
         found = await control.adopt()
-        assert isinstance(found, Trouble)
-        assert found.kind is TroubleKind.ABSENT
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.ABSENT
         control.close()
 
     play(scenario())
 
 
 def test_options_of_an_adopted_daemon_are_seen(daemon: str, pipe: str, play: Play) -> None:
-    """--multiuser-server makes limits per user impossible; the agent has to know."""
+    """Whether one server serves all users is for the agent to know."""
 
     async def scenario() -> None:
         control = ControlChild(pipe, lambda _: None, program=daemon)
@@ -175,15 +222,15 @@ def test_options_of_an_adopted_daemon_are_seen(daemon: str, pipe: str, play: Pla
 
 
 def test_a_foreground_daemon_is_refused_with_the_command_that_ends_it(daemon: str, pipe: str, play: Play) -> None:
-    """With -f the log files stay empty: the agent would be blind, and must say so."""
+    """With -f the log files stay empty: what happens would not be seen, and the agent must say so."""
 
     async def scenario() -> None:
         control = ControlChild(pipe, lambda _: None, program=daemon)
         child = subprocess.Popen([daemon, "-f"], env=environment(pipe))
         await until(lambda: Path(pipe, PID_FILE).exists())
         found = await control.adopt()
-        assert isinstance(found, Trouble)
-        assert found.kind is TroubleKind.UNSAFE
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.UNSAFE
         assert "foreground" in found.text
         assert pipe in found.commands[0]
         child.kill()
@@ -212,8 +259,8 @@ def test_another_users_daemon_is_refused(program: MakeProgram, pipe: str, play: 
         alone(daemon, pipe, "-d", user=20001, group=20001)
         await until(lambda: Path(pipe, PID_FILE).exists())
         found = await control.adopt()
-        assert isinstance(found, Trouble)
-        assert found.kind is TroubleKind.UNSAFE
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.UNSAFE
         assert "20001" in found.text
         assert found.commands[0] == f"kill {Path(pipe, PID_FILE).read_text().strip()}"
         control.close()
@@ -237,22 +284,27 @@ def test_a_failed_start_says_why(program: MakeProgram, pipe: str, play: Play, sc
     async def scenario() -> None:
         control = ControlChild(pipe, lambda _: None, program=str(path))
         found = await control.start(environment(pipe), 10, deadline=0.5)
-        assert isinstance(found, Trouble)
-        assert found.kind is TroubleKind.FAILED
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.FAILED
         assert words in found.text
         control.close()
 
     play(scenario())
 
 
-def test_a_missing_program_is_said(tmp_path: Path, pipe: str, play: Play) -> None:
-    """Nothing is removed and nothing started."""
+def test_a_missing_program_is_said_at_once(tmp_path: Path, pipe: str, play: Play) -> None:
+    """Where it was looked for and what to install; nothing is removed and nothing started."""
 
     async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=str(tmp_path / "absent"))
-        found = await control.start(environment(pipe), 10)
-        assert isinstance(found, Trouble)
-        assert "absent" in found.text
+        Path(pipe, PID_FILE).touch()
+        for name in (str(tmp_path / "absent"), "nvidia-cuda-mps-absent"):
+            control = ControlChild(pipe, lambda _: None, program=name)
+            found = await control.start(environment(pipe), 10)
+            assert isinstance(found, Problem)
+            assert found.kind is ProblemKind.MISSING
+            assert name in found.text
+        assert "is not installed (looked in /usr/bin:/bin); install" in found.text
+        assert Path(pipe, PID_FILE).exists()
 
     play(scenario())
 
@@ -271,5 +323,102 @@ def test_stop_ends_one_that_ignores_sigterm(program: MakeProgram, pipe: str, pla
         assert await control.stop(grace=0.2) is None
         assert control.running is None
         assert await control.stop() is None
+
+    play(scenario())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to make a mount namespace")
+def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
+    daemon: str, pipe: str, tmp_path: Path, play: Play
+) -> None:
+    """Same owner, same command line, same path in its environment, another directory: it must not be taken over."""
+    script = 'mount --make-rprivate / && mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", pipe, daemon, "-d"]
+    if subprocess.run(command, env=environment(pipe), check=False).returncode:
+        pytest.skip("no mount namespaces here")
+
+    async def scenario() -> None:
+        found: list[Foreign] = []
+
+        async def named() -> bool:
+            found[:] = [one for one in await foreign(pipe, program=daemon) if one.pipe_directory == pipe]
+            return bool(found)
+
+        while not await named():
+            pass
+        assert found[0].elsewhere
+        assert not found[0].public
+        assert f"control daemon {found[0].pid} of uid 0 on {pipe}" in found[0].text()
+        assert "container" in found[0].text()
+        control = ControlChild(pipe, lambda _: None, program=daemon)
+        adopted = await control.adopt()
+        assert isinstance(adopted, Problem)
+        assert adopted.kind is ProblemKind.ABSENT
+        ours = await control.start(environment(pipe), 10)
+        assert isinstance(ours, Running), "ours can be started beside it"
+        assert ours.pid != found[0].pid
+        assert await control.stop() is None
+        assert Path(f"/proc/{found[0].pid}").exists()
+
+    play(scenario())
+
+
+def test_a_daemon_that_was_started_by_hand_on_the_public_directory_is_seen(
+    daemon: str, pipe: str, tmp_path: Path, play: Play
+) -> None:
+    """The gate cannot listen there until it has ended; the administrator reads which process and what ends it."""
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+
+    async def scenario() -> None:
+        alone(daemon, pipe, "-d")
+        await until(lambda: Path(pipe, PID_FILE).exists())
+        control = ControlChild(str(hidden), lambda _: None, program=daemon)
+        ours = await control.start(environment(str(hidden)), 10)
+        assert isinstance(ours, Running)
+        number = int(Path(pipe, PID_FILE).read_text())
+        found = [one for one in await foreign(pipe, own=(ours.pid,), program=daemon) if one.pid in (number, ours.pid)]
+        assert [(one.pid, one.public, one.uid, one.elsewhere) for one in found] == [(number, True, os.getuid(), False)]
+        assert found[0].command() == f"echo quit | CUDA_MPS_PIPE_DIRECTORY={pipe} nvidia-cuda-mps-control"
+        assert await control.stop() is None
+        assert Path(f"/proc/{number}").exists(), "it is never touched"
+        os.kill(number, signal.SIGKILL)
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("branch", ["470", "535", "550"])
+def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, tmp_path: Path, play: Play) -> None:
+    """Without a GPU the daemon itself is real; 470 and 535 write no pid file, none of them knows --multiuser-server."""
+    try:
+        driver = get(branch)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    where = directories("default", str(tmp_path / "public"), str(tmp_path / "log"), str(tmp_path))
+    prepare_hidden(where)
+    prepare_log(where.log)
+    given = {**driver.environment(), "CUDA_MPS_LOG_DIRECTORY": where.log}
+
+    async def scenario() -> None:
+        gone: list[int] = []
+        control = ControlChild(where.hidden, gone.append)
+        unknown = await control.start(given, 10, multiuser=True)
+        assert isinstance(unknown, Problem)
+        assert unknown.kind is ProblemKind.UNSUPPORTED
+        running = await control.start(given, 10)
+        assert isinstance(running, Running), running
+        assert running.log_directory == where.log
+        assert listener_of(f"{where.hidden}/control") == (running.pid, os.getuid())
+        assert Path(where.hidden, PID_FILE).exists() == (branch == "550")
+        twice = await ControlChild(where.hidden, gone.append).start(given, 10)
+        assert isinstance(twice, Problem)
+        assert "already running" in twice.text
+        control.close()
+        adopted = await control.adopt()
+        assert isinstance(adopted, Running)
+        assert adopted.pid == running.pid
+        assert await control.stop() is None
+        await until(lambda: gone == [running.pid])
 
     play(scenario())

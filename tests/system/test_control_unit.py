@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.system import control_unit
-from mpsagent.system.control import PID_FILE, Running, Trouble, TroubleKind
+from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
 from mpsagent.system.control_unit import ControlUnit, UnitState, write_environment
 from tests.system.conftest import MakeProgram, Play, until
 
@@ -32,12 +32,14 @@ class Systemd:
         self.calls: list[str] = []
         self.states: list[UnitState] = []
         self.hang = 0.0
+        self.guesses = True
 
     def start(self, unit: str) -> None:
         self.calls.append(f"start {unit}")
         time.sleep(self.hang)
         given = dict(word.split("=", 1) for word in shlex.split(self.environment.read_text()))
-        self.child = subprocess.Popen([self.program, "-d"], env={"PATH": "/usr/bin:/bin", **given})
+        words = [given["MPSAGENT_CONTROL"], "-d", *given["MPSAGENT_CONTROL_OPTIONS"].split()]
+        self.child = subprocess.Popen(words, env={"PATH": "/usr/bin:/bin", **given})
         self.states = [UnitState("loaded", "activating", 0, "success")] * 3
 
     def stop(self, unit: str) -> None:
@@ -54,8 +56,11 @@ class Systemd:
         if self.child is None:
             return UnitState("not-found", "inactive", 0, "")
         if self.child.poll() is not None:
+            code = self.child.poll()
+            if code is not None and code > 0:
+                return UnitState("loaded", "failed", 0, "exit-code", code)
             return UnitState("loaded", "failed", 0, "signal")
-        return UnitState("loaded", "active", self.child.pid, "success")
+        return UnitState("loaded", "active", self.child.pid if self.guesses else 0, "success")
 
 
 @pytest.fixture
@@ -85,15 +90,16 @@ def unit(systemd: Systemd, pipe: str, gone: list[int]) -> ControlUnit:
 
 
 def test_it_is_started_proved_and_stopped_through_its_unit(systemd: Systemd, pipe: str, play: Play) -> None:
-    """The floor and the pipe directory reach the daemon through the environment file."""
+    """The fail-safe limit and the hidden directory reach the daemon through the environment file."""
 
     async def scenario() -> None:
         gone: list[int] = []
         control = unit(systemd, pipe, gone)
-        running = await control.start({"CUDA_VISIBLE_DEVICES": "GPU-1"}, 10)
+        running = await control.start({"CUDA_VISIBLE_DEVICES": "GPU-1"}, 10, multiuser=True)
         assert isinstance(running, Running), running
         assert running.threads == "10.0"
         assert running.devices == "GPU-1"
+        assert running.multiuser
         assert running.how == "started as mpsagent-control@gpu0.service"
         assert await control.stop() is None
         await until(lambda: gone == [running.pid])
@@ -104,12 +110,12 @@ def test_it_is_started_proved_and_stopped_through_its_unit(systemd: Systemd, pip
 
 
 def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd: Systemd, pipe: str, play: Play) -> None:
-    """Its own unit first; a daemon started by hand on the same directory otherwise, also when systemd is in trouble."""
+    """Its own unit first; otherwise what runs on the same directory, also when systemd does not answer."""
 
     async def scenario() -> None:
         absent = await unit(systemd, pipe, []).adopt()
-        assert isinstance(absent, Trouble)
-        assert absent.kind is TroubleKind.ABSENT
+        assert isinstance(absent, Problem)
+        assert absent.kind is ProblemKind.ABSENT
         first = unit(systemd, pipe, [])
         started = await first.start({}, 10)
         assert isinstance(started, Running)
@@ -138,19 +144,60 @@ def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd: Syst
     play(scenario())
 
 
-def test_a_unit_that_fails_or_is_missing_says_where_to_look(
-    systemd: Systemd, pipe: str, play: Play, program: MakeProgram
+@pytest.mark.parametrize(
+    ("script", "multiuser", "kind", "words"),
+    [
+        ("exit 244", False, ProblemKind.FAILED, "cannot load libcuda.so.1"),
+        ("exit 1", False, ProblemKind.FAILED, "status 1"),
+        ("exit 1", True, ProblemKind.UNSUPPORTED, "does not know --multiuser-server"),
+        ("kill -KILL $$", False, ProblemKind.FAILED, "failed, signal"),
+    ],
+)
+def test_a_unit_that_fails_says_why_and_where_to_look(
+    systemd: Systemd, pipe: str, play: Play, program: MakeProgram, script: str, multiuser: bool, kind: str, words: str
 ) -> None:
     """With the commands for the person on call."""
-    systemd.program = program("exit 244")
+    systemd.program = program(script)
+
+    async def scenario() -> None:
+        control = unit(systemd, pipe, [])
+        found = await control.start({}, 10, multiuser=multiuser)
+        assert isinstance(found, Problem)
+        assert found.kind is kind
+        assert words in found.text
+        assert "journalctl -b -u mpsagent-control@gpu0.service" in found.commands
+        control.close()
+
+    play(scenario())
+
+
+def test_a_missing_program_is_said_before_the_unit_is_asked(systemd: Systemd, pipe: str, play: Play) -> None:
+    """The reason would otherwise stand in another unit's journal, 15 s later."""
+    systemd.program = Path("/nowhere/nvidia-cuda-mps-control")
 
     async def scenario() -> None:
         control = unit(systemd, pipe, [])
         found = await control.start({}, 10)
-        assert isinstance(found, Trouble)
-        assert found.kind is TroubleKind.FAILED
-        assert "failed, signal" in found.text
-        assert "journalctl -b -u mpsagent-control@gpu0.service" in found.commands
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.MISSING
+        assert systemd.calls == []
+        control.close()
+
+    play(scenario())
+
+
+def test_a_daemon_whose_process_systemd_could_not_guess_is_searched_for(
+    systemd: Systemd, pipe: str, play: Play
+) -> None:
+    """A server may be there already when the first process returns; then systemd names none."""
+    systemd.guesses = False
+
+    async def scenario() -> None:
+        control = unit(systemd, pipe, [])
+        running = await control.start({}, 10)
+        assert isinstance(running, Running), running
+        assert systemd.child is not None
+        assert running.pid == systemd.child.pid
         control.close()
 
     play(scenario())
@@ -166,11 +213,11 @@ def test_a_hanging_bus_does_not_stall_the_agent(
     async def scenario() -> None:
         control = unit(systemd, pipe, [])
         found = await control.start({}, 10)
-        assert isinstance(found, Trouble)
+        assert isinstance(found, Problem)
         assert "systemd does not answer" in found.text
         assert "systemd does not answer" in (await control.stop() or "")
         absent = await control.adopt()
-        assert isinstance(absent, Trouble)
+        assert isinstance(absent, Problem)
         await until(lambda: systemd.child is not None)
         control.close()
 
@@ -182,9 +229,9 @@ def test_no_system_bus_is_a_sentence(tmp_path: Path, pipe: str, play: Play, monk
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/no-bus")
 
     async def scenario() -> None:
-        control = ControlUnit("gpu0", pipe, lambda _: None, run_directory=str(tmp_path))
+        control = ControlUnit("gpu0", pipe, lambda _: None, program="/bin/true", run_directory=str(tmp_path))
         found = await control.start({}, 10)
-        assert isinstance(found, Trouble)
+        assert isinstance(found, Problem)
         assert "could not be started: " in found.text
         assert len(found.text) > len("mpsagent-control@gpu0.service could not be started: ")
 

@@ -270,3 +270,31 @@ def _wait(condition: object) -> None:
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < end
         time.sleep(0.005)
+
+
+def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said(play: Play) -> None:
+    """The gate is a process of its own: a descriptor that is no pidfd, or another one's, never becomes a target."""
+
+    async def scenario() -> None:
+        child = subprocess.Popen(["sleep", "600"])
+        process = Process.from_pidfd(os.pidfd_open(child.pid), child.pid, 20001, 4711)
+        assert (process.pid, process.uid, process.started, process.alive) == (child.pid, 20001, 4711, True)
+        gone: list[int] = []
+        process.when_gone(lambda: gone.append(child.pid))
+        late = os.pidfd_open(child.pid)
+        assert process.send(signal.SIGKILL) is None
+        await until(lambda: gone)
+        child.wait()
+        assert not process.alive
+        process.close()
+        ended = Process.from_pidfd(late, child.pid, 20001, 4711)
+        assert not ended.alive
+        assert "already ended" in (ended.send(signal.SIGKILL) or "")
+        ended.close()
+        for fd in (os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_RDONLY)):
+            with pytest.raises(ValueError, match="not a pidfd"):
+                Process.from_pidfd(fd, child.pid, 20001, 4711)
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(fd)
+
+    play(scenario())

@@ -1,0 +1,266 @@
+"""Finding control daemons, and the proof that a process is ours.
+
+The pid file has mode 0666 and drivers 470 and 535 write none, so it is only a hint. A process is believed to be the
+daemon of a pipe directory by its owner, its command line, and the directory that its environment names, looked up in
+its own mount namespace: a container's /run/mpsagent is another one than ours.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpsagent.system.control import (
+    DEFAULT_LOG_DIRECTORY,
+    DEFAULT_PIPE_DIRECTORY,
+    MULTIUSER,
+    PID_FILE,
+    PROGRAM,
+    Problem,
+    ProblemKind,
+    Running,
+)
+from mpsagent.system.processes import Process
+from mpsagent.system.threads import in_thread
+
+PROOF_DEADLINE = 2.0
+"""Seconds: reading another process's command line waits for its memory map, which a dying process may hold."""
+MOST_FOREIGN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A control daemon that is not ours, for people to read about: it is never touched. What a process of another user
+    says of itself may be a lie."""
+
+    pid: int
+    uid: int
+    pipe_directory: str | None
+    """None: its environment cannot be read."""
+    public: bool
+    """It serves the public directory: it was started by hand, and the gate has to wait for its end."""
+    namespace: int | None
+    """Its mount namespace, where that can be read."""
+    elsewhere: bool
+    """In another mount namespace than the agent and the host: a container's."""
+
+    def text(self) -> str:
+        where = f"on {self.pipe_directory}" if self.pipe_directory else "on a directory that cannot be seen"
+        whose = f", in another mount namespace ({self.namespace}): a container's" if self.elsewhere else ""
+        return f"control daemon {self.pid} of uid {self.uid} {where}{whose}"
+
+    def command(self) -> str:
+        """What ends it."""
+        place = shlex.quote(self.pipe_directory or DEFAULT_PIPE_DIRECTORY)
+        return f"kill {self.pid}" if self.elsewhere else f"echo quit | CUDA_MPS_PIPE_DIRECTORY={place} {PROGRAM}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Daemon:
+    """A process that looks like a control daemon."""
+
+    process: Process
+    options: tuple[str, ...]
+    environ: dict[str, str] | None
+
+    @property
+    def flags(self) -> str:
+        return "".join(word[1:] for word in self.options if word.startswith("-") and not word.startswith("--"))
+
+    @property
+    def foreground(self) -> bool:
+        return "f" in self.flags or any(word.startswith("--for") for word in self.options)
+
+    @property
+    def background(self) -> bool:
+        return "d" in self.flags or "--daemon" in self.options
+
+    @property
+    def pipe_directory(self) -> str | None:
+        if self.environ is None:
+            return None
+        return self.environ.get("CUDA_MPS_PIPE_DIRECTORY") or DEFAULT_PIPE_DIRECTORY
+
+
+def read_pid_file(pipe_directory: str) -> int | None:
+    """The number in the pid file: a hint."""
+    try:
+        fd = os.open(Path(pipe_directory, PID_FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        text = os.read(fd, 32).strip()
+        return int(text) if text.isdigit() and len(text) < 11 else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+async def prove(pid: int, pipe_directory: str, how: str, program: str = PROGRAM) -> Running | Problem:
+    """What process ``pid`` is, with a deadline."""
+    try:
+        return await in_thread(_prove, pid, pipe_directory, how, program, deadline=PROOF_DEADLINE)
+    except TimeoutError:
+        text = f"process {pid}: /proc/{pid} could not be read within {PROOF_DEADLINE:g} s"
+        return Problem(ProblemKind.UNSAFE, text, (f"kill -KILL {pid}",))
+
+
+async def search(pipe_directory: str, program: str = PROGRAM, how: str | None = None) -> Running | Problem:
+    """The control daemon of ``pipe_directory``: by its pid file, otherwise among all processes of the machine."""
+    pid = read_pid_file(pipe_directory)
+    absent = Problem(ProblemKind.ABSENT, f"no control daemon runs on {pipe_directory}")
+    if pid is not None:
+        found = await prove(pid, pipe_directory, how or "its pid file", program)
+        if isinstance(found, Running) or found.kind is ProblemKind.UNSAFE:
+            return found
+    how = how or "its command line; the pid file is missing or wrong"
+    try:
+        return await in_thread(_search, pipe_directory, how, program, deadline=2 * PROOF_DEADLINE) or absent
+    except TimeoutError:
+        return absent
+
+
+async def foreign(public_directory: str, own: Collection[int] = (), program: str = PROGRAM) -> list[Foreign]:
+    """Control daemons of the machine that are not ours (``own``: pids), those on ``public_directory`` first; at most
+    ``MOST_FOREIGN``. Empty when /proc cannot be read in time."""
+    try:
+        return await in_thread(_foreign, public_directory, own, program, deadline=2 * PROOF_DEADLINE)
+    except TimeoutError:
+        return []
+
+
+# --- in a thread: reading /proc may block ----------------------------------------------------------------------------
+
+
+def _foreign(public_directory: str, own: Collection[int], program: str) -> list[Foreign]:
+    near = {_namespace("self"), _namespace("1")} - {None}
+    found = []
+    for pid in _pids():
+        if pid in own or (daemon := _look(pid, program)) is None:
+            continue
+        process = daemon.process
+        if process.alive and (daemon.foreground or daemon.background):
+            directory, namespace = daemon.pipe_directory, _namespace(str(pid))
+            public = directory is not None and _same_directory(pid, directory, public_directory)
+            elsewhere = bool(near) and namespace is not None and namespace not in near
+            found.append(Foreign(pid, process.uid, directory, public and not elsewhere, namespace, elsewhere))
+        process.close()
+    return sorted(found, key=lambda one: (not one.public, one.elsewhere, one.pid))[:MOST_FOREIGN]
+
+
+def _search(pipe_directory: str, how: str, program: str) -> Running | Problem | None:
+    problem = None
+    for pid in _pids():
+        found = _prove(pid, pipe_directory, how, program)
+        if isinstance(found, Running):
+            return found
+        if found.kind is ProblemKind.UNSAFE:
+            problem = found
+    return problem
+
+
+def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | Problem:
+    absent = Problem(ProblemKind.ABSENT, f"process {pid} is not the control daemon of {pipe_directory}")
+    daemon = _look(pid, program)
+    if daemon is None:
+        return absent
+    verdict: Running | Problem = absent
+    try:
+        verdict = _judge(daemon, pipe_directory, how) or absent
+        if not daemon.process.alive:
+            verdict = absent
+    finally:
+        if not isinstance(verdict, Running):
+            daemon.process.close()
+    return verdict
+
+
+def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem | None:
+    process, environ = daemon.process, daemon.environ
+    pid = process.pid
+    if process.uid != os.geteuid():
+        # Another user's daemon: its environment cannot tell us anything that we would trust.
+        if _owns_pid_file(process.uid, pipe_directory):
+            text = f"{pipe_directory} belongs to a control daemon of uid {process.uid} (process {pid})"
+            return Problem(ProblemKind.UNSAFE, text, (f"kill {pid}", f"rm -r {shlex.quote(pipe_directory)}"))
+        return None
+    theirs = daemon.pipe_directory
+    if environ is None or theirs is None or not daemon.options or not _same_directory(pid, theirs, pipe_directory):
+        return None
+    if daemon.foreground:
+        text = (
+            f"control daemon {pid} runs in the foreground (-f): its logs go to its standard output, and without "
+            f"them it cannot be seen which client does what"
+        )
+        stop = f"echo quit -t 30 | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(pipe_directory)} {PROGRAM}"
+        return Problem(ProblemKind.UNSAFE, text, (stop,))
+    if not daemon.background:
+        return None
+    return Running(
+        process,
+        pipe_directory=pipe_directory,
+        log_directory=environ.get("CUDA_MPS_LOG_DIRECTORY") or DEFAULT_LOG_DIRECTORY,
+        devices=environ.get("CUDA_VISIBLE_DEVICES"),
+        threads=environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
+        multiuser="M" in daemon.flags or MULTIUSER in daemon.options,
+        how=how,
+    )
+
+
+def _look(pid: int, program: str) -> _Daemon | None:
+    """What ``pid`` says of itself when its command line has the program's name: the program itself, or an interpreter
+    and the program. The caller closes its process."""
+    with suppress(OSError):
+        words = [word.decode(errors="replace") for word in _proc(pid, "cmdline").split(b"\0")[:-1]]
+        names = [index for index, word in enumerate(words[:3]) if Path(word).name == Path(program).name]
+        if not names or (process := Process.open(pid)) is None:
+            return None
+        environ = None
+        with suppress(OSError):
+            pairs = (entry.partition(b"=") for entry in _proc(pid, "environ").split(b"\0") if b"=" in entry)
+            environ = {key.decode(errors="replace"): value.decode(errors="replace") for key, _, value in pairs}
+        return _Daemon(process, tuple(words[names[0] + 1 :]), environ)
+    return None
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names only
+
+
+def _proc(pid: int, name: str) -> bytes:
+    with open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read(256 << 10)
+
+
+def _namespace(pid: str) -> int | None:
+    """The mount namespace of a process; None where it may not be seen."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/mnt").stat().st_ino
+    return None
+
+
+def _same_directory(pid: int, theirs: str, ours: str) -> bool:
+    """Whether what process ``pid`` calls ``theirs`` is our directory ``ours``: the same inode, each looked up in its
+    own mount namespace. Where that cannot be seen, the same path in the same namespace."""
+    try:
+        there = Path(f"/proc/{pid}/root/{theirs.lstrip('/')}").stat()
+        return theirs.startswith("/") and os.path.samestat(there, Path(ours).stat())
+    except PermissionError:
+        return os.path.realpath(theirs) == os.path.realpath(ours) and _namespace(str(pid)) in (None, _namespace("self"))
+    except OSError:
+        return False
+
+
+def _owns_pid_file(uid: int, pipe_directory: str) -> bool:
+    try:
+        return Path(pipe_directory, PID_FILE).lstat().st_uid == uid
+    except OSError:
+        return False
