@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.agent.settings import Settings
-from mpsagent.mps.limits import Device
-from mpsagent.policy import plausible
 from mpsagent.policy.files import load
 from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
-from mpsagent.system import policy_names
 from mpsagent.system.policy_files import Texts, read_policy_files
 from mpsagent.system.threads import in_thread
 
@@ -71,18 +67,6 @@ def closed(settings: Settings) -> Policy:
     """A policy that admits no one."""
     key = ("limits", "access")
     return Policy({key: Setting("deny", Origin("limits.access", settings.policy, 0))}, (), "")
-
-
-async def warnings(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyError, ...]:
-    """What of a good policy is surely not meant: see `policy.plausible`. Takes as long as a name service takes, at most
-    5 s; then without what it would have said."""
-    found = [*policy.warnings, *plausible.against_devices(policy, devices)]
-    with suppress(TimeoutError, OSError):
-        users, groups = plausible.names_in(policy)
-        known = await policy_names.look_up(users, groups, plausible.programs_in(policy))
-        found += plausible.unknown_names(policy, known.users, known.groups)
-        found += plausible.unusable_programs(policy, known.programs)
-    return tuple(sorted(found, key=lambda one: (one.file, one.line)))
 
 
 def _remember(directory: str, texts: Texts) -> None:

@@ -154,15 +154,18 @@ def policy() -> None:
 
 @policy.command()
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--strict", is_flag=True, help="Warnings count as mistakes.")
+@click.option("--devices", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="The GPUs to compare with, as JSON, instead of this machine's.")  # fmt: skip
 @_json
-def check(files: tuple[Path, ...], as_json: bool) -> None:
-    """Every mistake in policy files, with its place and a hint. Needs no agent.
+def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
+    """Every mistake in policy files, with its place and a hint, and what is surely not meant. Needs no agent.
 
-    Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml.
+    Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml. Judges as a reload does.
     """
     from mpsagent.interfaces import cli_offline
 
-    sys.exit(cli_offline.check(files, as_json))
+    sys.exit(cli_offline.check(files, as_json, strict, devices))
 
 
 @policy.command("show")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import tzinfo
 from pathlib import Path
 from typing import Any
@@ -13,53 +16,96 @@ from mpsagent.interfaces import cli_text
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import parse_bytes
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import Policy
 
 Json = dict[str, Any]
 DIRECTORY = Path("/etc/mpsagent")
-_LARGEST = 1024 * 1024
+GPU_DEADLINE = 10.0
+"""Seconds for the GPUs to answer."""
 
 
-def check(files: tuple[Path, ...], as_json: bool) -> int:
-    """Print every mistake; the exit status. No file at all is the default policy, and fine."""
+def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices: Path | None = None) -> int:
+    """Print every mistake and every warning, as a reload would judge; the exit status.
+
+    Without ``files`` those of the agent. ``devices``: GPUs as JSON, instead of those of this machine. ``strict``:
+    warnings count as mistakes.
+    """
     from mpsagent.policy.files import load
+    from mpsagent.system.policy_files import read_files, read_policy
 
-    texts, unreadable = _texts(files or default_files())
-    policy, errors = load(texts)
-    found: list[Json] = [*unreadable, *(error._asdict() for error in errors)]
-    digest = policy.digest if policy is not None and not found else None
-    if as_json:
-        print(json.dumps({"ok": not found, "files": [name for name, _ in texts], "digest": digest, "errors": found}))
-        return 2 if found else 0
-    for one in found:
-        line = f":{one['line']}" if one["line"] else ""
-        key = f"{cli_text.safe(one['key'])}: " if one["key"] else ""
-        print(f"{cli_text.safe(one['file'])}{line}: {key}{cli_text.safe(one['problem'], 400)}")
-        if one["hint"]:
-            print(f"    {cli_text.safe(one['hint'], 400)}")
-    names = ", ".join(cli_text.safe(name) for name, _ in texts) or "no files: the built-in defaults"
-    print(cli_text.many(len(found), "mistake") if found else f"good: {names}")
-    return 2 if found else 0
-
-
-def default_files() -> tuple[Path, ...]:
-    """What the agent reads, in its order."""
-    first = DIRECTORY / "policy.toml"
-    return (*([first] if first.exists() else []), *sorted((DIRECTORY / "policy.d").glob("*.toml")))
-
-
-def _texts(files: tuple[Path, ...]) -> tuple[list[tuple[str, str]], list[Json]]:
-    texts: list[tuple[str, str]] = []
-    unreadable: list[Json] = []
-    for file in files:
+    if files:
+        texts, errors, notes = read_files(files)
+    else:
+        texts, errors = read_policy(DIRECTORY / "policy.toml", own=0)
+        notes = []
+    policy, mistakes = load(texts)
+    errors += mistakes
+    warnings: list[PolicyError] = []
+    remarks: list[str] = []
+    if policy is not None and not errors:
         try:
-            with file.open("rb") as opened:  # one byte over the most that is read, so that it is refused as too large
-                texts.append((str(file), opened.read(_LARGEST + 1).decode()))
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-            unreadable.append(
-                {"file": str(file), "line": 0, "key": "", "problem": f"cannot be read: {why}", "hint": ""}
-            )
-    return texts, unreadable
+            warnings, remarks = _warnings(policy, devices)
+        except (OSError, ValueError) as error:
+            print(f"mpsagent-cli: {cli_text.safe(error, 4000)}", file=sys.stderr)
+            return 2
+    good = not errors and not (strict and warnings)
+    if as_json:
+        body = {
+            "ok": good,
+            "files": [name for name, _ in texts],
+            "digest": policy.digest if policy is not None and good else None,
+            "errors": [one._asdict() for one in errors],
+            "warnings": [one._asdict() for one in warnings],
+            "notes": [*(one._asdict() for one in notes), *remarks],
+        }
+        print(json.dumps(body))
+        return 0 if good else 2
+    _tell(errors, "")
+    _tell(warnings, "warning: ")
+    _tell(notes, "note: an agent that runs as root refuses this file: ")
+    for remark in remarks:
+        print(f"note: {cli_text.safe(remark, 400)}")
+    counts = [cli_text.many(len(found), word) for found, word in ((errors, "mistake"), (warnings, "warning")) if found]
+    if not good:
+        print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
+    else:
+        names = ", ".join(cli_text.safe(name) for name, _ in texts)
+        print(f"good{', with ' + counts[0] if counts else ''}: {names}")
+    return 0 if good else 2
+
+
+def _tell(found: Sequence[PolicyError], kind: str) -> None:
+    for one in found:
+        line = f":{one.line}" if one.line else ""
+        key = f"{cli_text.safe(one.key)}: " if one.key else ""
+        print(f"{cli_text.safe(one.file)}{line}: {kind}{key}{cli_text.safe(one.problem, 400)}")
+        if one.hint:
+            print(f"    {cli_text.safe(one.hint, 400)}")
+
+
+def _warnings(policy: Policy, devices: Path | None) -> tuple[list[PolicyError], list[str]]:
+    """What is surely not meant, and what could not be found out. Raises OSError and ValueError for ``devices``."""
+    import asyncio
+
+    from mpsagent.policy.plausible import needs_devices
+    from mpsagent.system.devices import from_file, probe
+    from mpsagent.system.policy_warnings import warnings
+
+    remarks: list[str] = []
+    found: tuple[Device, ...] = ()
+    if devices is not None:
+        found = from_file(str(devices))
+    elif needs_devices(policy):
+        answer = asyncio.run(probe(os.environ, deadline=GPU_DEADLINE))
+        if isinstance(answer, str):
+            remarks.append(f"not compared with GPUs: {answer}")
+        else:
+            found = answer
+    if policy.devices:  # the daemon numbers those that it is given
+        chosen = [one for uuid in policy.devices for one in found if one.uuid.lower() == uuid.lower()]
+        found = tuple(replace(one, ordinal=number) for number, one in enumerate(chosen)) or found
+    return list(asyncio.run(warnings(policy, found))), remarks
 
 
 def replay(
@@ -114,12 +160,12 @@ def _would(files: tuple[Path, ...], gpu: str) -> Any:
 
     from mpsagent.interfaces.would import Would
     from mpsagent.policy.files import load
+    from mpsagent.system.policy_files import read_files
 
-    texts, unreadable = _texts(files)
+    texts, unreadable, _ = read_files(files, judged=False)
     policy, errors = load(texts)
     if policy is None or unreadable:
-        first = unreadable[0]["problem"] if unreadable else str(errors[0])
-        raise ValueError(f"the policy is not valid: {first} (see mpsagent-cli policy check)")
+        raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
     try:
         parked = pwd.getpwnam(policy.parked_user).pw_uid
     except KeyError:

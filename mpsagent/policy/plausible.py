@@ -79,8 +79,15 @@ def programs_in(policy: Policy) -> list[str]:
     return [path for path in named if path is not None and path.startswith("/")]
 
 
+def needs_devices(policy: Policy) -> bool:
+    """Whether anything in the policy can be compared with GPUs."""
+    return any(path[-1] in ("memory", "threads", "devices") for path in policy.settings)
+
+
 def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyError, ...]:
-    """Warnings about what the GPUs do not have. Without devices there is nothing to compare with."""
+    """Warnings about what the GPUs do not have. Devices without a UUID are those of an agent that does not know them
+    yet; there is nothing to compare with then."""
+    devices = [device for device in devices if device.uuid]
     if not devices:
         return ()
     found: list[PolicyError] = []

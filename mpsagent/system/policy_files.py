@@ -39,23 +39,25 @@ async def read_policy_files(
         return [], [_error(path, f"could not be read within {deadline:g} s", hint)]
 
 
-def read_policy(policy: Path = POLICY, directory: Path | None = None) -> tuple[Texts, list[PolicyError]]:
+def read_policy(
+    policy: Path = POLICY, directory: Path | None = None, own: int | None = None
+) -> tuple[Texts, list[PolicyError]]:
     """The texts of ``policy`` and of a directory (None: ``policy.d`` beside ``policy.toml``), as (path, text), and what
     could not be read.
 
     A missing directory is no error; a missing ``policy`` is one, because without it every user could use everything.
-    What others than root and the agent's own user could have written is refused: the policy names programs that root
-    runs.
+    What others than root and ``own`` could have written is refused: the policy names programs that root runs. ``own``
+    is a uid; None: the user who runs this.
     """
     errors: list[PolicyError] = []
     texts: Texts = []
     if _exists(policy, errors):
-        _read(policy, texts, errors, errors)
+        _read(policy, texts, errors, errors, own)
     elif not errors:
         hint = "restore it from the package or a backup; a file with comments alone means: the defaults for all users"
         errors.append(_error(policy, "is missing", hint))
-    for path in _parts(directory or policy.with_suffix(".d"), errors):
-        _read(path, texts, errors, errors)
+    for path in _parts(directory or policy.with_suffix(".d"), errors, own):
+        _read(path, texts, errors, errors, own)
     return texts, errors
 
 
@@ -108,12 +110,12 @@ def _exists(path: Path, errors: list[PolicyError]) -> bool:
     return True
 
 
-def _parts(directory: Path, errors: list[PolicyError]) -> list[Path]:
+def _parts(directory: Path, errors: list[PolicyError], own: int | None) -> list[Path]:
     """The *.toml files of a directory in the order of their names; hidden ones (editors' copies) are left out."""
     if not _exists(directory, errors):
         return []
     try:
-        if problem := _distrust(directory.stat()):
+        if problem := _distrust(directory.stat(), own):
             errors.append(_error(directory, *problem))
             return []
         with os.scandir(directory) as entries:

@@ -1,6 +1,6 @@
-"""What the machine knows of the names in a policy: users, groups and programs. For warnings, never for decisions.
+"""What of a good policy is surely not meant on this machine: users, groups, programs and GPUs are looked up here.
 
-Name services may hang: `look_up` gives up after a deadline, and the caller warns about nothing then.
+For warnings, never for decisions. `policy.plausible` compares.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ import grp
 import os
 import pwd
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from mpsagent.mps.limits import Device
+from mpsagent.policy import plausible
+from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import Policy
 from mpsagent.system.threads import in_thread
 
 DEADLINE = 5.0
@@ -30,11 +34,21 @@ class Known(NamedTuple):
     programs: dict[str, str]
 
 
-async def look_up(
-    users: Iterable[str], groups: Iterable[str], programs: Iterable[str], *, deadline: float = DEADLINE
-) -> Known:
-    """Raises TimeoutError when a name service or a file system does not answer."""
-    return await in_thread(known, list(users), list(groups), list(programs), deadline=deadline)
+async def warnings(policy: Policy, devices: Sequence[Device], *, deadline: float = DEADLINE) -> tuple[PolicyError, ...]:
+    """By file and line. ``devices``: as the control daemon numbers them; empty while they are not known.
+
+    Takes as long as the name service takes, at most ``deadline`` seconds; then without what it would have said.
+    """
+    found = [*policy.warnings, *plausible.against_devices(policy, devices)]
+    users, groups = plausible.names_in(policy)
+    try:
+        here = await in_thread(known, users, groups, plausible.programs_in(policy), deadline=deadline)
+    except (TimeoutError, OSError):
+        here = None
+    if here is not None:
+        found += plausible.unknown_names(policy, here.users, here.groups)
+        found += plausible.unusable_programs(policy, here.programs)
+    return tuple(sorted(found, key=lambda one: (one.file, one.line)))
 
 
 def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> Known:
