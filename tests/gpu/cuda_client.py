@@ -9,6 +9,7 @@
     cuda_client.py work N               N kernels of 10 ms, each waited for
     cuda_client.py init SECONDS         cuInit only: connected to MPS, but without a CUDA context
     cuda_client.py two SECONDS          two CUDA contexts in one process
+    cuda_client.py steps                cuInit, a context, a second one, the end: a line on standard input before each
 
 `--ignore-term` makes it ignore SIGTERM. The environment variable DEV is the device ordinal (0).
 Every line is `[seconds pid P uid U] text`, flushed at once. Exit status: 0 fine, 10 cuInit, 11 no such device, 12 no
@@ -274,6 +275,8 @@ def main(arguments):
     if mode == "init":
         until(first)
         return 0
+    if mode == "steps":
+        os.read(0, 4096)
     result, device = cuda.device(int(os.environ.get("DEV", "0")))
     if result:
         say("cuDeviceGet %s" % cuda.name(result))
@@ -289,6 +292,15 @@ def main(arguments):
 
     if mode == "query":
         return 0
+    if mode == "steps":
+        os.read(0, 4096)
+        result = cuda.another_context(device)
+        say("second ctx %s" % cuda.name(result))
+        multiprocessors = cuda.multiprocessors(device)
+        result, free, total = cuda.memory()
+        say("second sms %d meminfo %s free %d MiB" % (multiprocessors, cuda.name(result), free // MIB))
+        os.read(0, 4096)
+        return 12 if result else 0
     if mode == "alloc":
         result = cuda.allocate(int(first * MIB))[0]
         say("cuMemAlloc %.0f MiB: %s" % (first, cuda.name(result)))

@@ -34,10 +34,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from mpsagent.facts.units import multiprocessors_for_percent
-from tests.system.machine import Machine, why_not
-from tests.system.package import build
-from tests.system.service import SIMULATED, agent_pid, api, until
+from mpsagent.mps.units import multiprocessors_for_percent
+from tests.booted.machine import Machine, why_not
+from tests.booted.package import build
+from tests.booted.service import SIMULATED, agent_pid, api, until
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER = Path("/usr/local/nvidia")
