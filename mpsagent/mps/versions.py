@@ -1,0 +1,119 @@
+"""What the MPS of a driver can do, by the driver's version. Pure.
+
+Each row says with which driver an ability was seen first and with which it was missing last; where each was tried
+stands in docs/drivers.md. A driver between the two may or may not have it: it counts as missing and is named ``unsure``.
+The list of commands that ``nvidia-cuda-mps-control -h`` prints (driver 580 does, 470 to 550 do not) settles those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+_VERSION = re.compile(r"(\d{1,5})(?:\.\d{1,5}){0,3}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """``since``: the first driver with which it was seen. ``missing``: the last with which it was tried and is missing
+    (0: it was never missing). ``listed``: how ``-h`` names it, where it does."""
+
+    since: int
+    missing: int
+    source: str
+    listed: str = ""
+
+
+ROWS: dict[str, Ability] = {
+    "memory_limits": Ability(
+        535, 470, "recording 10: set_default_device_pinned_mem_limit", "set_default_device_pinned_mem_limit"
+    ),
+    "terminate_client": Ability(535, 470, "recording 10", "terminate_client"),
+    "client_priority": Ability(535, 470, "recording 10", "set_default_client_priority"),
+    "processes": Ability(535, 470, "recording 10: the command ps", "ps"),
+    "quit_timeout": Ability(535, 470, "recording 10: `quit -t N`; 470 takes it for `quit`"),
+    "server_status": Ability(550, 535, "recording 10: the command get_server_status", "get_server_status"),
+    "pid_file": Ability(550, 535, "recording 10: nvidia-cuda-mps-control.pid"),
+    "defaults_protected": Ability(
+        550, 535, "recording 10: users may not set the defaults, and root only at control_privileged"
+    ),
+    "multiuser_server": Ability(
+        580, 550, "recordings 02 and 10: --multiuser-server, exit status 1 before", "--multiuser-server"
+    ),
+    "device_query": Ability(580, 550, "recording 01: listed by -h", "device_query"),
+    "version_line": Ability(580, 550, "recordings 07 and 10: `CUDA MPS Control binary version` in control.log"),
+    "clients_named": Ability(580, 550, "recordings 01 to 07; libcuda of 550: pids of clients in server.log"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What this driver's MPS can do. An ability that is not known to be there counts as missing."""
+
+    driver: int | None
+    """The driver's branch (535 for 535.261.03); None when it is not known."""
+    memory_limits: bool = False
+    """Default and server memory limits can be set and asked for."""
+    terminate_client: bool = False
+    """A client can be ended without harm to its neighbours."""
+    client_priority: bool = False
+    processes: bool = False
+    """``ps`` lists the clients."""
+    quit_timeout: bool = False
+    """``quit -t N`` waits for clients for N seconds."""
+    server_status: bool = False
+    """``get_server_status`` says ACTIVE or FAULT. Without it a fault is known from server.log alone."""
+    pid_file: bool = False
+    defaults_protected: bool = False
+    """The daemon refuses users who want to set the defaults. Without it only the gate does."""
+    multiuser_server: bool = False
+    """One server for all users (``--multiuser-server``): needed for ``sharing = "together"`` and for shared turns."""
+    device_query: bool = False
+    version_line: bool = False
+    clients_named: bool = False
+    """server.log names the pid of each client. Without it only the gate knows who is served."""
+    unsure: frozenset[str] = frozenset()
+    """Abilities that this driver was never asked for: it lies between the last without and the first with them."""
+
+    def missing(self, *names: str) -> list[str]:
+        """Those of ``names`` that this driver does not have."""
+        return [name for name in names if not getattr(self, name)]
+
+
+def of(driver: str | None, help_text: str = "") -> Abilities:
+    """The abilities of driver ``535.261.03``; ``help_text`` is what ``nvidia-cuda-mps-control -h`` printed.
+
+    A text that is no version gives what ``-h`` lists, and nothing beyond it.
+    """
+    branch = _branch(driver)
+    listed = _listed(help_text)
+    has: dict[str, bool] = {}
+    unsure = set()
+    for name, row in ROWS.items():
+        if listed is not None and row.listed:
+            has[name] = listed(row.listed)
+        elif branch is None:
+            has[name] = False
+            unsure.add(name)
+        else:
+            has[name] = branch >= row.since
+            if row.missing < branch < row.since:
+                unsure.add(name)
+    return Abilities(branch, unsure=frozenset(unsure), **has)
+
+
+def _branch(driver: str | None) -> int | None:
+    match = _VERSION.fullmatch((driver or "").strip())
+    return int(match[1]) if match else None
+
+
+def _listed(help_text: str) -> Callable[[str], bool] | None:
+    """Whether the help names an option or a command; None when it lists none (drivers before 580)."""
+    if "COMMAND" not in help_text:
+        return None
+    words = set(re.findall(r"(?m)^ {0,8}(?:-\w,)?(-{0,2}[a-z][a-z_-]*)", help_text))
+    return words.__contains__
+
+
+assert set(ROWS) == {field.name for field in fields(Abilities)} - {"driver", "unsure"}

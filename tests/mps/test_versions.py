@@ -1,0 +1,75 @@
+"""What a driver's MPS can do, by its version and by its own help."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mpsagent.mps import versions
+from tests import recordings
+
+_OPTIONAL = ("memory_limits", "server_status", "pid_file", "multiuser_server", "defaults_protected", "quit_timeout")
+
+
+def help_of_580() -> str:
+    text = recordings.path("01").read_text()
+    found = re.search(r"\['-h'\] rc 0 OUT (.*?)\n ERR ", text, re.DOTALL)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("driver", "has"),
+    [
+        ("470.256.02", set()),
+        ("535.261.03", {"memory_limits", "quit_timeout"}),
+        ("550.163.01", {"memory_limits", "quit_timeout", "server_status", "pid_file", "defaults_protected"}),
+        ("580.159.04", set(_OPTIONAL)),
+        ("615.10", set(_OPTIONAL)),
+    ],
+)
+def test_by_version(driver: str, has: set[str]) -> None:
+    found = versions.of(driver)
+    assert found.driver == int(driver.split(".")[0])
+    assert {name for name in _OPTIONAL if getattr(found, name)} == has
+    assert not found.unsure, "each of these drivers was tried"
+
+
+def test_between_two_drivers_an_ability_is_missing_and_unsure() -> None:
+    found = versions.of("565.57.01")
+    assert not found.multiuser_server
+    assert "multiuser_server" in found.unsure
+    assert found.server_status
+    assert "server_status" not in found.unsure
+
+
+def test_the_help_settles_it() -> None:
+    found = versions.of("565.57.01", help_of_580())
+    assert found.multiuser_server
+    assert found.processes
+    assert found.terminate_client
+    assert not found.unsure & {"multiuser_server", "processes", "terminate_client"}
+    without = versions.of("580.1", help_of_580().replace("--multiuser-server", "--other").replace("  ps [-p PID]", ""))
+    assert not without.multiuser_server
+    assert not without.processes
+
+
+def test_the_help_of_older_drivers_lists_nothing() -> None:
+    text = "CUDA MPS Control for Linux/Unix.\nCopyright (C) 2003 - 2023 NVIDIA Corporation.\n"
+    assert versions.of("550.163.01", text) == versions.of("550.163.01")
+
+
+@pytest.mark.parametrize("driver", [None, "", "N/A", "580x", "-1", "5.5.5.5.5.5", "９９９"])
+def test_an_unknown_driver_can_do_nothing_for_certain(driver: str | None) -> None:
+    found = versions.of(driver)
+    assert found.driver is None
+    assert found.missing(*versions.ROWS) == list(versions.ROWS)
+    assert found.unsure == set(versions.ROWS)
+    assert versions.of(driver, help_of_580()).multiuser_server
+
+
+def test_rows_are_in_order() -> None:
+    for name, row in versions.ROWS.items():
+        assert row.missing < row.since, name
+        assert row.source
