@@ -1,0 +1,233 @@
+"""The agent's end of the link to the gate: it connects, comes back after each break, and never makes the loop wait.
+
+Each message of the gate is delivered with the process that it speaks of, held by the pidfd that the gate took when
+that process knocked. Whatever is sent fits into bounded buffers; what does not is a break, and after a break everything
+is said anew by both sides.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from mpsagent.gate.link import (
+    LONGEST_PACKET,
+    VERSION,
+    Admissions,
+    FromAgent,
+    FromGate,
+    Hello,
+    Knock,
+    Known,
+    LinkError,
+    Synced,
+    decode_from_gate,
+    encode,
+)
+from mpsagent.system.processes import Process
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
+"""Seconds until a connection is tried again, doubling."""
+AT_A_TIME = 64
+"""Packets read before everything else has its turn."""
+MOST_UNSENT = 256
+_DESCRIPTORS = 8
+_INT = array.array("i").itemsize
+
+
+class GateLink:
+    """``receive(message, process)`` gets every message, in order; ``process`` belongs to the receiver, who closes it.
+    ``connected()`` comes after each ``Hello``, ``synced()`` when the gate has said all that it holds, ``lost(why)``
+    when the link has broken: what was known by it may be out of date from then on. All are called in the loop of
+    :meth:`start`."""
+
+    def __init__(
+        self,
+        path: str,
+        receive: Callable[[FromGate, Process | None], None],
+        *,
+        connected: Callable[[], None] = lambda: None,
+        synced: Callable[[], None] = lambda: None,
+        lost: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.path = path
+        self.problem: str | None = "not connected yet"
+        """Why there is no link, in words; None while there is one."""
+        self.synced = False
+        self._receive, self._connected, self._synced, self._lost = receive, connected, synced, lost
+        self._sock: socket.socket | None = None
+        self._greeted = False
+        self._unsent: deque[bytes] = deque()
+        self._pause, self._since = FIRST_PAUSE, 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def up(self) -> bool:
+        """The gate has said hello on this connection."""
+        return self._greeted
+
+    def start(self) -> None:
+        """Connects now, or as soon as the gate is there."""
+        self._loop = asyncio.get_running_loop()
+        self._connect()
+
+    def close(self) -> None:
+        """For good; nothing is called any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._hang_up()
+        self._loop = None
+
+    def send(self, message: FromAgent) -> bool:
+        """Says it to the gate, now or as soon as it reads. False when there is no link (say it after ``connected()``),
+        or the gate has stopped reading and the link is cut. Raises LinkError for a message that is too long."""
+        data = encode(message)
+        if self._sock is None or not self._greeted:
+            return False
+        if isinstance(message, Admissions):  # a whole each time: an older one that was not sent yet is out of date
+            self._unsent = deque(one for one in self._unsent if not one.startswith(b'{"kind":"admissions"'))
+        if len(self._unsent) >= MOST_UNSENT:
+            self._break(f"the gate has left {MOST_UNSENT} messages unread")
+            return False
+        self._unsent.append(data)
+        self._flush()
+        return self._sock is not None
+
+    # --- the connection ---
+
+    def _connect(self) -> None:
+        self._timer = None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(self.path)
+            _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if uid not in (0, os.geteuid()):
+                raise PermissionError(0, f"a process of uid {uid} listens there, not the gate")
+        except OSError as error:
+            sock.close()
+            self.problem = f"the gate cannot be reached at {self.path}: {error.strerror}"
+            self._again()
+            return
+        assert self._loop is not None
+        self._sock, self._since = sock, self._loop.time()
+        self.problem = "the gate has not answered yet"
+        self._loop.add_reader(sock.fileno(), self._read)
+
+    def _again(self) -> None:
+        assert self._loop is not None
+        self._timer = self._loop.call_later(self._pause, self._connect)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _hang_up(self) -> None:
+        if self._sock is not None and self._loop is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._loop.remove_writer(self._sock.fileno())
+            self._sock.close()
+        self._sock = None
+        self._greeted = self.synced = False
+        self._unsent.clear()
+
+    def _break(self, why: str) -> None:
+        greeted = self._greeted
+        self._hang_up()
+        self.problem = why
+        if self._loop is not None and self._timer is None:
+            if self._loop.time() - self._since > LONGEST_PAUSE:  # it was a good one
+                self._pause = FIRST_PAUSE
+            self._again()
+        if greeted:
+            self._lost(why)
+
+    # --- packets ---
+
+    def _flush(self) -> None:
+        assert self._loop is not None
+        while self._unsent and self._sock is not None:
+            try:
+                self._sock.send(self._unsent[0])
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._sock.fileno(), self._flush)
+                return
+            except OSError as error:
+                self._break(f"the link to the gate broke: {error.strerror}")
+                return
+            self._unsent.popleft()
+        if self._sock is not None:
+            self._loop.remove_writer(self._sock.fileno())
+
+    def _read(self) -> None:
+        for _ in range(AT_A_TIME):
+            if self._sock is None:
+                return
+            try:
+                why = self._take(self._sock)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                why = f"the link to the gate broke: {error.strerror}"
+            except LinkError as error:
+                why = f"the gate said what is not understood: {error}"
+            if why is not None:
+                self._break(why)
+                return
+
+    def _take(self, sock: socket.socket) -> str | None:
+        """Takes and delivers one packet. Why the link is at its end, or None."""
+        space = socket.CMSG_SPACE(_DESCRIPTORS * _INT)
+        data, ancillary, flags, _ = sock.recvmsg(LONGEST_PACKET + 1, space, socket.MSG_CMSG_CLOEXEC)
+        descriptors = _descriptors(ancillary)
+        try:
+            if not data:
+                return "the gate has closed the link: it ended, or another agent has taken it over"
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                return "the gate sent a packet that is longer than agreed"
+            message = decode_from_gate(data)
+            process = _process(message, descriptors)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return self._deliver(message, process)
+
+    def _deliver(self, message: FromGate, process: Process | None) -> str | None:
+        if isinstance(message, Hello):
+            if message.version != VERSION:
+                return f"the gate speaks version {message.version} of the link, this agent {VERSION}: restart the older"
+            self._greeted, self.problem = True, None
+            self._receive(message, None)
+            self._connected()
+            return None
+        if not self._greeted:
+            if process is not None:
+                process.close()
+            return "the gate did not say hello"
+        self._receive(message, process)
+        if isinstance(message, Synced) and self._sock is not None:
+            self.synced = True
+            self._synced()
+        return None
+
+
+def _process(message: FromGate, descriptors: list[int]) -> Process | None:
+    """The process of a ``Knock`` or ``Known``, whose pidfd is taken out of ``descriptors``. A descriptor that is not
+    the pidfd of that process is dropped: then nothing can be done to it, which is the safe side."""
+    if not isinstance(message, Knock | Known) or not descriptors:
+        return None
+    with suppress(ValueError):
+        return Process.from_pidfd(descriptors.pop(0), message.pid, message.uid, message.start)
+    return None
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            found.frombytes(data[: len(data) - len(data) % _INT])
+    return list(found)
