@@ -1,18 +1,29 @@
-"""Writes policies/policy.schema.json from the policy's sections (`make schema`); a test says when it is out of date."""
+"""Writes policies/policy.schema.json and the tables of docs/policy.md from the rows of the policy's keys (`make schema`).
+
+A test says when one of them is out of date.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from mpsagent.policy.sections import schema
+from mpsagent.policy import reference
+from mpsagent.policy.schema import schema
 
-TARGET = Path(__file__).resolve().parent.parent / "policies" / "policy.schema.json"
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "policies" / "policy.schema.json"
+PAGE = ROOT / "docs" / "policy.md"
 
 
 def text() -> str:
     return json.dumps(schema(), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
+def page() -> str:
+    return reference.text(PAGE.read_text(encoding="utf-8"))
+
+
 if __name__ == "__main__":
     TARGET.write_text(text(), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")

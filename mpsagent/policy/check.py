@@ -112,9 +112,9 @@ def _meant(table: Table, path: Path, value: object) -> str:
         return f"write [{name[:-1]}.NAME]"
     if path[:-1] and isinstance(value, dict) and name in ROOT.tables:
         return f"[{_title(name)}] stands by itself, not within [{key_text(shown_path(path[:-1]))}]"
-    for other in PLAIN:
-        if name in other.keys:
-            return f"it belongs in [{other.title}]"
+    homes = [f"[{other.title}]" for other in PLAIN if name in other.keys and name not in ROOT.keys]
+    if homes:
+        return f"it belongs in {' or '.join(homes)}"
     return "possible here: " + ", ".join(table.known)
 
 

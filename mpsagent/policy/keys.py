@@ -139,7 +139,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key("hang", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_hang", label="enforce.hang"),
     # --- the control daemon
-    Key("instance", "devices", kinds.DEVICES, _OF, "the GPUs that it serves; empty: all", ()),
+    Key("instance", "devices", kinds.DEVICES, _OF, "the GPUs that it serves (empty: all)", ()),
     Key(
         "instance", "server",
         kinds.choice({
@@ -151,10 +151,11 @@ KEYS: tuple[Key, ...] = (
     Key(
         "instance", "front_end",
         kinds.choice({
-            "allow": "they take effect, are recorded, and are put right when the next client is handed over",
+            "allow": "they take effect and are recorded; limits are set again when the next client is handed over",
             "refuse": "they are refused",
         }),
-        _OF, "changes that other administrators make with `nvidia-cuda-mps-control` in the public directory", "allow",
+        _OF, "changes that administrators make by hand, with `nvidia-cuda-mps-control` in the public directory",
+        "allow",
     ),
     Key(
         "instance", "compute_mode", kinds.choice({"default": "", "exclusive-process": ""}), _OF,
@@ -177,8 +178,8 @@ KEYS: tuple[Key, ...] = (
     # --- the agent itself
     Key("agent", "enforce", FLAG, _ALL, "as `enforce` at the top", True),
     Key(
-        "agent", "on_stop", kinds.choice({"leave": "MPS goes on", "quit": "it is stopped as well"}), _ALL,
-        "what happens to MPS when the agent is stopped", "leave",
+        "agent", "on_stop", kinds.choice({"leave": "MPS goes on", "quit": "MPS is stopped as well"}), _ALL,
+        "what happens when the agent is stopped", "leave",
     ),
     Key(
         "agent", "stop_timeout", kinds.duration(0, DAY), _ALL,

@@ -31,20 +31,19 @@ def quoted(value: object) -> str:
 
 
 def duration(low: float, high: float, *, never: bool = False) -> Kind:
-    bounds = f"from `{quoted(parse.span(low))}`" if low else "a duration"
-    bounds += f" to `{quoted(parse.span(high))}`" if high < parse.YEAR else ""
-    form = f'{bounds}, or `"{parse.NEVER}"`' if never else bounds
+    forms = (f'or `"{parse.NEVER}"`',) if never else ()
     schema = {"anyOf": [{"const": parse.NEVER}, _DURATION]} if never else _DURATION
 
     def written(seconds: float | None) -> str:
         return quoted(parse.NEVER if seconds is None else parse.span(seconds))
 
-    return Kind(parse.duration(low, high, never=never), schema, (form,), written)
+    return Kind(parse.duration(low, high, never=never), schema, forms, written)
 
 
 def choice(words: Mapping[str, str]) -> Kind:
-    """One of some words, each with what it means (or an empty text)."""
-    forms = tuple(f"`{quoted(word)}`{': ' + meaning if meaning else ''}" for word, meaning in words.items())
+    """One of some words, each with what it means (all of them, or none)."""
+    forms = tuple(f"`{quoted(word)}`: {meaning}" for word, meaning in words.items() if meaning)
+    forms = forms or (" or ".join(f"`{quoted(word)}`" for word in words),)
     return Kind(parse.choice(*words), {"enum": list(words)}, forms, quoted)
 
 

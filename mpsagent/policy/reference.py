@@ -18,7 +18,8 @@ def rows(section: str) -> list[str]:
 def _row(key: Key) -> Iterator[str]:
     forms = key.kind.forms
     if len(forms) == 1:
-        yield _line(f"`{key.name}`", f"{key.words}; {forms[0]}", key.default_text())
+        join = ", " if forms[0].startswith("or ") else "; "
+        yield _line(f"`{key.name}`", key.words + join + forms[0], key.default_text())
         return
     yield _line(f"`{key.name}`", key.words + (":" if forms else ""), key.default_text())
     for form in forms:

@@ -43,6 +43,6 @@ def _part(table: Table, parts: dict[str, Json]) -> str:
 def _key(key: Key) -> Json:
     words = key.words
     if key.kind.forms:
-        words += ": " + "; ".join(form.replace("`", "") for form in key.kind.forms)
-    told = {**key.kind.schema, "description": f"{words} (default: {key.default_text().replace('`', '')})"}
+        words += (", " if key.kind.forms[0].startswith("or ") else ": ") + "; ".join(key.kind.forms)
+    told = {**key.kind.schema, "description": f"{words} (default: {key.default_text()})".replace("`", "")}
     return {**told, "deprecated": True} if key.unused else told

@@ -60,13 +60,19 @@ def sentence(text: str) -> str:
 
 
 def table(rows: list[str]) -> Iterator[str]:
+    """A key, its value, further forms of the value on lines without a key, and the default at last."""
     yield ".Bl -tag -width Ds"
-    for row in rows[2:]:
-        key, value, *default = (cell.strip() for cell in row.strip("|").split("|"))
+    default = ""
+    for row in [*rows[2:], "| `end` | | |"]:
+        key, value, given = (cell.strip() for cell in row.strip("|").split("|"))
+        if key and default:
+            yield ".br"
+            yield from filled(f"Default: {default}.")
+        if key == "`end`":
+            break
+        default = given if key else default
         yield ".It Ic " + key.strip("`") if key else ".br"
         yield from filled(sentence(value[:1].upper() + value[1:]))
-        if default and default[0]:
-            yield from filled(f"Default: {default[0]}.")
     yield ".El"
 
 

@@ -14,17 +14,9 @@ import tomli
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.keys import KEYS, NAMED, SECTIONS
 from mpsagent.policy.policy import Policy, Rules
-from mpsagent.policy.sections import (
-    AgentSection,
-    HangSection,
-    HooksSection,
-    InstanceSection,
-    LimitsSection,
-    Section,
-    SwitchSection,
-    schema,
-)
+from mpsagent.policy.schema import schema
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLICIES = ROOT / "policies"
@@ -32,14 +24,6 @@ EXAMPLES = sorted(path.name for path in POLICIES.glob("*.toml"))
 GIB = 1 << 30
 H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 140 * GIB, 132)
 SECOND = Device(1, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 140 * GIB, 132)
-SECTIONS: dict[str, type[Section]] = {
-    "limits": LimitsSection,
-    "switch": SwitchSection,
-    "hang": HangSection,
-    "instance.default": InstanceSection,
-    "agent": AgentSection,
-    "hooks": HooksSection,
-}
 
 
 def policy(text: str) -> Policy:
@@ -71,7 +55,7 @@ def test_the_default_policy_changes_nothing() -> None:
 def test_the_default_policy_shows_the_true_defaults() -> None:
     """A comment that names another default than the code is worse than none. Examples are excepted by name."""
     shown, built_in = policy(uncommented()), Policy()
-    examples = {"compute_mode", "before_end", "groups", "settings", "sources", "digest"}
+    examples = {"compute_mode", "before_end", "groups", "settings", "named", "sources", "digest"}
     for name in Policy.__dataclass_fields__:
         if name not in examples and not name.startswith("_"):
             assert getattr(shown, name) == getattr(built_in, name), name
@@ -83,33 +67,34 @@ def test_the_default_policy_shows_the_true_defaults() -> None:
 
 
 def test_the_default_policy_shows_every_key() -> None:
-    """It is the first documentation that anybody reads."""
+    """It is the first documentation that people read."""
     tables = tomli.loads(uncommented())
-    for name, section in SECTIONS.items():
-        shown: Any = tables
-        for part in name.split("."):
-            shown = shown[part]
-        assert set(shown) == set(section.model_fields), name
-    assert "enforce" in tables
-    assert tables["user"]
-    assert tables["group"]
+    assert set(tables) == {"enforce", *SECTIONS}
+    for section in SECTIONS:
+        shown: Any = tables[section]["default"] if section == "instance" else tables[section]
+        if section not in NAMED or section == "instance":
+            assert set(shown) == {key.name for key in KEYS if key.section == section and not key.unused}, section
 
 
 def test_the_reference_describes_every_key() -> None:
     """docs/policy.md is what the errors point to."""
-    text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
-    for name, section in SECTIONS.items():
-        for key in section.model_fields:
-            assert f"`{key}`" in text or f"`{name}.{key}`" in text, f"{name}.{key}"
+    parts = re.split(r"^## ", (ROOT / "docs" / "policy.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for key in KEYS:
+        title = f"[{key.section}.NAME]" if key.section in NAMED else f"[{key.section}]"
+        part = next(part for part in parts if part.startswith(title if key.section else "Only reporting"))
+        assert key.unused or f"`{key.name}`" in part or f"`{key.name} = " in part, key.path
 
 
 def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
     """The example at its top, with the sentence that explains it."""
     text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
-    code = "\n".join(line[4:] for line in text.split("\n") if line.startswith("    "))
-    rules = policy(code).rules(Identity(1, "alice", ("students",)))
+    blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, flags=re.MULTILINE)
+    first, second = (policy(re.sub(r"^ {4}", "", block, flags=re.MULTILINE)) for block in blocks)
+    rules = first.rules(Identity(1, "alice", ("students",)))
     assert rules.limits([H200]) == Limits(60.0, {0: 20 * GIB})
     assert rules.switch_after == 600.0
+    may = [second.rules(who).access for who in (Identity(1, "mallory", ("gpu",)), Identity(2, "a", ("staff",)))]
+    assert (may, second.rules(Identity(3, "b")).access) == (["deny", "allow"], "deny")
 
 
 def test_lab_with_students() -> None:
@@ -163,17 +148,18 @@ def test_shared_hpc() -> None:
     assert (made.before_end, made.hook_deadline) == ("/usr/local/sbin/request-checkpoint", 20.0)
 
 
-def test_the_schema_is_up_to_date() -> None:
-    """Editors read the file, the agent the code. `make schema` writes it."""
+def test_schema_and_reference_are_up_to_date() -> None:
+    """Editors read the file, people the page, the agent the code. `make schema` writes both."""
     write = runpy.run_path(str(ROOT / "packaging" / "write_policy_schema.py"))
     assert write["TARGET"].read_text(encoding="utf-8") == write["text"](), "run `make schema`"
+    assert write["PAGE"].read_text(encoding="utf-8") == write["page"](), "run `make schema`"
 
 
 def fits(part: dict[str, Any], value: object, whole: dict[str, Any]) -> bool:
     """As much of JSON Schema as the policy's schema uses; any other keyword fails, so that none is passed over."""
     known = set(
         "$ref $schema $defs description type enum const anyOf pattern minLength minimum maximum exclusiveMinimum "
-        "properties required additionalProperties minProperties items".split()
+        "properties required additionalProperties minProperties items deprecated".split()
     )
     assert part.keys() <= known, part.keys() - known
     if "$ref" in part:
@@ -231,6 +217,9 @@ def test_the_schema_accepts_what_the_agent_accepts(name: str) -> None:
         "[hang]\nenforce = 1",
         "[instance.a]\npipe_directory = 'x'",
         "[instance.a]\ndevices = [0]",
+        "[instance.a]\nserver = 'one'",
+        "[limits]\naccess = 'yes'",
+        "[agent]\nserver = 'own'",
     ],
 )
 def test_the_schema_refuses_what_the_agent_refuses(text: str) -> None:

@@ -173,8 +173,13 @@ def test_hostile_values_are_errors(line: str, key: str, says: str) -> None:
         ("[instance.a]\ndevices = [0]\n", "instance.a.devices.0", "not the UUID"),
         ('[instance.a]\ncompute_mode = "exclusive_process"\n', "instance.a.compute_mode", "not possible"),
         ('[instance.a]\ncontrol_program = "a; b"\n', "instance.a.control_program", "not a program"),
-        ('[agent]\nparked_user = "root"\n', "agent.parked_user", "cannot be the parked user"),
-        ('[agent]\nparked_user = "0"\n', "agent.parked_user", "cannot be the parked user"),
+        ('[instance.a]\nserver = "two"\n', "instance.a.server", "not possible"),
+        ('[instance]\nserver = "own"\n', "instance.server", "is not a section"),
+        ("[limits]\naccess = false\n", "limits.access", "false is not possible"),
+        ("[[user]]\nthreads = 5\n", "user", "is not a section"),
+        ("[hang.control.server]\n", "hang.control", "a table is not a duration"),
+        ('[limits.memory.0.x]\ny = "1G"\n', "limits.memory.0", "a table is not a size"),
+        ("[switch]\nafter.x.y = 1\n", "switch.after", "a table is not a duration"),
     ],
 )
 def test_hostile_sections_are_errors(text: str, key: str, says: str) -> None:
@@ -200,12 +205,59 @@ def test_hostile_sections_are_errors(text: str, key: str, says: str) -> None:
         ("[limits]\nthreads = { wieght = 5 }\n", 'did you mean "weight"?'),
         ('[switch]\naction = "terminated"\n', 'did you mean "terminate"?'),
         ('[instance.a]\ncompute_mode = "exclusive_process"\n', 'did you mean "exclusive-process"?'),
+        ("[user.jane.m.doe]\nthreads = 3\n", 'a name with a dot needs quotes: [user."jane.m.doe"]'),
+        ('[user.jane.doe.switch]\nafter = "1m"\n', 'a name with a dot needs quotes: [user."jane.doe"]'),
+        ("[user.alice.limits]\nthreads = 5\n", "its keys stand in [user.alice] itself"),
+        ("[limits.user.alice]\nthreads = 5\n", "[user.NAME] stands by itself, not within [limits]"),
+        ('[user.alice.hooks]\nbefore_end = "/x"\n', "[hooks] stands by itself, not within [user.alice]"),
+        ("[user]\nthreads = 5\n", "say whose: [user.NAME] with threads below it"),
+        ("[[user]]\nthreads = 5\n", "write [user.NAME] and its keys below"),
+        ("threads = 5\n", "it belongs in [limits]"),
+        ('server = "own"\n', "it belongs in [hang] or [instance.NAME]"),
+        ("[group.a]\nacces = 'deny'\n", 'did you mean "access"?'),
     ],
 )
 def test_the_hint_is_what_was_meant(text: str, hint: str) -> None:
     """A mistake that people really make, and the answer that ends it."""
     (found,) = errors(text)
     assert found.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        ("[limits]\n\n[limits]\n", 3, "the section [limits] is there twice, first on line 1"),
+        ('[user."j.d"]\n[limits]\n[user."j.d"]\n', 3, 'the section [user."j.d"] is there twice, first on line 1'),
+        ("limits.threads = 1\n[limits]\n", 2, "the section [limits] is there twice, first on line 1"),
+        ("[limits]\nthreads = 1\nthreads = 2\n", 3, "limits.threads is there twice, first on line 2"),
+        ("[limits]\nthreads = 1\n[limits.threads]\nsms = 4\n", 3, "limits.threads is there twice, first on line 2"),
+        ("[limits]\nmemory = { 0 = '1G', 0 = '2G' }\n", 2, "a key stands twice between { and }"),
+        ("[hang]\ncontrol = \u201c10s\u201d\n", 2, "here stands U+201C (left double quotation mark)"),
+        ("[limits]\n\u00a0threads = 1\n", 2, "here stands U+00A0 (no-break space)"),
+        (".".join("a" * 2000) + " = 1\n", 0, "a key has too many parts"),
+        ("x = " + "[" * 2000 + "\n", 0, "brackets within brackets without end"),
+        ("[limits]\nthreads = 1" + "0" * 4080 + "\n", 2, "more than 18 digits is more than 100"),
+        ("\ufeff[limits]\nthreads = 1\n", 1, "begins with a byte order mark (BOM)"),
+    ],
+)
+def test_a_parsers_complaints_are_told_in_words_of_people(text: str, line: int, problem: str) -> None:
+    """No tuples, no namespaces: what is there, and where it was first."""
+    (found,) = errors(text)
+    assert found.line == line
+    assert problem in found.problem
+    assert "('" not in str(found)
+    assert str(found).isprintable()
+
+
+def test_a_key_of_the_first_edition_is_accepted_with_a_warning() -> None:
+    """An upgrade must not make a policy invalid; a key that does nothing must not look as if it did."""
+    policy, found = load([("a.toml", '[agent]\nparked_user = "mps"\n')])
+    assert policy is not None
+    assert found == []
+    (warning,) = policy.warnings
+    assert (warning.file, warning.line, warning.key) == ("a.toml", 2, "agent.parked_user")
+    assert "not used" in warning.problem
+    assert "parked_user" not in [word for one in errors("[agent]\nx = 1\n") for word in one.hint.split(", ")]
 
 
 def test_every_wrong_entry_of_one_value_is_named() -> None:

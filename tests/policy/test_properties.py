@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.keys import NAMED, SECTIONS, Key, keys_of
 from mpsagent.policy.policy import Policy, PolicyError
 
 DEVICES = [Device(0, "GPU-a", "", 139 << 30, 132), Device(1, "GPU-b", "", 16 << 30, 10)]
@@ -18,7 +19,8 @@ USERS, GROUPS = ("alice", "bob", "1003"), ("g1", "g2", "g3")
 # --- texts
 
 _keys = st.sampled_from(
-    "enforce limits user group switch hang instance agent hooks threads memory max_clients max_runtime idle_timeout "
+    "enforce limits user group switch hang instance agent hooks access threads memory max_clients max_runtime "
+    "idle_timeout server front_end "
     "after grace action exempt control server kill_grace devices compute_mode pipe_directory on_stop parked_user "
     "before_end deadline sms clients weight rule 0 GPU-a alice x".split()
 )
@@ -28,7 +30,7 @@ _leaves = (
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(["10m", "never", "20G", "25%", "terminate", "/x", "nobody", "even"])
+    | st.sampled_from(["10m", "never", "20G", "25%", "terminate", "/x", "deny", "shared", "even"])
 )
 _trees = st.recursive(
     _leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_keys, inner, max_size=4), max_leaves=12
@@ -71,6 +73,97 @@ def test_any_tables_give_a_policy_or_errors(tables: dict[str, object]) -> None:
     """Valid TOML with the policy's own words in every wrong place: deeper than random text ever gets."""
     text = "".join(f"{json.dumps(key)} = {_toml(value)}\n" for key, value in tables.items())
     _accepted(*load([("x.toml", text)]))
+
+
+# --- mistakes in policies that are right otherwise
+
+_GOOD = {
+    "enforce": ["true", "false"],
+    "access": ['"allow"', '"deny"'],
+    "threads": ["50", "{ sms = 26 }", "{ clients = 3 }", "{ weight = 2 }"],
+    "memory": ['"20G"', '"25%"', '{ 0 = "1G", GPU-a = "2G" }'],
+    "max_clients": ["1", "1000"],
+    "action": ['"quit"', '"none"'],
+    "exempt": ["true"],
+    "devices": ["[]", '["GPU-a", "MIG-b"]'],
+    "front_end": ['"allow"', '"refuse"'],
+    "compute_mode": ['"default"'],
+    "pipe_directory": ['"/run/mps"'],
+    "log_directory": ['"/var/log/mps"'],
+    "control_program": ['"nvidia-cuda-mps-control"', '"/usr/bin/x"'],
+    "on_stop": ['"leave"', '"quit"'],
+    "admin_group": ['"wheel"'],
+    "parked_user": ['"nobody"'],
+    "before_end": ['"/bin/true"'],
+}
+_BAD = ['":/ "', "-1", "[[1]]", "1979-05-27", "{ zz = 1 }", "nan", '""', "[3]"]
+
+
+def _good(key: Key) -> list[str]:
+    if (key.section, key.name) == ("instance", "server"):
+        return ['"own"', '"shared"']
+    return _GOOD.get(key.name, ['"30s"', '"1m30s"'])
+
+
+@st.composite
+def _line(draw: st.DrawFn, section: str) -> tuple[str, bool]:
+    """A line of a section, and whether it is wrong."""
+    who = section in ("user", "group")
+    key = draw(st.sampled_from(keys_of("limits") + keys_of("switch") if who else keys_of(section)))
+    name = f"switch.{key.name}" if who and key.section == "switch" else key.name
+    kind = draw(st.sampled_from(["good", "good", "name", "value"]))
+    if kind == "name":
+        return f"{name}{draw(st.sampled_from(['x', '_', '-of', 's-s']))} = {draw(st.sampled_from(_good(key)))}", True
+    if kind == "value":
+        return f"{name} = {draw(st.sampled_from(_BAD))}", True
+    return f"{name} = {draw(st.sampled_from(_good(key)))}", False
+
+
+@st.composite
+def _policies(draw: st.DrawFn) -> tuple[str, set[int]]:
+    """The text of a policy with mistakes in it, and the lines on which they are."""
+    lines, wrong = [], set()
+    heads = draw(st.lists(st.sampled_from([*SECTIONS]), unique=True, min_size=1))
+    for section in heads:
+        lines.append(f"[{section}.some-one]" if section in NAMED else f"[{section}]")
+        if section not in NAMED and draw(st.integers(0, 9)) == 0:
+            lines[-1] = f"[{section}x]"
+            wrong.add(len(lines))
+            continue
+        body = draw(st.lists(_line(section), max_size=5, unique_by=lambda one: one[0].partition(" ")[0]))
+        for text, is_wrong in body:
+            lines.append(text)
+            wrong |= {len(lines)} if is_wrong else set()
+    return "\n".join(lines) + "\n", wrong
+
+
+@settings(max_examples=400)
+@given(_policies())
+def test_every_mistake_is_on_its_line_and_nothing_else_is(policy_and_lines: tuple[str, set[int]]) -> None:
+    """Wrong names and wrong values among right ones: each is named with its line, no right line is blamed, and a
+    policy without mistakes is taken."""
+    text, wrong = policy_and_lines
+    policy, errors = load([("x.toml", text)])
+    assert {error.line for error in errors} == wrong, [str(error) for error in errors]
+    assert (policy is None) == bool(wrong)
+    for error in errors:
+        assert error.file == "x.toml"
+        assert error.hint
+        written = text.split("\n")[error.line - 1]
+        assert any(part.strip('"') in written for part in error.key.split(".")), error
+
+
+@settings(max_examples=300)
+@given(_policies(), st.integers(0, 400), st.text(min_size=1, max_size=3))
+def test_a_torn_policy_gives_errors_that_name_a_line(
+    policy_and_lines: tuple[str, set[int]], place: int, inserted: str
+) -> None:
+    """Anything typed anywhere, or the rest cut off: an answer, and a place to look at."""
+    text, _ = policy_and_lines
+    for torn in (text[:place] + inserted + text[place:], text[:place]):
+        policy, errors = load([("x.toml", torn)])
+        _accepted(policy, errors)
+        assert all(0 < error.line <= torn.count("\n") + 1 for error in errors), [str(error) for error in errors]
 
 
 # --- resolution
@@ -150,14 +243,16 @@ def test_the_first_section_in_the_documented_order_gives_each_key(
 
 @settings(max_examples=300)
 @given(_sections, _who)
-def test_the_floor_is_never_above_anybodys_limits(sections: dict[str, tuple[str | None, ...]], who: Identity) -> None:
-    """A server that starts without the agent having armed for it gives less, never more."""
+def test_the_fail_safe_limits_are_never_above_those_of_a_user(
+    sections: dict[str, tuple[str | None, ...]], who: Identity
+) -> None:
+    """A client whose own limits cannot be confirmed gets less, never more."""
     policy, errors = load([("x.toml", _text(sections))])
     assert policy is not None, errors
-    floor, limits = policy.strictest(DEVICES), policy.rules(who).limits(DEVICES)
-    assert floor.threads <= limits.threads <= 100
+    least, limits = policy.fail_safe(DEVICES), policy.rules(who).limits(DEVICES)
+    assert least.threads <= limits.threads <= 100
     for device, size in limits.memory.items():
-        assert floor.memory[device] <= size
+        assert least.memory[device] <= size
         assert size >= 1 << 20
         assert size % (1 << 20) == 0
     assert round(limits.threads, 1) == limits.threads

@@ -34,7 +34,7 @@ def test_without_any_file_the_defaults_hold() -> None:
     assert (rules.enforce_limits, rules.enforce_switch, rules.enforce_hang) == (True, True, True)
     assert rules.origin("threads") == Origin("limits.threads", "", 0)
     assert rules.origin("switch.after") == Origin("switch.after", "", 0)
-    assert policy().strictest([H200]) == Limits(100.0, {})
+    assert policy().fail_safe([H200]) == Limits(100.0, {})
 
 
 ORDER = """
@@ -199,13 +199,13 @@ def test_memory_tables_of_two_files_are_joined_by_device() -> None:
     assert policy(first, '[limits]\nmemory = "5G"\n').rules(BOB).limits([H200]).memory == {0: 5 * GIB}
 
 
-def test_the_floor_is_the_strictest_of_everything() -> None:
-    """What a server starts with that nobody armed for: nobody may get more by it than by the policy."""
+def test_the_fail_safe_limits_are_the_least_of_everything() -> None:
+    """What a client gets whose own limits cannot be confirmed: never more than the policy gives it."""
     made = policy(
         '[limits]\nthreads = 80\n[group.a]\nthreads = 30\nmemory = { 1 = "2G" }\n[user.u]\nmemory = "10G"\n'
         '[user.v]\nmemory = "100%"\n'
     )
-    assert made.strictest([H200, SMALL]) == Limits(30.0, {0: 10 * GIB, 1: 2 * GIB})
+    assert made.fail_safe([H200, SMALL]) == Limits(30.0, {0: 10 * GIB, 1: 2 * GIB})
 
 
 def test_times_may_be_never_again_for_one_user() -> None:
@@ -239,20 +239,52 @@ def test_where_only_reporting_reaches(text: str, limits: bool, switch: bool, han
     assert (rules.enforce_limits, rules.enforce_switch, rules.enforce_hang) == (limits, switch, hang)
 
 
+ACCESS = """
+[limits]
+access = "deny"
+[group.staff]
+threads = 70
+[group.students]
+access = "allow"
+[user.mallory]
+access = "deny"
+[user.1002]
+access = "allow"
+"""
+
+
+def test_access_is_looked_up_like_every_other_key() -> None:
+    """A list of those who may use the GPU, with an exception in each direction."""
+    made = policy(ACCESS)
+    assert policy().rules(BOB).access == "allow"
+    assert made.rules(ALICE).access == "allow", "her second group says so, her first one nothing"
+    assert made.rules(Identity(1003, "carol", ("staff",))).access == "deny"
+    assert made.rules(Identity(1004, "mallory", ("students",))).access == "deny"
+    assert made.rules(BOB).access == "allow", "by uid"
+    assert made.rules(Identity(1005)).access == "deny", "a uid whose name is not known is in no group"
+    assert made.rules(ALICE).origin("access") == Origin("group.students.access", "0.toml", 7)
+    assert made.rules(Identity(1005)).explain([])["access"]["value"] == "deny"
+    assert policy().rules(BOB).origin("access") == Origin("limits.access")
+
+
 def test_agent_settings() -> None:
     """Everything that is not about a user."""
     made = policy(
         '[hang]\ncontrol = "3s"\nserver = "20s"\nkill_grace = "0s"\n'
         '[hooks]\nbefore_end = "/bin//true"\ndeadline = "1s"\n'
         '[instance.gpu0]\ndevices = ["GPU-1"]\ncompute_mode = "exclusive-process"\npipe_directory = "/run/mps/"\n'
-        '[agent]\non_stop = "quit"\nstop_timeout = "1m"\nadmin_group = "wheel"\nparked_user = "mps"\n'
+        'server = "shared"\nfront_end = "refuse"\n'
+        '[agent]\non_stop = "quit"\nstop_timeout = "1m"\nadmin_group = "wheel"\n'
     )
     assert (made.hang_control, made.hang_server, made.hang_server_ready) == (3.0, 20.0, 20.0)
     assert (made.kill_grace, made.rules(BOB).kill_grace, made.hang_fault) == (0.0, 0.0, 15.0)
     assert (made.before_end, made.rules(BOB).before_end_hook, made.hook_deadline) == ("/bin/true", "/bin/true", 1.0)
     assert (made.instance, made.devices, made.compute_mode) == ("gpu0", ("GPU-1",), "exclusive-process")
     assert made.pipe_directory == "/run/mps"
-    assert (made.on_stop, made.stop_timeout, made.admin_group, made.parked_user) == ("quit", 60.0, "wheel", "mps")
+    assert (made.on_stop, made.stop_timeout, made.admin_group) == ("quit", 60.0, "wheel")
+    assert (made.server, made.front_end) == ("shared", "refuse")
+    assert (Policy().server, Policy().front_end) == ("own", "allow")
+    assert policy("[instance.gpu7]\n").instance == "gpu7", "a name alone is enough"
     assert made.origin("instance.gpu0.compute_mode") == Origin("instance.gpu0.compute_mode", "0.toml", 10)
     assert made.origin("hang.fault") == Origin("hang.fault", "", 0)
 
@@ -274,7 +306,16 @@ def test_explain_is_json_and_names_every_source() -> None:
         "from": {"key": "group.students.switch.grace", "file": "0.toml", "line": 13},
     }
     assert answer["kill_grace"]["from"] == {"key": "hang.kill_grace", "file": "", "line": 0}
-    everything = {"threads", "memory", "max_clients", "max_runtime", "idle_timeout", "kill_grace", "before_end"}
+    everything = {
+        "access",
+        "threads",
+        "memory",
+        "max_clients",
+        "max_runtime",
+        "idle_timeout",
+        "kill_grace",
+        "before_end",
+    }
     everything |= {f"switch.{key}" for key in ("after", "grace", "action", "exempt")}
     everything |= {f"enforce.{key}" for key in ("limits", "switch", "hang")}
     assert everything <= answer.keys()
@@ -316,14 +357,14 @@ def test_rules_are_remembered_but_not_without_end() -> None:
     assert made.rules(ALICE) == first
 
 
-def test_the_floor_follows_the_devices() -> None:
-    """It is remembered, too: another set of devices, or the same with another size, has a floor of its own."""
+def test_the_fail_safe_limits_follow_the_devices() -> None:
+    """They are remembered, too: another set of devices, or the same with another size, has limits of its own."""
     made = policy('[limits]\nthreads = { sms = 8 }\nmemory = "50%"\n')
     for count in range(1, 60):
         device = Device(0, "GPU-x", "", 2 * count * GIB, 132)
-        assert made.strictest([device]) == Limits(6.1, {0: count * GIB})
-    assert made.strictest([H200, SMALL]) == made.strictest((H200, SMALL)) == made._strictest((H200, SMALL))
-    assert len(made._floors) <= 16
+        assert made.fail_safe([device]) == Limits(6.1, {0: count * GIB})
+    assert made.fail_safe([H200, SMALL]) == made.fail_safe((H200, SMALL)) == made._least((H200, SMALL))
+    assert len(made._fail_safes) <= 16
 
 
 def test_an_error_reads_as_one_line() -> None:
