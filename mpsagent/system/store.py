@@ -1,0 +1,186 @@
+"""What the agent has to remember beyond its own life, in one small file: a drain that was ordered, clients that are
+being ended, how far the logs were read.
+
+The file is written whole, beside the old one, and takes its place by rename: after any death it is the old one or the
+new one. Writing happens in a thread of its own; many changes in a row become one write. A file that is broken, of
+another version, or not ours is put aside and said, never trusted and never lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+LARGEST = 4 << 20
+"""Bytes; what the agent remembers is some kilobytes."""
+AGAIN = 5.0
+"""Seconds until a write that failed is tried again (a full disk)."""
+FAREWELL = 5.0
+"""Seconds that :meth:`Store.close` waits for the disk."""
+
+
+class Store:
+    """``path`` None: nothing is kept beyond this process. Values are JSON. One event loop; :meth:`load` comes first."""
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self.path = None if path is None else Path(path)
+        self.notes: list[str] = []
+        """What was wrong with the file that was found, for people."""
+        self.problem: str | None = None
+        """Why the newest values are not on disk, or None."""
+        self._values: dict[str, Any] = {}
+        self._number = 0
+        self._written = 0
+        self._wanted: str | None = None
+        self._closed = False
+        self._change = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def load(self) -> dict[str, Any]:
+        """Reads the file; blocking, for the start. Never raises."""
+        if self.path is not None:
+            try:
+                self._values = _read(self.path)
+            except FileNotFoundError:
+                self._values = {}
+            except (OSError, ValueError) as error:
+                self._values = {}
+                self._put_aside(str(error) or type(error).__name__)
+        return dict(self._values)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values.get(name, default)
+
+    def put(self, name: str, value: Any) -> None:
+        """Remembers ``value`` under ``name`` (None: forget it); it is on disk soon after. Raises TypeError or
+        ValueError for what JSON cannot hold, or for more than ``LARGEST`` bytes in all; then nothing has changed."""
+        if name in self._values and self._values[name] == value:
+            return
+        values = {**self._values, name: value}
+        if value is None:
+            del values[name]
+        text = json.dumps({"version": VERSION, "values": values}, allow_nan=False)
+        if len(text) > LARGEST:
+            raise ValueError(f"{name}: more than {LARGEST >> 20} MiB to remember")
+        self._values = values
+        if self.path is None:
+            return
+        with self._change:
+            self._wanted, self._number = text, self._number + 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="mpsagent-store", daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    async def flushed(self, deadline: float = FAREWELL) -> bool:
+        """Waits until what was put before is on disk. False when it is not within ``deadline`` seconds."""
+        until = time.monotonic() + deadline
+        number = self._number
+        while self._written < number:
+            if time.monotonic() > until:
+                return False
+            await asyncio.sleep(0.002)
+        return True
+
+    def close(self) -> None:
+        """The last values reach the disk, if it takes them in time; blocking, for the end."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join(FAREWELL)
+
+    # --- in the thread ---
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                while self._wanted is None:
+                    if self._closed:
+                        return
+                    self._change.wait()
+                text, number = self._wanted, self._number
+                self._wanted = None
+            try:
+                assert self.path is not None
+                _write(self.path, text)
+            except OSError as error:
+                self.problem = f"{self.path} cannot be written: {error.strerror or error}"
+                with self._change:
+                    if self._closed:
+                        return
+                    self._change.wait(AGAIN)
+                    self._wanted = self._wanted or text
+            else:
+                self.problem = None
+                self._written = number
+
+    def _put_aside(self, why: str) -> None:
+        assert self.path is not None
+        aside = self.path.with_name(f"{self.path.name}.broken-{int(time.time())}")
+        try:
+            self.path.rename(aside)
+        except OSError as error:
+            self.notes.append(f"{self.path} is not used: {why}; it cannot be put aside: {error.strerror}")
+        else:
+            self.notes.append(
+                f"{self.path} was not used: {why}; it is {aside} now. A drain that was ordered has to be ordered again"
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises ValueError with what is wrong, or OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a plain file")
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+            mode = stat.S_IMODE(status.st_mode)
+            raise ValueError(f"others could have written it (owner {status.st_uid}, mode {mode:04o})")
+        if status.st_size > LARGEST:
+            raise ValueError(f"it has {status.st_size} bytes")
+        with os.fdopen(os.dup(fd), "rb") as file:
+            data = file.read(LARGEST + 1)
+    finally:
+        os.close(fd)
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({error})") from None
+    if not isinstance(content, dict) or not isinstance(content.get("values"), dict):
+        raise ValueError("it is not a file of this agent's")
+    if content.get("version") != VERSION:
+        raise ValueError(f"it has version {content.get('version')!r}, this agent reads version {VERSION}")
+    values: dict[str, Any] = content["values"]
+    return values
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all, also after a power cut. Raises OSError."""
+    fresh = path.with_name(f".{path.name}.new")
+    with suppress(FileNotFoundError):
+        fresh.unlink()
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
