@@ -1,0 +1,159 @@
+"""A SOCK_SEQPACKET socket in the event loop: whole messages in and out, bounded, with credentials and descriptors."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+
+from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, LONGEST_MESSAGE, Credentials
+
+SCM_CREDENTIALS = 2
+SO_PASSCRED = 16
+MOST_WAITING = 4096
+"""Messages that may wait for a peer that does not read; beyond it the channel closes."""
+AT_A_TIME = 16
+"""Messages taken from one peer before the others have their turn."""
+
+Ancillary = Sequence[tuple[int, int, bytes]]
+Receive = Callable[[bytes, Credentials | None, list[int]], None]
+
+
+def as_process(who: Credentials) -> Ancillary:
+    """Sends a message as this process."""
+    return ((socket.SOL_SOCKET, SCM_CREDENTIALS, who.pack()),)
+
+
+def with_descriptors(descriptors: Iterable[int]) -> Ancillary:
+    numbers = array.array("i", descriptors)
+    return ((socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers.tobytes()),) if numbers else ()
+
+
+def take(sock: socket.socket, longest: int, descriptors: int = 0) -> tuple[bytes, Credentials | None, list[int]]:
+    """One message. Descriptors beyond the number expected are never installed. Raises OSError."""
+    space = socket.CMSG_SPACE(CREDENTIALS_SIZE) + (socket.CMSG_SPACE(4 * descriptors) if descriptors else 0)
+    data, ancillary, _, _ = sock.recvmsg(longest, space, socket.MSG_CMSG_CLOEXEC)
+    who: Credentials | None = None
+    taken: list[int] = []
+    for level, kind, content in ancillary:
+        if level != socket.SOL_SOCKET:
+            continue
+        if kind == SCM_CREDENTIALS and len(content) >= CREDENTIALS_SIZE:
+            who = Credentials.unpack(content)
+        elif kind == socket.SCM_RIGHTS:
+            taken += [number for (number,) in struct.iter_unpack("i", content[: len(content) // 4 * 4])]
+    return data, who, taken
+
+
+class Channel:
+    """``receive`` gets each message; ``closed`` is called once when the peer hangs up, never after :meth:`close`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        receive: Receive,
+        closed: Callable[[], None],
+        *,
+        longest: int = LONGEST_MESSAGE,
+        descriptors: int = 0,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self.sock = sock
+        self._loop = loop
+        self._receive = receive
+        self._closed = closed
+        self._longest = longest
+        self._descriptors = descriptors
+        self._most_waiting = most_waiting
+        self._waiting: deque[tuple[bytes, Ancillary]] = deque()
+        self._reading = False
+        self.open = True
+        sock.setblocking(False)
+        self.resume()
+
+    def pause(self) -> None:
+        """Nothing is read until :meth:`resume`; the peer waits when the socket's buffer is full."""
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self.sock.fileno())
+
+    def resume(self) -> None:
+        if self.open and not self._reading:
+            self._reading = True
+            self._loop.add_reader(self.sock.fileno(), self._read)
+
+    def send(self, data: bytes, ancillary: Ancillary = ()) -> OSError | None:
+        """Sends or keeps the message; what went wrong. A peer that has hung up is told by ``closed``, after what it
+        sent before has been read."""
+        if not self.open:
+            return OSError("closed")
+        if self._waiting:
+            if len(self._waiting) >= self._most_waiting:
+                self._end()
+                return OSError(f"{self._most_waiting} messages are waiting already")
+            self._waiting.append((data, ancillary))
+            return None
+        try:
+            self.sock.sendmsg([data], ancillary)
+        except BlockingIOError:
+            self._waiting.append((data, ancillary))
+            self._loop.add_writer(self.sock.fileno(), self._write)
+        except OSError as error:
+            return error
+        return None
+
+    @property
+    def busy(self) -> bool:
+        """Messages wait for the peer to read."""
+        return bool(self._waiting)
+
+    def close(self) -> None:
+        if self.open:
+            self.open = False
+            self.pause()
+            if self._waiting:
+                self._loop.remove_writer(self.sock.fileno())
+                self._waiting.clear()
+            self.sock.close()
+
+    def _end(self) -> None:
+        if self.open:
+            self.close()
+            self._closed()
+
+    def _read(self) -> None:
+        for _ in range(AT_A_TIME):
+            if not self._reading:
+                return
+            try:
+                data, who, descriptors = take(self.sock, self._longest, self._descriptors)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self._end()
+                return
+            if not data:
+                for descriptor in descriptors:
+                    with suppress(OSError):
+                        os.close(descriptor)
+                self._end()
+                return
+            self._receive(data, who, descriptors)
+
+    def _write(self) -> None:
+        while self._waiting:
+            data, ancillary = self._waiting[0]
+            try:
+                self.sock.sendmsg([data], ancillary)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                pass  # the reader is told
+            self._waiting.popleft()
+        self._loop.remove_writer(self.sock.fileno())

@@ -1,0 +1,108 @@
+"""A connection at the public socket: its socket, who it is from the kernel, and its mark in the kernel."""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import socket
+import termios
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mpsagent.gate import identity
+from mpsagent.gate.handshake import Handshake, Mark
+from mpsagent.gate.queue import Held
+from mpsagent.gate.store import ConnectionName
+from mpsagent.mps.rendezvous import Credentials
+
+SIOCOUTQ = termios.TIOCOUTQ
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """``number`` is the time of its arrival in microseconds since 1970, made unique: it orders connections across
+    restarts of the gate, and tells ``since``."""
+
+    number: int
+    sock: socket.socket
+    peer: Credentials
+    start: int
+    privileged: bool
+    handshake: Handshake
+    stored: bool = False
+
+    @property
+    def since(self) -> float:
+        return self.number / 1e6
+
+    @property
+    def name(self) -> str:
+        """Its name in the descriptor store."""
+        return str(ConnectionName(self.number, self.start, self.privileged))
+
+    @property
+    def mark(self) -> Mark:
+        """Kept as the socket's priority, which means nothing for Unix sockets and lives as long as the socket."""
+        try:
+            return Mark(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY))
+        except (OSError, ValueError):
+            return Mark.NEW
+
+    @mark.setter
+    def mark(self, mark: Mark) -> None:
+        with suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, int(mark))
+
+    def held(self) -> Held:
+        return Held(self.number, self.peer.pid, self.peer.uid, self.peer.gid, self.start, self.since)
+
+    def unread_by_us(self) -> bool:
+        return self._queued(termios.FIONREAD)
+
+    def unread_by_peer(self) -> bool:
+        return self._queued(SIOCOUTQ)
+
+    def _queued(self, what: int) -> bool:
+        amount = array.array("i", [0])
+        try:
+            fcntl.ioctl(self.sock.fileno(), what, amount)
+        except OSError:
+            return False
+        return amount[0] > 0
+
+
+class Numbers:
+    """Connection numbers: microseconds since 1970, each greater than the one before."""
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def new(self) -> int:
+        self._last = max(self._last + 1, time.time_ns() // 1000)
+        return self._last
+
+    def seen(self, number: int) -> None:
+        """A number of an earlier gate. One from a clock that was far ahead is not followed for ever."""
+        if number < time.time_ns() // 1000 + 3_600_000_000:
+            self._last = max(self._last, number)
+
+
+def accepted(sock: socket.socket, number: int, *, privileged: bool) -> Connection:
+    """A connection that was accepted just now. Raises OSError."""
+    sock.setblocking(False)
+    who = identity.peer(sock)
+    return Connection(number, sock, who, identity.start_time(who.pid), privileged, Handshake(who))
+
+
+def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:
+    """A connection out of the descriptor store; None when its process has gone or its pid is another's now."""
+    try:
+        sock.setblocking(False)
+        who = identity.peer(sock)
+    except OSError:
+        return None
+    if identity.start_time(who.pid) != name.start:
+        return None
+    handshake = Handshake(who, restored=True)
+    return Connection(name.number, sock, who, name.start, name.privileged, handshake, stored=True)

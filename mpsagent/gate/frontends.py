@@ -1,0 +1,163 @@
+"""Front-ends at the public sockets. Each command is a session of its own at the daemon, so that one that is left open
+holds up no other; what changes something is allowed to root only, and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from mpsagent.gate.channel import Channel
+from mpsagent.gate.connection import Connection
+from mpsagent.gate.lane import Lane, Request
+from mpsagent.gate.session import Session
+from mpsagent.mps.rendezvous import Credentials, answer_message, clean_command, exit_message, length_of
+
+MOST_OF_A_USER = 16
+"""Front-ends of one user at a time. The daemon itself takes one in all."""
+MOST = 256
+PATIENCE = 120.0
+"""Seconds for one command: ``terminate_client`` may wait for a client for half a minute."""
+
+QUESTIONS = ("get_", "ps", "device_", "lspart", "help", "version")
+"""What changes nothing starts like this."""
+CHANGES = ("set_", "start_", "shutdown_", "terminate_", "quit", "snapshot", "rmpart", "mkpart")
+"""What users may not do. The daemons of 470 and 535 would let them set the limits."""
+
+
+def changes(command: str) -> bool:
+    """Whether a command may change something: everything that is not a question."""
+    return not command.startswith(QUESTIONS)
+
+
+def forbidden(command: str, uid: int) -> str | None:
+    """The refusal for this user, in MPS's own words where it has them; None when the command may be passed on."""
+    if uid == 0 or not command.startswith(CHANGES):
+        return None
+    if command.startswith("quit"):
+        return "Not enough privilege to execute quit command"
+    return (
+        f"Insufficient privileges for UID {uid}. Control deamon settings can only be modified by the user started it "
+        "or by the root user."
+    )
+
+
+class FrontEnds:
+    """``report`` hears of each command that changes something: peer, command, whether it was refused."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, lane: Lane, report: Callable[[Credentials, str, float, bool], None]
+    ) -> None:
+        self.loop = loop
+        self.lane = lane
+        self.report = report
+        self._open: dict[int, int] = {}
+
+    def add(self, connection: Connection) -> None:
+        """A peer that has said it is a front-end; the connection is ours now."""
+        uid = connection.peer.uid
+        mine = self._open.get(uid, 0)
+        if mine >= MOST_OF_A_USER or sum(self._open.values()) >= MOST:
+            Refusal(self.loop, connection, f"mpsagent: user {uid} has {mine} front-ends open already")
+            return
+        self._open[uid] = mine + 1
+        FrontEnd(self, connection)
+
+    def gone(self, uid: int) -> None:
+        self._open[uid] -= 1
+        if not self._open[uid]:
+            del self._open[uid]
+
+
+class Refusal:
+    """Tells a front-end why not, in its own protocol, and closes. It may read that whenever it likes: the messages lie
+    in its socket."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection, why: str) -> None:
+        sock = connection.sock
+        try:
+            sock.send(answer_message(why))
+            sock.send(exit_message(1))
+        except OSError:
+            pass
+        # closed at once, its unread commands would reset the connection and the answer be lost
+        loop.call_later(1.0, sock.close)
+
+
+class FrontEnd:
+    """One front-end. While a command of it runs nothing more is read, so it holds one place in the lane's queue."""
+
+    def __init__(self, owner: FrontEnds, connection: Connection) -> None:
+        self._owner = owner
+        self._peer = connection.peer
+        self._length: int | None = None
+        self._request: Request | None = None
+        self._ended = False
+        self._channel = Channel(owner.loop, connection.sock, self._receive, self._closed, longest=4200)
+
+    def _closed(self) -> None:
+        if not self._ended:
+            self._ended = True
+            if self._request is not None:
+                self._owner.lane.withdraw(self._request)
+            self._owner.gone(self._peer.uid)
+
+    def _close(self) -> None:
+        self._channel.close()
+        self._closed()
+
+    def _end(self, status: int) -> None:
+        """The front-end may read the end whenever it likes; it hangs up, or is closed after a while."""
+        self._channel.send(exit_message(status))
+        self._channel.pause()
+        self._owner.loop.call_later(1.0, self._channel.close)
+        self._closed()
+
+    def _receive(self, data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
+        if self._length is None:
+            self._length = length_of(data)
+            if not self._length:  # its end, or what NVIDIA's daemon takes for one
+                self._end(0)
+            return
+        length, self._length = self._length, None
+        if length != len(data):
+            self._end(0)
+            return
+        command = clean_command(data)
+        if command is None:
+            self._channel.send(answer_message("mpsagent: this is not a command; it was not passed on"))
+            return
+        if not command.strip():
+            return
+        self._run(command)
+
+    def _run(self, command: str) -> None:
+        refusal = forbidden(command, self._peer.uid)
+        if changes(command) and (refusal is not None or self._peer.uid == 0):
+            self._owner.report(self._peer, command, time.time(), refusal is not None)
+        if refusal is not None:
+            self._channel.send(answer_message(refusal))
+            return
+        sets = command.startswith("set_")
+        self._request = Request(self._peer, command, sets, PATIENCE, self._answered)
+        self._channel.pause()
+        if not self._owner.lane.request(self._request):
+            self._request = None
+            self._channel.resume()
+            self._channel.send(answer_message("mpsagent: too many commands are waiting; it was not passed on"))
+
+    def _answered(self, session: Session | None, why: str) -> None:
+        self._request = None
+        if self._ended:
+            return
+        if session is None:
+            self._channel.send(answer_message(f"mpsagent: {why}"))
+            self._end(1)
+            return
+        for text in session.answers:
+            self._channel.send(answer_message(text))
+        if session.status is None or (session.status and session.commands[0].startswith("quit")):
+            # the daemon has ended, as after `quit`
+            self._end(session.status or 0)
+            return
+        self._channel.resume()

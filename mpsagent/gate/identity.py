@@ -1,0 +1,88 @@
+"""Who is at the other end of a socket, from the kernel alone: credentials, pidfd, start time, and what /proc says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
+
+SO_PEERPIDFD = 77
+"""Linux 6.5 and later: a pidfd of the process that connected, which no other process can be taken for."""
+LONGEST_CGROUP = 512
+LONGEST_COMMAND = 64
+
+
+def peer(sock: socket.socket) -> Credentials:
+    """The process that connected, its user and group at that moment. Raises OSError."""
+    return Credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE))
+
+
+def start_time(pid: int) -> int:
+    """Clock ticks since boot, field 22 of /proc/PID/stat; 0 when the process has gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # the second field, the name, may hold anything, parentheses and spaces too
+            return int(file.read(4096).rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def peer_pidfd(sock: socket.socket, pid: int, start: int) -> int | None:
+    """A new pidfd of the process that connected, or None when it has gone. Where the kernel cannot say it by the
+    socket, the start time proves that the pid is still that process."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
+        return int(struct.unpack("i", raw)[0])
+    except OSError:
+        return open_pidfd(pid, start)
+
+
+def open_pidfd(pid: int, start: int) -> int | None:
+    """A new pidfd of the process with this start time; None when it has gone."""
+    if pid <= 0:
+        return None
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if start and start_time(pid) != start:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def pid_of(pidfd: int) -> int:
+    """The pid of a pidfd's process; 0 or less when it has gone."""
+    with suppress(OSError, ValueError), open(f"/proc/self/fdinfo/{pidfd}") as file:
+        for line in file:
+            if line.startswith("Pid:"):
+                return int(line.split()[1])
+    return 0
+
+
+def cgroup(pid: int) -> str | None:
+    """The path of the process's cgroup (the unified hierarchy's, else the first one)."""
+    with suppress(OSError), open(f"/proc/{pid}/cgroup", "rb") as file:
+        lines = file.read(16384).decode("utf-8", "replace").splitlines()
+        paths = [line.split(":", 2)[-1] for line in sorted(lines, key=lambda line: not line.startswith("0::"))]
+        return paths[0][:LONGEST_CGROUP] if paths else None
+    return None
+
+
+def pid_namespace(pid: int) -> int | None:
+    """The inode of the process's pid namespace."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/ns/pid").stat().st_ino
+    return None
+
+
+def command(pid: int) -> str:
+    """What the process calls itself, without control characters."""
+    with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
+        text = file.read(256).decode("utf-8", "replace")
+        return "".join(letter if letter.isprintable() else "?" for letter in text.rstrip("\n"))[:LONGEST_COMMAND]
+    return ""

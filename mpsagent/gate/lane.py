@@ -1,0 +1,298 @@
+"""The way to one control daemon: one front-end session and one hand-over at a time, front-ends of users in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpsagent.gate import identity
+from mpsagent.gate.channel import Channel, as_process
+from mpsagent.gate.session import How, Session
+from mpsagent.mps.rendezvous import HELLO, Credentials
+
+CONTROL = "control"
+PRIVILEGED = "control_privileged"
+FIRST_PAUSE = 0.002
+LONGEST_PAUSE = 0.05
+LONGEST_DOWN_PAUSE = 1.0
+MOST_REQUESTS_OF_A_USER = 64
+
+
+def connect(directory: Path, name: str) -> socket.socket:
+    """A connection to a socket of the hidden directory, by way of a descriptor of the directory, because a socket's
+    path may have 107 bytes only. Raises OSError; BlockingIOError: its backlog is full."""
+    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        try:
+            sock.connect(f"/proc/self/fd/{place}/{name}")
+        except OSError:
+            sock.close()
+            raise
+        return sock
+    finally:
+        os.close(place)
+
+
+class Run:
+    """One front-end session, repeated while another front-end is connected. ``done`` gets the session, or why there is
+    none; it is never called after :meth:`cancel`."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        commands: Sequence[str],
+        asker: Credentials,
+        patience: float,
+        done: Callable[[Session | None, str], None],
+    ) -> None:
+        self._lane = lane
+        self._commands = commands
+        self._asker = asker
+        self._done = done
+        self._channel: Channel | None = None
+        self._session = Session(commands)
+        self._pause = FIRST_PAUSE
+        self._again: asyncio.TimerHandle | None = None
+        self._why = "the control daemon does not answer"
+        self._limit = lane.loop.call_later(patience, self._expire)
+        self._again = lane.loop.call_later(0, self._try)
+
+    def cancel(self) -> None:
+        self._limit.cancel()
+        if self._again is not None:
+            self._again.cancel()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _try(self) -> None:
+        self._session = Session(self._commands)
+        try:
+            # the daemon takes root's settings at the privileged socket only (550), and no user's session there
+            name = PRIVILEGED if self._asker.uid == 0 else CONTROL
+            sock = connect(self._lane.directory, name)
+        except BlockingIOError:
+            self._later("the control daemon's queue is full")
+            return
+        except OSError as error:
+            self._finish(None, f"the control daemon cannot be reached: {error.strerror}")
+            return
+        self._channel = Channel(self._lane.loop, sock, self._receive, self._closed)
+
+    def _receive(self, data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
+        assert self._channel is not None
+        first = self._session.greeting is None
+        for message in self._session.message(data):
+            self._channel.send(message, as_process(self._asker))
+        if first:
+            self._lane.greeted(data, self._channel.sock)
+        if self._session.how is not None:
+            self._channel.close()
+            self._end()
+
+    def _closed(self) -> None:
+        self._session.closed()
+        self._end()
+
+    def _end(self) -> None:
+        how = self._session.how
+        if how is How.TURNED_AWAY and not self._commands[0].startswith("quit"):
+            self._later("another front-end is connected to the control daemon")
+        elif how is How.UNKNOWN:
+            self._finish(None, "the control daemon's greeting is not known")
+        else:
+            self._finish(self._session, "")
+
+    def _later(self, why: str) -> None:
+        self._why = why
+        self._again = self._lane.loop.call_later(self._pause, self._try)
+        self._pause = min(LONGEST_PAUSE, self._pause * 2)
+
+    def _expire(self) -> None:
+        self.cancel()
+        self._done(None, f"{self._why}, for too long")
+
+    def _finish(self, session: Session | None, why: str) -> None:
+        self.cancel()
+        self._done(session, why)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A front-end's command that waits for its turn. ``sets``: it must not come between a hand-over's limits and its
+    end. ``done`` gets the session or why there is none."""
+
+    asker: Credentials
+    command: str
+    sets: bool
+    patience: float
+    done: Callable[[Session | None, str], None]
+    run: Run | None = field(default=None)
+
+
+class Lane:
+    """``begin`` is asked to start a hand-over when one may start; it says whether it has. ``greeting`` hears how the
+    daemon greets, when that changes or another daemon does."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        directory: Path,
+        begin: Callable[[], bool],
+        greeting: Callable[[bytes, int], None],
+    ) -> None:
+        self.loop = loop
+        self.directory = directory
+        self.servers: tuple[int, ...] = ()
+        """The servers that the last session found."""
+        self.handing = False
+        """A hand-over is under way."""
+        self.open_to_questions = False
+        """It waits for the daemon's answer or the client: commands that set nothing may come in between."""
+        self._begin = begin
+        self._greeting = greeting
+        self._last: tuple[bytes, int] | None = None
+        self._users: OrderedDict[int, deque[Request]] = OrderedDict()
+        self._running: Request | None = None
+        self._front_end_next = False
+        self._pumping = False
+        self._down_until = 0.0
+        self._down_pause = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._prober: Channel | None = None
+
+    # --- how the daemon is ---
+
+    def greeted(self, data: bytes, sock: socket.socket) -> None:
+        """A connection of ours was greeted."""
+        try:
+            pid = identity.peer(sock).pid
+        except OSError:
+            pid = 0
+        self._down_pause = 0.0
+        if (data, pid) != self._last:
+            self._last = (data, pid)
+            self.servers = ()
+            self._greeting(data, pid)
+
+    @property
+    def known(self) -> bool | None:
+        """Whether the daemon greets as we know it; None before it has been asked."""
+        return None if self._last is None else self._last[0] == HELLO
+
+    def down(self) -> None:
+        """The daemon could not be reached, or not be worked with: nothing is tried for a while that doubles."""
+        self._down_pause = min(LONGEST_DOWN_PAUSE, self._down_pause * 2 or 0.05)
+        self._down_until = self.loop.time() + self._down_pause
+        self._wake_at(self._down_until)
+
+    @property
+    def is_down(self) -> bool:
+        return self.loop.time() < self._down_until
+
+    def probe(self) -> None:
+        """Asks for the greeting and hangs up, as each client does; again and again until there is one."""
+        if self._prober is not None and self._prober.open:
+            return
+        try:
+            sock = connect(self.directory, CONTROL)
+        except OSError:
+            self._down_pause = min(LONGEST_DOWN_PAUSE, self._down_pause * 2 or 0.05)
+            self.loop.call_later(self._down_pause, self.probe)
+            return
+
+        def heard(data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
+            self.greeted(data, prober.sock)
+            prober.close()
+            self.pump()
+
+        def again() -> None:
+            self.loop.call_later(0.05, self.probe)
+
+        self._prober = prober = Channel(self.loop, sock, heard, again)
+
+    # --- whose turn it is ---
+
+    def request(self, request: Request) -> bool:
+        """Queues a front-end's command; False when its user has too many there."""
+        line = self._users.setdefault(request.asker.uid, deque())
+        if len(line) >= MOST_REQUESTS_OF_A_USER:
+            return False
+        line.append(request)
+        self.pump()
+        return True
+
+    def withdraw(self, request: Request) -> None:
+        """Its front-end has gone."""
+        if request is self._running:
+            if request.run is not None:
+                request.run.cancel()
+            self._running = None
+            self.pump()
+            return
+        line = self._users.get(request.asker.uid)
+        if line is not None and request in line:
+            line.remove(request)
+            if not line:
+                del self._users[request.asker.uid]
+
+    def pump(self) -> None:
+        """Starts what may start: one session, one hand-over; front-ends and hand-overs by turns, users by turns."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._running is None:
+                if self.handing:
+                    if not (self.open_to_questions and self._start_request(questions_only=True)):
+                        return
+                elif self._front_end_next and self._start_request():
+                    self._front_end_next = False
+                elif not self.is_down and self._begin():
+                    self._front_end_next = True
+                elif not self._start_request():
+                    return
+        finally:
+            self._pumping = False
+
+    def _start_request(self, *, questions_only: bool = False) -> bool:
+        uid = next((one for one, line in self._users.items() if not (questions_only and line[0].sets)), None)
+        if uid is None:
+            return False
+        line = self._users[uid]
+        request = line.popleft()
+        if line:
+            self._users.move_to_end(uid)
+        else:
+            del self._users[uid]
+        self._running = request
+        request.run = Run(
+            self,
+            [request.command],
+            request.asker,
+            request.patience,
+            lambda session, why: self._answered(request, session, why),
+        )
+        return True
+
+    def _answered(self, request: Request, session: Session | None, why: str) -> None:
+        self._running = None
+        self.loop.call_soon(self.pump)
+        request.done(session, why)
+
+    def wake_at(self, when: float | None) -> None:
+        """Pumps again at this time of the loop's clock."""
+        if when is not None:
+            self._wake_at(when)
+
+    def _wake_at(self, when: float) -> None:
+        if self._timer is not None:
+            if not self._timer.cancelled() and self.loop.time() < self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = self.loop.call_at(when, self.pump)

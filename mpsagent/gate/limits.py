@@ -1,0 +1,125 @@
+"""How limits are told to the daemon in a front-end session, and when its answers confirm them.
+
+One session lists the servers, sets the defaults and the limits of the servers that ran when last asked, and asks for
+everything again. An answer has no mark at its end and a device without limit answers nothing, so a question that is
+always answered stands before each of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from mpsagent.mps.limits import Limits
+from mpsagent.mps.units import GIB, MIB, limit_text, percent_text
+
+MOST_SERVERS = 8
+"""More servers than these at one daemon are not believed."""
+
+_PERCENT = re.compile(r"\d{1,3}\.\d", re.ASCII)
+_SIZE = re.compile(r"\d{1,9}[MG]", re.ASCII)
+_PID = re.compile(r"\d{1,10}", re.ASCII)
+
+
+def threads_text(limits: Limits) -> str:
+    """0.0 is refused; 0.1 is the smallest percentage that one decimal can say."""
+    return percent_text(min(100.0, max(0.1, limits.threads)))
+
+
+def memory_text(limits: Limits, device: int) -> str:
+    """``0G`` takes a limit away (recording 01, S2)."""
+    size = limits.memory.get(device, 0)
+    return limit_text(size) if size > 0 else "0G"
+
+
+def printed(limits: Limits, device: int) -> str | None:
+    """How MPS prints this limit: 1 GiB and more in whole G, rounded down (recording 08, G14); None: no line at all."""
+    size = limits.memory.get(device, 0)
+    if size <= 0:
+        return None
+    mebibytes = max(1, size // MIB)
+    return f"{mebibytes * MIB // GIB}G" if mebibytes * MIB >= GIB else f"{mebibytes}M"
+
+
+def _ordinals(limits: Limits, devices: Iterable[int]) -> list[int]:
+    return sorted({*limits.memory, *devices})
+
+
+def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -> list[str]:
+    """The session: who serves, the defaults, the limits of ``servers``, and every value asked for again."""
+    ordinals = _ordinals(limits, devices)
+    percent = threads_text(limits)
+    batch = ["get_server_list", f"set_default_active_thread_percentage {percent}"]
+    batch += [f"set_default_device_pinned_mem_limit {device} {memory_text(limits, device)}" for device in ordinals]
+    for device in ordinals:
+        batch += ["get_default_active_thread_percentage", f"get_default_device_pinned_mem_limit {device}"]
+    batch += ["get_default_active_thread_percentage"]
+    for server in sorted(servers):
+        batch += [f"set_active_thread_percentage {server} {percent}"]
+        batch += [f"set_device_pinned_mem_limit {server} {device} {memory_text(limits, device)}" for device in ordinals]
+        for device in ordinals:
+            batch += [f"get_active_thread_percentage {server}", f"get_device_pinned_mem_limit {server} {device}"]
+        batch += [f"get_active_thread_percentage {server}"]
+    return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``servers``: who serves now. ``why``: None when every value is confirmed, else what is not. ``again``: the
+    servers were others than expected, so that the session has to be repeated with these."""
+
+    servers: tuple[int, ...]
+    why: str | None = None
+    again: bool = False
+
+
+def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answers: Sequence[str]) -> Verdict:
+    """What the answers to :func:`commands` say."""
+    ordinals = _ordinals(limits, devices)
+    lines = [line.strip() for answer in answers for line in answer.splitlines() if line.strip()]
+    found: list[int] = []
+    while lines and _PID.fullmatch(lines[0]):
+        found.append(int(lines.pop(0)))
+    present = tuple(sorted(set(found)))
+    if len(present) > MOST_SERVERS:
+        return Verdict((), f"MPS names {len(present)} servers")
+    rest, why = _compare(limits, ordinals, lines, "the default")
+    if why is not None:
+        return Verdict(present, why)
+    if present != tuple(sorted(servers)):
+        return Verdict(present, again=True)
+    for server in present:
+        rest, why = _compare(limits, ordinals, rest, f"server {server}'s")
+        if why is not None:
+            return Verdict(present, why, again="not found" in why)
+    if rest:
+        return Verdict(present, f'MPS answered "{rest[0][:80]}" where nothing more was expected')
+    return Verdict(present)
+
+
+def _compare(limits: Limits, ordinals: list[int], lines: list[str], whose: str) -> tuple[list[str], str | None]:
+    """Takes the answers of one target off ``lines``; what is left, and what is wrong with them."""
+    left = list(lines)
+    wanted = threads_text(limits)
+
+    def percentage() -> str | None:
+        line = left.pop(0) if left else "nothing"
+        if not _PERCENT.fullmatch(line):
+            return f'MPS answered "{line[:120]}" where {whose} active thread percentage was expected'
+        if line != wanted:
+            return f"{whose} active thread percentage reads {line}, not {wanted}"
+        return None
+
+    if (why := percentage()) is not None:  # the answer of the set
+        return left, why
+    for device in ordinals:
+        if (why := percentage()) is not None:
+            return left, why
+        said = left.pop(0) if left and _SIZE.fullmatch(left[0]) else None
+        if said != printed(limits, device):
+            return (
+                left,
+                f"{whose} memory limit of device {device} reads {said or 'none'}, not {printed(limits, device)}",
+            )
+    return left, percentage()

@@ -1,0 +1,395 @@
+"""What agent and gate say to each other: one JSON object a packet, encoded and checked here for both ends. Pure.
+
+Times are seconds since 1970 (CLOCK_REALTIME), sizes bytes, percentages with one decimal. A pidfd may come along with
+``Knock`` and ``Known`` (SCM_RIGHTS). A peer that says anything else is broken or hostile: :class:`LinkError`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+from mpsagent.mps.limits import Limits
+
+VERSION = 1
+LONGEST_PACKET = 128 * 1024
+"""Bytes. About 1,000 users in one snapshot; it still fits into a socket's default send buffer."""
+LONGEST_TEXT = 1024
+MOST_USERS = 4096
+MOST_DEVICES = 64
+
+
+class LinkError(ValueError):
+    """A packet that is not one of the messages below."""
+
+
+# --- gate to agent ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message; every held connection, every known process and ``Synced`` follow."""
+
+    kind: ClassVar[str] = "hello"
+    gate: int
+    started: float
+    version: int = VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """A CUDA connection is held. A pidfd comes along unless the process has gone already."""
+
+    kind: ClassVar[str] = "knock"
+    connection: int
+    pid: int
+    uid: int
+    gid: int
+    start: int
+    """Start time of the process, field 22 of /proc/PID/stat; 0 when it could not be read any more."""
+    since: float
+    cgroup: str | None = None
+    pid_namespace: int | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A process that was handed over and lives. ``limits`` None: handed over by an earlier gate that could not say."""
+
+    kind: ClassVar[str] = "known"
+    pid: int
+    uid: int
+    gid: int
+    start: int
+    since: float
+    limits: Limits | None = None
+    cgroup: str | None = None
+    connections: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Synced:
+    kind: ClassVar[str] = "synced"
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A held connection was closed by its client."""
+
+    kind: ClassVar[str] = "left"
+    connection: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handing:
+    """A hand-over has begun."""
+
+    kind: ClassVar[str] = "handing"
+    connection: int
+    pid: int
+    uid: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """The client has the descriptor. ``acknowledged`` False: it has not confirmed it in time (a stopped process), so
+    that the limits it gets are those in force when it goes on."""
+
+    kind: ClassVar[str] = "passed"
+    connection: int
+    pid: int
+    uid: int
+    start: int
+    limits: Limits
+    seconds: float
+    at: float
+    fail_safe: bool = False
+    acknowledged: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A hand-over failed at ``stage`` (limits, connect, greeting, answer, acknowledgement). ``lost``: the client has
+    gone from us and cannot be served again; otherwise it is held on and tried again."""
+
+    kind: ClassVar[str] = "failed"
+    connection: int
+    pid: int
+    uid: int
+    why: str
+    stage: str
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """MPS does not confirm these limits; the fail-safe limits are taken instead."""
+
+    kind: ClassVar[str] = "unconfirmed"
+    uid: int
+    wanted: Limits
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """A front-end's command that changes something. ``refused``: the gate has not passed it on."""
+
+    kind: ClassVar[str] = "front_end"
+    pid: int
+    uid: int
+    command: str
+    at: float
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HandshakeSeen:
+    """How the daemon greets (hex). ``known`` False: every connection is relayed untouched. ``daemon``: its pid."""
+
+    kind: ClassVar[str] = "handshake"
+    known: bool
+    greeting: str
+    daemon: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The gate closed a connection itself, because of a bound or of what the peer sent."""
+
+    kind: ClassVar[str] = "refused"
+    connection: int
+    pid: int
+    uid: int
+    why: str
+
+
+FromGate = (
+    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | FrontEnd | HandshakeSeen | Refused
+)
+
+# --- agent to gate ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """``admit``: ``all``, or ``known``: only processes that have passed already. ``max_clients``: processes at a
+    time."""
+
+    uid: int
+    admit: str
+    limits: Limits
+    max_clients: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """Who may pass, with what. Always the whole; a user who is not named is held, unless ``others`` says otherwise.
+
+    ``open`` False: hold everybody. ``room``: processes that may be known at a time. ``set_limits`` False: the daemon's
+    limits are not touched. ``devices``: ordinals whose memory limits are set, or taken away where a user has none.
+    ``parallel`` is reserved.
+    """
+
+    kind: ClassVar[str] = "admissions"
+    number: int = 0
+    open: bool = False
+    room: int = 48
+    fail_safe: Limits = field(default_factory=Limits)
+    devices: tuple[int, ...] = ()
+    set_limits: bool = True
+    users: Mapping[int, User] = field(default_factory=dict)
+    others: User | None = None
+    parallel: bool = False
+
+    def user(self, uid: int) -> User | None:
+        return self.users.get(uid, self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Close this held connection; its client gets CUDA_ERROR_MPS_CONNECTION_FAILED (recording 08, G7)."""
+
+    kind: ClassVar[str] = "refuse"
+    connection: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The process has left its server: it is not known any more, and its next connection is a new knock."""
+
+    kind: ClassVar[str] = "release"
+    pid: int
+    start: int
+
+
+FromAgent = Admissions | Refuse | Release
+Message = FromGate | FromAgent
+
+# --- codec -----------------------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> bytes:
+    """One packet. Texts are cut to ``LONGEST_TEXT``. Raises LinkError when the packet would be too long."""
+    content: dict[str, Any] = {"kind": message.kind}
+    for one in fields(message):
+        content[one.name] = _plain(getattr(message, one.name))
+    data = json.dumps(content, separators=(",", ":")).encode()
+    if len(data) > LONGEST_PACKET:
+        raise LinkError(f'a message "{message.kind}" of {len(data)} bytes is longer than {LONGEST_PACKET}')
+    return data
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Limits):
+        return value.as_json()
+    if isinstance(value, User):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return [_plain(one) for one in value.values()]
+    if isinstance(value, tuple):
+        return list(value)
+    if isinstance(value, str):
+        return value[:LONGEST_TEXT]
+    return value
+
+
+def decode_from_gate(data: bytes) -> FromGate:
+    """Raises LinkError."""
+    message: FromGate = _decode(data, _FROM_GATE)
+    return message
+
+
+def decode_from_agent(data: bytes) -> FromAgent:
+    """Raises LinkError."""
+    message: FromAgent = _decode(data, _FROM_AGENT)
+    return message
+
+
+def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> Any:
+    if len(data) > LONGEST_PACKET:
+        raise LinkError(f"a packet of more than {LONGEST_PACKET} bytes")
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise LinkError(f"not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise LinkError("not a JSON object")
+    kind = content.get("kind")
+    read = kinds.get(kind) if isinstance(kind, str) else None
+    if read is None:
+        raise LinkError(f'unknown kind "{str(kind)[:40]}"')
+    return read(content)
+
+
+def _integer(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise LinkError(f'"{name}" is not a whole number that makes sense')
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise LinkError(f'"{name}" is not a number')
+    return float(value)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
+        raise LinkError(f'"{name}" is not a text of at most {LONGEST_TEXT} characters')
+    return value
+
+
+def _truth(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise LinkError(f'"{name}" is neither true nor false')
+    return value
+
+
+def read_limits(value: Any, name: str = "limits") -> Limits:
+    """Limits as JSON says them. Raises LinkError."""
+    if not isinstance(value, dict) or not isinstance(value.get("memory", {}), dict):
+        raise LinkError(f'"{name}" are not limits')
+    threads = _number(value.get("threads"), f"{name}.threads")
+    if not 0 < threads <= 100:
+        raise LinkError(f'"{name}.threads" is not a percentage: {threads}')
+    memory: dict[int, int] = {}
+    for device, size in value.get("memory", {}).items():
+        if not (device.isascii() and device.isdecimal() and len(device) <= 4) or len(memory) >= MOST_DEVICES:
+            raise LinkError(f'"{name}.memory" names a device "{device[:20]}"')
+        memory[int(device)] = _integer(size, f"{name}.memory")
+    return Limits(threads, memory)
+
+
+def _user(value: Any, name: str = "users") -> User:
+    if not isinstance(value, dict) or value.get("admit") not in ("all", "known"):
+        raise LinkError(f'"{name}" has an entry that does not say whom it admits')
+    most = value.get("max_clients")
+    return User(
+        _integer(value.get("uid"), "uid"),
+        value["admit"],
+        read_limits(value.get("limits")),
+        None if most is None else _integer(most, "max_clients"),
+    )
+
+
+def _users(value: Any, name: str) -> Mapping[int, User]:
+    if not isinstance(value, list) or len(value) > MOST_USERS:
+        raise LinkError(f'"{name}" is not a list of at most {MOST_USERS} users')
+    return {user.uid: user for user in map(_user, value)}
+
+
+def _devices(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or len(value) > MOST_DEVICES:
+        raise LinkError(f'"{name}" is not a list of at most {MOST_DEVICES} devices')
+    return tuple(_integer(one, name) for one in value)
+
+
+_READERS: Mapping[Any, Callable[[Any, str], Any]] = {
+    int: _integer,
+    float: _number,
+    str: _text,
+    bool: _truth,
+    Limits: read_limits,
+    User: _user,
+    Mapping[int, User]: _users,
+    tuple[int, ...]: _devices,
+}
+
+
+def _reader(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
+    """How one message is read: each field by its type; a missing one has its default. Unknown keys are passed over, so
+    that a newer peer may say more."""
+    hints = typing.get_type_hints(cls)
+    readers: list[tuple[str, Callable[[Any, str], Any], bool]] = []
+    for one in fields(cls):
+        hint = hints[one.name]
+        optional = isinstance(hint, types.UnionType)
+        if optional:
+            hint = next(part for part in typing.get_args(hint) if part is not type(None))
+        readers.append((one.name, _READERS[hint], optional))
+
+    def read(content: Mapping[str, Any]) -> Any:
+        values = {}
+        for name, reader, optional in readers:
+            if name in content:
+                value = content[name]
+                values[name] = None if optional and value is None else reader(value, name)
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise LinkError(f'"{cls.kind}" is not complete: {error}') from None
+
+    return read
+
+
+_FROM_GATE = {cls.kind: _reader(cls) for cls in typing.get_args(FromGate)}
+_FROM_AGENT = {cls.kind: _reader(cls) for cls in typing.get_args(FromAgent)}

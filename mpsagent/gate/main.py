@@ -1,0 +1,134 @@
+"""The program mpsagent-gate: ``run`` under systemd, ``keep`` without it, ``pass`` when there is no agent to be had."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from mpsagent.gate import keeper, state
+from mpsagent.gate.link import Admissions, User
+from mpsagent.gate.loop import Gate, Options, say
+from mpsagent.gate.store import inherited
+from mpsagent.mps.limits import Limits
+
+DAEMON = "/run/mpsagent/mps"
+PUBLIC = "/tmp/nvidia-mps"
+LINK = "/run/mpsagent/gate/link"
+STATE = "/run/mpsagent/gate"
+_Made = TypeVar("_Made")
+STRICT = 10.0
+"""The active thread percentage of ``pass`` when no agent has ever said what is safe."""
+
+_directory = click.Path(path_type=Path)
+_public = click.option("--public", type=_directory, default=PUBLIC, show_default=True, help="Directory of the sockets.")
+_daemon = click.option(
+    "--daemon", type=_directory, default=DAEMON, show_default=True, help="Pipe directory of the hidden control daemon."
+)
+_link = click.option("--link", type=_directory, default=LINK, show_default=True, help="Socket for the agent.")
+_state = click.option(
+    "--state", type=_directory, default=STATE, show_default=True, help="Directory for the last admissions."
+)
+
+
+@click.group()
+def main() -> None:
+    """Holds the clients of NVIDIA MPS at the public control socket and hands them over with their limits set."""
+
+
+@main.command()
+@_public
+@_daemon
+@_link
+@_state
+def run(public: Path, daemon: Path, link: Path, state: Path) -> None:
+    """Serve. The listening sockets come from the service manager (control, control_privileged)."""
+    del public  # the sockets are bound already
+    _serve(Options(daemon=daemon, state=state, link=link))
+
+
+@main.command("pass")
+@_public
+@_daemon
+@_state
+@click.option("--threads", type=float, default=None, help="Active thread percentage for everybody.")
+def pass_(public: Path, daemon: Path, state: Path, threads: float | None) -> None:
+    """Serve everybody with the fail-safe limits, without an agent."""
+    options = Options(daemon=daemon, state=state, admissions=everybody(state, threads))
+    if "LISTEN_PID" in os.environ:
+        _serve(options)
+        return
+    sockets = _checked(lambda: keeper.public_sockets(public))
+    _serve(options, [(name, sock.detach()) for name, sock in sockets])
+
+
+@main.command()
+@_public
+@_daemon
+@_link
+@_state
+def keep(public: Path, daemon: Path, link: Path, state: Path) -> None:
+    """Without systemd: bind the sockets, run the gate, keep what it holds, start it again when it dies."""
+    keeper.raise_file_limit()
+    _checked(lambda: keeper.check_state_directory(state))
+    arguments = ["--public", str(public), "--daemon", str(daemon), "--link", str(link), "--state", str(state)]
+    kept = _checked(lambda: keeper.Keeper(keeper.gate_command(arguments), public, state))
+    sys.exit(kept.run())
+
+
+def everybody(directory: Path, threads: float | None) -> Admissions:
+    """Everybody passes with the fail-safe limits that the agent said last, or with strict ones."""
+    last: Admissions | None = None
+    try:
+        last = state.load(directory)
+    except state.StateError as error:
+        say(str(error))
+    limits = last.fail_safe if last is not None else Limits(STRICT)
+    if threads is not None:
+        limits = Limits(min(100.0, max(0.1, threads)), limits.memory)
+    return Admissions(
+        open=True,
+        fail_safe=limits,
+        devices=last.devices if last is not None else (),
+        room=last.room if last is not None else 48,
+        others=User(0, "all", limits),
+    )
+
+
+def _serve(options: Options, given: list[tuple[str, int]] | None = None) -> None:
+    keeper.raise_file_limit()
+    _checked(lambda: keeper.check_state_directory(options.state))
+    descriptors = inherited() if given is None else given
+    if not descriptors:
+        say("mpsagent-gate: no sockets were given; start it by its socket unit, or by `mpsagent-gate keep`")
+        sys.exit(2)
+    loop = asyncio.new_event_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, loop.stop)
+    gate = _checked(lambda: Gate(loop, options, descriptors))
+    loop.run_forever()
+    del gate
+    # Nothing is closed by hand: what is held lies in the store, and a close of ours would be the client's end.
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(0)
+
+
+def _checked(action: Callable[[], _Made]) -> _Made:
+    """What ``action`` makes; an error of the system ends the program with one line."""
+    try:
+        return action()
+    except OSError as error:
+        say(f"mpsagent-gate: {error}")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

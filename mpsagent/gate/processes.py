@@ -1,0 +1,121 @@
+"""Processes that were handed over: each has a pidfd in the loop, which tells its end, and one in the store."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mpsagent.gate import identity
+from mpsagent.gate.connection import Connection
+from mpsagent.gate.queue import KnownProcess, Process, Queue
+from mpsagent.gate.store import KnownName, Store
+from mpsagent.mps.limits import Limits
+
+
+@dataclass(slots=True)
+class _Watched:
+    pidfd: int
+    name: str
+
+
+class KnownProcesses:
+    """``ended`` hears of each end, after the process is known no more."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, queue: Queue, store: Store, ended: Callable[[KnownProcess], None]
+    ) -> None:
+        self._loop = loop
+        self._queue = queue
+        self._store = store
+        self._ended = ended
+        self._watched: dict[Process, _Watched] = {}
+
+    def prepare(self, connection: Connection, limits: Limits) -> None:
+        """Before the descriptor goes out: from then on the process counts, whatever happens to this gate."""
+        process = (connection.peer.pid, connection.start)
+        known = self._queue.known_process(process)
+        if known is not None and (known.limits == limits or known.limits is None):
+            return
+        pidfd = identity.peer_pidfd(connection.sock, *process)
+        if pidfd is None:
+            return
+        since = known.since if known is not None else time.time()
+        who = connection.peer
+        name = str(KnownName(who.uid, who.gid, connection.start, since, limits))
+        self._replace(process, pidfd, name)
+
+    def _replace(self, process: Process, pidfd: int, name: str) -> None:
+        before = self._watched.get(process)
+        self._store.keep(name, pidfd)
+        if before is not None:
+            self._loop.remove_reader(before.pidfd)
+            if before.name != name:
+                self._store.drop(before.name)
+            os.close(before.pidfd)
+        self._watched[process] = _Watched(pidfd, name)
+        self._loop.add_reader(pidfd, self._end, process)
+
+    def passed(self, connection: Connection, limits: Limits) -> KnownProcess:
+        """The hand-over is done."""
+        process = (connection.peer.pid, connection.start)
+        known = self._queue.known_process(process)
+        if known is None:
+            who = connection.peer
+            known = KnownProcess(who.pid, who.uid, who.gid, connection.start, time.time(), limits)
+            self._queue.know(known)
+        known.limits = limits
+        known.connections += 1
+        if process not in self._watched:  # it has gone already
+            self._forget(process)
+        return known
+
+    def not_passed(self, connection: Connection) -> None:
+        """The hand-over came to nothing after :meth:`prepare`."""
+        process = (connection.peer.pid, connection.start)
+        if self._queue.known_process(process) is None:
+            self._forget(process)
+
+    def restore(self, name: str, said: KnownName, pidfd: int) -> bool:
+        """A pidfd out of the store; False when its process has gone (the descriptor is closed then)."""
+        pid = identity.pid_of(pidfd)
+        process = (pid, said.start)
+        if pid <= 0 or identity.start_time(pid) != said.start or process in self._watched:
+            with suppress(OSError):
+                os.close(pidfd)
+            return False
+        self._queue.know(KnownProcess(pid, said.uid, said.gid, said.start, said.since, said.limits, 1))
+        self._watched[process] = _Watched(pidfd, name)
+        self._loop.add_reader(pidfd, self._end, process)
+        return True
+
+    def release(self, process: Process) -> None:
+        """The agent says that it has left its server."""
+        self._forget(process)
+
+    def pidfd(self, process: Process) -> int | None:
+        """A copy for somebody else."""
+        watched = self._watched.get(process)
+        if watched is None:
+            return None
+        try:
+            return os.dup(watched.pidfd)
+        except OSError:
+            return None
+
+    def _end(self, process: Process) -> None:
+        known = self._queue.known_process(process)
+        self._forget(process)
+        if known is not None:
+            self._ended(known)
+
+    def _forget(self, process: Process) -> None:
+        self._queue.forget(process)
+        watched = self._watched.pop(process, None)
+        if watched is not None:
+            self._loop.remove_reader(watched.pidfd)
+            self._store.drop(watched.name)
+            os.close(watched.pidfd)

@@ -1,0 +1,208 @@
+"""The public sockets: accepts, greets, and listens to each peer until it is clear what it is. Every peer is hostile."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from mpsagent.gate.channel import SO_PASSCRED, take
+from mpsagent.gate.connection import Connection, Numbers, accepted
+from mpsagent.gate.handshake import Is, Mark, More, Refuse
+from mpsagent.gate.store import Store
+from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
+
+AT_A_TIME = 32
+"""Connections accepted before everything else has its turn."""
+MOST_UNFINISHED_OF_A_USER = 64
+MOST_UNFINISHED = 1024
+PATIENCE = 10.0
+"""Seconds a peer may take to say what it is."""
+UNSURE = 0.2
+"""Seconds after which a restored connection that has said nothing is taken for one that was never greeted."""
+STORE_RATE = 100.0
+STORE_BURST = 200.0
+"""Connections a user may bring a second, and at once, that are stored before they have said what they are. Service
+managers must not be flooded by one user; what is beyond is stored as soon as it is held."""
+SHORTAGE_PAUSE = 0.1
+MOST_BUCKETS = 4096
+
+_CLIENT = kind_bytes(Kind.CLIENT)
+_SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class PublicSockets:
+    """``client`` gets a connection that is a CUDA client's, ``front_end`` a front-end's; ``relay`` is offered each new
+    one before its greeting and says True when it takes it."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        client: Callable[[Connection], None],
+        front_end: Callable[[Connection], None],
+        relay: Callable[[Connection], bool],
+        refused: Callable[[Connection, str], None],
+    ) -> None:
+        self._loop = loop
+        self._store = store
+        self._client = client
+        self._front_end = front_end
+        self._relay = relay
+        self._refused = refused
+        self.numbers = Numbers()
+        self._listeners: list[socket.socket] = []
+        self._unfinished: dict[Connection, float] = {}
+        self._of_user: dict[int, dict[Connection, None]] = {}
+        self._buckets: dict[int, tuple[float, float]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def listen(self, listener: socket.socket, *, privileged: bool) -> None:
+        """``listener`` is bound and listens. Raises OSError."""
+        listener.setblocking(False)
+        listener.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+        self._listeners.append(listener)
+        self._loop.add_reader(listener.fileno(), self._accept, listener, privileged)
+
+    def close(self) -> None:
+        for listener in self._listeners:
+            self._loop.remove_reader(listener.fileno())
+            listener.close()
+        for connection in list(self._unfinished):
+            self._forget(connection)
+            connection.sock.close()
+
+    # --- new connections ---
+
+    def _accept(self, listener: socket.socket, privileged: bool) -> None:
+        for _ in range(AT_A_TIME):
+            try:
+                sock, _ = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in _SHORTAGE:  # it stays in the backlog, where its client waits
+                    self._loop.remove_reader(listener.fileno())
+                    self._loop.call_later(
+                        SHORTAGE_PAUSE, self._loop.add_reader, listener.fileno(), self._accept, listener, privileged
+                    )
+                    self._drop_oldest()
+                return
+            try:
+                connection = accepted(sock, self.numbers.new(), privileged=privileged)
+            except OSError:
+                sock.close()
+                continue
+            if not self._relay(connection):
+                self.greet(connection)
+
+    def greet(self, connection: Connection) -> None:
+        """Into the store first: a gate that dies now is followed by one that knows this client."""
+        if self._may_store(connection.peer.uid):
+            connection.stored = self._store.keep(connection.name, connection.sock.fileno())
+        try:
+            connection.sock.send(HELLO)
+        except OSError:  # it has gone already
+            self._close(connection)
+            return
+        connection.mark = Mark.GREETED
+        self._watch(connection)
+
+    def restore(self, connection: Connection) -> None:
+        """One that an earlier gate had not heard out. Whether it was greeted shows in what lies unread; one that stays
+        silent and has nothing to read was not, or has just read it."""
+        if connection.mark is Mark.NEW and not connection.unread_by_us() and not connection.unread_by_peer():
+            self._loop.call_later(UNSURE, self._greet_late, connection)
+        self._watch(connection)
+
+    def _greet_late(self, connection: Connection) -> None:
+        if connection in self._unfinished and connection.mark is Mark.NEW and not connection.handshake.heard:
+            with suppress(OSError):
+                connection.sock.send(HELLO)
+            connection.mark = Mark.GREETED
+
+    def _may_store(self, uid: int) -> bool:
+        now = self._loop.time()
+        level, then = self._buckets.get(uid, (STORE_BURST, now))
+        level = min(STORE_BURST, level + (now - then) * STORE_RATE)
+        allowed = level >= 1
+        if len(self._buckets) >= MOST_BUCKETS and uid not in self._buckets:
+            self._buckets.clear()
+        self._buckets[uid] = (level - 1 if allowed else level, now)
+        return allowed
+
+    # --- until it is clear what they are ---
+
+    def _watch(self, connection: Connection) -> None:
+        uid = connection.peer.uid
+        line = self._of_user.setdefault(uid, {})
+        line[connection] = None
+        self._unfinished[connection] = self._loop.time() + PATIENCE
+        self._loop.add_reader(connection.sock.fileno(), self._read, connection)
+        if len(line) > MOST_UNFINISHED_OF_A_USER:
+            self._close(next(iter(line)))
+        elif len(self._unfinished) > MOST_UNFINISHED:
+            self._drop_oldest()
+        if self._timer is None:
+            self._timer = self._loop.call_later(PATIENCE, self._sweep)
+
+    def _drop_oldest(self) -> None:
+        """The oldest connection of the user who has most of them."""
+        if self._of_user:
+            most = max(self._of_user, key=lambda uid: len(self._of_user[uid]))
+            self._close(next(iter(self._of_user[most])))
+
+    def _sweep(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        for connection, limit in list(self._unfinished.items()):
+            if limit > now:
+                self._timer = self._loop.call_at(limit, self._sweep)
+                return
+            self._close(connection)
+
+    def _forget(self, connection: Connection) -> None:
+        if self._unfinished.pop(connection, None) is not None:
+            self._loop.remove_reader(connection.sock.fileno())
+            line = self._of_user[connection.peer.uid]
+            del line[connection]
+            if not line:
+                del self._of_user[connection.peer.uid]
+
+    def _close(self, connection: Connection) -> None:
+        self._forget(connection)
+        if connection.stored:
+            self._store.drop(connection.name)
+        connection.sock.close()
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            while connection in self._unfinished:
+                if connection.handshake.expects_kind() and connection.sock.recv(64, socket.MSG_PEEK) == _CLIENT:
+                    connection.mark = Mark.HELD  # before it is taken out, so that it cannot get lost between
+                data, who, _ = take(connection.sock, 64)
+                if not data:
+                    self._close(connection)
+                    return
+                self._hear(connection, connection.handshake.message(data, who))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._close(connection)
+            return
+
+    def _hear(self, connection: Connection, verdict: More | Is | Refuse) -> None:
+        if isinstance(verdict, Refuse):
+            self._refused(connection, verdict.why)
+            self._close(connection)
+        elif isinstance(verdict, Is):
+            self._forget(connection)
+            if verdict.kind is Kind.CLIENT:
+                self._client(connection)
+            else:
+                if connection.stored:
+                    self._store.drop(connection.name)
+                    connection.stored = False
+                self._front_end(connection)

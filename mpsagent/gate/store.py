@@ -1,0 +1,203 @@
+"""systemd's file descriptor store (or the keeper's, which speaks the same): what lies there outlives the gate.
+
+Names carry what the kernel cannot say of a descriptor. They are short, because all of them come back in one environment
+variable, and the kernel takes none longer than 128 KiB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from mpsagent.gate.channel import with_descriptors
+from mpsagent.mps.limits import Limits
+
+FIRST_DESCRIPTOR = 3
+NAMES_BUDGET = 120_000
+"""Bytes of all names with their separators."""
+MOST_WAITING = 32_768
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionName:
+    """A connection at the public socket: its number (which orders it) and the start time of its process."""
+
+    number: int
+    start: int
+    privileged: bool = False
+
+    def __str__(self) -> str:
+        return f"{'p' if self.privileged else 'c'}{_short(self.number)}.{_short(self.start)}"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownName:
+    """The pidfd of a process that was handed over. ``since`` in seconds."""
+
+    uid: int
+    gid: int
+    start: int
+    since: float
+    limits: Limits | None = None
+
+    def __str__(self) -> str:
+        words = [_short(self.uid), _short(self.gid), _short(self.start), _short(round(self.since * 1000))]
+        if self.limits is not None:
+            words.append(_short(round(self.limits.threads * 10)))
+            words += [f"{_short(device)}={_short(size)}" for device, size in sorted(self.limits.memory.items())]
+        text = "k" + ".".join(words)
+        return text if len(text) < 250 else str(KnownName(self.uid, self.gid, self.start, self.since))
+
+
+def parse_name(text: str) -> ConnectionName | KnownName | None:
+    """None for a name that is not ours."""
+    words = text[1:].split(".")
+    try:
+        if text[:1] in ("c", "p") and len(words) == 2:
+            return ConnectionName(_long(words[0]), _long(words[1]), text[0] == "p")
+        if text[:1] == "k" and len(words) >= 4:
+            uid, gid, start, since = map(_long, words[:4])
+            limits = None
+            if len(words) > 4:
+                pairs = [word.split("=", 1) for word in words[5:]]
+                limits = Limits(_long(words[4]) / 10, {_long(device): _long(size) for device, size in pairs})
+            return KnownName(uid, gid, start, since / 1000, limits)
+    except ValueError:
+        pass
+    return None
+
+
+def _short(number: int) -> str:
+    digits = ""
+    while True:
+        number, digit = divmod(number, len(_DIGITS))
+        digits = _DIGITS[digit] + digits
+        if number <= 0:
+            return digits
+
+
+def _long(text: str) -> int:
+    if not 0 < len(text) <= 12:
+        raise ValueError(text)
+    number = 0
+    for letter in text:
+        number = number * len(_DIGITS) + _DIGITS.index(letter)
+    return number
+
+
+def inherited() -> list[tuple[str, int]]:
+    """The descriptors that systemd or the keeper gave, with their names; each is close-on-exec from now on."""
+    pid, count = os.environ.pop("LISTEN_PID", ""), os.environ.pop("LISTEN_FDS", "")
+    names = os.environ.pop("LISTEN_FDNAMES", "").split(":")
+    if pid != str(os.getpid()) or not count.isdecimal():
+        return []
+    found = []
+    for index in range(int(count)):
+        descriptor = FIRST_DESCRIPTOR + index
+        with suppress(OSError):
+            os.set_inheritable(descriptor, False)
+            found.append((names[index] if index < len(names) else "", descriptor))
+    return found
+
+
+class Store:
+    """Tells the service manager. Nothing here blocks or raises; without one, nothing is kept."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str | None = None) -> None:
+        self._loop = loop
+        address = os.environ.pop("NOTIFY_SOCKET", "") if address is None else address
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self._socket: socket.socket | None = None
+        self._waiting: deque[tuple[bytes, int | None]] = deque()
+        self._names: set[str] = set()
+        self._used = 0
+
+    @property
+    def present(self) -> bool:
+        return bool(self._address)
+
+    def adopt(self, names: Iterable[str]) -> None:
+        """These lie in the store already."""
+        for name in names:
+            self._names.add(name)
+            self._used += len(name) + 1
+
+    def keep(self, name: str, descriptor: int) -> bool:
+        """Puts a copy into the store; False when it has no room. Safe from the moment this returns."""
+        if not self.present or name in self._names:
+            return self.present
+        if self._used + len(name) + 1 > NAMES_BUDGET:
+            return False
+        self._names.add(name)
+        self._used += len(name) + 1
+        self._tell(f"FDSTORE=1\nFDNAME={name}".encode(), descriptor)
+        return True
+
+    def drop(self, name: str) -> None:
+        if name in self._names:
+            self._names.discard(name)
+            self._used -= len(name) + 1
+            self._tell(f"FDSTOREREMOVE=1\nFDNAME={name}".encode(), None)
+
+    def tell(self, *lines: str) -> None:
+        """READY=1, STATUS=… and the like."""
+        if self.present:
+            self._tell("\n".join(lines).encode(), None)
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+
+    def _tell(self, message: bytes, descriptor: int | None) -> None:
+        if self._waiting or not self._send(message, descriptor):
+            if len(self._waiting) >= MOST_WAITING:
+                return
+            # the manager is busy: the order of messages must stay, and the descriptor may be closed before it is sent
+            copy = None
+            if descriptor is not None:
+                try:
+                    copy = os.dup(descriptor)
+                except OSError:
+                    return
+            self._waiting.append((message, copy))
+            self._watch()
+
+    def _watch(self) -> None:
+        if self._socket is not None:
+            self._loop.add_writer(self._socket.fileno(), self._flush)
+
+    def _send(self, message: bytes, descriptor: int | None) -> bool:
+        """False when it has to be tried again later."""
+        for _ in range(2):
+            try:
+                if self._socket is None:
+                    self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+                    self._socket.setblocking(False)
+                    self._socket.connect(self._address)
+                self._socket.sendmsg([message], with_descriptors(() if descriptor is None else (descriptor,)))
+                return True
+            except BlockingIOError:
+                return False
+            except OSError:
+                self.close()  # the manager has a new socket at the same place
+        return True
+
+    def _flush(self) -> None:
+        while self._waiting:
+            message, descriptor = self._waiting[0]
+            if not self._send(message, descriptor):
+                self._watch()
+                return
+            self._waiting.popleft()
+            if descriptor is not None:
+                os.close(descriptor)
+        if self._socket is not None:
+            self._loop.remove_writer(self._socket.fileno())

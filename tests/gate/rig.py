@@ -1,0 +1,321 @@
+"""A gate on the stage: keeper, gate, stand-in daemon, clients of other users, and an agent's end of the link."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mpsagent.gate.link import Admissions, FromAgent, FromGate, User, decode_from_gate, encode
+from mpsagent.mps.limits import Limits
+from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, HELLO, Kind, kind_bytes
+
+A, B, C = 30001, 30002, 30003
+PATIENCE = 30.0
+ROOT = Path(__file__).resolve().parent.parent.parent
+GIB = 1 << 30
+T = TypeVar("T")
+
+
+def wait_for(what: Callable[[], T], patience: float = PATIENCE) -> T:
+    """The first true value of `what`."""
+    limit = time.monotonic() + patience
+    while True:
+        value = what()
+        if value:
+            return value
+        assert time.monotonic() < limit, f"{what} stayed {value!r}"
+        time.sleep(0.005)
+
+
+def limits(threads: float, gigabytes: int = 0) -> Limits:
+    return Limits(threads, {0: gigabytes * GIB} if gigabytes else {})
+
+
+def admissions(*users: User, **more: Any) -> Admissions:
+    values: dict[str, Any] = {"open": True, "devices": (0,), "fail_safe": limits(10, 1)}
+    return Admissions(users={user.uid: user for user in users}, **(values | more))
+
+
+class Lines:
+    """What a process prints, one JSON object a line."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+        self.events: list[dict[str, Any]] = []
+        self._rest = b""
+
+    def read(self, seconds: float = 0.0) -> list[dict[str, Any]]:
+        assert self.process.stdout is not None
+        number = self.process.stdout.fileno()
+        while select.select([number], [], [], seconds)[0]:
+            data = os.read(number, 65536)
+            if not data:
+                break
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self.events += [json.loads(line) for line in lines]
+            seconds = 0.0
+        return self.events
+
+    def saw(self, event: str, **more: Any) -> list[dict[str, Any]]:
+        self.read()
+        return [one for one in self.events if one["event"] == event and more.items() <= one.items()]
+
+
+class Agent:
+    """The agent's end of the link."""
+
+    def __init__(self, path: Path) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.connect(str(path))
+        self.heard: list[FromGate] = []
+        self.pidfds: dict[tuple[str, int], int] = {}
+
+    def say(self, message: FromAgent) -> None:
+        self.sock.send(encode(message))
+
+    def read(self, seconds: float = 0.0) -> list[FromGate]:
+        while select.select([self.sock], [], [], seconds)[0]:
+            data, ancillary, _, _ = self.sock.recvmsg(1 << 17, 64)
+            if not data:
+                break
+            message = decode_from_gate(data)
+            self.heard.append(message)
+            for _, kind, content in ancillary:
+                assert kind == socket.SCM_RIGHTS
+                self.pidfds[message.kind, message.pid] = struct.unpack("i", content)[0]  # type: ignore[union-attr]
+            seconds = 0.0
+        return self.heard
+
+    def all(self, cls: type[T], **more: Any) -> list[T]:
+        self.read()
+        return [
+            one
+            for one in self.heard
+            if isinstance(one, cls) and all(getattr(one, name) == value for name, value in more.items())
+        ]
+
+    def wait(self, cls: type[T], count: int = 1, **more: Any) -> T:
+        """The last of `count` such messages."""
+        return wait_for(lambda: found if len(found := self.all(cls, **more)) >= count else None)[count - 1]
+
+    def close(self) -> None:
+        self.sock.close()
+        for descriptor in self.pidfds.values():
+            os.close(descriptor)
+        self.pidfds.clear()
+
+
+_CLIENT = r"""
+import json, os, signal, socket, struct, sys, time
+path, uid, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+if uid != os.getuid():
+    os.setgroups([]); os.setgid(uid); os.setuid(uid)
+def say(event, **more): print(json.dumps({"event": event, "at": time.monotonic(), **more}), flush=True)
+def connect():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    s.connect(path)
+    assert s.recv(64) == b"OUTBHELL\0"
+    return s
+def one():
+    try:
+        connect().close()
+        s = connect()
+        who = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
+        s.sendmsg([b"OUTBCRED\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        s.send(b"\2\0\0\0")
+        say("waiting")
+        data, ancillary, _, _ = s.recvmsg(64, 256)
+    except OSError as error:
+        return say("refused", why=str(error))
+    fds = [f for _, k, c in ancillary if k == socket.SCM_RIGHTS for (f,) in struct.iter_unpack("i", c)]
+    if data != b"OUTBCUFD\0" or len(fds) != 1:
+        return say("refused", why=data.hex())
+    server = socket.socket(fileno=fds[0])
+    got = server.recv(4096)
+    if mode == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    if mode == "leave": return say("left")
+    s.send(bytes(4))
+    s.close()
+    say("served", **json.loads(got))
+    return server
+servers = [one()]
+for line in sys.stdin:
+    servers.append(one()) if line.strip() == "more" else None
+    if line.strip() == "end": break
+"""
+
+
+class Client(Lines):
+    """A CUDA client as far as the rendezvous goes: a probe, then a connection that waits for its descriptor."""
+
+    def __init__(self, path: Path, uid: int, mode: str = "serve") -> None:
+        super().__init__(
+            subprocess.Popen(
+                [sys.executable, "-I", "-c", _CLIENT, str(path), str(uid), mode],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+            )
+        )
+        self.uid = uid
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def more(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"more\n")
+
+    def waiting(self, count: int = 1) -> None:
+        wait_for(lambda: len(self.saw("waiting")) >= count)
+
+    def served(self, count: int = 1) -> dict[str, Any]:
+        wait_for(lambda: len(self.saw("served")) >= count or self.saw("refused"))
+        assert not self.saw("refused"), self.saw("refused")
+        return self.saw("served")[count - 1]
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Rig:
+    """Everything in a directory that other users may enter; :meth:`close` ends what was started."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="gate"))
+        self.directory.chmod(0o755)
+        self.public = self.directory / "public"
+        self.hidden = self.directory / "hidden"
+        self.hidden.mkdir(mode=0o710)
+        self.state = self.directory / "state"
+        self.link = self.directory / "link"
+        self.daemon: Lines | None = None
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self._clients: list[Client] = []
+        self._agents: list[Agent] = []
+        self.errors = self.directory / "stderr"
+
+    # --- parts ---
+
+    def start_daemon(self, *options: str) -> Lines:
+        command = [sys.executable, "-I", str(Path(__file__).with_name("stand_in.py")), str(self.hidden), *options]
+        self.daemon = Lines(subprocess.Popen(command, stdout=subprocess.PIPE))
+        wait_for(lambda: self.daemon.saw("ready"))  # type: ignore[union-attr]
+        return self.daemon
+
+    def stop_daemon(self) -> None:
+        assert self.daemon is not None
+        self.daemon.process.kill()
+        self.daemon.process.wait()
+
+    def start_gate(self, program: str = "keep") -> None:
+        words = ["--public", self.public, "--daemon", self.hidden, "--state", self.state]
+        words += [] if program == "pass" else ["--link", self.link]
+        with self.errors.open("ab") as errors:
+            self.keeper = subprocess.Popen(
+                [sys.executable, "-m", "mpsagent.gate.main", program, *map(str, words)], cwd=ROOT, stderr=errors
+            )
+        if program == "keep":
+            wait_for(self.gate_pid)
+            wait_for(self.link.exists)
+        else:
+            wait_for((self.public / "control_privileged").exists)
+
+    def gate_pid(self) -> int:
+        """The gate, child of the keeper; 0 when there is none."""
+        assert self.keeper is not None
+        assert self.keeper.poll() is None, self.errors.read_text()
+        text = Path(f"/proc/{self.keeper.pid}/task/{self.keeper.pid}/children").read_text().split()
+        return int(text[0]) if text else 0
+
+    def kill_gate(self) -> None:
+        """SIGKILL, and wait for the next one."""
+        pid = self.gate_pid()
+        os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: self.gate_pid() not in (0, pid))
+
+    def agent(self) -> Agent:
+        def attempt() -> Agent | None:
+            with suppress(OSError):
+                return Agent(self.link)
+            return None
+
+        agent = wait_for(attempt)
+        self._agents.append(agent)
+        return agent
+
+    def client(self, uid: int, mode: str = "serve") -> Client:
+        client = Client(self.public / "control", uid, mode)
+        self._clients.append(client)
+        return client
+
+    def waiting_client(self, uid: int) -> Client:
+        client = self.client(uid)
+        client.waiting()
+        return client
+
+    def close(self) -> None:
+        for client in self._clients:
+            with suppress(ProcessLookupError):
+                os.kill(client.pid, signal.SIGCONT)
+            client.end()
+        for agent in self._agents:
+            agent.close()
+        if self.keeper is not None:
+            self.keeper.terminate()
+            self.keeper.wait(PATIENCE)
+        if self.daemon is not None:
+            self.stop_daemon()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def rigs() -> Iterator[Rig]:
+    rig = Rig()
+    try:
+        yield rig
+    finally:
+        rig.close()
+
+
+def raw(path: Path) -> socket.socket:
+    """A connection that has read its greeting."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    sock.settimeout(PATIENCE)
+    sock.connect(str(path))
+    assert sock.recv(64) == HELLO
+    return sock
+
+
+def introduce(sock: socket.socket, kind: Kind = Kind.CLIENT) -> socket.socket:
+    who = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
+    sock.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+    sock.send(kind_bytes(kind))
+    return sock
+
+
+def descriptor(sock: socket.socket) -> dict[str, Any]:
+    """Takes the descriptor, acknowledges, and says which limits it came with."""
+    data, ancillary, _, _ = sock.recvmsg(64, 256)
+    assert data == DESCRIPTOR
+    number = next(struct.unpack("i", content)[0] for _, kind, content in ancillary if kind == socket.SCM_RIGHTS)
+    with socket.socket(fileno=number) as server:
+        sock.send(bytes(4))
+        return dict(json.loads(server.recv(4096)))

@@ -1,0 +1,190 @@
+"""A stand-in for the control daemon: the messages of recording 08 on real sockets, in a process of its own.
+
+    python stand_in.py DIRECTORY [OPTION]...
+
+It keeps limits (defaults and one server's), takes one front-end at a time as the real one does, prints memory in whole G,
+and hands out descriptors. A client reads from its descriptor the limits that were in force when it was given. Each
+line on stdout is an event. Options: greeting=HEX, start=SECONDS (a server starts that long), server=PID (one runs already),
+refuse=N (the first N clients are closed instead of answered), deaf=1 (accepts nothing).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import time
+
+HELLO, CREDENTIALS, DESCRIPTOR = b"OUTBHELL\0", b"OUTBCRED\0", b"OUTBCUFD\0"
+
+
+class Peer:
+    def __init__(self, sock, privileged):
+        self.sock, self.privileged = sock, privileged
+        self.who = self.kind = self.length = None
+        self.given = None
+
+
+class Daemon:
+    def __init__(self, directory, options):
+        self.options = options
+        self.greeting = bytes.fromhex(options.get("greeting", "")) or HELLO
+        self.threads, self.memory = {"": "100.0"}, {"": {}}
+        self.servers = [int(options["server"])] if "server" in options else []
+        for server in self.servers:
+            self.threads[str(server)], self.memory[str(server)] = "100.0", {}
+        self.refusals = int(options.get("refuse", 0))
+        self.front_end = None
+        self.peers = {}
+        self.listeners = {}
+        for name, mode in (("control", 0o666), ("control_privileged", 0o755)):
+            path = os.path.join(directory, name)
+            if os.path.lexists(path):
+                os.unlink(path)
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+            sock.bind(path)
+            os.chmod(path, mode)
+            sock.listen(512)
+            self.listeners[sock.fileno()] = (sock, name != "control")
+        self.say("ready")
+
+    def say(self, event, **more):
+        print(json.dumps({"event": event, **more}), flush=True)
+
+    def run(self):
+        while True:
+            readable = [] if self.options.get("deaf") else list(self.listeners)
+            ready, _, _ = select.select([*readable, *self.peers], [], [], 5)
+            for number in ready:
+                if number in self.listeners:
+                    listener, privileged = self.listeners[number]
+                    sock, _ = listener.accept()
+                    sock.setblocking(True)
+                    peer = Peer(sock, privileged)
+                    self.peers[sock.fileno()] = peer
+                    self.send(peer, self.greeting)
+                elif number in self.peers:
+                    self.read(self.peers[number])
+
+    def send(self, peer, data, descriptor=None):
+        rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
+        try:
+            peer.sock.sendmsg([data], rights)
+        except OSError:
+            pass
+
+    def close(self, peer):
+        self.peers.pop(peer.sock.fileno(), None)
+        peer.sock.close()
+        if self.front_end is peer:
+            self.front_end = None
+        if peer.given is not None:
+            peer.given.close()
+
+    def read(self, peer):
+        try:
+            data, ancillary, _, _ = peer.sock.recvmsg(8192, 64)
+        except OSError:
+            data, ancillary = b"", []
+        if not data:
+            if peer.kind == 2:
+                self.say("hung up", pid=peer.who[0], given=peer.given is not None)
+            return self.close(peer)
+        who = next((struct.unpack("iII", c[:12]) for _, k, c in ancillary if k == socket.SCM_CREDENTIALS), None)
+        if peer.who is None:
+            if data != CREDENTIALS:
+                self.say("garbage", data=data.hex())
+                return self.close(peer)
+            peer.who = who
+        elif peer.kind is None:
+            peer.kind = struct.unpack("<I", data)[0]
+            if peer.kind == 2:
+                self.client(peer)
+            elif self.front_end is not None or (peer.privileged and peer.who[1] != 0):
+                self.close(peer)
+            else:
+                self.front_end = peer
+        elif peer.kind == 2:
+            self.say("acknowledged", pid=peer.who[0], data=data.hex(), by=list(who or ()))
+            self.close(peer)
+        elif peer.length is None:
+            (peer.length,) = struct.unpack("<Q", data)
+            if peer.length == 0:
+                self.send(peer, bytes([1, 0, 0, 0, 0, 0, 0, 0]))
+                self.close(peer)
+        else:
+            peer.length = None
+            self.command(peer, data.rstrip(b"\0").decode().strip())
+
+    def client(self, peer):
+        if self.refusals:
+            self.refusals -= 1
+            self.say("refused", pid=peer.who[0])
+            return self.close(peer)
+        if not self.servers:
+            time.sleep(float(self.options.get("start", 0)))
+            self.servers = [4000 + len(self.threads)]
+            self.threads[str(self.servers[0])] = self.threads[""]
+            self.memory[str(self.servers[0])] = dict(self.memory[""])
+        server = str(self.servers[0])
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        limits = {"threads": self.threads[server], "memory": self.memory[server]}
+        ours.send(json.dumps(limits).encode())
+        self.send(peer, DESCRIPTOR, theirs.fileno())
+        theirs.close()
+        peer.given = ours
+        self.say("gave", pid=peer.who[0], uid=peer.who[1], gid=peer.who[2], **limits)
+
+    def command(self, peer, text):
+        self.say("command", text=text, uid=peer.who[1])
+        word, *rest = text.split() or [""]
+        answers = []
+        if word == "get_server_list":
+            answers = [str(server) for server in self.servers]
+        elif word == "quit":
+            self.send(peer, bytes([1, 0, 0, 0, 1, 0, 0, 0]))
+            os._exit(0)
+        elif word.startswith("set_") and peer.who[1] != 0:
+            answers = [f"Insufficient privileges for UID {peer.who[1]}."]
+        elif word in ("set_default_active_thread_percentage", "get_default_active_thread_percentage"):
+            if rest:
+                self.threads[""] = f"{float(rest[0]):.1f}"
+            answers = [self.threads[""]]
+        elif word in ("set_active_thread_percentage", "get_active_thread_percentage"):
+            if rest[0] not in self.threads:
+                answers = [f"Server {rest[0]} not found"]
+            else:
+                if len(rest) > 1:
+                    self.threads[rest[0]] = f"{float(rest[1]):.1f}"
+                answers = [self.threads[rest[0]]]
+        elif word.endswith("default_device_pinned_mem_limit"):
+            answers = self.limit("", rest, word)
+        elif word.endswith("device_pinned_mem_limit"):
+            answers = self.limit(rest[0], rest[1:], word)
+        elif word == "sleep":
+            time.sleep(float(rest[0]))
+            answers = ["slept"]
+        else:
+            answers = [f'Unknown command "{word}"']
+        for answer in answers:
+            self.send(peer, bytes(4) + answer.encode())
+
+    def limit(self, server, rest, word):
+        if server not in self.memory:
+            return [f"Server {server} not found"]
+        if word.startswith("set_"):
+            size = int(rest[1][:-1]) * (1024 if rest[1][-1] == "G" else 1)
+            self.memory[server][rest[0]] = size
+            return []
+        size = self.memory[server].get(rest[0], 0)
+        if self.options.get("forget"):
+            size = size // 2
+        return [f"{size // 1024}G" if size >= 1024 else f"{size}M"] if size else []
+
+
+if __name__ == "__main__":
+    Daemon(sys.argv[1], dict(word.split("=", 1) for word in sys.argv[2:])).run()
