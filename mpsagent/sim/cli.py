@@ -15,7 +15,9 @@ DESCRIPTION = """\
 What is simulated
   nvidia-cuda-mps-control   options -h -v -d -f -M, a batch of commands on standard input, exit statuses, texts
   the control daemon        pipe directory, sockets, FIFO, pid file, lock, control.log; pending list, back-off, blocking
-  nvidia-cuda-mps-server    a process of the user, server.log, limits at Ready, 48 clients, FAULT, terminate_client
+  the control sockets       NVIDIA's messages, byte for byte, from greeting to descriptor, and those of front-ends
+  nvidia-cuda-mps-server    a process of the user with group 0, server.log, limits at each hand-over, 48 clients, FAULT,
+                            terminate_client; -M: one for all users
   cuda-client               query, alloc, sleep, spin, oob, work; outside MPS when it cannot reach the socket
   GPUs                      multiprocessors and memory as recorded on an NVIDIA H200; which processes use them
 
@@ -27,6 +29,7 @@ Environment of the daemon (and of clients outside MPS)
   MPSSIM_GPUS      number of GPUs (1)
   MPSSIM_SPEED     divides every delay of the GPU (1); the back-off and `quit -t` keep their times
   MPSSIM_SEED      fixes the draws of delays
+  MPSSIM_FAIL_START  what the driver says when no server can start; @PATH: what that file says, while it exists
   MPSSIM_REGISTRY  directory with a file per device and process (DIR/processes after `install`):
                    `<ordinal>.<pid>` holding `<server|mps|bypass> <uid> <MiB> <start time>`;
                    `<ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes clients outside MPS fail beside a server

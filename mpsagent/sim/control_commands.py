@@ -10,6 +10,7 @@ from mpsagent.sim import limits, texts
 if TYPE_CHECKING:
     from mpsagent.sim.control_daemon import Daemon
     from mpsagent.sim.control_servers import Server
+    from mpsagent.sim.control_session import Session
 
 _PRIVILEGED = {
     "set_default_active_thread_percentage",
@@ -57,19 +58,20 @@ def device_name() -> str:
     return gpu.NAME
 
 
-def execute(daemon: Daemon, command: str, uid: int) -> None:
-    """One command line of the open front-end, which is `uid`'s."""
+def execute(daemon: Daemon, command: str, ui: Session) -> None:
+    """One command of the open front-end. What follows a newline in it was only written into the log."""
+    command = command.partition("\n")[0]
     words = command.split()
     name = words[0] if words else ""
     handler = _COMMANDS.get(name)
     if handler is None:
         daemon.say(texts.UNKNOWN_COMMAND.format(command=command if not words else name))
-    elif uid in (0, daemon.owner):
+    elif ui.privileged:
         handler(daemon, words)
     elif name == "quit":
         daemon.say(texts.NO_QUIT_PRIVILEGE)
     elif name in _PRIVILEGED:
-        daemon.say(texts.NO_PRIVILEGE.format(uid=uid))
+        daemon.say(texts.NO_PRIVILEGE.format(uid=ui.uid))
     else:
         handler(daemon, words)
 

@@ -41,8 +41,10 @@ class Daemon:
         self.server: Server | None = None
         self.waiting: dict[int, tuple[_socket.socket, int]] = {}
         self.ui: Session | None = None
+        self.leaked: list[_socket.socket] = []
         self.next_try: float | None = None
         self.quitting = False
+        self.exit_status = 0
         self.quit_at: float | None = None
         self.after_a_kill = False
         everything = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
@@ -121,6 +123,11 @@ class Daemon:
             connection.close()
             return
         pid, uid, _ = peer
+        privileged = listener is self.listeners[1]
+        if privileged and uid not in (0, self.owner):
+            self.log.write(texts.NOT_PRIVILEGED)
+            connection.close()
+            return
         one = self.servers.get(pid)
         if one is not None and one.lines is None:
             self.server_connected(one, connection)
@@ -133,11 +140,19 @@ class Daemon:
         if kind.data == rendezvous.FRONT_END:
             # a second front-end beside an open one is turned away (03 Q4), and so during `quit` (02 R10)
             if self.ui is None and not self.quitting:
-                self.ui = Session(connection, uid)
+                self.ui = Session(connection, uid, privileged)
                 self.log.write(texts.NEW_UI)
                 return
+        elif kind.data == rendezvous.SERVER:
+            self.log.write(texts.STRANGE_SERVER.format(pid=pid))
+        elif kind.data == rendezvous.DEBUGGER:
+            self.log.write(texts.NEW_DEBUGGEE.format(pid=pid, uid=uid))
+        elif kind.data:
+            self.log.write(texts.UNKNOWN_KIND)
+            self.leaked.append(connection)  # and never closed
+            return
         else:
-            self.log.write(texts.UNKNOWN_KIND if kind.data else texts.KIND_UNREADABLE)
+            self.log.write(texts.KIND_UNREADABLE)
         connection.close()
 
     def client(self, connection: _socket.socket, pid: int, uid: int) -> None:
@@ -201,7 +216,12 @@ class Daemon:
     def server_connected(self, one: Server, connection: _socket.socket) -> None:
         """It says what it is when it is ready; until then the daemon serves nobody else."""
         lines = one.lines = wire.Lines(connection)
-        if rendezvous.receive(connection).data != rendezvous.SERVER:
+        kind = rendezvous.receive(connection).data
+        if kind == rendezvous.FAILED:
+            one.failed = True
+            self.log.write(texts.SERVER_FAILED)
+            return
+        if kind != rendezvous.SERVER:
             self.log.write(texts.KIND_UNREADABLE)  # it died; its pidfd tells the rest
             return
         one.ready = True
@@ -249,10 +269,15 @@ class Daemon:
 
     def reap(self, one: Server) -> None:
         _, status = os.waitpid(one.pid, 0)
-        # whatever happened to it, a server is reported with status 0 (02 R6, X19 of the real runs)
+        # whatever else happened to it, a server is reported with status 0 (02 R6, X19 of the real runs)
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 0
-        self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=0))
-        if code:
+        self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=int(one.failed)))
+        if one.failed:
+            self.exit_status = 1
+            if self.turns.failed():
+                self.log.write(texts.REMOVED_SHM)
+                self.give_up()
+        elif code:
             self.give_up()
         if not one.ready:
             self.close_descriptor_0()
@@ -298,7 +323,7 @@ class Daemon:
             self.close_ui()
             return
         self.log.write(texts.COMMAND.format(command=command))
-        control_commands.execute(self, command, ui.uid)
+        control_commands.execute(self, command, ui)
 
     def say(self, *lines: str) -> None:
         """An answer: to the front-end and into the log."""
@@ -309,7 +334,7 @@ class Daemon:
 
     def close_ui(self) -> None:
         if self.ui is not None:
-            self.ui.end()
+            self.ui.end(self.exit_status if self.quitting else 0)
             self.ui = None
 
     def quit(self, timeout: float | None) -> None:
@@ -326,7 +351,7 @@ class Daemon:
             self.try_shutdown(self.server)
 
     def exit(self) -> NoReturn:
-        self.log.write(texts.EXIT.format(status=0))
+        self.log.write(texts.EXIT.format(status=self.exit_status))
         self.files.leave()
         self.close_ui()
         os._exit(0)

@@ -17,6 +17,7 @@ class Server:
         self.pidfd = fcntl.fcntl(fd := os.pidfd_open(pid), fcntl.F_DUPFD_CLOEXEC, 64)
         os.close(fd)
         self.ready = False
+        self.failed = False  # it said that it cannot start
         self.lines: wire.Lines | None = None
         self.dismissed = False
         self.gone_at: float | None = None

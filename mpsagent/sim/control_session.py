@@ -1,23 +1,29 @@
 """An open front-end as the control daemon sees it: commands in, answers out, one packet each (recording 08, G4)."""
 
 import _socket
+import os
+import signal
 
 from mpsagent.sim import rendezvous
 
 _END = bytes(8)
 ANSWER = b"\0\0\0\0"
 STATUS = b"\1\0\0\0"
-MAX_COMMAND = 65536
+MAX_TEXT = 4096
 
 
 class Session:
-    """A front-end's connection, after its credentials. `uid` is the one of its credentials."""
+    """A front-end's connection, after its credentials. `uid` is the one of its credentials.
 
-    __slots__ = ("connection", "uid")
+    privileged: it came to control_privileged; root's at `control` may not change anything either (driver 550).
+    """
 
-    def __init__(self, connection: _socket.socket, uid: int) -> None:
+    __slots__ = ("connection", "privileged", "uid")
+
+    def __init__(self, connection: _socket.socket, uid: int, privileged: bool) -> None:
         self.connection = connection
         self.uid = uid
+        self.privileged = privileged
 
     def command(self) -> str | None:
         """The next command, waiting for it; None when the front-end has ended, has gone, or breaks the rules.
@@ -27,8 +33,10 @@ class Session:
         length = rendezvous.receive(self.connection, 8)
         length.close()
         size = int.from_bytes(length.data, "little")
-        if len(length.data) != 8 or length.data == _END or size > MAX_COMMAND:
+        if len(length.data) != 8 or length.data == _END:
             return None
+        if size > MAX_TEXT:  # the length is believed, and NVIDIA's daemon ends like this (470, 535, 550)
+            os.kill(os.getpid(), signal.SIGSEGV)
         text = rendezvous.receive(self.connection, size)
         text.close()
         if len(text.data) != size:

@@ -8,6 +8,7 @@
     work N                  N kernels of 10 ms
     init SECONDS            cuInit only
     two SECONDS             two contexts
+    limit [STEP]            allocate in steps of so many MiB (64) until there is no more, and say how much there was
 `--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. Exit status as the probe's.
 """
 
@@ -67,10 +68,11 @@ class Cuda:
             return self._see(self.devices)
         greeted = rendezvous.greeted(probe)
         probe.close()
-        answer, lines = self._meet(0, "-") if greeted else (None, None)
-        if answer is None:
+        if not greeted:
             return self._see(self.devices)
-        word, *rest = answer.split()
+        # only the probe decides about inside or outside: whatever fails from here on is an error
+        answer, lines = self._meet(0, "-")
+        word, *rest = (answer or "FAIL MPS_CONNECTION_FAILED").split()
         if word == "FAIL" or lines is None:
             return "CUDA_ERROR_" + rest[0]
         self.channel = lines.connection
@@ -79,15 +81,12 @@ class Cuda:
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
 
     def _meet(self, context: int, device: int | str) -> tuple[str | None, wire.Lines | None]:
-        """A whole rendezvous, as for each context: the server's answer, and the connection to it; None if nobody greets."""
+        """A whole rendezvous, as for each context: the server's answer and the connection; None without a socket."""
         try:
             control = rendezvous.connect(f"{wire.directories()[0]}/control")
         except OSError:
             return None, None
-        if not rendezvous.introduce(control, rendezvous.CLIENT):
-            control.close()
-            return None, None
-        connection = rendezvous.answer(control)
+        connection = rendezvous.answer(control) if rendezvous.introduce(control, rendezvous.CLIENT) else None
         answer = None
         if connection is not None:
             lines = wire.Lines(connection)
@@ -354,4 +353,14 @@ def _work(cuda: Cuda, kernels: float, _: float) -> int:
     return 0 if last == SUCCESS else 14
 
 
-_MODES = {"query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two}
+def _limit(cuda: Cuda, step: float, _: float) -> int:
+    while (result := cuda.allocate(step or 64)) == SUCCESS:
+        pass
+    cuda.say(f"allocated {cuda.allocated} MiB, then {result}")
+    return 0 if result == "CUDA_ERROR_OUT_OF_MEMORY" else 13
+
+
+_MODES = {
+    "query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two,
+    "limit": _limit,
+}  # fmt: skip

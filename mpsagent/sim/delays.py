@@ -3,6 +3,7 @@
 Protocol timers (the back-off, `quit -t`) are not delays of the GPU and are never scaled.
 """
 
+import os
 import random
 
 
@@ -32,6 +33,10 @@ class Delays:
         if kind == "idle":
             return self._between(93, 101) * extra
         return (self._between(175, 190) if kind == "after a kill" else self._between(175, 235)) * extra
+
+    def failed_start(self) -> float:
+        """From `Initializing server process` to the driver's refusal (driver 550 without a GPU)."""
+        return self._between(21, 60)
 
     def context(self, kind: str) -> float:
         """Creation of the server's context on one device."""
@@ -68,3 +73,15 @@ class Delays:
     def pick(self, count: int) -> int:
         """Any of `count` things: which client the log blames for a fault is not the one that did it."""
         return self._draw.randrange(count)
+
+
+def start_error() -> str:
+    """MPSSIM_FAIL_START: what servers say when they cannot start; with @PATH, what that file says while it exists."""
+    text = os.environ.get("MPSSIM_FAIL_START", "")
+    if not text.startswith("@"):
+        return text
+    try:
+        with open(text[1:]) as file:
+            return file.read(4096).strip()
+    except OSError:
+        return ""

@@ -10,7 +10,8 @@ import sys
 
 from mpsagent.sim import rendezvous, texts, wire
 
-_PACKET = 131072
+_PACKET = 4 + 4096  # the rest of a longer answer is lost
+_LINE = 4000  # longer lines are cut
 
 
 def _fail(text: str) -> int:
@@ -48,7 +49,7 @@ class _Session:
 
     def command(self, line: bytes) -> None:
         self.quitting = line.startswith(b"quit")
-        text = line + b"\n\0"
+        text = line[:_LINE] + b"\n\0"
         self.send(len(text).to_bytes(8, "little"))
         self.send(text)
 

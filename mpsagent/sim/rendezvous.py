@@ -17,7 +17,9 @@ CREDENTIALS = b"OUTBCRED\0"
 DESCRIPTOR = b"OUTBCUFD\0"
 SERVER = b"\1\0\0\0"  # said when the server is ready
 CLIENT = b"\2\0\0\0"
+DEBUGGER = b"\3\0\0\0"
 FRONT_END = b"\4\0\0\0"
+FAILED = b"\12\0\0\0"  # said by a server that could not start
 ACKNOWLEDGEMENT = b"\0\0\0\0"
 _ANCILLARY = 512
 
@@ -95,10 +97,10 @@ def send_credentials(connection: _socket.socket, data: bytes) -> bool:
 
 
 def greeted(connection: _socket.socket) -> bool:
-    """Wait for the greeting, as long as it takes; False when something else comes, or the end."""
+    """Wait for the greeting, as long as it takes; False at the end. NVIDIA's programs look at its length only."""
     message = receive(connection)
     message.close()
-    return message.data == GREETING
+    return len(message.data) == len(GREETING)
 
 
 def introduce(connection: _socket.socket, kind: bytes) -> bool:

@@ -1,7 +1,7 @@
 """A server process: contexts of clients, faults, termination. Forked by the control daemon, run as the user.
 
 The daemon hands over one end of a pair of sockets for each connection of a client; the client, at the other end, says
-who it is with its credentials, and which context. The server waits for that and does nothing else (X1 of the real runs).
+who it is with its credentials, and which context. The server waits for that, and does nothing else (recorded: X1).
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
@@ -17,38 +17,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from mpsagent.sim import gpu, rendezvous, texts, wire
+from mpsagent.sim.delays import start_error
 from mpsagent.sim.process_title import become
 from mpsagent.sim.registry import Entry, processes
+from mpsagent.sim.server_clients import MAX_CLIENTS, Client, Link
 
 if TYPE_CHECKING:
     from mpsagent.sim.control_daemon import Daemon
-
-MAX_CLIENTS = 48
-
-
-class Link:
-    """A client's connection: its channel (number 0) or a context on a device (1 and up)."""
-
-    def __init__(self, lines: wire.Lines, client: Client, number: int, device: int) -> None:
-        self.lines = lines
-        self.client = client
-        self.number = number
-        self.device = device
-        self.kernel = False  # a kernel is in flight
-        self.sticky = False
-        self.terminating = False  # asked to exit, no answer yet
-
-
-class Client:
-    """A client process. Its limits are those of the server when its channel was connected (02 R2)."""
-
-    def __init__(self, pid: int, name: str, percentage: float, limits: dict[int, int]) -> None:
-        self.pid, self.name = pid, name
-        self.number = 0  # counted from the first context on
-        self.percentage, self.limits = percentage, limits
-        self.channel: Link | None = None
-        self.contexts: dict[int, Link] = {}
-        self.last_close = 0.0
 
 
 class Server:
@@ -76,6 +51,8 @@ class Server:
     # start
 
     def start(self, after_a_kill: bool) -> None:
+        if error := start_error():
+            self.fail(error)
         used = any(processes(device.ordinal) for device in self.devices)
         kind = "used" if used else "after a kill" if after_a_kill else self.delays.usual_start()
         time.sleep(self.delays.initialise(kind, len(self.devices)))
@@ -98,6 +75,13 @@ class Server:
             else:
                 self.log.write(texts.PRIORITY.format(priority=rest[0]), texts.STARTED)
                 return
+
+    def fail(self, error: str) -> NoReturn:
+        time.sleep(self.delays.failed_start())
+        self.log.tag = "Other"
+        self.log.write(*[line.format(error=error) for line in texts.START_FAILED])
+        rendezvous.send(self.control.connection, rendezvous.FAILED)
+        os._exit(1)
 
     def _order(self) -> str:
         line = self.control.wait()

@@ -80,12 +80,16 @@ UI_CLOSED = "UI closed"
 COMMAND = "Cmd:{command}"
 UNABLE_TO_ACCEPT = "Unable to accept connection"
 KIND_UNREADABLE = "Unable to read new connection type information"
+NOT_PRIVILEGED = "Unable to accept priviliged connection from other user"
+STRANGE_SERVER = "NEW SERVER {pid}: Ignoring old connection request"
+NEW_DEBUGGEE = "NEW DEBUGGEE {pid} from user {uid}"
 UNKNOWN_KIND = "Unknown type of connection"
 NO_CREDENTIALS = "User did not send valid credentials"
 CLIENT_ATTACHED = "NEW CLIENT {pid} from user {uid}: Server already exists"
 CLIENT_PENDING = "NEW CLIENT {pid} from user {uid}: Server is not ready, push client to pending list"
 STARTING_SERVER = "Starting new server {pid} for user {uid}"
 SERVER_READY = "NEW SERVER {pid}: Ready"
+SERVER_FAILED = "Server encountered a fatal exception. Shutting down"
 SERVER_EXITED = "Server {pid} exited with status {status}"
 TRY_FIRST = "Try shutting down server {pid}, backoff is disabled"
 TRY_AGAIN = "Try shutting down server {pid}, backoff is enabled"
@@ -93,6 +97,7 @@ SERVER_BUSY = "Server {pid} has {count} active worker threads. Server will not s
 NEXT_TRY = "Control will try shutting down server {pid} again in at most {ms}ms"
 FORCE = "Force shutting down server {pid}"
 QUIT_TIMEOUT = "quit command issued with timeout of {seconds}"
+REMOVED_SHM = "Removed Shm file at "
 EXIT = "Exit with status {status}"
 
 # answers of the control daemon
@@ -121,6 +126,7 @@ SERVER_BEGIN = (
     "Connecting to control daemon on socket: {pipe}/control",
     "Initializing server process",
 )
+START_FAILED = ("Driver initialization failed with: {error}", "Failed to start : {error}")
 CREATING_CONTEXT = "Creating server context on device {device} ({name})"
 DESTROY_CONTEXT = "Destroy server context on device {device} ({name})"
 SHARED_MEMORY = "Created anonymous shared memory region mps.shm.{uid}.{pid}"

@@ -5,6 +5,7 @@ the server is asked to leave: at once ("backoff is disabled"), then after 200, 4
 """
 
 FIRST_INTERVAL_MS = 200
+TRIES = 6
 
 
 class BackOff:
@@ -37,6 +38,7 @@ class Turns:
         self.user: int | None = None
         self.phase = "none"  # none, starting, ready, exiting
         self.waiting: list[tuple[int, int | None]] = []  # (uid, key of the connection; None for `start_server -uid`)
+        self.failures: dict[int, int] = {}  # uid: servers that could not start, one after the other
         self.back_off = BackOff()
 
     def client(self, uid: int, key: int) -> str:
@@ -71,6 +73,7 @@ class Turns:
     def ready(self) -> tuple[list[int], bool]:
         """The server is Ready: connections to attach now, and whether others still wait (then try to end it)."""
         self.phase = "ready"
+        self.failures.pop(-1 if self.user is None else self.user, None)
         # the last to come is attached first (X3 and X18 of the real runs)
         attach = [key for uid, key in reversed(self.waiting) if uid == self.user and key is not None]
         self.waiting = [entry for entry in self.waiting if entry[0] != self.user]
@@ -84,13 +87,26 @@ class Turns:
     def gone(self) -> int | None:
         """The server has exited: the user to start one for, or None.
 
-        Who came for the exiting server's own user goes first, whoever waits longer (01 S4). Those for whom a server was
-        started that ended before it was Ready go behind all others (X24 and X26 of the real runs).
+        Who came for the exiting server's own user goes first, whoever waits longer (01 S4). Those for whom a server is
+        started here go behind all others, should it end before it is Ready (X24, X26 of the real runs); those for whom
+        one was started at once have one more try (driver 550, no GPU).
         """
         own, failed = self.user, self.phase == "starting"
         self.user, self.phase = None, "none"
         self.back_off.clear()
-        if failed:
-            self.waiting.sort(key=lambda entry: entry[0] == own)
-            return self.next_user()
-        return own if any(uid == own for uid, _ in self.waiting) else self.next_user()
+        uid = own if not failed and any(entry[0] == own for entry in self.waiting) else self.next_user()
+        self.waiting.sort(key=lambda entry: entry[0] == uid)
+        return uid
+
+    def failed(self) -> bool:
+        """The server said that it cannot start: whether its user's waiting clients are to be dropped now.
+
+        They have six tries, a start request has one (drivers 470, 535 and 550 without a GPU).
+        """
+        user = -1 if self.user is None else self.user
+        self.failures[user] = self.failures.get(user, 0) + 1
+        clients = any(uid == user and key is not None for uid, key in self.waiting)
+        last = self.failures[user] >= TRIES or not clients
+        if last:
+            del self.failures[user]
+        return last
