@@ -1,52 +1,22 @@
-"""What of an event goes into the history: flat fields that a person or a program can read."""
+"""What goes into history and journal: transitions and actions, as flat fields."""
 
 from __future__ import annotations
 
-from mpsagent.core.model import State
-from mpsagent.mps import events as ev
+from mpsagent.core import actions as act
+from mpsagent.core import transitions as tr
+from mpsagent.policy.policy import Policy
 
-_KINDS: dict[type, str] = {
-    ev.ControlStarted: "control.started",
-    ev.ControlExited: "control.exited",
-    ev.QuitIssued: "control.quitting",
-    ev.ClientQueued: "client.waiting",
-    ev.ServerStarting: "server.starting",
-    ev.ServerReady: "server.ready",
-    ev.ServerExited: "server.exited",
-    ev.ShutdownForced: "server.forced",
-    ev.ClientDisconnected: "client.disconnected",
-    ev.FaultStarted: "server.fault",
-    ev.FaultClient: "client.sticky",
-    ev.ContextDestroyed: "server.context_destroyed",
-    ev.TerminationAsked: "client.termination_asked",
-    ev.ClientRefused: "client.refused",
-    ev.ClientsFull: "server.full",
-    ev.Unknown: "log.unknown",
-}
+UNKNOWN_A_MINUTE = 30
+"""Unknown lines on record; the record of everything else must outlive any number of them."""
+QUIET = (act.SetAdmissions, act.ReleaseClient)
+"""Said at every knock: the transitions tell what came of it."""
 
 
-def event_record(event: ev.Event, state: State) -> tuple[str, dict[str, object]] | None:
-    """Kind and fields of an event worth keeping; None for what is said at every connection."""
-    if isinstance(event, ev.ContextConnected):
-        if event.context:
-            return None
-        return "client.connected", _with_uid({"pid": event.pid, "server": event.server}, state)
-    kind = _KINDS.get(type(event))
-    if kind is None:
-        return None
-    found: dict[str, object] = {name: value for name, value in event._asdict().items() if name != "at"}
-    return kind, _with_uid(found, state)
-
-
-def _with_uid(found: dict[str, object], state: State) -> dict[str, object]:
-    """The user, where the line itself does not say it."""
-    if "uid" in found:
-        return found
-    server = found.get("server", found.get("pid"))
-    known = state.servers.get(server) if isinstance(server, int) else None
-    if known is not None and known.uid is not None:
-        found["uid"] = known.uid
-    return found
+def action_record(action: act.Action, policy: Policy) -> dict[str, object]:
+    """An action as it is written down: with the line of the policy that it follows."""
+    origin = policy.origin(action.rule)
+    found = act.action_fields(action)
+    return {**found, "policy": f"{origin.file}:{origin.line}"} if origin.file else found
 
 
 class Sparingly:
@@ -61,3 +31,7 @@ class Sparingly:
             self._since, self._said = now, 0
         self._said += 1
         return self._said <= self._most
+
+
+def worth_a_record(one: tr.Transition, unknown: Sparingly, now: float) -> bool:
+    return not isinstance(one, tr.LineUnknown) or unknown.may(now)

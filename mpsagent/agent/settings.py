@@ -8,12 +8,19 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Settings:
-    """``policy_directory`` None: ``policy.d`` beside the policy. ``state_directory`` None: the history is not kept on
-    disk. ``devices_file``: GPUs as JSON instead of asking NVML (the simulator, tests)."""
+    """``policy_directory`` None: ``policy.d`` beside the policy. ``state_directory`` None: nothing is kept on disk.
+    ``run_directory``: hidden directories of the control daemons and the link to the gate. ``devices_file``: GPUs as
+    JSON instead of asking NVML (the simulator, tests)."""
 
     policy: str = "/etc/mpsagent/policy.toml"
     policy_directory: str | None = None
     socket: str = "/run/mpsagent/mpsagent.sock"
     state_directory: str | None = "/var/lib/mpsagent"
+    run_directory: str = "/run/mpsagent"
     supervise: Literal["child", "systemd"] = "child"
     devices_file: str | None = None
+
+    @property
+    def gate_link(self) -> str:
+        """The socket on which the gate listens for the agent."""
+        return f"{self.run_directory}/gate.sock"

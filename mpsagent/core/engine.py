@@ -70,6 +70,14 @@ class Core:
         step = self.tick(now)
         return Step((*actions, *step.actions), (*happened, *step.transitions))
 
+    def absorb(self, events: Sequence[inp.Input]) -> list[Transition]:
+        """Take in what happened earlier, without deciding anything: for the start."""
+        happened: list[Transition] = []
+        for event in events:
+            self.state, told = reduce(self.state, event)
+            happened += told
+        return happened
+
     def tick(self, now: float) -> Step:
         """Decide because of the time."""
         actions: list[act.Action] = []

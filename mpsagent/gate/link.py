@@ -139,6 +139,15 @@ class Unconfirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class Applied:
+    """The admissions of this number are in force, and no hand-over is under way that they do not allow: an agent that
+    sees it has seen every ``Passed`` of the users whom they shut out."""
+
+    kind: ClassVar[str] = "applied"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class FrontEnd:
     """A front-end's command that changes something. ``refused``: the gate has not passed it on."""
 
@@ -172,7 +181,7 @@ class Refused:
 
 
 FromGate = (
-    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | FrontEnd | HandshakeSeen | Refused
+    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | Applied | FrontEnd | HandshakeSeen | Refused
 )
 
 # --- agent to gate ---------------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Gate:
         self._relays = 0
         self._ungreeted: list[Connection] = []
         self._greeting: link.HandshakeSeen | None = None
+        self._unapplied: int | None = None
         self._link: LinkServer | None = None
         self._status = ""
         self._processes = KnownProcesses(loop, self._queue, self._store, self._process_ended)
@@ -341,7 +342,17 @@ class Gate:
         else:
             self._processes.not_passed(connection)
             self._left(connection)
+        self._applied()
         self._loop.call_soon(self._lane.pump)
+
+    def _applied(self) -> None:
+        """Tells the agent that its admissions are in force, once no hand-over that they do not allow is under way."""
+        number, handing, table = self._unapplied, self._handing, self._admissions
+        if number is None:
+            return
+        if handing is None or (table.open and table.user(handing.connection.peer.uid) is not None):
+            self._unapplied = None
+            self._tell(link.Applied(number))
 
     def _be_late(self, connection: Connection, handing: Handing) -> None:
         """It is not held any more, but its acknowledgement still has to go to the daemon."""
@@ -432,6 +443,8 @@ class Gate:
     def _from_agent(self, message: link.FromAgent) -> None:
         if isinstance(message, link.Admissions):
             self._admissions = message
+            self._unapplied = message.number
+            self._applied()
             try:
                 state.save(self._options.state, message)
             except (OSError, link.LinkError) as error:

@@ -169,6 +169,12 @@ def start_time(pid: int) -> int | None:
     return int(fields[19]) if fields is not None else None
 
 
+def stopped(pid: int) -> bool:
+    """True when the process that has this pid now is stopped (SIGSTOP, a debugger)."""
+    fields = _stat(pid)
+    return fields is not None and fields[0] in ("T", "t")
+
+
 def parent(pid: int) -> int | None:
     """The pid of its parent, or None when it has ended."""
     fields = _stat(pid)

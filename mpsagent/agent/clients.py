@@ -1,0 +1,98 @@
+"""The processes of clients, held by the pidfds that the gate took when they came.
+
+Only these are ever signalled. A held connection's process is kept until it passes or leaves; a client's until it ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from mpsagent.system.processes import Process
+
+CPU_STEP = 0.02
+"""Seconds of CPU time that count as work: an idle interpreter's own housekeeping uses less."""
+
+
+class Clients:
+    """``on_end(pid, start)`` is called once for each client whose process ends."""
+
+    def __init__(self, on_end: Callable[[int, int], None]) -> None:
+        self._on_end = on_end
+        self._waiting: dict[int, Process] = {}
+        self._clients: dict[int, Process] = {}
+        self._cpu: dict[int, tuple[float, float]] = {}
+
+    def came(self, connection: int, process: Process | None) -> None:
+        """A connection is held."""
+        self.left(connection)
+        if process is not None:
+            self._waiting[connection] = process
+
+    def left(self, connection: int) -> None:
+        process = self._waiting.pop(connection, None)
+        if process is not None:
+            process.close()
+
+    def passed(self, connection: int, pid: int, start: int) -> bool:
+        """The connection was handed over. False when no such process is held: it has ended already, or never was."""
+        process = self._waiting.pop(connection, None)
+        known = self._clients.get(pid)
+        if known is not None and known.started == start:
+            if process is not None:
+                process.close()
+            return True
+        if process is None or (process.pid, process.started) != (pid, start):
+            if process is not None:
+                process.close()
+            return False
+        self.known(process)
+        return True
+
+    def known(self, process: Process) -> None:
+        """A process that passed."""
+        self.forget(process.pid)
+        self._clients[process.pid] = process
+        process.when_gone(lambda: self._gone(process))
+
+    def get(self, pid: int, start: int) -> Process | None:
+        """The client with this pid, if it is the one that started then."""
+        process = self._clients.get(pid)
+        return process if process is not None and process.started == start else None
+
+    def forget(self, pid: int) -> None:
+        process = self._clients.pop(pid, None)
+        self._cpu.pop(pid, None)
+        if process is not None:
+            process.close()
+
+    def forget_waiting(self) -> None:
+        """The link is lost: the gate tells everything again."""
+        for connection in list(self._waiting):
+            self.left(connection)
+
+    def stopped(self) -> frozenset[int]:
+        return frozenset(pid for pid, process in self._clients.items() if process.stopped())
+
+    def idle_since(self, pids: Iterable[int], now: float) -> Mapping[int, float]:
+        """Since when each of these clients has used no CPU time."""
+        found: dict[int, float] = {}
+        for pid in pids:
+            process = self._clients.get(pid)
+            used = process.cpu_seconds() if process is not None else None
+            if used is None:
+                continue
+            last = self._cpu.get(pid)
+            if last is None or used > last[0] + CPU_STEP:
+                last = self._cpu[pid] = (used, now)
+            found[pid] = last[1]
+        return found
+
+    def close(self) -> None:
+        self.forget_waiting()
+        for pid in list(self._clients):
+            self.forget(pid)
+
+    def _gone(self, process: Process) -> None:
+        if self._clients.get(process.pid) is process:
+            self.forget(process.pid)
+            self._on_end(process.pid, process.started)

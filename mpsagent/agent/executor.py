@@ -1,0 +1,336 @@
+"""Carries actions out and says how each ended. It decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mpsagent.agent.clients import Clients
+from mpsagent.agent.clock import SteadyClock
+from mpsagent.agent.gate_messages import to_gate
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core.model import State
+from mpsagent.mps import commands
+from mpsagent.mps import events as ev
+from mpsagent.policy.policy import Policy
+from mpsagent.system import directories
+from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
+from mpsagent.system.frontend import FrontEnd, Reply, Status
+from mpsagent.system.gate_link import GateLink
+from mpsagent.system.hooks import run_hook
+from mpsagent.system.processes import TICKS, Process, parent, start_time
+
+RESUME_EVERY = 0.1
+"""Seconds between two looks whether a client that is asked to end is stopped."""
+BUSY_FIRST, BUSY_MOST = 0.002, 0.5
+"""Seconds until a command that was turned away is sent again, doubling, and until it is given up: the daemon listens to
+one front-end at a time (X25), and the gate's own sessions last a millisecond."""
+SHORT = 2.0
+"""Seconds for a question that is only asked to hear whether the daemon answers again."""
+
+
+class Executor:
+    """For one instance. ``tell(inputs)`` takes what an answer of MPS brought; ``state()`` is the engine's."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        where: directories.Directories,
+        front_end: FrontEnd,
+        supervisor: ControlSupervisor,
+        gate: GateLink,
+        clients: Clients,
+        clock: SteadyClock,
+        tell: Callable[[list[inp.Input]], None],
+        state: Callable[[], State],
+    ) -> None:
+        self.policy = policy
+        self.front_end_problem: str | None = None
+        self.start_problem: str | None = None
+        self.silent = False
+        self._where = where
+        self._front_end = front_end
+        self._supervisor = supervisor
+        self._gate = gate
+        self._clients = clients
+        self._clock = clock
+        self._tell = tell
+        self._state = state
+
+    async def perform(self, action: act.Action) -> act.Done:
+        """Do it, and say how it went. Never raises."""
+        if not action.enforce:
+            return act.Done(self._clock.now(), action, True, "not enforced: only reported")
+        try:
+            ok, text = await self._do(action)
+        except Exception as error:
+            ok, text = False, f"{type(error).__name__}: {error}"
+        return act.Done(self._clock.now(), action, ok, text)
+
+    def tell_gate(self, action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient) -> act.Done:
+        """At once: who waits at the gate waits for this."""
+        ok = self._gate.send(to_gate(action))
+        return act.Done(self._clock.now(), action, ok, "" if ok else self._gate.problem or "the gate does not read")
+
+    async def _do(self, action: act.Action) -> tuple[bool, str]:
+        match action:
+            case act.ShutdownServer():
+                return _taken(await self._ask(commands.shutdown_server(action.server, action.force), urgent=True))
+            case act.TerminateClient():
+                return await self._terminate(action)
+            case act.QuitControl():
+                return await self._quit(action)
+            case act.Reconcile():
+                return await self._reconcile(action)
+            case act.SignalClient():
+                return self._signal(action)
+            case act.Resume():
+                return self._to_ours(action.pid, signal.SIGCONT)
+            case act.KillServer():
+                return self._to_ours(action.server, signal.SIGKILL)
+            case act.KillControl():
+                problem = self._supervisor.kill()
+                return problem is None, problem or ""
+            case act.StartControl():
+                return await self._start(action)
+            case act.RunHook():
+                ended = await run_hook(action.program, action.subject, deadline=action.deadline)
+                said = ended.problem or ended.err or ended.out
+                return ended.code == 0, " ".join(said.split())[:300]
+        return False, f"it is not known how to do {type(action).__name__}"
+
+    # --- by the front-end ---------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        batch: list[str],
+        *,
+        deadline: float | None = None,
+        urgent: bool = False,
+        may_block: bool = False,
+        patient: bool = True,
+    ) -> Reply:
+        """One run of the front-end; keeps account of whether the daemon answers. ``may_block``: a command that is known
+        to make it wait says nothing about that. ``patient``: when turned away, try again for a moment."""
+        asked = self._clock.now()
+        limit = self.policy.hang_control if deadline is None else deadline
+        reply, pause = await self._run(batch, limit, urgent), BUSY_FIRST
+        while patient and reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
+            await asyncio.sleep(pause)
+            reply, pause = await self._run(batch, limit, urgent), 2 * pause
+        if reply.status is Status.SILENT and not may_block:
+            self._silence(asked, True)
+        elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):
+            self._silence(self._clock.now(), False)
+        if reply.status in (Status.MISSING, Status.FAILED):
+            said, program = " ".join(reply.err.split())[:300] or str(reply.status), self.policy.control_program
+            self.front_end_problem = said if program in said else f"{program}: {said}"
+        elif reply.status is not Status.REFUSED_QUEUE:
+            self.front_end_problem = None
+        return reply
+
+    def _silence(self, at: float, silent: bool) -> None:
+        if silent or self.silent:
+            self.silent = silent
+            self._tell([inp.DaemonSilent(at, silent)])
+
+    def heard(self, at: float) -> None:
+        """The control daemon has written to its log: it is not silent."""
+        since = self._state().silent_since
+        if since is not None and at > since:
+            self._silence(at, False)
+
+    async def listen(self) -> None:
+        """One cheap question while the daemon is silent: its answer is the end of that."""
+        await self._ask(commands.server_list(), deadline=SHORT, patient=False)
+
+    @property
+    def busy(self) -> bool:
+        return self._front_end.busy_since is not None
+
+    async def _run(self, batch: list[str], deadline: float, urgent: bool) -> Reply:
+        """One run, and whether it was heard at all."""
+        last = batch[0].startswith("quit")  # it hears nothing more
+        sent = batch if last else [*batch, commands.PROOF]
+        reply = await self._front_end.run(sent, deadline=deadline, urgent=urgent)
+        if not reply.ok or last:
+            return reply
+        answers = commands.proven(reply.out)
+        if answers is not None:
+            return reply._replace(out=answers)
+        if not reply.out.strip():
+            return reply._replace(status=Status.BUSY)
+        return reply._replace(status=Status.FAILED, err=f"it printed what is no answer: {reply.out[:100]!a}")
+
+    async def _terminate(self, action: act.TerminateClient) -> tuple[bool, str]:
+        """A stopped client is resumed first: it cannot answer, the daemon would wait for it, and ending it unanswered
+        is a fault for its neighbours (conformance scenario X13)."""
+        held = self._clients.get(action.pid, action.start)
+        if held is None:
+            return False, f"client {action.pid} has already ended"
+        batch = commands.terminate_client(action.server, action.pid)
+        asking = asyncio.ensure_future(self._ask(batch, deadline=action.deadline, may_block=True))
+        try:
+            while not asking.done():  # again and again: it may stop, or be stopped, after the first look
+                if held.stopped():
+                    held.send(signal.SIGCONT)
+                await asyncio.wait({asking}, timeout=RESUME_EVERY)
+        finally:
+            asking.cancel()
+        reply = asking.result()
+        if not reply.ok:
+            return False, _why(reply)
+        refusal = commands.parse_terminate(reply.out)
+        return refusal is None, refusal.text if refusal else "client termination succeeded"
+
+    async def _quit(self, action: act.QuitControl) -> tuple[bool, str]:
+        deadline = action.timeout + self.policy.hang_quit
+        reply = await self._ask(commands.quit_command(action.timeout), deadline=deadline, may_block=True)
+        return _taken(reply)
+
+    async def _reconcile(self, action: act.Reconcile) -> tuple[bool, str]:
+        before = frozenset(self._state().servers)
+        reply = await self._ask(commands.server_list())
+        if not reply.ok:
+            return False, _why(reply)
+        listed = commands.parse_server_list(reply.out)
+        # Only what was so before and after the question: a server may come or go while it is asked.
+        known = before & self._state().servers.keys()
+        servers = {pid: uid for pid in listed if (uid := _owner(pid)) is not None}
+        found: list[inp.Input] = [inp.ServersListed(self._clock.now(), servers, known)]
+        fresh = [pid for pid in servers if pid not in before]
+        for pid in (*action.servers, *fresh):
+            found += await self._examine(pid)
+        self._tell(found)
+        return True, ""
+
+    async def _examine(self, server: int) -> list[inp.Input]:
+        """A server's status and clients, where MPS says otherwise than the logs did. (`ps` is never asked: it prints
+        other people's command names into control.log; conformance scenario X2.)"""
+        before = self._attached(server)
+        reply = await self._ask([*commands.server_status(server), *commands.client_list(server)])
+        if not reply.ok or commands.refusal(reply.out) is not None:
+            return []
+        now, (status, _, rest) = self._clock.now(), reply.out.partition("\n")
+        found: list[inp.Input] = []
+        word = commands.parse_status(status)
+        if word is not None:
+            found.append(inp.ServerStatusSeen(now, server, word))
+        listed, known = set(commands.parse_client_list(rest)), self._attached(server)
+        found += [ev.ClientDisconnected(now, server, pid) for pid in before & known - listed]
+        found += [ev.ContextConnected(now, server, pid, 1) for pid in listed - before - known]
+        return found
+
+    def _attached(self, server: int) -> set[int]:
+        known = self._state().servers.get(server)
+        return set() if known is None else {pid for pid, one in known.attached.items() if one.contexts - {0}}
+
+    # --- by signals ---------------------------------------------------------------------------------------------------
+
+    def _signal(self, action: act.SignalClient) -> tuple[bool, str]:
+        """To a process that passed the gate, by the pidfd that was taken there, and to no other."""
+        held = self._clients.get(action.pid, action.start)
+        if held is None:
+            return False, f"client {action.pid} has already ended"
+        if held.uid != action.uid:
+            return False, f"client {action.pid} is of user {held.uid}, not of {action.uid}: nothing was sent"
+        problem = held.send(action.signal)
+        return problem is None, problem or ""
+
+    def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:
+        """To our control daemon or one of its children. A server's pid is from a log, so the kernel is asked whose
+        child it is; while the pidfd is held, the number in /proc is this very process's."""
+        running = self._supervisor.running
+        if running is None:
+            return False, "no control daemon is running"
+        if pid == running.pid:
+            problem = running.process.send(number)
+            return problem is None, problem or ""
+        process = Process.open(pid)
+        if process is None:
+            return False, f"process {pid} has already ended"
+        try:
+            if parent(pid) != running.pid:
+                return False, f"process {pid} is no child of the control daemon: nothing was sent"
+            problem = process.send(number)
+            return problem is None, problem or ""
+        finally:
+            process.close()
+
+    # --- the control daemon -------------------------------------------------------------------------------------------
+
+    async def _start(self, action: act.StartControl) -> tuple[bool, str]:
+        """A daemon of ours that runs already is taken over; otherwise a new one in the hidden directory, with the
+        fail-safe percentage from its first moment (recording 07)."""
+        found = await self._supervisor.adopt()
+        if not isinstance(found, Running):
+            if found.kind is ProblemKind.UNSAFE:
+                return self._not_started(" ".join([found.text, *found.commands]))
+            try:
+                directories.prepare_hidden(self._where)
+                directories.prepare_log(self._where.log)
+            except (directories.DirectoryRefused, OSError) as error:
+                return self._not_started(str(error))
+            environment = mps_environment(self.policy, self._where)
+            found = await self._supervisor.start(environment, action.threads, multiuser=action.multiuser)
+        if not isinstance(found, Running):
+            return self._not_started(" ".join([found.text, *found.commands]))
+        self.start_problem = None
+        self._tell([control_runs(found, self._where, self._clock.now())])
+        return True, f"control daemon {found.pid} runs ({found.how})"
+
+    def _not_started(self, why: str) -> tuple[bool, str]:
+        self.start_problem = why
+        return False, why
+
+
+def control_runs(found: Running, where: directories.Directories, now: float) -> inp.ControlRuns:
+    return inp.ControlRuns(now, found.pid, min(now, started_at(found.process)), f"{where.hidden}/control")
+
+
+def started_at(process: Process) -> float:
+    """When a process started, seconds since the epoch; a second early rather than late."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started / TICKS - 1.0
+
+
+def mps_environment(policy: Policy, where: directories.Directories) -> dict[str, str]:
+    """What the control daemon and its front-end get to see. The time zone is UTC: the log has no sign of its zone, and
+    an hour that comes twice in autumn would be read wrong."""
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG") or name.startswith("MPSSIM_")
+    }
+    found["TZ"] = "UTC"
+    found["CUDA_MPS_PIPE_DIRECTORY"] = where.hidden
+    found["CUDA_MPS_LOG_DIRECTORY"] = where.log
+    if policy.devices:
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(policy.devices)
+    return found
+
+
+def _why(reply: Reply) -> str:
+    return f"{reply.status}: {reply.err.strip()[:300]}" if reply.err.strip() else str(reply.status)
+
+
+def _taken(reply: Reply) -> tuple[bool, str]:
+    """A command that answers nothing when all is well; refusals come as text, with exit status 0."""
+    if not reply.ok:
+        return False, _why(reply)
+    refusal = commands.refusal(reply.out)
+    return refusal is None, refusal.text if refusal else ""
+
+
+def _owner(pid: int) -> int | None:
+    """The user of a server that MPS lists: servers run as their user."""
+    if start_time(pid) is None:
+        return None
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None

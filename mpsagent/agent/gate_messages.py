@@ -1,0 +1,69 @@
+"""Between the words of the link (:mod:`mpsagent.gate.link`) and those of the engine. Pure."""
+
+from __future__ import annotations
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.gate import link
+from mpsagent.mps.limits import Limits
+
+
+def to_input(message: link.FromGate, now: float) -> inp.GateInput | None:
+    """What a message of the gate means to the engine; None for what changes nothing there."""
+    match message:
+        case link.Hello():
+            return inp.GateConnected(now, message.gate)
+        case link.Synced():
+            return inp.GateSynced(now)
+        case link.Knock():
+            peer = inp.Peer(
+                message.pid, message.uid, message.gid, message.start, message.cgroup, message.pid_namespace,
+                message.command,
+            )  # fmt: skip
+            return inp.Knocked(now, message.connection, peer, min(message.since, now))
+        case link.Known():
+            peer = inp.Peer(message.pid, message.uid, message.gid, message.start, message.cgroup)
+            return inp.Known(now, peer, min(message.since, now), message.limits or Limits())
+        case link.Left():
+            return inp.Left(now, message.connection)
+        case link.Handing():
+            return inp.HandingOver(now, message.connection)
+        case link.Passed():
+            return inp.Passed(
+                now, message.connection, inp.Peer(message.pid, message.uid, 0, message.start), message.limits,
+                message.fail_safe, message.seconds,
+            )  # fmt: skip
+        case link.Failed():
+            return inp.HandoverFailed(
+                now, message.connection, message.pid, message.uid, message.stage, message.why, message.lost
+            )
+        case link.Unconfirmed():
+            return inp.Unconfirmed(now, message.uid, message.why)
+        case link.Applied():
+            return inp.Applied(now, message.number)
+        case link.FrontEnd():
+            return inp.FrontEndUsed(now, message.pid, message.uid, message.command)
+        case link.HandshakeSeen():
+            return inp.HandshakeSeen(now, message.known, message.greeting)
+        case link.Refused():
+            return inp.GateRefused(now, message.pid, message.uid, message.why)
+    return None
+
+
+def to_gate(action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient) -> link.FromAgent:
+    """The message that carries an action to the gate."""
+    match action:
+        case act.SetAdmissions():
+            table = action.admissions
+            users = {
+                one.uid: link.User(one.uid, "known" if one.known_only else "all", one.limits, one.max_clients)
+                for one in table.users
+            }
+            return link.Admissions(
+                number=action.number, open=table.open, room=table.room, fail_safe=table.fail_safe,
+                devices=table.devices, set_limits=table.set_limits, users=users,
+            )  # fmt: skip
+        case act.RefuseConnection():
+            return link.Refuse(action.connection, action.reason)
+        case act.ReleaseClient():
+            return link.Release(action.pid, action.start)

@@ -1,0 +1,74 @@
+"""Who the users are that have to do with MPS now. A name service may hang, so it is asked aside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable
+
+from mpsagent.policy.identity import Identity
+from mpsagent.system.names import Names
+
+AGAIN = 5.0
+"""Seconds until a silent name service is asked again."""
+KEPT = 1000
+MOST_QUESTIONS = 16
+"""Users asked about at a time; with a range of uids of his own a user may come as thousands."""
+
+
+class People:
+    """Identities by uid. ``on_known`` is called when an answer is there."""
+
+    def __init__(self, names: Names, on_known: Callable[[], None]) -> None:
+        self._names = names
+        self._on_known = on_known
+        self._pending: set[asyncio.Task[None]] = set()
+        self._asking: set[int] = set()
+        self.known: dict[int, Identity] = {}
+
+    def meet(self, uids: Iterable[int]) -> bool:
+        """Make sure that all these users are known, now or soon. Groups change: what the name service says anew of a
+        known one counts from then on. True when ``known`` has changed."""
+        changed = False
+        for uid in uids:
+            identity = self._names.known(uid)
+            if identity is not None:
+                if self.known.get(uid) != identity:
+                    self.known[uid] = identity
+                    changed = True
+            elif uid not in self.known:
+                self._start(uid)
+        return changed
+
+    def keep(self, uids: Collection[int]) -> None:
+        """Forget all others, when they are many."""
+        if len(self.known) > KEPT + len(uids):
+            self.known = {uid: identity for uid, identity in self.known.items() if uid in uids}
+
+    def refresh(self) -> None:
+        """Names and groups may have changed: ask again; until the answer is there the old one counts."""
+        self._names.forget()
+        for uid in list(self.known):
+            self._start(uid)
+
+    def close(self) -> None:
+        for task in self._pending:
+            task.cancel()
+
+    async def _ask(self, uid: int) -> None:
+        try:
+            await self._names.look_up(uid)
+            identity = self._names.known(uid)
+            if identity is None:
+                await asyncio.sleep(AGAIN)
+            elif self.known.get(uid) != identity:
+                self.known[uid] = identity
+                self._on_known()
+        finally:
+            self._asking.discard(uid)
+
+    def _start(self, uid: int) -> None:
+        if uid not in self._asking and len(self._asking) < MOST_QUESTIONS:  # else when it is met again
+            self._asking.add(uid)
+            task = asyncio.get_running_loop().create_task(self._ask(uid))
+            self._pending.add(task)
+            task.add_done_callback(self._pending.discard)
