@@ -1,0 +1,260 @@
+"""The messages at the control socket (recording 08, G1 to G7): clients, relays, and who is turned away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sim import relay
+from tests.sim.conftest import A, B, Client, Mps, messages
+
+CLIENT = b"\2\0\0\0"
+
+
+def own() -> relay.Credentials:
+    return os.getpid(), os.getuid(), os.getgid()
+
+
+def test_the_daemons_part_byte_for_byte(mps: Mps) -> None:
+    """G1: greeting, credentials and kind, then OUTBCUFD with one descriptor; the daemon shows its own credentials."""
+    daemon = mps.start()
+    with relay.connect(mps.pipe / "control") as probe:
+        assert relay.packet(probe) == (b"OUTBHELL\0", (daemon, 0, 0), [])
+    mps.saw("control.log", "User did not send valid credentials")
+    with relay.introduced(mps.pipe / "control", CLIENT) as client:
+        answer, who, descriptors = relay.packet(client)
+        assert (answer, who, len(descriptors)) == (b"OUTBCUFD\0", (daemon, 0, 0), 1)
+        with socket.socket(fileno=descriptors[0]) as server:
+            assert server.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
+            relay.say(server, b"CLIENT 0 - 78\n", own())
+            assert relay.packet(server)[0].startswith(b"OK")
+            relay.say(client, bytes(4))
+            assert relay.packet(client)[0] == b""
+    assert f"NEW CLIENT {os.getpid()} from user 0: Server is not ready" in mps.log("control.log")
+
+
+def test_the_clients_part_byte_for_byte(mps: Mps) -> None:
+    """G2: a probe that leaves after the greeting, then a whole rendezvous for the channel and one for each context."""
+    mps.start()
+    gate = relay.Relay(mps.pipe / "control")
+    gate.open.set()
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        client = mps.client(A, "two", "0", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
+        assert client.end() == 0
+    each = [(client.pid, said) for said in (b"OUTBCRED\0", CLIENT, b"OUTBCUFD\0", bytes(4))]
+    assert gate.seen == [(0, b""), *each, *each, *each]
+    assert [who[1:] for who in gate.held] == [(A, A)] * 3
+    assert f"NEW CLIENT {client.pid} from user {A}: Server already exists" in messages(mps.log("control.log"))
+
+
+def test_credentials_that_root_passes_on_count(mps: Mps) -> None:
+    """G5: control.log and lists name the client, and its user's server is started, although root connected."""
+    mps.start()
+    gate = relay.Relay(mps.pipe / "control")
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        client = mps.client(A, "sleep", "600", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
+        while not gate.held:
+            time.sleep(0.01)
+        assert client.text() == "", "held without an answer it waits"
+        gate.open.set()
+        client.saw("meminfo")
+    server = mps.server()
+    assert Path(f"/proc/{server}").stat().st_uid == A
+    assert mps.ctl(f"get_client_list {server}") == f"{client.pid}\n"
+    assert f"NEW CLIENT {client.pid} from user {A}: Server is not ready" in mps.log("control.log")
+
+
+def turned_away(manner: str, probes: list[int]) -> Callable[[socket.socket], None]:
+    def serve(client: socket.socket) -> None:
+        probes.append(0)
+        if manner == "nobody greets":
+            return
+        if manner == "only the probe is greeted" and len(probes) > 1:
+            return
+        relay.say(client, b"OUTBHELL\0")
+        if relay.packet(client)[0] != b"OUTBCRED\0" or manner == "closed after the credentials":
+            return
+        assert relay.packet(client)[0] == CLIENT
+        if manner == "another answer":
+            relay.say(client, b"OUTBNOPE\0")
+        elif manner == "no descriptor":
+            relay.say(client, b"OUTBCUFD\0")
+        relay.packet(client)
+
+    return serve
+
+
+@pytest.mark.parametrize(
+    "manner",
+    ["only the probe is greeted", "closed after the credentials", "another answer", "no descriptor"],
+)
+def test_whoever_is_turned_away_after_the_probe_gets_an_error(mps: Mps, manner: str) -> None:
+    """G7, and libcuda of 470 to 550: only the probe decides about inside or outside."""
+    with relay.listening(mps.pipe / "control", turned_away(manner, [])):
+        client = mps.client(A, "query")
+        assert client.end() == 10
+    assert "cuInit CUDA_ERROR_MPS_CONNECTION_FAILED" in client.text()
+
+
+def test_closed_before_the_greeting_a_client_runs_outside(mps: Mps) -> None:
+    """G7."""
+    with relay.listening(mps.pipe / "control", turned_away("nobody greets", [])):
+        client = mps.client(A, "query")
+        assert client.end() == 0
+    assert client.free() == 142629
+
+
+def test_a_held_client_lives_through_a_new_daemon(mps: Mps) -> None:
+    """G6: held while the daemon is quit and another one started, it is served by the new one."""
+    mps.start()
+    gate = relay.Relay(mps.pipe / "control")
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        client = mps.client(A, "query", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
+        while not gate.held:
+            time.sleep(0.01)
+        mps.ctl("quit")
+        mps.start()
+        mps.ctl("set_default_active_thread_percentage 20\nset_default_device_pinned_mem_limit 0 1G")
+        gate.open.set()
+        assert (client.sms(), client.free(), client.end()) == (26, 901, 0)
+
+
+def test_limits_set_before_each_hand_over_are_each_clients_own(mps: Mps) -> None:
+    """G8: 12 clients of three users at once on one multi-user server, all exact."""
+    wanted = {A: ("60", "20G", 78), B: ("20", "16G", 26), B + 1: ("10", "4G", 12)}
+    mps.start("-M", MPSSIM_SPEED="10")
+
+    def before(pid: int, uid: int) -> None:
+        percentage, memory, _ = wanted[uid]
+        servers = mps.ctl("get_server_list").split()
+        lines = [
+            f"set_default_active_thread_percentage {percentage}",
+            f"set_default_device_pinned_mem_limit 0 {memory}",
+        ]
+        for server in servers:
+            lines += [
+                f"set_active_thread_percentage {server} {percentage}",
+                f"set_device_pinned_mem_limit {server} 0 {memory}",
+            ]
+        mps.ctl("\n".join(lines))
+
+    gate = relay.Relay(mps.pipe / "control", before)
+    gate.open.set()
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        public = str(mps.directory / "public")
+        clients = [
+            (uid, mps.client(uid, "sleep", "2", CUDA_MPS_PIPE_DIRECTORY=public)) for uid in wanted for _ in "1234"
+        ]
+        for uid, client in clients:
+            assert client.sms() == wanted[uid][2]
+            gibibytes = int(wanted[uid][1][:-1])
+            assert (gibibytes - 1) * 1024 < client.free() < gibibytes * 1024
+    assert mps.log("control.log").count("Starting new server") == 1, "nobody's server was shut down for another user"
+
+
+def test_a_descriptor_that_is_closed_without_a_word_hangs_the_server(mps: Mps) -> None:
+    """What X1 looks like from the server: it waits for a client's credentials, finds the end, and answers nobody again.
+    A relay that has the descriptor and cannot pass it on does the same."""
+    mps.start()
+    assert mps.client(A, "query").end() == 0
+    server = mps.server()
+    mps.saw("server.log", "disconnected")
+    process = mps.client(A, "sleep", "600", CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    with relay.introduced(mps.pipe / "control", CLIENT, (process.pid, A, A)) as client:
+        for descriptor in relay.packet(client)[2]:
+            os.close(descriptor)
+    mps.saw("server.log", rf"Server +{server}\] User did not send valid credentials")
+    late = mps.client(A, "query")
+    mps.saw("control.log", f"NEW CLIENT {late.pid} from user {A}: Server already exists")
+    os.kill(server, signal.SIGKILL)
+    assert late.end() == 10
+
+
+def test_who_says_nothing_or_half_holds_up_everybody(mps: Mps) -> None:
+    """X29, and drivers 470 to 550: silent, credentials without a kind, a length without a text."""
+    mps.start()
+    control = mps.pipe / "control_privileged"
+    silent = relay.connect(control)
+    half = relay.connect(control)
+    relay.packet(silent)
+    held(mps)
+    silent.close()
+    relay.packet(half)
+    relay.say(half, b"OUTBCRED\0", own())
+    held(mps)
+    half.close()
+    mps.saw("control.log", "Unable to read new connection type information")
+    session = relay.introduced(control, b"\4\0\0\0")
+    mps.saw("control.log", "NEW UI")
+    assert mps.client(A, "query").end() == 0, "an open front-end holds up no client"
+    relay.say(session, (17).to_bytes(8, "little"))
+    held(mps)
+    session.close()
+    mps.saw("control.log", "UI closed")
+    assert mps.ctl("get_default_active_thread_percentage") == "100.0\n"
+
+
+def held(mps: Mps) -> None:
+    """Nobody is greeted."""
+    with relay.connect(mps.pipe / "control") as next_one:
+        next_one.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            relay.packet(next_one)
+
+
+def test_other_kinds_of_peers(mps: Mps) -> None:
+    """Drivers 470 to 550: a strange server and a debugger are closed, an unknown kind is kept for ever."""
+    mps.start()
+    for kind, line in ((1, f"NEW SERVER {os.getpid()}: Ignoring old"), (3, f"NEW DEBUGGEE {os.getpid()} from user 0")):
+        with relay.introduced(mps.pipe / "control", bytes([kind, 0, 0, 0])) as peer:
+            assert relay.packet(peer)[0] == b""
+        assert line in mps.log("control.log")
+    with relay.introduced(mps.pipe / "control", bytes([5, 0, 0, 0])) as peer:
+        mps.saw("control.log", "Unknown type of connection")
+        peer.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            relay.packet(peer)
+
+
+def test_stopped_clients_hinder_nobody(mps: Mps) -> None:
+    """G17: not the work and not the start of others, and they go on after SIGCONT."""
+    mps.start("-M")
+    stopped = mps.busy(A, "work", "1000000")
+    neighbour = mps.busy(B, "work", "30")
+    stopped.process.send_signal(signal.SIGSTOP)
+    late = mps.client(B, "work", "5")
+    assert (neighbour.end(), late.end()) == (0, 0)
+    stopped.process.send_signal(signal.SIGCONT)
+    assert f"{stopped.pid}\n" == mps.ctl(f"get_client_list {mps.server()}")
+    assert stopped.process.poll() is None
+    assert "work now" not in stopped.text()
+
+
+def test_fault_and_the_ladder_on_a_multi_user_server(mps: Mps) -> None:
+    """G16: terminate_client first spares the others; an illegal access hits all; ACTIVE when they have gone."""
+    mps.start("-M")
+    victim, neighbour = mps.busy(A, "spin", "600"), mps.busy(B, "spin", "3")
+    server = mps.server()
+    assert mps.ctl(f"terminate_client {server} {victim.pid}") == "0\n"
+    victim.process.kill()
+    assert neighbour.end() == 0
+    survivor = mps.busy(B, "sleep", "600")
+    assert mps.client(A, "oob", "0").end() == 17
+    survivor.saw("work now CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert mps.ctl(f"get_server_status {server}") == "FAULT\n"
+    assert "CUDA_ERROR_MPS_SERVER_NOT_READY" in refused(mps.client(A, "query"))
+    survivor.process.kill()
+    mps.saw("server.log", "Destroy server context")
+    assert mps.client(A, "query").end() == 0
+    assert mps.server() == server
+
+
+def refused(client: Client) -> str:
+    assert client.end() == 10
+    return client.text()
