@@ -1,10 +1,12 @@
-"""The policy's files are read as root: nothing there may block, fill the memory, or be somebody else's word."""
+"""The policy's files are read as root: nothing there may block, fill the memory, or be another user's word."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
+import tempfile
 import threading
 from pathlib import Path
 
@@ -40,16 +42,27 @@ def test_the_main_file_comes_first_and_the_others_in_the_order_of_their_names(po
     assert texts[0] == (str(policy), "[limits]\nthreads = 50\n")
 
 
-def test_nothing_there_is_not_an_error(tmp_path: Path) -> None:
-    """Without any file the defaults hold, and the agent starts."""
-    assert read_policy(tmp_path / "policy.toml") == ([], [])
-    assert read_policy(tmp_path / "nowhere" / "policy.toml") == ([], [])
+def test_a_policy_that_is_missing_is_an_error(policy: Path, tmp_path: Path) -> None:
+    """The package brings one. One that has vanished must not mean everything for everybody."""
+    for path in (tmp_path / "policy.toml", tmp_path / "nowhere" / "policy.toml"):
+        texts, (error,) = read_policy(path)
+        assert (texts, error.file, error.problem) == ([], str(path), "is missing")
+        assert error.hint
+    put(policy.parent / "policy.d" / "a.toml", "")
+    policy.unlink()
+    assert [one.problem for one in read_policy(policy)[1]] == ["is missing"], "the parts alone are not a policy"
 
 
-def test_a_missing_file_that_somebody_names_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_directory_is_no_error(policy: Path) -> None:
+    """Few nodes need one."""
+    (policy.parent / "policy.d").rmdir()
+    assert read_policy(policy) == ([(str(policy), "[limits]\nthreads = 50\n")], [])
+
+
+def test_a_missing_file_that_is_named_is_an_error(tmp_path: Path) -> None:
     """`policy check TYPO.toml` must not answer that all is well."""
-    texts, (error,) = read_files([tmp_path / "typo.toml"])
-    assert texts == []
+    texts, (error,), notes = read_files([tmp_path / "typo.toml"])
+    assert (texts, notes) == ([], [])
     assert "no such file" in error.problem
 
 
@@ -100,6 +113,8 @@ def test_text_that_is_not_utf8_has_its_line(policy: Path) -> None:
     put(policy, b"[limits]\n# caf\xe9\nthreads = 5\n")
     texts, (error,) = read_policy(policy)
     assert (texts, error.line, error.problem) == ([], 2, "is not UTF-8 text")
+    put(policy, "[limits]\n".encode("utf-16"))
+    assert "UTF-16" in read_policy(policy)[1][0].problem
 
 
 def test_names_of_files_cannot_upset_a_terminal(policy: Path) -> None:
@@ -120,7 +135,7 @@ def test_what_everybody_may_write_is_refused(policy: Path, what: str, mode: int,
     texts, errors = read_policy(policy)
     assert [error.file for error in errors] == ([str(path)] if refused else [])
     assert (len(texts) == 2) is not refused
-    assert read_policy(policy, trusted=False)[1] == []
+    assert read_files([policy], judged=False)[1:] == ([], []), "a replay may assume any policy"
 
 
 @pytest.mark.root
@@ -137,7 +152,8 @@ def test_what_belongs_to_somebody_else_is_refused(policy: Path, what: str) -> No
     path.chmod(path.stat().st_mode | 0o020)
     (error,) = read_policy(policy)[1]
     assert (error.file, "group 65534" in error.problem) == (str(path), True)
-    assert read_files([policy])[1] == [], "to check a file is not to trust it"
+    if path == policy:
+        assert read_files([policy])[1:] == ([error], []), "a check judges as the agent does"
 
 
 @pytest.mark.root
@@ -152,11 +168,39 @@ def test_a_file_that_may_not_be_read_is_an_error(policy: Path) -> None:
             os.setgroups([])
             os.setgid(65534)
             os.setuid(65534)
-            texts, errors = read_files([policy])
+            texts, errors, _ = read_files([policy])
             status = 0 if texts == [] and "permission denied" in errors[0].problem else 1
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two other users")
+def test_a_draft_of_ones_own_is_checked_with_a_note() -> None:
+    """Whoever writes a policy for root needs no root to check it, and hears what root's agent would say. A file of
+    another user is refused to them as well."""
+    cases = ((65534, ["the text", "a note"]), (65533, ["an error"]), (0, ["an error"]))
+    for owner, expected in cases:
+        place = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own directories are closed to other users
+        place.chmod(0o755)
+        policy = put(place / "policy.toml", "[limits]\n", 0o666)
+        os.chown(policy, owner, owner)
+        child = os.fork()
+        if child == 0:  # in the child: exit status 0 when the answer is right
+            status = 1
+            try:
+                os.setgroups([])
+                os.setgid(65534)
+                os.setuid(65534)
+                texts, errors, notes = read_files([policy])
+                found = ["the text"] * len(texts) + ["an error"] * len(errors) + ["a note"] * len(notes)
+                status = 0 if found == expected else 1
+            finally:
+                os._exit(status)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        shutil.rmtree(place)
+        assert ended == 0, owner
 
 
 def test_the_loop_reads_the_same_in_a_thread(policy: Path, tmp_path: Path) -> None:

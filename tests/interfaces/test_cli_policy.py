@@ -1,0 +1,123 @@
+"""``mpsagent-cli policy check``: what a reload would say, before it says it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
+DEVICES = [{"ordinal": 0, "uuid": "GPU-1", "name": "H200", "memory": 140 << 30, "multiprocessors": 132}]
+DOUBTFUL = '[limits]\nthreads = { sms = 500 }\nmemory = "300G"\n[user.rooot]\nthreads = 5\n'
+
+
+def check(*words: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+    command = [PROGRAM, "policy", "check", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> str:
+    path = tmp_path / "devices.json"
+    path.write_text(json.dumps(DEVICES))
+    return str(path)
+
+
+def put(path: Path, text: str, mode: int = 0o644) -> str:
+    path.write_text(text)
+    path.chmod(mode)
+    return str(path)
+
+
+def test_warnings_are_printed_and_do_not_fail(tmp_path: Path, devices: str) -> None:
+    """Each with its line and what was meant; the last line says how many."""
+    path = put(tmp_path / "p.toml", DOUBTFUL)
+    done = check(path, "--devices", devices)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"{path}:2: warning: limits.threads: 500 multiprocessors")
+    assert lines[2].startswith(f"{path}:3: warning: limits.memory: 300G is more than GPU 0 has (140G)")
+    assert lines[4] == f"{path}:4: warning: user.rooot: there is no user rooot here"
+    assert 'did you mean "root"?' in lines[5]
+    assert lines[-1] == f"good, with 3 warnings: {path}"
+
+
+def test_strict_makes_warnings_mistakes(tmp_path: Path, devices: str) -> None:
+    """For a pipeline that installs policies."""
+    path = put(tmp_path / "p.toml", DOUBTFUL)
+    done = check(path, "--devices", devices, "--strict")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (2, "3 warnings (not good because of --strict)")
+    body = json.loads(check(path, "--devices", devices, "--strict", "--json").stdout)
+    assert (body["ok"], body["errors"], body["digest"]) == (False, [], None)
+    assert [one["line"] for one in body["warnings"]] == [2, 3, 4]
+    good = put(tmp_path / "good.toml", "[limits]\nthreads = { sms = 26 }\n")
+    assert check(good, "--devices", devices, "--strict").returncode == 0
+
+
+def test_without_a_gpu_it_says_what_was_not_compared(tmp_path: Path) -> None:
+    """On the machine of the person who writes it, or with a driver that hangs. (Here there may be a GPU.)"""
+    body = json.loads(check(put(tmp_path / "p.toml", DOUBTFUL), "--json").stdout)
+    compared = any(one["key"] == "limits.threads" for one in body["warnings"])
+    assert compared is not any("not compared with GPUs" in str(one) for one in body["notes"])
+    assert json.loads(check(put(tmp_path / "p.toml", '[switch]\nafter = "1m"\n'), "--json").stdout)["notes"] == []
+
+
+def test_a_file_that_a_reload_refuses_is_refused(tmp_path: Path) -> None:
+    """Mode 0666: the check said good, and the reload of the same file refused it."""
+    path = put(tmp_path / "p.toml", "[limits]\n", 0o666)
+    done = check(path)
+    if os.geteuid() == 0:
+        assert (done.returncode, "may be written by everybody" in done.stdout) == (2, True)
+    else:  # a draft of one's own
+        assert (done.returncode, "an agent that runs as root refuses this file" in done.stdout) == (0, True)
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    """The same for the owner."""
+    path = put(tmp_path / "p.toml", "[limits]\n")
+    os.chown(path, 65534, 65534)
+    done = check(path)
+    assert (done.returncode, "belongs to uid 65534" in done.stdout) == (2, True)
+
+
+def test_a_fifo_or_a_device_does_not_hang_it(tmp_path: Path) -> None:
+    """Each is named, and the files beside them are checked."""
+    fifo, good = tmp_path / "f.toml", put(tmp_path / "good.toml", "[limits]\nthreads = 0\n")
+    os.mkfifo(fifo)
+    done = check(str(fifo), "/dev/zero", "/dev/tty", str(tmp_path), good)
+    assert done.returncode == 2
+    assert done.stdout.count("is not a regular file") == 4
+    assert f"{good}:2: limits.threads" in done.stdout
+    assert done.stdout.splitlines()[-1] == "5 mistakes"
+
+
+def test_what_is_wrong_and_what_is_missing(tmp_path: Path) -> None:
+    """A file with a mistake has no warnings yet: they come when it is right."""
+    bad = put(tmp_path / "bad.toml", "[limits]\nthreads = 500\n[user.rooot]\n")
+    body = json.loads(check(bad, str(tmp_path / "none.toml"), "--json").stdout)
+    assert [(one["line"], one["key"]) for one in body["errors"]] == [(0, ""), (2, "limits.threads")]
+    assert body["warnings"] == []
+    done = check(bad, "--devices", bad)
+    assert done.returncode == 2
+
+
+@pytest.mark.skipif(Path("/etc/mpsagent").exists(), reason="mpsagent is installed here")
+def test_a_policy_that_is_not_there_is_a_mistake() -> None:
+    """Without FILES the agent's own are checked; none at all is what the agent refuses, too."""
+    done = check()
+    assert done.returncode == 2
+    assert done.stdout.startswith("/etc/mpsagent/policy.toml: is missing")
+
+
+def test_devices_that_make_no_sense_are_said(tmp_path: Path) -> None:
+    """Not a traceback."""
+    path = put(tmp_path / "p.toml", DOUBTFUL)
+    done = check(path, "--devices", put(tmp_path / "d.json", "[1]"))
+    assert (done.returncode, "expected an object" in done.stderr) == (2, True)

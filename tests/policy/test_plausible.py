@@ -1,0 +1,188 @@
+"""What is right as a policy and surely not meant: said, with what was meant, and never more than a warning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsagent.mps.limits import Device
+from mpsagent.policy.files import load
+from mpsagent.policy.plausible import (
+    against_devices,
+    names_in,
+    needs_devices,
+    programs_in,
+    unknown_names,
+    unusable_programs,
+)
+from mpsagent.policy.policy import Policy, PolicyError
+
+GIB = 1 << 30
+H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 140 * GIB, 132)
+SMALL = Device(1, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA A2", 16 * GIB, 10)
+USERS, GROUPS = ["root", "alice", "bob"], ["root", "students", "staff", "mpsagent-admin"]
+
+
+def policy(*texts: str) -> Policy:
+    made, errors = load([(f"{place}.toml", text) for place, text in enumerate(texts)])
+    assert made is not None, errors
+    return made
+
+
+def told(found: Sequence[PolicyError]) -> list[tuple[int, str, str, str]]:
+    return [(one.line, one.key, one.problem, one.hint) for one in found]
+
+
+def test_names_that_do_not_exist_have_the_nearest_that_does() -> None:
+    """The two of the issue. A limit for alcie limits no one, and without a word nobody would know."""
+    made = policy("[user.alcie]\nthreads = 5\n[group.studnets]\nthreads = 5\n[user.alice]\n[group.staff]\n")
+    assert told(unknown_names(made, USERS, GROUPS)) == [
+        (1, "user.alcie", "there is no user alcie here", 'did you mean "alice"?'),
+        (3, "group.studnets", "there is no group studnets here", 'did you mean "students"?'),
+    ]
+
+
+def test_a_section_without_keys_is_looked_at_too() -> None:
+    """It does nothing today, and it will be filled tomorrow."""
+    assert len(unknown_names(policy("[user.zzz]\n"), USERS, GROUPS)) == 1
+
+
+def test_a_uid_needs_no_name() -> None:
+    """Containers have uids that no name service knows."""
+    made = policy("[user.424242]\nthreads = 5\n")
+    assert unknown_names(made, USERS, GROUPS) == ()
+    assert names_in(made) == ([], [])
+
+
+def test_a_name_that_nothing_is_near_to_has_a_hint_all_the_same() -> None:
+    """And what a name service answers is printed harmlessly."""
+    (one,) = unknown_names(policy('[user."jane.doe"]\n'), ["x"], GROUPS)
+    assert (one.problem, "getent passwd" in one.hint) == ('there is no user "jane.doe" here', True)
+    (one,) = unknown_names(policy('[user."jane.doe"]\n'), ["jane.doe\u202e"], GROUPS)
+    assert one.hint == 'did you mean "jane.doe\\u202e"?'
+
+
+def test_the_admin_group_counts_if_a_file_names_it() -> None:
+    """The default group is made by the package; a group in the file that is not there leaves root alone in charge."""
+    made = policy('[agent]\nadmin_group = "gpu-admins"\n')
+    assert names_in(made) == ([], ["gpu-admins"])
+    assert told(unknown_names(made, USERS, GROUPS)) == [
+        (2, "agent.admin_group", "there is no group gpu-admins here", "see `getent group`")
+    ]
+    assert unknown_names(policy(""), USERS, []) == ()
+
+
+def test_programs_that_cannot_be_run() -> None:
+    """A hook is first needed when somebody's work is about to be ended."""
+    made = policy('[hooks]\nbefore_end = "/opt/save"\n[instance.a]\ncontrol_program = "nvidia-cuda-mps-control"\n')
+    assert programs_in(made) == ["/opt/save"]
+    assert told(unusable_programs(made, {"/opt/save": "does not exist"})) == [
+        (2, "hooks.before_end", "/opt/save does not exist", "install it, or correct the path")
+    ]
+    assert unusable_programs(made, {}) == ()
+
+
+def test_more_than_a_gpu_has() -> None:
+    """`sms = 500` of 132 and `memory = "300G"` on 140 GiB: taken as no limit at all, which nobody meant."""
+    made = policy('[limits]\nthreads = { sms = 500 }\nmemory = "300G"\n')
+    assert told(against_devices(made, [H200])) == [
+        (
+            2,
+            "limits.threads",
+            "500 multiprocessors are more than a GPU here has (132)",
+            "it gives the whole GPU; write threads = 100 if that is meant",
+        ),
+        (3, "limits.memory", "300G is more than GPU 0 has (140G)", 'it limits nothing; write "100%" if that is meant'),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[limits]\nthreads = { sms = 132 }\nmemory = "140G"\n',
+        '[limits]\nthreads = { sms = 100 }\nmemory = "20G"\n',  # too much for the small one alone
+        '[limits]\nmemory = "100%"\n',
+        '[limits]\nmemory = { 1 = "16G", 0 = "1%" }\n',
+        f'[user.a]\nmemory = {{ {H200.uuid.upper()} = "50%" }}\n',
+        f'[instance.a]\ndevices = ["{SMALL.uuid}"]\n',
+        "[limits]\nthreads = 100\n",
+    ],
+)
+def test_what_fits_one_of_the_gpus_is_meant(text: str) -> None:
+    """A warning that comes for good policies teaches people to read over warnings."""
+    assert against_devices(policy(text), [H200, SMALL]) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "problem"),
+    [
+        ('[user.a]\nmemory = { 1 = "20G", 0 = "20G" }\n', 2, "user.a.memory.1", "20G is more than GPU 1 has (16G)"),
+        ('[limits]\nmemory = { 0 = "1G", 5 = "1G" }\n', 2, "limits.memory.5", "there is no GPU 5 here"),
+        ('[limits]\nmemory = { GPU-x = "1G" }\n', 2, "limits.memory.GPU-x", "there is no GPU GPU-x here"),
+        ('[instance.a]\ndevices = ["GPU-x"]\n', 2, "instance.a.devices", "there is no GPU GPU-x here"),
+        ('[limits]\nmemory = "200M"\n', 2, "limits.memory", "200M is hardly more than CUDA itself needs of it"),
+        ('[limits]\nmemory = "0.1%"\n', 2, "limits.memory", "143M is hardly more than CUDA itself needs of it"),
+    ],
+)
+def test_what_fits_no_gpu(text: str, line: int, key: str, problem: str) -> None:
+    """GPUs that are not there, and limits that no program can work under."""
+    assert [one[:3] for one in told(against_devices(policy(text), [H200, SMALL]))] == [(line, key, problem)]
+
+
+def test_without_gpus_nothing_is_compared() -> None:
+    """While the driver does not answer the agent counts with stand-ins; they say nothing about the policy."""
+    made = policy('[limits]\nthreads = { sms = 500 }\nmemory = { 7 = "300G" }\n')
+    assert against_devices(made, []) == ()
+    assert against_devices(made, [Device(0, "", "unknown GPU", 4 << 30, 256)]) == ()
+    assert needs_devices(made)
+    assert not needs_devices(policy('[switch]\nafter = "1m"\n'))
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"),
+    [
+        ('[limits]\naccess = "deny"\n', True),
+        ('[limits]\naccess = "deny"\n[group.a]\naccess = "deny"\n[user.b]\nthreads = 5\n', True),
+        ('[limits]\naccess = "deny"\n[group.a]\naccess = "allow"\n', False),
+        ('[group.a]\naccess = "deny"\n', False),
+    ],
+)
+def test_a_policy_that_admits_no_one_is_warned_about(text: str, warned: bool) -> None:
+    """A list of those who may, without anybody on it."""
+    assert [one.problem for one in policy(text).warnings] == ["admits no one: no section allows access"] * warned
+
+
+def test_an_empty_file_is_warned_about() -> None:
+    """What a full disk leaves of a policy. Comments alone are a policy: the default one as it is installed."""
+    assert [(one.file, one.line) for one in policy(" \n", "# defaults\n").warnings] == [("0.toml", 0)]
+
+
+def test_the_examples_are_meant() -> None:
+    """What people copy has no warnings of its own."""
+    for path in (Path(__file__).resolve().parents[2] / "policies").glob("*.toml"):
+        made = policy(path.read_text(encoding="utf-8"))
+        assert made.warnings == ()
+        assert against_devices(made, [H200, Device(1, "GPU-b", "", 140 * GIB, 132)]) == ()
+
+
+@given(
+    st.dictionaries(st.sampled_from(["alice", "alcie", "x1", "42", "Ünal"]), st.integers(2, 600), max_size=4),
+    st.sets(st.text(max_size=6), max_size=6),
+    st.lists(
+        st.builds(Device, st.integers(0, 3), st.text(max_size=3), st.just(""), st.integers(0, GIB), st.integers(0, 9)),
+        max_size=3,
+    ),
+)
+def test_warnings_never_raise_and_always_name_a_line(
+    sms: dict[str, int], names: set[str], devices: list[Device]
+) -> None:
+    """Whatever a name service or a driver answers."""
+    text = "".join(f'[user."{name}"]\nthreads = {{ sms = {count} }}\nmemory = "9G"\n' for name, count in sms.items())
+    made = policy(text)
+    for one in (*unknown_names(made, names, names), *against_devices(made, devices)):
+        assert one.line > 0
+        assert str(one).isprintable()

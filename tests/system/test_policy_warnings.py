@@ -1,0 +1,92 @@
+"""Warnings about this machine: real users, groups and programs, and a name service that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import threading
+from pathlib import Path
+
+import pytest
+
+from mpsagent.mps.limits import Device
+from mpsagent.policy.files import load
+from mpsagent.policy.policy import Policy
+from mpsagent.system import policy_warnings
+from mpsagent.system.policy_warnings import known, warnings
+
+H200 = Device(0, "GPU-1", "NVIDIA H200", 140 << 30, 132)
+
+
+def policy(text: str) -> Policy:
+    made, errors = load([("p.toml", text)])
+    assert made is not None, errors
+    return made
+
+
+def test_this_machines_users_groups_and_programs(tmp_path: Path) -> None:
+    """root is there, rooot is not, and of three programs one can be run."""
+    script, plain = tmp_path / "run", tmp_path / "plain"
+    for path, mode in ((script, 0o755), (plain, 0o644)):
+        path.write_text("#!/bin/sh\n")
+        path.chmod(mode)
+    found = known(["root", "rooot"], ["root", "rooot"], [str(script), str(plain), str(tmp_path), "/no/where"])
+    assert "root" in found.users & found.groups
+    assert "rooot" not in found.users | found.groups
+    assert found.programs == {
+        str(plain): "is not executable",
+        str(tmp_path): "is not a program",
+        "/no/where": "does not exist",
+    }
+    script.chmod(0o777)
+    assert "changed by others" in known([], [], [str(script)]).programs[str(script)]
+
+
+def test_a_name_that_no_list_has_is_asked_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Directory services often list no one, and know everyone by name."""
+    monkeypatch.setattr(pwd, "getpwall", list)
+    assert known(["root", "rooot"], [], []).users == {"root"}
+
+
+def test_names_that_no_name_service_can_take() -> None:
+    """A name with a NUL or of any length is unknown, and nothing worse."""
+    assert known(["a\0b", "x" * 100_000, ""], ["a\0b"], []).users.isdisjoint({"a\0b", ""})
+
+
+def test_all_warnings_in_the_order_of_the_file() -> None:
+    """What `policy check` prints and the agent reports."""
+    made = policy(
+        "[limits]\nthreads = { sms = 500 }\n[user.rooot]\nthreads = 5\n[hooks]\nbefore_end = '/no/where'\n"
+        "[agent]\nparked_user = 'x'\n[group.root]\nthreads = 3\n"
+    )
+    found = asyncio.run(warnings(made, [H200]))
+    assert [(one.line, one.key) for one in found] == [
+        (2, "limits.threads"),
+        (3, "user.rooot"),
+        (6, "hooks.before_end"),
+        (8, "agent.parked_user"),
+    ]
+
+
+def test_a_name_service_that_hangs_costs_its_warnings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LDAP is down: the policy is loaded all the same, and the GPUs are compared."""
+    released = threading.Event()
+    monkeypatch.setattr(policy_warnings, "known", lambda *_: released.wait(60))
+    try:
+        made = policy("[limits]\nthreads = { sms = 500 }\n[user.rooot]\n")
+        found = asyncio.run(warnings(made, [H200], deadline=0.05))
+    finally:
+        released.set()
+    assert [one.key for one in found] == ["limits.threads"]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving files away needs root")
+def test_a_program_of_another_user_is_warned_about(tmp_path: Path) -> None:
+    """Root would run what that user writes into it."""
+    path = tmp_path / "run"
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    os.chown(path, 65534, 65534)
+    assert "changed by others" in known([], [], [str(path)]).programs[str(path)]
