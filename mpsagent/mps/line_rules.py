@@ -125,7 +125,7 @@ SERVER = _rules(
         (r"Created anonymous shared memory region .{1,200}", _server_line),
         (r"Connecting to control daemon on socket: .{1,4096}", _server_line),
         (
-            rf"Destroy server context on device {_NUMBER} \(.{{0,200}}\)",
+            rf"Destroy server context on device {_NUMBER}(?: \(.{{0,200}}\))?",
             lambda at, pid, m: ev.ContextDestroyed(at, pid, int(m[1])),
         ),
         (
@@ -218,6 +218,7 @@ SERVER = _rules(
                 r"Client \{-?\d{1,10}, -?\d{1,10}\} exit",
                 r"Client disconnected\. (?:Worker is in reset\. )?Number of active client contexts is \d{1,10}\.",
                 r"Client process \d{1,10} encountered a fatal GPU error\.",
+                r"Client process disconnected",
                 r"Client termination failed with .{1,200}\.",
                 r"Client termination command is only supported on Volta or higher GPUs\.",
                 r"Clients snapshot command is only supported on Volta or higher GPUs\.",
@@ -232,6 +233,7 @@ SERVER = _rules(
                 r"Failed to create worker",
                 r"Failed to create/open SHM segment\.",
                 r"Failed to send credentials to control daemon: .{1,200}",
+                r"Failed to send credentials to server",
                 r"Failed to terminate client \{-?\d{1,10}, -?\d{1,10}\}\.",
                 r"Forcefully terminating client \d{1,10}",
                 r"Internal error when allocating \d{1,20} bytes",
