@@ -8,8 +8,8 @@ from mpsagent.gate import link
 from mpsagent.mps.limits import Limits
 
 
-def to_input(message: link.FromGate, now: float) -> inp.GateInput | None:
-    """What a message of the gate means to the engine; None for what changes nothing there."""
+def to_input(message: link.FromGate, now: float) -> inp.GateInput:
+    """What a message of the gate means to the engine."""
     match message:
         case link.Hello():
             return inp.GateConnected(now, message.gate)
@@ -47,7 +47,6 @@ def to_input(message: link.FromGate, now: float) -> inp.GateInput | None:
             return inp.HandshakeSeen(now, message.known, message.greeting)
         case link.Refused():
             return inp.GateRefused(now, message.pid, message.uid, message.why)
-    return None
 
 
 def to_gate(action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient) -> link.FromAgent:

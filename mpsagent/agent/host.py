@@ -294,10 +294,7 @@ class Agent:
                     self.clients.left(message.connection)
             case _:
                 pass
-        event = to_input(message, now)
-        if event is None:
-            return
-        events: list[inp.Input] = [event]
+        events: list[inp.Input] = [to_input(message, now)]
         if isinstance(message, link.Knock | link.Known) and self.people.meet([message.uid]):
             events.insert(0, inp.PeopleKnown(now, self.people.known))
         if isinstance(message, link.Synced):

@@ -46,10 +46,17 @@ async def start_gate(agent: Agent) -> None:
         return
     arguments = [sys.executable, "-P", "-m", "mpsagent.gate.main", "keep", *gate_arguments(agent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    log = os.open(f"{agent.settings.run_directory}/gate.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    log = os.open(
+        f"{agent.settings.run_directory}/gate.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+    )
     try:
         process = await asyncio.create_subprocess_exec(
-            *arguments, env=environment, start_new_session=True, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            *arguments,
+            env=environment,
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
     finally:
         os.close(log)

@@ -15,20 +15,22 @@ import click
 import structlog
 
 import mpsagent
-from mpsagent.agent.loop import Agent
-from mpsagent.agent.opening import at_work, hopeless
+from mpsagent.agent.host import Agent, MakeSupervisor
 from mpsagent.agent.settings import Settings
+from mpsagent.agent.startup import at_work, hopeless
 from mpsagent.interfaces.answers import Answers, one_line
 from mpsagent.interfaces.api import Api
 from mpsagent.interfaces.listen import bind, inherited
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.control_child import ControlChild
+from mpsagent.system.directories import Directories
 from mpsagent.system.history import History
 from mpsagent.system.journal import configure_log
 from mpsagent.system.lock import AlreadyLocked, take
 from mpsagent.system.names import Names
 from mpsagent.system.notify import Notifier
+from mpsagent.system.store import Store
 
 FILES = 4096
 """Descriptors: those of processes (1024 at most), of the API's peers, logs and pipes, with room."""
@@ -53,12 +55,24 @@ def main() -> None:
 @click.option(
     "--state-directory", default=Settings.state_directory, show_default=True, help="Where the history is kept."
 )
+@click.option(
+    "--run-directory",
+    default=Settings.run_directory,
+    show_default=True,
+    help="Hidden directories of the control daemons, and the link to the gate.",
+)
 @click.option("--supervise", type=click.Choice(["child", "systemd"]), default="child", show_default=True,
               help="Who runs the control daemon: the agent itself, or systemd.")  # fmt: skip
 @click.option("--devices", "devices_file", help="The GPUs, as JSON, instead of asking NVML (for the simulator).")
 @click.option("--log-format", type=click.Choice(["auto", "journal", "text"]), default="auto", show_default=True)
 def run(
-    policy: str, socket: str, state_directory: str, supervise: str, devices_file: str | None, log_format: str
+    policy: str,
+    socket: str,
+    state_directory: str,
+    run_directory: str,
+    supervise: str,
+    devices_file: str | None,
+    log_format: str,
 ) -> None:
     """Run the agent in the foreground."""
     configure_log(log_format)
@@ -66,23 +80,24 @@ def run(
         policy=policy,
         socket=socket,
         state_directory=state_directory or None,
+        run_directory=run_directory.rstrip("/"),
         supervise="systemd" if supervise == "systemd" else "child",
         devices_file=devices_file,
     )
     _open_more_files()
-    with suppress(OSError):  # arming has 55 ms; on a busy machine that needs to come first
-        if os.getpriority(os.PRIO_PROCESS, 0) == 0:
-            os.setpriority(os.PRIO_PROCESS, 0, -10)
     sys.exit(asyncio.run(_serve(settings)))
 
 
-def _supervisor(settings: Settings) -> Callable[[Policy, Callable[[int], None]], ControlSupervisor]:
-    def make(policy: Policy, on_gone: Callable[[int], None]) -> ControlSupervisor:
+def _supervisor(settings: Settings) -> MakeSupervisor:
+    def make(policy: Policy, where: Directories, on_gone: Callable[[int], None]) -> ControlSupervisor:
         if settings.supervise == "systemd":
             from mpsagent.system.control_unit import ControlUnit
 
-            return ControlUnit(policy.instance, policy.pipe_directory, on_gone, program=policy.control_program)
-        return ControlChild(policy.pipe_directory, on_gone, program=policy.control_program)
+            return ControlUnit(
+                policy.instance, where.hidden, on_gone,
+                program=policy.control_program, run_directory=settings.run_directory,
+            )  # fmt: skip
+        return ControlChild(where.hidden, on_gone, program=policy.control_program)
 
     return make
 
@@ -100,7 +115,8 @@ async def _serve(settings: Settings) -> int:
     except (OSError, AlreadyLocked) as error:
         log.error("the agent cannot start", reason=str(error))
         return 1
-    agent = Agent(settings, History(settings.state_directory), Names())
+    store = Store(None if settings.state_directory is None else Path(settings.state_directory, "state.json"))
+    agent = Agent(settings, History(settings.state_directory), Names(), store)
     for text in agent.history.notes:
         log.warning("history", text=text)
     api = Api(Answers(agent), _is_admin(agent), failed=lambda error: agent.failed("a request failed", error))
