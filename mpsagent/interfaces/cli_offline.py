@@ -156,8 +156,6 @@ def _zone(name: str | None) -> tzinfo | None:
 
 def _would(files: tuple[Path, ...], gpu: str) -> Any:
     """The fold that says what the agent would have done. Raises ValueError for a bad policy or GPU."""
-    import pwd
-
     from mpsagent.interfaces.would import Would
     from mpsagent.policy.files import load
     from mpsagent.system.policy_files import read_files
@@ -166,11 +164,7 @@ def _would(files: tuple[Path, ...], gpu: str) -> Any:
     policy, errors = load(texts)
     if policy is None or unreadable:
         raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
-    try:
-        parked = pwd.getpwnam(policy.parked_user).pw_uid
-    except KeyError:
-        parked = 65534
-    return Would(policy, _identity, _devices(gpu, max(1, len(policy.devices))), parked)
+    return Would(policy, _identity, _devices(gpu, max(1, len(policy.devices))), 65534)
 
 
 def _devices(text: str, count: int) -> list[Device]:

@@ -190,7 +190,7 @@ KEYS: tuple[Key, ...] = (
         "its members may do with mpsagent-cli what root may do", "mpsagent-admin",
     ),
     Key(
-        "agent", "parked_user", kinds.text(parse.user, "name of a user"), _ALL, "not used any more", "nobody",
+        "agent", "parked_user", kinds.text(parse.user, "name of a user"), _ALL, "not used any more", None, "none",
         unused="no server waits for users any more, so none needs an owner; remove the line",
     ),
     # --- programs of the administrator's

@@ -164,7 +164,6 @@ class Policy:
     on_stop: Literal["leave", "quit"] = default("agent", "on_stop")
     stop_timeout: float = default("agent", "stop_timeout")
     admin_group: str = default("agent", "admin_group")
-    parked_user: str = default("agent", "parked_user")
 
     instance: str = "default"
     server: Literal["own", "shared"] = default("instance", "server")
@@ -306,7 +305,7 @@ def build(
     """A Policy from checked settings, in the order in which the files give them."""
     given: dict[str, Any] = {}
     for key in KEYS:
-        if key.scope is Scope.AGENT and key.path in settings:
+        if key.scope is Scope.AGENT and not key.unused and key.path in settings:
             given[key.field] = settings[key.path].value
     if "hang_server" in given:  # one deadline for a server that is silent, unless its start has its own
         given.setdefault("hang_server_ready", given["hang_server"])
