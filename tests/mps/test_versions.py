@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,16 @@ def test_rows_are_in_order() -> None:
     for name, row in versions.ROWS.items():
         assert row.missing < row.since, name
         assert row.source
+
+
+def test_the_manual_says_the_same() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "drivers.md").read_text()
+    (header,) = re.findall(r"(?m)^\| ability \|.*$", text)
+    drivers = [cell.strip() for cell in header.strip("|").split("|")[2:]]
+    rows = {
+        name: [cell.strip() for cell in rest.split("|")]
+        for name, rest in re.findall(r"(?m)^\| `(\w+)` \|[^|\n]*\|(.*)\|$", text)
+    }
+    assert rows == {
+        name: ["yes" if getattr(versions.of(driver), name) else "no" for driver in drivers] for name in versions.ROWS
+    }
