@@ -40,15 +40,17 @@ async def warnings(policy: Policy, devices: Sequence[Device], *, deadline: float
     Takes as long as the name service takes, at most ``deadline`` seconds; then without what it would have said.
     """
     found = [*policy.warnings, *plausible.against_devices(policy, devices)]
-    users, groups = plausible.names_in(policy)
-    try:
-        here = await in_thread(known, users, groups, plausible.programs_in(policy), deadline=deadline)
-    except (TimeoutError, OSError):
-        here = None
-    if here is not None:
-        found += plausible.unknown_names(policy, here.users, here.groups)
-        found += plausible.unusable_programs(policy, here.programs)
+    with suppress(TimeoutError, OSError):
+        found += await in_thread(_of_this_machine, policy, deadline=deadline)
     return tuple(sorted(found, key=lambda one: (one.file, one.line)))
+
+
+def _of_this_machine(policy: Policy) -> list[PolicyError]:
+    """May block."""
+    users, groups = plausible.names_in(policy)
+    here = known(users, groups, plausible.programs_in(policy))
+    unknown = plausible.unknown_names(policy, here.users, here.groups)
+    return [*unknown, *plausible.unusable_programs(policy, here.programs)]
 
 
 def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> Known:

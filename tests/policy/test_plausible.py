@@ -66,6 +66,14 @@ def test_a_name_that_nothing_is_near_to_has_a_hint_all_the_same() -> None:
     assert one.hint == 'did you mean "jane.doe\\u202e"?'
 
 
+@pytest.mark.timeout(20)
+def test_thousands_of_unknown_names_take_bounded_time() -> None:
+    """A site whose directory service is down: every name of a large policy is unknown at once."""
+    made = policy("".join(f"[user.someone-{number}]\n" for number in range(8000)))
+    known = [f"another-name-{number}" for number in range(20_000)]
+    assert len(unknown_names(made, known, GROUPS)) == 8000
+
+
 def test_the_admin_group_counts_if_a_file_names_it() -> None:
     """The default group is made by the package; a group in the file that is not there leaves root alone in charge."""
     made = policy('[agent]\nadmin_group = "gpu-admins"\n')
