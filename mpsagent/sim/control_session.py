@@ -30,14 +30,14 @@ class Session:
 
         A packet of 8 bytes has the length, the next one the text, with a newline and a zero byte at its end or without.
         """
-        length = rendezvous.receive(self.connection, 8)
+        length = rendezvous.receive(self.connection)
         length.close()
         size = int.from_bytes(length.data, "little")
         if len(length.data) != 8 or length.data == _END:
             return None
         if size > MAX_TEXT:  # the length is believed, and NVIDIA's daemon ends like this (470, 535, 550)
             os.kill(os.getpid(), signal.SIGSEGV)
-        text = rendezvous.receive(self.connection, size)
+        text = rendezvous.receive(self.connection, size + 1)
         text.close()
         if len(text.data) != size:
             return None

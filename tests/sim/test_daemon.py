@@ -61,6 +61,8 @@ def test_a_server_runs_as_its_user_under_its_own_name(mps: Mps) -> None:
     status = Path(f"/proc/{server}/status").read_text()
     assert re.search(rf"^Uid:\t{A}\t{A}\t{A}\t{A}$", status, re.MULTILINE)
     assert re.search(rf"^PPid:\t{daemon}$", status, re.MULTILINE)
+    assert re.search(r"^Gid:\t0\t0\t0\t0$", status, re.MULTILINE), "recording 08, G1"
+    assert re.search(r"^Groups:\t? *$", status, re.MULTILINE)
     assert Path(f"/proc/{server}/cmdline").read_bytes().rstrip(b"\0") == b"nvidia-cuda-mps-server"
 
 
@@ -217,6 +219,22 @@ def test_a_server_cannot_start_behind_a_closed_door(mps: Mps) -> None:
     assert mps.ctl("get_server_list") == ""
     mps.pipe.chmod(0o777)
     assert mps.client(A, "query").end() == 0
+
+
+def test_directories_that_servers_may_enter_and_users_may_not(mps: Mps) -> None:
+    """A server runs with group 0: root:root 0710 is closed to users and open to it (recording 08, G1)."""
+    mps.pipe.mkdir()
+    mps.logs.mkdir()
+    for directory in (mps.pipe, mps.logs):
+        directory.chmod(0o710)
+    mps.start()
+    mps.ctl(f"start_server -uid {A}")
+    mps.saw("control.log", "Ready")
+    outside = mps.client(A, "query")
+    assert outside.end() == 0
+    assert outside.free() == 142563, "all that the server leaves"
+    assert mps.run("get_server_list", A) == (1, "", "Cannot find MPS control daemon process\n")
+    assert os.stat(f"/proc/{mps.server()}").st_uid == A
 
 
 def test_a_hundred_changes_of_user(mps: Mps) -> None:

@@ -295,3 +295,13 @@ def test_two_users_in_turn_as_recorded(mps: Mps) -> None:
     recorded = recordings.sections("02")["R2"]
     assert rest(normal(mps.log("control.log"), here)) == rest(normal(recorded.control.decode(), there))
     assert rest(normal(mps.log("server.log"), here)) == rest(normal(recorded.server.decode(), there))
+
+
+def test_a_client_finds_its_limit_by_allocating(mps: Mps) -> None:
+    """The mode `limit` of the client: in steps of 64 MiB until there is no more."""
+    mps.start()
+    mps.ctl("set_default_device_pinned_mem_limit 0 2G")
+    client = mps.client(A, "limit")
+    assert client.end() == 0
+    allocated = int(client.saw(r"allocated (\d+) MiB, then CUDA_ERROR_OUT_OF_MEMORY")[1])
+    assert client.free() - 64 < allocated <= client.free()
