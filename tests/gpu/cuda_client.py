@@ -11,7 +11,8 @@
     cuda_client.py two SECONDS          two CUDA contexts in one process
     cuda_client.py steps                cuInit, a context, a second one, the end: a line on standard input before each
 
-`--ignore-term` makes it ignore SIGTERM. The environment variable DEV is the device ordinal (0).
+`--ignore-term` makes it ignore SIGTERM. The environment variable DEV is the device ordinal (0); with SAY_MPS=1 it also
+says `mps yes` or `mps no`, where the driver can tell.
 Every line is `[seconds pid P uid U] text`, flushed at once. Exit status: 0 fine, 10 cuInit, 11 no such device, 12 no
 context, 13 allocation, 14 work, 16 kernel, 17 the kernel outside its memory, 98 no libcuda, 99 usage.
 
@@ -24,6 +25,7 @@ import sys
 import time
 
 MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+MPS_ENABLED = 133  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED, from CUDA 12.4 on
 MIB = 1 << 20
 
 # Newest last: the first that this driver takes is used. sm_70 runs on everything from Volta on.
@@ -122,9 +124,13 @@ class Driver:
         return "GPU-%02x%02x%02x%02x" % tuple(raw[:4])
 
     def multiprocessors(self, device):
-        count = ctypes.c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(count), ctypes.c_int(MULTIPROCESSOR_COUNT), device)
-        return count.value
+        return self.attribute(MULTIPROCESSOR_COUNT, device)[1]
+
+    def attribute(self, number, device):
+        """(CUresult, value)"""
+        value = ctypes.c_int()
+        result = self.call("cuDeviceGetAttribute", ctypes.byref(value), ctypes.c_int(number), device)
+        return result, value.value
 
     def primary_context(self, device):
         context = ctypes.c_void_p()
@@ -289,6 +295,11 @@ def main(arguments):
     result, free, total = cuda.memory()
     say("devices %d using %s" % (cuda.device_count(), cuda.uuid_start(device)))
     say("sms %d meminfo %s free %d MiB total %d MiB" % (multiprocessors, cuda.name(result), free // MIB, total // MIB))
+
+    if os.environ.get("SAY_MPS"):
+        result, enabled = cuda.attribute(MPS_ENABLED, device)
+        if not result:
+            say("mps %s" % ("yes" if enabled else "no"))
 
     if mode == "query":
         return 0

@@ -296,6 +296,7 @@ class Stage:
         socket_path = self.place / "agent.sock"
         command += ["run", "--policy", str(self.place / "policy.toml"), "--socket", str(socket_path)]
         command += ["--state-directory", str(self.place / "state"), "--log-format", "text"]
+        command += ["--run-directory", str(self.place / "run"), "--supervise", "child"]
         if self.backend.name == "sim":
             command += ["--devices", str(Path(self.backend.control).with_name("devices.json"))]
         for log in self.rig.logs.values():

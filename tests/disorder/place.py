@@ -1,0 +1,166 @@
+"""Where a run happens: the machine, what each user sees when all is right, and the product or a bare MPS.
+
+Of the product only this is assumed: the program `mpsagent run`, its policy file, and the public pipe directory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from mpsagent.sim import gpu
+from tests.conformance import rig as rigs
+from tests.disorder.population import Machine, Population
+from tests.disorder.verdict import Entitled
+from tests.scenes.stage import Agent, Stage
+
+GUEST = Path(__file__).with_name("guest.py")
+REAL_TOLERANCE = 40
+"""MiB that the same client sees more or less on a GPU that others use."""
+
+
+class PlaceError(Exception):
+    """The run cannot begin."""
+
+
+def machine_of(kind: str, gpus: int) -> Machine:
+    """The simulated machine with `gpus` GPUs, or this one as NVML tells it."""
+    if kind == "sim":
+        return Machine(gpus, gpu.MULTIPROCESSORS, gpu.TOTAL << 20)
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+        return Machine(int(pynvml.nvmlDeviceGetCount()), 0, memory)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def entitled_on_the_simulator(population: Population, machine: Machine) -> dict[tuple[int, int], Entitled]:
+    """By the simulator's own arithmetic, to the MiB."""
+    found = {}
+    for user in population.users:
+        count = user.multiprocessors(machine)
+        for device, limit in enumerate(user.memory):
+            found[user.uid, device] = Entitled(count, gpu.free(count, limit, 0, 0))
+    return found
+
+
+def entitled_by_measuring(stage: Stage, population: Population, machine: Machine) -> dict[tuple[int, int], Entitled]:
+    """What a client sees on a bare MPS of its own with exactly these limits, without the product."""
+    found = {}
+    rig = stage.rig
+    if rig.start("-d").rc != 0:
+        raise PlaceError("the control daemon does not start")
+    holder = ""
+    for user in population.users:
+        commands = [f"set_default_active_thread_percentage {user.percent}"]
+        commands += [f"set_default_device_pinned_mem_limit {n} {size}M" for n, size in enumerate(user.memory)]
+        for server in rig.ctl("get_server_list", quiet=True).out.split():
+            commands += [f"set_active_thread_percentage {server} {user.percent}"]
+            commands += [f"set_device_pinned_mem_limit {server} {n} {size}M" for n, size in enumerate(user.memory)]
+        rig.ctl("\n".join(commands))
+        if not holder:  # the server stays while it has a client
+            holder = rig.spawn(population.users[0].uid, "sleep", 60)
+            rig.working(holder)
+        for device in range(machine.gpus):
+            name = rig.spawn(population.users[0].uid, "query", env={"DEV": str(device)})
+            rig.wait(name)
+            seen = re.search(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", rig.clients[name].read())
+            if seen is None:
+                raise PlaceError(f"a client is not served by a bare MPS: {rig.clients[name].read()}")
+            found[user.uid, device] = Entitled(int(seen[1]), int(seen[2]), REAL_TOLERANCE)
+            if int(seen[1]) != user.multiprocessors(machine):
+                raise PlaceError(
+                    f"{user.percent} % are {seen[1]} multiprocessors here, not {user.multiprocessors(machine)}"
+                )
+    return found
+
+
+def start_product(stage: Stage, population: Population, server_program: str) -> Agent:
+    """The agent with this policy; returns when a first client has been served."""
+    (stage.place / "policy.toml").write_text(
+        population.policy + f'pipe_directory = "{stage.rig.pipe}"\nlog_directory = "{stage.rig.log}"\n'
+        f'control_program = "{server_program}"\n'
+    )
+    agent = stage.start_agent()
+    end = time.monotonic() + 60
+    while not (stage.rig.pipe / "control").exists():
+        if time.monotonic() > end or agent.started.process.poll() is not None:
+            raise PlaceError(f"no public control socket: {agent.log()[-4000:]}")
+        time.sleep(0.02)
+    first = stage.client(population.users[0].uid)
+    if first.ended(60) != 0:
+        raise PlaceError(f"the first client was not served: {first.text()}\n{agent.log()[-4000:]}")
+    return agent
+
+
+def start_bare(stage: Stage, population: Population, server: str) -> list[tuple[float, Callable[[], None]]]:
+    """MPS without the product, as it is run today: one user's limits are everybody's, now and then another's, and
+    once the daemon is started anew. What happens when, in seconds of the run."""
+    options = ["-d", *(["--multiuser-server"] if server == "shared" else [])]
+
+    def limits(number: int) -> None:
+        user = population.users[number]
+        lines = [f"set_default_active_thread_percentage {user.percent}"]
+        lines += [f"set_default_device_pinned_mem_limit {n} {size}M" for n, size in enumerate(user.memory)]
+        stage.rig.begin("\n".join(lines))
+
+    def killed() -> None:
+        for process in stage.rig.ours():
+            if rigs.CONTROL in process.arguments:
+                rigs.send_signal(process.pid, signal.SIGKILL)
+
+    def started() -> None:
+        stage.rig.run([stage.backend.control, *options])
+
+    if stage.rig.start(*options).rc != 0:
+        raise PlaceError("the control daemon does not start")
+    limits(0)
+    third = population.seconds / 3
+    return [
+        (third, lambda: limits(2)),
+        (2 * third, killed),
+        (2 * third + 1.0, started),
+        (2 * third + 2, lambda: limits(1)),
+    ]
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Processes that do nothing but use the cores."""
+    command = [sys.executable, "-S", "-E", "-c", "while True: pass"]
+    burners = [subprocess.Popen(command) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+
+
+def guest_command(place: Path, uid: int) -> list[str]:
+    """guest.py where every user can read it."""
+    copy = place / "guest.py"
+    copy.write_bytes(GUEST.read_bytes())
+    copy.chmod(0o644)
+    return [rigs.other_users_python(uid), "-S", "-E", str(copy)]
+
+
+def environment_of(stage: Stage) -> dict[str, str]:
+    """For clients and guests: the public directory, and nothing of ours."""
+    found = stage.rig.environment()
+    found.pop("CUDA_MPS_LOG_DIRECTORY", None)
+    return {key: value for key, value in found.items() if not key.startswith("PYTEST") and key != "PWD"} | {
+        "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
+        "SAY_MPS": "1",
+    }

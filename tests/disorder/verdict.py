@@ -1,0 +1,306 @@
+"""What became of every client of a run, against what the policy says. Pure: records in, counts and sentences out.
+
+Each client is counted once, under the first of these that holds:
+
+    denied       refused, and the policy says so
+    over         more multiprocessors or memory than its policy, or let in although it is denied
+    outside      not under MPS at all
+    under        less than its policy
+    stuck        still there when the run was over
+    refused      an error instead of a context, and no fault was near
+    moment       the same, in the moment of a neighbour's fault
+    died         killed by this test before it was served
+    hit          served exactly, then ended by a neighbour's fault
+    turn         served exactly, then ended because its user's turn was over
+    harmed       served exactly, then ended by something else than itself and this test
+    broken       ended without a word: the test's own fault
+    exact        served exactly, and ended by itself or by this test
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.disorder.clients import Record
+from tests.disorder.population import AFTER, FAULT, GRACE, KILL, TERMINATE, USERS, Machine, Population
+
+NEVER = ("over", "outside", "under", "stuck", "refused", "harmed", "broken")
+"""What may not happen to a single client."""
+NEAR_FAULT = 1.5
+"""Seconds around a fault in which a hand-over counts as `moment`."""
+SLACK = 10.0
+"""Seconds that a wait may be longer than the policy says: starts of processes on a busy machine."""
+RC = {"alloc": 13, "fault": 17}
+SEEN = re.compile(r"\] sms (\d+) meminfo \w+ free (\d+) MiB")
+ERROR = re.compile(r"\] (?:cuInit|ctx|cuDeviceGet) (CUDA_ERROR_\w+)")
+
+
+@dataclass(frozen=True)
+class Entitled:
+    """What a client of a user sees on a device when all is right. `tolerance` in MiB."""
+
+    multiprocessors: int
+    free: int
+    tolerance: int = 0
+
+
+Entitlements = Mapping[tuple[int, int], Entitled]
+"""By uid and device."""
+
+
+@dataclass
+class Verdict:
+    counts: Counter[str]
+    sentences: list[str]
+    """One for each client that counts under one of `NEVER`, and for each rule below that was broken."""
+    waits: dict[int, dict[str, float]]
+    faults: int
+    together: int = 0
+    """Clients that were served while another user's client worked."""
+    capped: int = 0
+    """Clients that a user had beyond max_clients."""
+    late: int = 0
+    """Clients that waited longer than the policy allows."""
+    unanswered: int = 0
+    """Front-ends that got no answer."""
+    guests: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def good(self) -> bool:
+        return not any(self.counts[name] for name in NEVER) and not (
+            self.together or self.capped or self.late or self.unanswered
+        )
+
+    @property
+    def served(self) -> int:
+        return sum(self.counts[name] for name in ("exact", "over", "under", "hit", "turn", "harmed"))
+
+    def text(self) -> str:
+        counted = ", ".join(f"{name} {self.counts[name]}" for name in ORDER if self.counts[name] or name in NEVER)
+        lines = [
+            f"{sum(self.counts.values())} clients: {counted}",
+            f"faults {self.faults}; two users at once {self.together}, beyond max_clients {self.capped}, "
+            f"waited too long {self.late}, front-ends without an answer {self.unanswered}",
+        ]
+        for uid, wait in sorted(self.waits.items()):
+            lines.append(
+                f"  user {uid}: {wait['served']:.0f} served, waits p50 {wait['p50']:.2f} s, p99 {wait['p99']:.2f} s, "
+                f"longest {wait['max']:.2f} s"
+            )
+        lines.append("  guests: " + ", ".join(f"{name} {count}" for name, count in sorted(self.guests.items())))
+        return "\n".join([*lines, *(f"  {one}" for one in self.sentences[:40])])
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "good": self.good, "counts": dict(self.counts), "waits": self.waits, "faults": self.faults,
+            "together": self.together, "capped": self.capped, "late": self.late, "unanswered": self.unanswered,
+            "guests": dict(self.guests), "sentences": self.sentences,
+        }  # fmt: skip
+
+
+ORDER = ("exact", "turn", "hit", "moment", "died", "denied", *NEVER)
+
+
+def judge(
+    records: Sequence[Record], population: Population, machine: Machine, entitled: Entitlements, *, turns: bool = True
+) -> Verdict:
+    """`turns`: one user at a time, as the policy says; False for a bare MPS."""
+    clients = [record for record in records if not record.deed.guest]
+    faults = fault_times(clients)
+    counts: Counter[str] = Counter()
+    sentences = []
+    kinds = {}
+    for record in clients:
+        kind = kinds[record.number] = outcome(record, clients, population, machine, entitled, faults)
+        counts[kind] += 1
+        if kind in NEVER:
+            sentences.append(f"{kind}: {told(record, entitled)}")
+    verdict = Verdict(counts, sentences, _waits(clients), len(faults))
+    _late(verdict, clients, population, faults)
+    _capped(verdict, clients, population)
+    if turns:
+        _together(verdict, clients)
+    for record in records:
+        if record.deed.guest:
+            _guest(verdict, record)
+    return verdict
+
+
+# --- one client -------------------------------------------------------------------------------------------------------
+
+
+def outcome(
+    record: Record, clients: Sequence[Record], population: Population, machine: Machine, entitled: Entitlements,
+    faults: Sequence[float],
+) -> str:  # fmt: skip
+    """One word for what became of a client (see above)."""
+    user = population.user(record.deed.uid)
+    got = seen(record)
+    error = next((match[1] for _, line in record.lines if (match := ERROR.search(line))), None)
+    ours = any(name in ("KILL", "TERM") for _, name in record.signals)
+    if got is not None:
+        if user.denied:
+            return "over"
+        amount = _amount(record, got, entitled[user.uid, record.deed.device], machine)
+        if amount != "exact":
+            return amount
+    if record.ended is None:
+        return "stuck"
+    if error is not None and got is None:
+        if user.denied:
+            return "denied"
+        when = record.at(error) or record.ended
+        return "moment" if any(-0.5 <= when - fault <= NEAR_FAULT for fault in faults) else "refused"
+    if got is None:
+        if ours:
+            return "died"
+        return _ended_early(record, clients, faults) if record.rc in (-9, -15) else "broken"
+    if ours or record.rc == RC.get(record.deed.kind, 0):
+        return "exact"
+    return _ended_early(record, clients, faults)
+
+
+def seen(record: Record) -> tuple[int, int] | None:
+    """Multiprocessors and free MiB."""
+    for _, line in record.lines:
+        if match := SEEN.search(line):
+            return int(match[1]), int(match[2])
+    return None
+
+
+def _amount(record: Record, got: tuple[int, int], right: Entitled, machine: Machine) -> str:
+    # Outside MPS nothing is limited. A client says it itself where the driver can tell.
+    unlimited = got[0] == machine.multiprocessors and got[1] > right.free + right.tolerance
+    if record.said("] mps no") or (unlimited and not record.said("] mps yes")):
+        return "outside"
+    if got[0] > right.multiprocessors or got[1] > right.free + right.tolerance:
+        return "over"
+    if record.deed.kind == "alloc" and record.said("MiB: CUDA_SUCCESS"):
+        return "over"
+    if got[0] < right.multiprocessors or got[1] < right.free - right.tolerance:
+        return "under"
+    return "exact"
+
+
+def _ended_early(record: Record, clients: Sequence[Record], faults: Sequence[float]) -> str:
+    """It was served, and something that is not itself and not this test ended it."""
+    ended = record.ended or 0.0
+    since = (record.at("cuInit") or record.started) - 0.1
+    first = next((read for read, line in record.lines if "work now" in line or "sync CUDA_ERROR" in line), ended)
+    if any(since <= fault <= min(first, ended) + 0.1 for fault in faults):
+        return "hit"
+    # Its turn may be over: somebody of another user has been waiting for as long as the policy says.
+    for other in clients:
+        if other.deed.uid != record.deed.uid and other.started <= first - AFTER:
+            until = other.at("] sms ") or other.ended
+            if until is None or until > first - GRACE - 0.5:
+                return "turn"
+    return "harmed"
+
+
+def fault_times(clients: Sequence[Record]) -> list[float]:
+    """When clients faulted, or were killed with a kernel in flight."""
+    found = []
+    for record in clients:
+        if record.deed.kind == "fault" and (at := record.at("oob sync CUDA_ERROR_ILLEGAL")) is not None:
+            found.append(at)
+        for at, name in record.signals:
+            if name == "KILL" and record.said("launch") and not record.said("sync"):
+                found.append(at)
+    return sorted(found)
+
+
+def told(record: Record, entitled: Entitlements) -> str:
+    right = entitled.get((record.deed.uid, record.deed.device))
+    wanted = f"{right.multiprocessors} multiprocessors {right.free} MiB" if right else "nothing"
+    ended = "lives" if record.ended is None else f"rc {record.rc} at {record.ended:.2f}"
+    said = " | ".join(line.split("] ", 1)[-1] for _, line in record.lines)
+    signals = " ".join(f"{name}@{at:.2f}" for at, name in record.signals)
+    return (
+        f"#{record.number} {record.deed.kind} pid {record.pid} user {record.deed.uid} device {record.deed.device} "
+        f"from {record.started:.2f}, {ended}, {signals or 'no signals'}, entitled to {wanted}: {said or 'silent'}"
+    )
+
+
+# --- all of them together ---------------------------------------------------------------------------------------------
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return values[min(len(values) - 1, int(len(values) * percent / 100))]
+
+
+def _waits(clients: Sequence[Record]) -> dict[int, dict[str, float]]:
+    """From the start of a process to its first result."""
+    found: dict[int, list[float]] = {}
+    for record in clients:
+        served = record.at("] sms ")
+        if served is not None and record.deed.kind != "stop-early":
+            found.setdefault(record.deed.uid, []).append(served - record.started)
+    waits = {}
+    for uid, values in found.items():
+        values.sort()
+        waits[uid] = {
+            "served": len(values), "p50": _percentile(values, 50), "p99": _percentile(values, 99), "max": values[-1],
+        }  # fmt: skip
+    return waits
+
+
+def _late(verdict: Verdict, clients: Sequence[Record], population: Population, faults: Sequence[float]) -> None:
+    """Longer than every other user's turn, warning and ending, and the recovery of the faults meanwhile, together."""
+    round_of_all = (USERS - 1) * (AFTER + GRACE + TERMINATE + KILL) + SLACK
+    for record in clients:
+        served = record.at("] sms ")
+        if served is None or record.deed.kind == "stop-early" or population.user(record.deed.uid).max_clients:
+            continue
+        meanwhile = sum(record.started - FAULT <= fault <= served for fault in faults)
+        if served - record.started > round_of_all + meanwhile * (FAULT + KILL + 1):
+            verdict.late += 1
+            verdict.sentences.append(f"waited {served - record.started:.1f} s: {told(record, {})}")
+
+
+def _span(record: Record) -> tuple[float, float] | None:
+    """From its first result to the last sign of life; it was there in between for certain."""
+    served = record.at("] sms ")
+    if served is None:
+        return None
+    last = max([served, *(at for at, _ in record.signals if record.ended is None or at < record.ended)])
+    if record.lines and (stamped := record.at(record.lines[-1][1])) is not None:
+        last = max(last, stamped)
+    return served, last
+
+
+def _capped(verdict: Verdict, clients: Sequence[Record], population: Population) -> None:
+    for user in population.users:
+        if user.max_clients is None:
+            continue
+        spans = [span for record in clients if record.deed.uid == user.uid and (span := _span(record))]
+        for start, _ in spans:
+            at_once = sum(one <= start <= end for one, end in spans)
+            if at_once > user.max_clients:
+                verdict.capped += 1
+                verdict.sentences.append(f"user {user.uid} had {at_once} clients of {user.max_clients} at {start:.2f}")
+
+
+def _together(verdict: Verdict, clients: Sequence[Record]) -> None:
+    spans = [(span, record) for record in clients if (span := _span(record))]
+    for (start, _), record in spans:
+        for (other_start, other_end), other in spans:
+            if other.deed.uid != record.deed.uid and other_start < start - 0.05 and other_end > start + 0.05:
+                verdict.together += 1
+                verdict.sentences.append(
+                    f"at {start:.2f} #{record.number} of {record.deed.uid} was served while #{other.number} of "
+                    f"{other.deed.uid} worked until {other_end:.2f}"
+                )
+                break
+
+
+def _guest(verdict: Verdict, record: Record) -> None:
+    verdict.guests[record.deed.kind] += 1
+    said = record.lines[-1][1] if record.lines else "silent"
+    if record.deed.kind in ("ps", "list", "front-end") and ("no answer" in said or record.ended is None):
+        verdict.unanswered += 1
+        verdict.sentences.append(f"front-end of {record.deed.uid} from {record.started:.2f}: {said}")
