@@ -56,7 +56,7 @@ def unknown_names(policy: Policy, users: Collection[str], groups: Collection[str
     admins = policy.settings.get(("agent", "admin_group"))
     if admins is not None:
         wanted.append(("group", admins.value, admins.origin))
-    known = {"user": users, "group": groups}
+    known = {"user": frozenset(users), "group": frozenset(groups)}
     listed = {kind: sorted(names) for kind, names in known.items()}
     found: list[PolicyError] = []
     for kind, name, origin in wanted:
