@@ -1,6 +1,6 @@
-"""Writes policies/policy.schema.json and the tables of docs/policy.md from the rows of the policy's keys (`make schema`).
+"""Writes policies/policy.schema.json and the tables of docs/policy.md from the rows of the policy's keys.
 
-A test says when one of them is out of date.
+`make schema` runs it; a test says when one of them is out of date.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who a uid is. Looked up by a hand that may block; here only the value."""
+"""Who a uid is: the value alone. `system.names` looks it up."""
 
 from __future__ import annotations
 
