@@ -48,8 +48,18 @@ PY
     chmod 755 "$dest/usr/bin/$name"
 done
 
+# Small programs that units run.
+program() { # program MODULE:FUNCTION PLACE
+    install -d "$dest/$(dirname "$2")"
+    "$py" packaging/launcher.py "$1" -IS >"$dest/$2"
+    chmod 755 "$dest/$2"
+}
+program mpsagent.system.prepare:main usr/lib/mpsagent/mpsagent-directories
+program mpsagent.system.generator:main usr/lib/systemd/system-generators/mpsagent-generator
+install -D -m755 systemd/mpsagent-open "$dest/usr/lib/mpsagent/mpsagent-open"
+
 install -D -m644 -t "$dest/usr/lib/systemd/system" systemd/*.service systemd/*.socket
-install -D -m755 systemd/mpsagent-floor "$dest/usr/lib/mpsagent/mpsagent-floor"
+install -D -m644 systemd/nvidia-mps.service.d-mpsagent.conf "$dest/usr/lib/systemd/system/nvidia-mps.service.d/mpsagent.conf"
 install -D -m644 systemd/mpsagent.sysusers.conf "$dest/usr/lib/sysusers.d/mpsagent.conf"
 install -D -m644 systemd/mpsagent.tmpfiles.conf "$dest/usr/lib/tmpfiles.d/mpsagent.conf"
 install -D -m644 systemd/mpsagent.preset "$dest/usr/lib/systemd/system-preset/80-mpsagent.preset"
@@ -58,9 +68,9 @@ install -D -m755 systemd/50-mpsagent.environment-generator "$dest/usr/lib/system
 install -D -m644 systemd/mpsagent.profile.sh "$dest/etc/profile.d/mpsagent.sh"
 install -D -m644 systemd/mpsagent.logrotate "$dest/etc/logrotate.d/mpsagent"
 install -d "$dest/etc/mpsagent"
-# The same text, with its pointers set to where things are once installed, and the user that the package creates.
+# The same text, with its pointers set to where things are once installed.
 sed -e 's|^#:schema \./|#:schema /usr/share/mpsagent/|' -e 's|docs/policy\.md describes|mpsagent-policy(5) describes|' \
-    -e 's|^#parked_user = "nobody"  |parked_user = "mpsagent" |' policies/policy.toml >"$dest/etc/mpsagent/policy.toml"
+    policies/policy.toml >"$dest/etc/mpsagent/policy.toml"
 chmod 644 "$dest/etc/mpsagent/policy.toml"
 install -d "$dest/etc/mpsagent/policy.d"
 install -D -m644 -t "$dest/usr/share/doc/mpsagent/examples" policies/*.toml

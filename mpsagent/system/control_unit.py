@@ -73,13 +73,13 @@ class SystemBus:
 
     def state(self, unit: str) -> UnitState:
         with _objects(unit) as (_, found):
-            load, active = _text(found.Unit.LoadState), _text(found.Unit.ActiveState)
+            load, active = text_of(found.Unit.LoadState), text_of(found.Unit.ActiveState)
             if load != "loaded":
                 return UnitState(load, active, 0, "")
             service = found.Service
             starts = service.ExecStart  # per command: path, words, ignore, four times, pid, code, status
             status = int(starts[-1][-1]) if starts else 0
-            return UnitState(load, active, int(service.MainPID), _text(service.Result), status)
+            return UnitState(load, active, int(service.MainPID), text_of(service.Result), status)
 
 
 @contextmanager
@@ -139,7 +139,7 @@ class ControlUnit(Held):
         except TimeoutError:
             return self._failed(f"{self.unit} was not up after {deadline:g} s, or systemd does not answer")
         except Exception as error:
-            return self._failed(f"{self.unit} could not be started: {_reason(error)}")
+            return self._failed(f"{self.unit} could not be started: {reason(error)}")
         if state.active != "active":
             return self._not_started(path, state, multiuser)
         found = await self._main_process(state, f"started as {self.unit}")
@@ -185,7 +185,7 @@ class ControlUnit(Held):
                 await in_thread(self._systemd.stop, self.unit, deadline=CALL_DEADLINE)
                 await self._settled()
         except Exception as error:
-            problem = f"{self.unit} could not be stopped: {_reason(error)}"
+            problem = f"{self.unit} could not be stopped: {reason(error)}"
         await asyncio.sleep(0)
         return await super().stop(grace) if self.running is not None else problem
 
@@ -225,13 +225,13 @@ def write_environment(path: Path, environment: Mapping[str, str]) -> None:
         raise
 
 
-def _text(value: object) -> str:
+def text_of(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "systemd does not answer"
     if isinstance(error, ImportError):
         return f"pystemd is not usable here: {error}"
-    return " ".join(_text(part) for part in error.args) or type(error).__name__
+    return " ".join(text_of(part) for part in error.args) or type(error).__name__

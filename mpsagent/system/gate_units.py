@@ -1,0 +1,131 @@
+"""The gate's units under systemd: started when they are not, and moved when the policy has another public directory.
+
+The agent wants them started (Wants= in its unit); this is for what comes later: a control daemon that was started by
+hand served the public directory and has ended, or an administrator has changed ``pipe_directory``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, NamedTuple, Protocol
+
+from mpsagent.system.control_unit import CALL_DEADLINE, STEP, reason, text_of
+from mpsagent.system.directories import Directories
+from mpsagent.system.threads import in_thread
+
+SOCKET, SERVICE = "mpsagent-gate.socket", "mpsagent-gate.service"
+DEADLINE = 15.0
+
+
+class GateState(NamedTuple):
+    """``socket``, ``service``: ActiveState of the units; ``listens``: path of the public socket; ``environment``: of
+    the service."""
+
+    socket: str
+    service: str
+    listens: str
+    environment: tuple[str, ...]
+
+
+class GateBus(Protocol):
+    """What is asked of systemd; blocking."""
+
+    def state(self) -> GateState: ...
+
+    def reload(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+
+class SystemGateBus:
+    """Over the system bus, one connection for each call. Raises whatever pystemd raises."""
+
+    def state(self) -> GateState:
+        from pystemd.dbuslib import DBus
+        from pystemd.systemd1 import Unit
+
+        with DBus() as bus:
+            socket = Unit(SOCKET.encode(), bus=bus, _autoload=True)
+            service = Unit(SERVICE.encode(), bus=bus, _autoload=True)
+            listen = [text_of(path) for _, path in socket.Socket.Listen] if _loaded(socket) else []
+            environment = tuple(map(text_of, service.Service.Environment)) if _loaded(service) else ()
+            active = text_of(socket.Unit.ActiveState), text_of(service.Unit.ActiveState)
+            return GateState(*active, listen[0] if listen else "", environment)
+
+    def reload(self) -> None:
+        self._manager("Reload")
+
+    def start(self) -> None:
+        for unit in (SOCKET, SERVICE):
+            with suppress(Exception):  # it says so when the unit had not failed
+                self._manager("ResetFailedUnit", unit.encode())
+        self._manager("StartUnit", SERVICE.encode(), b"replace")
+
+    def restart(self) -> None:
+        """The service requires the socket, so it is restarted with it; who waits stays in systemd's store."""
+        self._manager("RestartUnit", SOCKET.encode(), b"replace")
+        self._manager("StartUnit", SERVICE.encode(), b"replace")
+
+    def _manager(self, method: str, *arguments: bytes) -> None:
+        from pystemd.dbuslib import DBus
+        from pystemd.systemd1 import Manager
+
+        with DBus() as bus:
+            getattr(Manager(bus=bus, _autoload=True).Manager, method)(*arguments)
+
+
+class GateUnits:
+    """Nothing here raises or blocks the loop."""
+
+    def __init__(self, bus: GateBus | None = None) -> None:
+        self._bus = bus or SystemGateBus()
+
+    async def ensure(self, where: Directories) -> str | None:
+        """The gate's units run, for these directories. None, or why they do not, in words."""
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await self._ensure(where)
+        except TimeoutError:
+            return f"{SERVICE} was not up after {DEADLINE:g} s, or systemd does not answer"
+        except Exception as error:
+            return f"{SERVICE} could not be started: {reason(error)}"
+
+    async def _ensure(self, where: Directories) -> str | None:
+        state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+        if state.listens and not _fits(state, where):
+            await in_thread(self._bus.reload, deadline=DEADLINE)  # mpsagent-generator reads the policy again
+            state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+            if not _fits(state, where):
+                return (
+                    f"{SOCKET} listens on {state.listens}, the policy says {where.public}: is there a drop-in of "
+                    f"yours? See systemctl cat {SOCKET} {SERVICE}"
+                )
+            await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
+        elif (state.socket, state.service) != ("active", "active"):
+            await in_thread(self._bus.start, deadline=CALL_DEADLINE)
+        state = await self._settled()
+        if (state.socket, state.service) == ("active", "active"):
+            return None
+        return (
+            f"the gate does not run ({SOCKET}: {state.socket}, {SERVICE}: {state.service}): "
+            f"journalctl -b -u {SOCKET} -u {SERVICE}"
+        )
+
+    async def _settled(self) -> GateState:
+        """Waits while a unit is on its way from one state to another."""
+        while True:
+            state: Any = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+            if not (state.socket.endswith("ing") or state.service.endswith("ing")):
+                return GateState(*state)
+            await asyncio.sleep(STEP)
+
+
+def _fits(state: GateState, where: Directories) -> bool:
+    return state.listens == f"{where.public}/control" and f"MPSAGENT_HIDDEN={where.hidden}" in state.environment
+
+
+def _loaded(unit: Any) -> bool:
+    return text_of(unit.Unit.LoadState) == "loaded"
