@@ -232,11 +232,18 @@ class Rig:
             self.keeper = subprocess.Popen(
                 [sys.executable, "-m", "mpsagent.gate.main", program, *map(str, words)], cwd=ROOT, stderr=errors
             )
+        wait_for(self._answers)
         if program == "keep":
             wait_for(self.gate_pid)
             wait_for(self.link.exists)
-        else:
-            wait_for((self.public / "control_privileged").exists)
+
+    def _answers(self) -> bool:
+        assert self.keeper is not None
+        assert self.keeper.poll() is None, self.errors.read_text()
+        with suppress(OSError):
+            raw(self.public / "control").close()
+            return True
+        return False
 
     def gate_pid(self) -> int:
         """The gate, child of the keeper; 0 when there is none."""

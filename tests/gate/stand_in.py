@@ -2,14 +2,16 @@
 
     python stand_in.py DIRECTORY [OPTION]...
 
-It keeps limits (defaults and one server's), takes one front-end at a time as the real one does, prints memory in whole G,
-and hands out descriptors. A client reads from its descriptor the limits that were in force when it was given. Each
-line on stdout is an event. Options: greeting=HEX, start=SECONDS (a server starts that long), server=PID (one runs already),
-refuse=N (the first N clients are closed instead of answered), deaf=1 (accepts nothing).
+It keeps limits (defaults and one server's), takes one front-end at a time as the real one does, prints memory in whole
+G, and hands out descriptors. A client reads from its descriptor the limits that were in force when it was given. Each
+line on stdout is an event. Options: greeting=HEX, start=SECONDS (a server starts that long), server=PID (one runs
+already), refuse=N (the first N clients are closed instead of answered), deaf=1 (accepts nothing), forget=1 (halves
+memory limits when asked).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -72,10 +74,8 @@ class Daemon:
 
     def send(self, peer, data, descriptor=None):
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
-        try:
+        with contextlib.suppress(OSError):
             peer.sock.sendmsg([data], rights)
-        except OSError:
-            pass
 
     def close(self, peer):
         self.peers.pop(peer.sock.fileno(), None)
@@ -93,12 +93,14 @@ class Daemon:
         if not data:
             if peer.kind == 2:
                 self.say("hung up", pid=peer.who[0], given=peer.given is not None)
-            return self.close(peer)
+            self.close(peer)
+            return
         who = next((struct.unpack("iII", c[:12]) for _, k, c in ancillary if k == socket.SCM_CREDENTIALS), None)
         if peer.who is None:
             if data != CREDENTIALS:
                 self.say("garbage", data=data.hex())
-                return self.close(peer)
+                self.close(peer)
+                return
             peer.who = who
         elif peer.kind is None:
             peer.kind = struct.unpack("<I", data)[0]
@@ -124,7 +126,8 @@ class Daemon:
         if self.refusals:
             self.refusals -= 1
             self.say("refused", pid=peer.who[0])
-            return self.close(peer)
+            self.close(peer)
+            return
         if not self.servers:
             time.sleep(float(self.options.get("start", 0)))
             self.servers = [4000 + len(self.threads)]

@@ -1,16 +1,42 @@
-"""The gate as a process: real sockets, real users, a keeper that holds what it stores, and a stand-in for the daemon."""
+"""The gate as a process: real sockets, real users, a keeper that holds what it stores, a stand-in for the daemon."""
 
 from __future__ import annotations
 
+import json
 import os
 import select
+import signal
+import socket
+import stat
+import struct
+import time
 
 import pytest
 
-from mpsagent.gate.link import Failed, Handing, HandshakeSeen, Hello, Knock, Left, Passed, Release, Synced, User
-from tests.gate.rig import A, B, Rig, admissions, limits, wait_for
+from mpsagent.gate.link import (
+    Failed,
+    Handing,
+    HandshakeSeen,
+    Hello,
+    Knock,
+    Known,
+    Left,
+    Passed,
+    Refuse,
+    Refused,
+    Release,
+    Synced,
+    Unconfirmed,
+    User,
+)
+from mpsagent.mps.rendezvous import CREDENTIALS, Kind
+from tests.gate.rig import A, B, C, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
+
+
+def everybody(threads: float = 30, gigabytes: int = 2) -> User:
+    return User(0, "all", limits(threads, gigabytes))
 
 
 def test_a_client_is_held_until_it_is_admitted_and_gets_exactly_its_limits(rig: Rig) -> None:
@@ -43,3 +69,377 @@ def test_a_client_is_held_until_it_is_admitted_and_gets_exactly_its_limits(rig: 
     assert agent.wait(HandshakeSeen).known
     assert agent.wait(Handing).connection == knock.connection
     assert not agent.all(Failed)
+
+
+def test_each_user_gets_their_own_limits_whatever_the_order(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(
+        admissions(User(A, "all", limits(60, 20)), User(B, "all", limits(19.7, 16)), User(C, "all", limits(10, 4)))
+    )
+    wanted = {A: ("60.0", 20 << 10), B: ("19.7", 16 << 10), C: ("10.0", 4 << 10)}
+    for client in [rig.client(uid) for _ in range(4) for uid in (A, B, C)]:
+        served = client.served()
+        assert (served["threads"], served["memory"]["0"]) == wanted[client.uid]
+
+
+def test_order_of_arrival_and_known_processes_first(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(B, "all", limits(30))))
+    known = rig.client(B)
+    known.served()
+    agent.say(admissions(open=False))
+    first, second = rig.waiting_client(A), rig.waiting_client(C)
+    third = rig.waiting_client(A)
+    known.more()
+    known.waiting(2)
+    agent.say(admissions(*(User(uid, "all", limits(30)) for uid in (A, B, C))))
+    for client in (first, second, third):
+        client.served()
+    known.served(2)
+    wait_for(lambda: len(daemon.saw("gave")) == 5)
+    assert [one["pid"] for one in daemon.saw("gave")[1:]] == [known.pid, first.pid, second.pid, third.pid]
+
+
+def test_known_processes_only(rig: Rig) -> None:
+    """A turn that ends: what has begun goes on, what is new is held; a process that was released has to knock anew."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    old = rig.client(A)
+    old.served()
+    agent.say(admissions(User(A, "known", limits(30))))
+    new = rig.waiting_client(A)
+    old.more()
+    old.served(2)
+    start = agent.wait(Passed, pid=old.pid).start
+    agent.say(Release(old.pid, start))
+    old.more()
+    old.waiting(3)
+    agent.wait(Knock, 3, pid=old.pid)
+    assert not new.saw("served")
+    assert len(old.saw("served")) == 2
+    agent.say(admissions(User(A, "all", limits(30))))
+    new.served()
+    old.served(3)
+
+
+def test_room_is_counted_in_processes_and_freed_by_their_end(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30)), User(B, "all", limits(30), max_clients=1), room=2))
+    first, second = rig.client(B), rig.client(A)
+    first.served()
+    second.served()
+    third, fourth = rig.waiting_client(B), rig.waiting_client(A)
+    agent.wait(Knock, pid=fourth.pid)
+    second.end()
+    fourth.served()
+    assert not third.saw("served")
+    first.end()
+    third.served()
+
+
+def test_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    client = rig.waiting_client(A)
+    knock = agent.wait(Knock)
+    client.end()
+    assert agent.wait(Left).connection == knock.connection
+    assert select.select([agent.pidfds["knock", client.pid]], [], [], 5)[0]
+
+
+def test_a_client_that_is_refused_gets_its_error_after_its_credentials(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    client = rig.waiting_client(A)
+    agent.say(Refuse(agent.wait(Knock).connection, "not on this machine"))
+    assert wait_for(lambda: client.saw("refused"))[0]["why"] == ""
+
+
+def test_the_agent_may_come_late_go_and_be_replaced(rig: Rig) -> None:
+    """The gate goes on with what it was told last; the latest agent counts, and hears everything from the start."""
+    rig.start_daemon()
+    rig.start_gate()
+    first = rig.agent()
+    first.say(admissions(User(A, "all", limits(30))))
+    served, waiting = rig.client(A), rig.waiting_client(B)
+    served.served()
+    second = rig.agent()
+    second.wait(Synced)
+    assert second.all(Known)[0].pid == served.pid
+    assert second.all(Known)[0].limits == limits(30)
+    assert not select.select([second.pidfds["known", served.pid]], [], [], 0)[0]
+    assert second.all(Knock)[0].pid == waiting.pid
+    wait_for(lambda: first.sock.recv(1 << 17) == b"")
+    second.close()
+    rig.client(A).served()
+    assert not waiting.saw("served")
+
+
+def test_only_root_is_an_agent(rig: Rig) -> None:
+    rig.start_gate()
+    assert stat.S_IMODE(rig.link.stat().st_mode) == 0o600
+    assert rig.link.stat().st_uid == 0
+
+
+def test_an_agent_that_talks_nonsense_is_cut_off_and_the_next_one_served(rig: Rig) -> None:
+    rig.start_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    agent.sock.send(b'{"kind":"admissions","open":"yes"}')
+    wait_for(lambda: agent.sock.recv(1 << 17) == b"")
+    rig.agent().wait(Synced)
+
+
+# --- the daemon ------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_daemon_everybody_waits_and_is_served_when_it_comes(rig: Rig) -> None:
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    client = rig.waiting_client(A)
+    assert agent.wait(Failed).stage == "limits"
+    rig.start_daemon()
+    client.served()
+
+
+def test_a_new_daemon_is_greeted_and_told_the_limits_anew(rig: Rig) -> None:
+    first = rig.start_daemon("server=77")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 5))))
+    rig.client(A).served()
+    rig.stop_daemon()
+    client = rig.waiting_client(A)
+    second = rig.start_daemon("server=78")
+    assert client.served()["memory"] == {"0": 5120}
+    wait_for(lambda: {first.process.pid, second.process.pid} == {one.daemon for one in agent.all(HandshakeSeen)})
+
+
+def test_a_daemon_that_turns_a_client_away_is_asked_again(rig: Rig) -> None:
+    rig.start_daemon("refuse=3")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    failed = agent.all(Failed)
+    assert [(one.stage, one.lost) for one in failed] == [("answer", False)] * 3
+
+
+def test_limits_that_are_not_confirmed_lead_to_the_fail_safe(rig: Rig) -> None:
+    rig.start_daemon("forget=1")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 8)), fail_safe=limits(10)))
+    client = rig.client(A)
+    assert client.served()["threads"] == "10.0"
+    passed = agent.wait(Passed)
+    assert (passed.limits, passed.fail_safe) == (limits(10), True)
+    doubt = agent.wait(Unconfirmed)
+    assert (doubt.uid, doubt.wanted) == (A, limits(30, 8))
+    assert "memory limit of device 0" in doubt.why
+
+
+def test_a_fail_safe_that_is_not_confirmed_holds_the_client(rig: Rig) -> None:
+    rig.start_daemon("forget=1")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 8)), fail_safe=limits(10, 4)))
+    client = rig.waiting_client(A)
+    agent.wait(Failed, 3, stage="limits")
+    assert not client.saw("served")
+    agent.say(admissions(User(A, "all", limits(30))))
+    client.served()
+
+
+def test_limits_may_be_left_to_others(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30)), set_limits=False))
+    assert rig.client(A).served()["threads"] == "100.0"
+    assert not daemon.saw("command")
+
+
+def test_another_front_end_at_the_daemon_is_waited_out(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)
+    agent.say(admissions(User(A, "all", limits(30))))
+    client = rig.waiting_client(A)
+    agent.wait(Handing)
+    other.close()
+    assert client.served()["threads"] == "30.0"
+    assert not agent.all(Failed)
+
+
+def test_an_unknown_greeting_is_passed_on_untouched(rig: Rig) -> None:
+    """Whatever is said after it, with descriptors and the client's credentials."""
+    greeting = b"OUTBHAIL\0"
+    daemon = rig.start_daemon(f"greeting={greeting.hex()}")
+    rig.start_gate()
+    seen = rig.agent().wait(HandshakeSeen)
+    assert (seen.known, seen.greeting) == (False, greeting.hex())
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(str(rig.public / "control"))
+    assert sock.recv(64) == greeting
+    assert descriptor(introduce(sock))["threads"] == "100.0"
+    acknowledged = wait_for(lambda: daemon.saw("acknowledged"))
+    assert acknowledged[0]["by"] == [os.getpid(), 0, 0]
+    sock.close()
+    rig.stop_daemon()
+    rig.start_daemon()
+    # the next daemon greets as we know it: from its first connection on everything is as usual
+    raw(rig.public / "control").close()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    wait_for(lambda: agent.all(HandshakeSeen, known=True))
+    assert rig.client(A).served()["threads"] == "30.0"
+
+
+# --- clients that stop, leave, or are somebody else -------------------------------------------------------------------
+
+
+def test_a_client_that_is_stopped_with_its_descriptor_holds_nobody_up(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    stopped = rig.client(A, "stop")
+    wait_for(lambda: daemon.saw("gave", pid=stopped.pid))
+    rig.client(B).served()
+    passed = agent.wait(Passed, pid=stopped.pid)
+    assert not passed.acknowledged
+    assert not daemon.saw("acknowledged", pid=stopped.pid)
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.served()
+    wait_for(lambda: daemon.saw("acknowledged", pid=stopped.pid))
+
+
+def test_a_client_that_leaves_with_its_descriptor_is_lost(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    client = rig.client(A, "leave")
+    failed = agent.wait(Failed, pid=client.pid)
+    assert (failed.stage, failed.lost) == ("acknowledgement", True)
+    again = rig.agent()
+    again.wait(Synced)
+    assert not again.all(Known)
+    rig.client(B).served()
+
+
+def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> None:
+    """Closed early, the daemon would start a server for it that hangs (scenario X1)."""
+    daemon = rig.start_daemon("start=1")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    client = rig.waiting_client(A)
+    agent.wait(Handing)
+    client.end()
+    other = rig.waiting_client(B)
+    agent.wait(Left)
+    other.served()
+    assert wait_for(lambda: daemon.saw("hung up", pid=client.pid))[0]["given"]
+
+
+def test_a_connection_that_changed_hands_is_refused(rig: Rig) -> None:
+    """Who connected is who would be ended for it, so a child may not take its parent's place."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    sock = raw(rig.public / "control")
+    child = os.fork()
+    if child == 0:
+        who = struct.pack("iII", os.getpid(), 0, 0)
+        sock.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert sock.recv(64) == b""
+    assert f"process {child}" in agent.wait(Refused).why
+
+
+def test_a_connection_whose_process_has_ended_is_not_handed_over(rig: Rig) -> None:
+    """A child may hold it open."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        sock = introduce(raw(rig.public / "control"))
+        if os.fork() == 0:
+            os.close(write)
+            os.read(read, 1)
+        os._exit(sock.fileno() & 0)
+    os.waitpid(child, 0)
+    agent.wait(Knock)
+    agent.say(admissions(others=everybody()))
+    agent.wait(Left)
+    rig.client(A).served()
+    assert not daemon.saw("gave", pid=child)
+    os.close(write)
+    os.close(read)
+
+
+# --- pass ------------------------------------------------------------------------------------------------------------
+
+
+def test_pass_lets_everybody_in_with_the_fail_safe_limits(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(fail_safe=limits(15, 2)))
+    wait_for((rig.state / "admissions.json").exists)
+    assert rig.keeper is not None
+    rig.keeper.terminate()
+    rig.keeper.wait()
+    rig.start_gate("pass")
+    for uid in (A, B):
+        served = rig.client(uid).served()
+        assert (served["threads"], served["memory"]) == ("15.0", {"0": 2048})
+
+
+def test_pass_is_strict_when_nothing_was_ever_said(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate("pass")
+    assert rig.client(A).served()["threads"] == "10.0"
+
+
+def test_a_file_of_admissions_that_cannot_be_trusted_holds_everybody(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.state.mkdir(mode=0o700)
+    (rig.state / "admissions.json").write_text(json.dumps({"kind": "admissions", "open": True}))
+    (rig.state / "admissions.json").chmod(0o666)
+    rig.start_gate()
+    client = rig.waiting_client(A)
+    time.sleep(0.2)
+    assert not client.saw("served")
+    assert "nobody else may write" in rig.errors.read_text()
+
+
+def test_the_keeper_takes_no_directory_of_another_user(rig: Rig) -> None:
+    rig.public.mkdir()
+    os.chown(rig.public, A, A)
+    with pytest.raises(AssertionError, match=f"belongs to user {A}"):
+        rig.start_gate()
+    rig.keeper = None
+
+
+def test_the_public_sockets_have_the_modes_of_the_daemons_own(rig: Rig) -> None:
+    rig.start_gate()
+    found = {one.name: stat.S_IMODE(one.stat().st_mode) for one in rig.public.iterdir()}
+    assert found == {"control": 0o666, "control_privileged": 0o755}
+    assert stat.S_IMODE(rig.public.stat().st_mode) == 0o755

@@ -1,0 +1,165 @@
+"""One hand-over, event by event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mpsagent.gate.handover import Action, Connect, Doubt, Failed, Give, HandOver, Left, Passed, Plan, Run, Stage, Tell
+from mpsagent.mps.limits import Limits
+
+WANTED, SAFE = Limits(60), Limits(10)
+PLAN = Plan(WANTED, SAFE)
+GOOD = ["60.0", "60.0"]
+GOOD_SAFE = ["10.0", "10.0"]
+GREETING, ANSWER = b"OUTBHELL\0", b"OUTBCUFD\0"
+
+
+def until(stage: Stage, plan: Plan = PLAN) -> HandOver:
+    """A hand-over that has come so far without trouble."""
+    machine = HandOver(plan)
+    machine.start()
+    steps: list[Callable[[], object]] = [
+        lambda: machine.session(GOOD),
+        machine.connected,
+        lambda: machine.daemon_message(GREETING, 0),
+        lambda: machine.daemon_message(ANSWER, 1),
+    ]
+    while machine.stage is not stage:
+        steps.pop(0)()
+    return machine
+
+
+def test_limits_then_daemon_then_client_then_acknowledgement() -> None:
+    machine = HandOver(PLAN)
+    (run,) = machine.start()
+    assert isinstance(run, Run)
+    assert "set_default_active_thread_percentage 60.0" in run.commands
+    assert machine.session(GOOD) == [Connect()]
+    assert machine.connected() == []
+    assert machine.daemon_message(GREETING, 0) == [Tell(b"OUTBCRED\0"), Tell(b"\2\0\0\0")]
+    assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
+    assert machine.client_message(bytes(4)) == [Tell(bytes(4)), Passed(WANTED, False, True)]
+    assert machine.stage is Stage.DONE
+
+
+def test_without_limits_to_set_the_daemon_is_asked_at_once() -> None:
+    assert HandOver(Plan(WANTED, SAFE, set_limits=False)).start() == [Connect()]
+
+
+def test_a_server_that_was_not_expected_has_its_limits_set_in_a_second_session() -> None:
+    machine = HandOver(PLAN)
+    machine.start()
+    (again,) = machine.session(["77", *GOOD])
+    assert isinstance(again, Run)
+    assert "set_active_thread_percentage 77 60.0" in again.commands
+    assert machine.session(["77", *GOOD, *GOOD]) == [Connect()]
+    assert machine.servers == (77,)
+
+
+def test_unconfirmed_limits_lead_to_the_fail_safe() -> None:
+    machine = HandOver(PLAN)
+    machine.start()
+    doubt, run = machine.session(["60.0", "50.0"])
+    assert isinstance(doubt, Doubt)
+    assert doubt.wanted == WANTED
+    assert isinstance(run, Run)
+    assert "set_default_active_thread_percentage 10.0" in run.commands
+    machine.session(GOOD_SAFE)
+    machine.connected()
+    machine.daemon_message(GREETING, 0)
+    machine.daemon_message(ANSWER, 1)
+    assert machine.client_message(bytes(4))[-1] == Passed(SAFE, True, True)
+
+
+def test_a_fail_safe_that_is_not_confirmed_either_hands_nothing_over() -> None:
+    machine = HandOver(PLAN)
+    machine.start()
+    machine.session(["60.0", "50.0"])
+    (failed,) = machine.session(["10.0", "50.0"])
+    assert isinstance(failed, Failed)
+    assert (failed.stage, failed.daemon) == (Stage.LIMITS, True)
+
+
+def test_servers_that_change_at_every_look_are_not_followed_for_ever() -> None:
+    machine = HandOver(PLAN)
+    actions = machine.start()
+    for server in range(70, 90):
+        actions = machine.session([str(server), *(GOOD if not machine.fail_safe else GOOD_SAFE)])
+        if isinstance(actions[-1], Failed):
+            break
+    else:
+        pytest.fail("it goes on and on")
+
+
+def closed(machine: HandOver) -> list[Action]:
+    return machine.daemon_closed()
+
+
+def expired(machine: HandOver) -> list[Action]:
+    return machine.expired()
+
+
+@pytest.mark.parametrize(
+    ("stage", "event", "lost", "daemon"),
+    [
+        (Stage.LIMITS, lambda machine: machine.session(None, "why"), False, True),
+        (Stage.CONNECT, lambda machine: machine.unreachable("why"), False, True),
+        (Stage.CONNECT, expired, False, True),
+        (Stage.GREETING, closed, False, True),
+        (Stage.GREETING, expired, False, True),
+        (Stage.GREETING, lambda machine: machine.daemon_message(b"HELLO", 0), False, True),
+        (Stage.ANSWER, closed, False, False),
+        (Stage.ANSWER, expired, False, False),
+        (Stage.ANSWER, lambda machine: machine.daemon_message(ANSWER, 0), False, False),
+        (Stage.ANSWER, lambda machine: machine.daemon_message(b"OUTBNOPE\0", 1), False, False),
+        (Stage.ACKNOWLEDGEMENT, lambda machine: machine.client_closed(), True, False),
+    ],
+)
+def test_what_goes_wrong_says_where(
+    stage: Stage, event: Callable[[HandOver], list[Action]], lost: bool, daemon: bool
+) -> None:
+    machine = until(stage)
+    (failed,) = event(machine)
+    assert isinstance(failed, Failed)
+    assert (failed.stage, failed.lost, failed.daemon) == (stage, lost, daemon)
+    assert machine.stage is Stage.DONE
+    assert machine.expired() == machine.daemon_closed() == machine.client_message(b"") == []
+
+
+def test_a_client_that_does_not_acknowledge_holds_nobody_up() -> None:
+    assert until(Stage.ACKNOWLEDGEMENT).expired() == [Passed(WANTED, False, False)]
+
+
+def test_a_daemon_that_ends_before_the_acknowledgement_has_done_its_part() -> None:
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    assert machine.daemon_closed() == []
+    assert machine.client_message(bytes(4))[-1] == Passed(WANTED, False, True)
+
+
+def test_a_client_that_dies_in_the_pending_list_is_waited_out() -> None:
+    """Closed early, the daemon would start a server for it that hangs (scenario X1)."""
+    machine = until(Stage.ANSWER)
+    assert machine.client_closed() == []
+    assert machine.daemon_message(ANSWER, 1) == [Left()]
+
+
+@pytest.mark.parametrize(
+    ("stage", "event"),
+    [
+        (Stage.LIMITS, lambda machine: machine.session(GOOD)),
+        (Stage.LIMITS, lambda machine: machine.session(None, "why")),
+        (Stage.GREETING, lambda machine: machine.daemon_message(GREETING, 0)),
+        (Stage.ANSWER, closed),
+        (Stage.ANSWER, expired),
+    ],
+)
+def test_a_client_that_leaves_early_is_not_handed_over(stage: Stage, event: Callable[[HandOver], list[Action]]) -> None:
+    machine = until(stage)
+    assert machine.client_closed() == []
+    assert event(machine) == [Left()]
+
+
+def test_a_client_whose_process_has_gone_cannot_be_named_to_the_daemon() -> None:
+    assert until(Stage.ANSWER).undeliverable() == [Left()]
