@@ -9,17 +9,17 @@ import asyncio
 import json
 import logging
 import socket
-import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from importlib import resources
 from typing import Any
 
 from aiohttp import web
 
 from mpsagent.interfaces import metrics
+from mpsagent.interfaces.allowance import Slices, cost
 from mpsagent.interfaces.backend import Backend, CursorGone, Json, Problem
-from mpsagent.interfaces.door import Bounds, Door, Peer, Porter
+from mpsagent.interfaces.peers import Bounds, Connection, Peer, Peers, Share
 from mpsagent.interfaces.views import iso
 from mpsagent.mps.units import parse_duration
 
@@ -28,8 +28,10 @@ IsAdmin = Callable[[int], Awaitable[bool]]
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _ASK_NAMES = 5.0
 _MOST_EVENTS = 1000
-_AT_ONCE = 200
-"""Events of a stream that are written in one go: about a millisecond of the loop's time."""
+_AT_ONCE = 100
+"""Events of a stream that are taken at a time."""
+_SCANNED = 2000
+"""Records of the history that are passed over for a token."""
 _silent = logging.getLogger("mpsagent.http")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False  # aiohttp logs what peers send; a peer must not be able to fill the journal
@@ -40,7 +42,7 @@ LAST_WORDS, TURN = 0.25, 0.01
 
 
 class Api:
-    """The API on one listening socket. ``failed`` is told of a handler's unexpected exception."""
+    """The API on its listening sockets. ``failed`` is told of a handler's unexpected exception."""
 
     def __init__(
         self,
@@ -54,7 +56,8 @@ class Api:
         self._bounds = bounds or Bounds()
         self._failed = failed
         self._closing = asyncio.Event()
-        self._server: asyncio.AbstractServer | None = None
+        self._started = False
+        self._slices = Slices()
         self._openapi = resources.files("mpsagent.interfaces").joinpath("openapi.json").read_bytes()
         app = web.Application(middlewares=[self._guard], client_max_size=self._bounds.body_size)
         get, post = app.router.add_get, app.router.add_post
@@ -79,31 +82,32 @@ class Api:
             access_log=None,
             logger=_silent,
             auto_decompress=False,
-            keepalive_timeout=4 * self._bounds.idle_time,  # the door is stricter
+            keepalive_timeout=4 * self._bounds.idle_time,  # a connection's own is stricter
             lingering_time=1.0,
             shutdown_timeout=1.5,
         )
 
-    async def start(self, sock: socket.socket) -> None:
-        """Serve on a listening Unix socket."""
+    async def start(self, sock: socket.socket, administrators: socket.socket | None = None) -> None:
+        """Serve on listening Unix sockets. ``administrators``: one that only root and the admin group can connect to,
+        so that nobody else can fill its backlog."""
         await self._runner.setup()
         inner = self._runner.server
         assert inner is not None
-        self.porter = Porter(self._bounds, inner)
-        sock.setblocking(False)
-        # From 3.13 on asyncio removes the socket's file at the end; systemd's socket outlives us.
-        keep: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-        self._server = await asyncio.get_running_loop().create_unix_server(self.porter, sock=sock, **keep)
+        self.peers = Peers(self._bounds, inner)
+        self.peers.listen(sock, Share.USERS)
+        if administrators is not None:
+            self.peers.listen(administrators, Share.RESERVE)
+        self._started = True
 
     async def close(self) -> None:
         """Accept no more, end the streams, let requests finish for a moment."""
         self._closing.set()
-        if self._server is not None:
-            self._server.close()
+        if self._started:
+            self.peers.close()
             # Who has just been let in may still ask; the others wait in systemd's socket.
             latest = time.monotonic() + LAST_WORDS
             await asyncio.sleep(TURN)
-            while self.porter.unheard and time.monotonic() < latest:
+            while self.peers.unheard and time.monotonic() < latest:
                 await asyncio.sleep(TURN)
         await self._runner.cleanup()
 
@@ -111,8 +115,8 @@ class Api:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        door = _door(request)
-        door.request_begins()
+        connection = _connection(request)
+        connection.request_begins()
         try:
             return await handler(request)
         except Problem as problem:
@@ -128,7 +132,7 @@ class Api:
             text = Problem(500, f"a fault in mpsagent: {type(error).__name__}", request.path, "see the journal").body()
             return _json(text, 500)
         finally:
-            door.request_ends()
+            connection.request_ends()
 
     async def _body(self, request: web.Request, allowed: Mapping[str, type | tuple[type, ...]]) -> Json:
         """The JSON object in the body, each key checked; an empty body is an empty object."""
@@ -167,39 +171,57 @@ class Api:
 
     # --- reading
 
+    async def _answer(self, request: web.Request, key: str, items: Iterable[Any], **more: Any) -> web.Response:
+        """``{key: [items], ...more}``, written in slices and charged to the user."""
+        lines, work = await self._slices.lines(_peer(request).uid, items)
+        rest = "".join(f",{json.dumps(name)}:{json.dumps(value)}" for name, value in more.items())
+        body = b"{%s:[%s]%s}\n" % (json.dumps(key).encode(), b",".join(lines), rest.encode())
+        _connection(request).charge(cost(len(body), work))
+        return web.Response(body=body, content_type="application/json")
+
+    async def _one(self, request: web.Request, make: Callable[[], Any], status: int = 200) -> web.Response:
+        """One object that is made at once."""
+        begun = time.perf_counter()
+        body = _line(make())
+        _connection(request).charge(cost(len(body), time.perf_counter() - begun))
+        return web.Response(body=body, status=status, content_type="application/json")
+
     async def _healthz(self, request: web.Request) -> web.Response:
         ok, problems = self._backend.health()
         return _json({"ok": ok, "problems": problems}, 200 if ok else 503)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        connections = sum(self.porter.by_uid.values())
-        text = metrics.text(self._backend.status(), self._backend.clients(), connections, self.porter.dropped)
+        begun = time.perf_counter()
+        text = metrics.text(self._backend.status(), self.peers.connected, self.peers.dropped, self.peers.turned_away)
+        _connection(request).charge(cost(len(text), time.perf_counter() - begun))
         return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def _openapi_json(self, request: web.Request) -> web.Response:
+        _connection(request).charge(cost(len(self._openapi), 0.0))
         return web.Response(body=self._openapi, content_type="application/json")
 
     async def _status(self, request: web.Request) -> web.Response:
-        return _json(self._backend.status())
+        return await self._one(request, self._backend.status)
 
     async def _servers(self, request: web.Request) -> web.Response:
-        return _json({"servers": self._backend.servers()})
+        return await self._answer(request, "servers", self._backend.servers())
 
     async def _clients(self, request: web.Request) -> web.Response:
-        return _json({"clients": self._backend.clients()})
+        return await self._answer(request, "clients", self._backend.clients())
 
     async def _queue(self, request: web.Request) -> web.Response:
-        return _json({"queue": self._backend.queue()})
+        return await self._answer(request, "queue", self._backend.queue())
 
     async def _policy(self, request: web.Request) -> web.Response:
-        return _json(self._backend.policy())
+        return await self._one(request, self._backend.policy)
 
     async def _explain(self, request: web.Request) -> web.Response:
         user = _query(request, {"user"}).get("user", "")
         if not user or len(user) > 256:
             raise Problem(400, "which user?", "user", "/v1/policy/explain?user=NAME-OR-UID")
         async with asyncio.timeout(_ASK_NAMES):
-            return _json(await self._backend.explain(user))
+            found = await self._backend.explain(user)
+        return await self._one(request, lambda: found)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         query = _query(request, {"cursor", "limit", "follow"})
@@ -210,51 +232,73 @@ class Api:
             raise Problem(400, f"follow={follow[:20]!r}", "follow", "follow=1 or leave it out")
         if follow in ("", "1", "true", "yes"):
             return await self._follow(request, cursor, 10 if limit is None else limit)
-        found = self._backend.events(cursor, 100 if limit is None else limit)
-        return _json({"events": found, "cursor": self._after(found, cursor)})
+        found = self._read(request, cursor, 100 if limit is None else limit)
+        at = self._after(found, cursor)
+        return await self._answer(request, "events", map(self._backend.event, found), cursor=at)
+
+    def _read(self, request: web.Request, cursor: int | None, limit: int) -> list[Json]:
+        """Records, as they are kept; passing over newer ones costs too."""
+        if cursor is not None:
+            newer = max(0, self._backend.newest() - cursor)
+            _connection(request).charge(newer / _SCANNED)
+        return self._backend.records(cursor, limit)
 
     def _after(self, found: list[Json], cursor: int | None) -> int:
         """The cursor to go on with."""
         if found:
-            return int(found[-1]["cursor"])
-        return int(self._backend.status()["history"]["newest"]) if cursor is None else cursor
+            return int(found[-1]["seq"])
+        return self._backend.newest() if cursor is None else cursor
 
     async def _follow(self, request: web.Request, cursor: int | None, limit: int) -> web.StreamResponse:
-        """One event a line, for as long as the reader reads. A heartbeat carries the cursor and finds dead peers."""
-        door, write_time = _door(request), self._bounds.write_time
-        found = self._backend.events(cursor, limit)
+        """One event a line, for as long as the reader reads. A heartbeat carries the cursor and finds dead peers. A
+        user whose streams cost more than its allowance gets them later, several at a time."""
+        connection = _connection(request)
+        found = self._read(request, cursor, limit)
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await stream.prepare(request)
         at = self._after(found, cursor)
         try:
-            while not self._closing.is_set() and not door.lost.done():
-                lines = found or [{"heartbeat": iso(time.time()), "cursor": at}]
-                async with asyncio.timeout(write_time):
-                    await stream.write(b"".join(_line(one) for one in lines))
-                found = self._backend.events(at, _AT_ONCE)
+            while not self._closing.is_set() and not connection.lost.done():
+                await self._send(stream, connection, found, at)
+                found = self._backend.records(at, _AT_ONCE)
                 if not found:
-                    await self._news(door, at)
-                    found = self._backend.events(at, _AT_ONCE)
+                    await self._news(connection, at)
+                    found = self._backend.records(at, _AT_ONCE)
                 at = self._after(found, at)
         except CursorGone as gone:  # so slow that the history went past it
-            async with asyncio.timeout(write_time):
+            async with asyncio.timeout(self._bounds.write_time):
                 await stream.write(_line(gone.body()))
         except (TimeoutError, ConnectionError):
             if request.transport is not None:
                 request.transport.abort()
         return stream
 
-    async def _news(self, door: Door, at: int) -> None:
+    async def _send(self, stream: web.StreamResponse, connection: Connection, found: list[Json], at: int) -> None:
+        if found:
+            lines, work = await self._slices.lines(connection.peer.uid, map(self._backend.event, found))
+        else:
+            lines, work = [_line({"heartbeat": iso(time.time()), "cursor": at})[:-1]], 0.0
+        data = b"\n".join(lines) + b"\n"
+        async with asyncio.timeout(self._bounds.write_time):
+            await stream.write(data)
+        wait = connection.charge(1.0 + cost(len(data), work))
+        if wait:
+            await self._first(asyncio.sleep(min(wait, self._bounds.heartbeat)), connection)
+
+    async def _news(self, connection: Connection, at: int) -> None:
         """Wait for an event, the heartbeat's time, the reader's going or our own end."""
-        news = asyncio.ensure_future(self._backend.wait_events(at, self._bounds.heartbeat))
-        closing = asyncio.ensure_future(self._closing.wait())
+        await self._first(self._backend.wait_events(at, self._bounds.heartbeat), connection)
+
+    async def _first(self, what: Coroutine[Any, Any, Any], connection: Connection) -> None:
+        """Wait for ``what``, the reader's going or our own end."""
+        tasks = [asyncio.ensure_future(what), asyncio.ensure_future(self._closing.wait())]
         try:
-            waited: set[asyncio.Future[Any]] = {news, closing, door.lost}
+            waited: set[asyncio.Future[Any]] = {*tasks, connection.lost}
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (news, closing):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(news, closing, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     # --- acting
 
@@ -264,10 +308,10 @@ class Api:
             raise Problem(400, "not a process id", "pid", "/v1/clients/PID/terminate")
         pid = int(text)
         body = await self._body(request, {"now": bool, "dry_run": bool})
-        client = next((one for one in self._backend.clients() if one["pid"] == pid), None)
-        if client is None:
+        owner = self._backend.owner(pid)
+        if owner is None:
             raise Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
-        peer = await self._acting(request, f"end client {pid}", client["uid"])
+        peer = await self._acting(request, f"end client {pid}", owner)
         now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
         return _json(await self._backend.terminate(pid, now=now, dry_run=dry_run, by=peer.uid))
 
@@ -297,18 +341,16 @@ class Api:
         return _json(await call(peer.uid))
 
 
-def _door(request: web.Request) -> Door:
+def _connection(request: web.Request) -> Connection:
     transport = request.transport
-    door = None if transport is None else transport.get_protocol()
-    if not isinstance(door, Door):
+    connection = None if transport is None else transport.get_protocol()
+    if not isinstance(connection, Connection):
         raise ConnectionResetError("the peer has gone")
-    return door
+    return connection
 
 
 def _peer(request: web.Request) -> Peer:
-    peer = _door(request).peer
-    assert peer is not None
-    return peer
+    return _connection(request).peer
 
 
 def _json(body: Any, status: int = 200) -> web.Response:

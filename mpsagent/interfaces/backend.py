@@ -1,11 +1,12 @@
 """What the API needs from the agent. The agent implements :class:`Backend`; tests use a stand-in.
 
-The shapes of the answers are the TypedDicts in :mod:`mpsagent.interfaces.shapes`, built by :mod:`mpsagent.interfaces.views`.
-Reading methods answer at once from memory; nothing here may block the loop.
+The shapes of the answers are the TypedDicts in :mod:`mpsagent.interfaces.shapes`, built by
+:mod:`mpsagent.interfaces.views`. Reading methods answer at once from memory; nothing here may block the loop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 Json = dict[str, Any]
@@ -42,16 +43,19 @@ class CursorGone(Problem):
 
 
 class Backend(Protocol):
-    """The agent, as its faces see it."""
+    """The agent, as its interfaces see it. Lists are iterators over one state: a long one is read in slices."""
 
     def status(self) -> Json:
         """See :class:`mpsagent.interfaces.shapes.Status`."""
 
-    def servers(self) -> list[Json]: ...
+    def servers(self) -> Iterable[Mapping[str, Any]]: ...
 
-    def clients(self) -> list[Json]: ...
+    def clients(self) -> Iterable[Mapping[str, Any]]: ...
 
-    def queue(self) -> list[Json]: ...
+    def queue(self) -> Iterable[Mapping[str, Any]]: ...
+
+    def owner(self, pid: int) -> int | None:
+        """The uid of a client (a process that passed the gate); None when there is no such client."""
 
     def policy(self) -> Json:
         """The policy in force: ``digest``, ``loaded``, ``files``, ``errors`` and its ``sections``."""
@@ -59,14 +63,20 @@ class Backend(Protocol):
     async def explain(self, user: str) -> Json:
         """What applies to a user (name or uid), where each value comes from, and what would happen to the user now.
 
-        May ask the name service. Raises Problem(404) for a user nobody knows.
+        May ask the name service. Raises Problem(404) for an unknown user.
         """
 
-    def events(self, cursor: int | None, limit: int) -> list[Json]:
-        """At most ``limit`` events after ``cursor``, oldest first; with None the newest ``limit`` events.
+    def records(self, cursor: int | None, limit: int) -> list[Json]:
+        """At most ``limit`` records after ``cursor``, oldest first; with None the newest ``limit``. Raises CursorGone.
 
-        Each has ``cursor`` (increasing integers), ``at`` (ISO time) and ``kind``. Raises CursorGone.
+        As the history keeps them: ``seq`` (increasing integers), ``at`` (seconds), ``kind``.
         """
+
+    def newest(self) -> int:
+        """``seq`` of the newest record."""
+
+    def event(self, record: Json) -> Json:
+        """A record as the API shows it: ``cursor``, ``at`` (ISO time), ``kind``, ``sentence`` and its fields."""
 
     async def wait_events(self, cursor: int, timeout: float) -> None:
         """Return when there is an event after ``cursor``, at the latest after ``timeout`` seconds."""
@@ -78,7 +88,7 @@ class Backend(Protocol):
         """End one client by the ladder. ``by``: the uid that asked; already checked by the API."""
 
     async def drain(self, timeout: float | None, by: int) -> Json:
-        """Serve no new user; after ``timeout`` seconds (None: never) end what still runs."""
+        """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs."""
 
     async def resume(self, by: int) -> Json: ...
 

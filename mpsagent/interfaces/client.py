@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 DEFAULT_SOCKET = "/run/mpsagent/mpsagent.sock"
@@ -18,7 +20,7 @@ _LONGEST_LINE = 1024 * 1024
 
 
 class Unreachable(Exception):
-    """Nobody answers on the socket."""
+    """There is no answer on the socket."""
 
 
 class Refused(Exception):
@@ -39,6 +41,9 @@ def request(path: str, method: str, target: str, body: Any = None, timeout: floa
                 received += data
                 if len(received) > _LONGEST:
                     raise Unreachable(f"{path}: an answer of more than {_LONGEST} bytes")
+        except ConnectionResetError:
+            if b"\r\n\r\n" not in received:  # else it is an answer to what was not even sent: a refusal
+                raise Unreachable(f"{path}: mpsagent closed the connection; too many of this user's?") from None
         except TimeoutError:
             raise Unreachable(
                 f"{path}: no answer within {timeout:g} s; is mpsagent hanging? (journalctl -u mpsagent)"
@@ -92,14 +97,45 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
 
 
 def _connected(path: str, timeout: float) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(timeout)
+    """By the administrators' socket where there is one for us, which users cannot fill; else by everybody's."""
+    beside = _administrators(path)
+    if beside is not None:
+        try:
+            return _connect(beside, timeout)
+        except OSError:
+            pass  # an older agent's, or it is just being stopped
     try:
-        sock.connect(path)
+        return _connect(path, timeout)
     except OSError as error:
-        sock.close()
         why = "it is not running" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else error.strerror
+        if isinstance(error, BlockingIOError):
+            why = f"it has not accepted a connection for {timeout:g} s"
         raise Unreachable(f"cannot reach mpsagent on {path}: {why or error}") from None
+
+
+def _administrators(path: str) -> str | None:
+    """``mpsagent-admin.sock`` beside ``mpsagent.sock``, if we may connect to it and it is the same owner's."""
+    public = Path(path)
+    beside = public.with_name(f"{public.stem}-admin{public.suffix}")
+    try:
+        if beside.stat().st_uid == public.stat().st_uid and os.access(beside, os.W_OK, effective_ids=True):
+            return str(beside)
+    except (OSError, NotImplementedError):
+        pass
+    return None
+
+
+def _connect(path: str, timeout: float) -> socket.socket:
+    """Waits for its turn when the socket's backlog is full: without blocking it would be refused at once."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        span = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
+        sock.connect(path)
+        sock.settimeout(timeout)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 

@@ -1,11 +1,17 @@
-"""The listening socket: systemd's, if it passed one, otherwise our own."""
+"""The listening sockets: systemd's, if it passed them, otherwise our own.
+
+One is for everybody. The other, beside it, can be connected to by root and the admin group only: however many users
+connect in a loop, they cannot fill its backlog.
+"""
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 import stat
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 DEFAULT_PATH = Path("/run/mpsagent/mpsagent.sock")
@@ -37,16 +43,46 @@ def inherited(environ: MutableMapping[str, str] = os.environ) -> list[socket.soc
     return found
 
 
+def administrators_path(path: Path) -> Path:
+    """``mpsagent-admin.sock`` beside ``mpsagent.sock``."""
+    return path.with_name(f"{path.stem}-admin{path.suffix}")
+
+
+def split(found: list[socket.socket], path: Path) -> tuple[socket.socket | None, socket.socket | None]:
+    """Of the sockets that systemd passed, the one for everybody and the administrators' (by its name)."""
+    name = administrators_path(path).name
+    admin = next((one for one in found if Path(str(one.getsockname())).name == name), None)
+    return next((one for one in found if one is not admin), None), admin
+
+
+def bind_administrators(path: Path, group: str | None) -> socket.socket:
+    """A listening socket for root, and for ``group`` if there is such a group. Raises OSError as :func:`bind`."""
+    gid = -1
+    with suppress(KeyError):
+        gid = grp.getgrnam(group).gr_gid if group is not None else -1
+    return _bind(path, 0o600 if gid == -1 else 0o660, gid)
+
+
 def bind(path: Path) -> socket.socket:
     """A listening socket at ``path`` that everybody may connect to. What a dead agent left there is replaced in one
     step; a living one is an error (OSError), and so is anything that is not a socket."""
+    return _bind(path, 0o666, -1)  # who may do what is decided by the peer's uid
+
+
+def _bind(path: Path, mode: int, gid: int) -> socket.socket:
     _refuse_living(path)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        sock.bind(str(new))
-        new.chmod(0o666)  # who may do what is decided by the peer's uid
+        old = os.umask(0o177)
+        try:
+            sock.bind(str(new))
+        finally:
+            os.umask(old)
+        if gid != -1:
+            os.chown(new, -1, gid)
+        new.chmod(mode)
         sock.listen(128)
         new.rename(path)
     except OSError:

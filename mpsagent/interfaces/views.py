@@ -1,23 +1,33 @@
-"""From the state to the JSON of the API. Pure: agent and replay share it, and time is an argument."""
+"""From the state to the JSON of the API. Pure: time is an argument, and nothing changes what it is given.
+
+Lists come as iterators over one state, which never changes: the API writes a long one in slices, with other work in
+between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from mpsagent.core.model import Server, State, Waiting
-from mpsagent.core.turns import Turn, deadlines
-from mpsagent.core.world import World, same_limits
+from mpsagent.core.model import Client, Held, Server, State
+from mpsagent.core.view import SHARED_UID, View
+from mpsagent.interfaces import waits
+from mpsagent.interfaces.guarantees import not_guaranteed
 from mpsagent.mps.limits import Limits
 
 if TYPE_CHECKING:
     from mpsagent.interfaces import shapes
 
+STATUS_USERS = 100
+"""Waiting users that the status names; the queue has all."""
+
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
+class Condition:
     """One reason for not being healthy: what, since when (seconds since the epoch), and what a person can do."""
 
     what: str
@@ -25,28 +35,37 @@ class Trouble:
     do: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of user, ``before`` None: not known."""
+
+    at: float
+    uid: int
+    before: int | None = None
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at: float
+    server: int
+    uid: int | None = None
+    seconds: float | None = None
+    recovered: bool | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
-    """What the views need and the state does not know.
-
-    ``names``: user by uid; ``wanted``: the policy's limits by uid; ``parked_uid``: whose server is the parked one;
-    ``turns``: by uid of a waiting user, when the policy gives it the GPU at the latest; ``commands``: by client pid.
-    """
+    """What the views need and the engine's view does not have. ``checked``: by server, whether it started with its
+    first client's limits."""
 
     version: str = ""
     pid: int = 0
     started: float = 0.0
-    pipe_directory: str | None = None
-    troubles: tuple[Trouble, ...] = ()
-    names: Mapping[int, str] = field(default_factory=dict)
-    wanted: Mapping[int, Limits] = field(default_factory=dict)
-    parked_uid: int | None = None
-    turns: Mapping[int, float] = field(default_factory=dict)
-    commands: Mapping[int, str] = field(default_factory=dict)
-    last_switch: float | None = None
-    draining_since: float | None = None
-    drain_deadline: float | None = None
-    policy_digest: str | None = None
+    conditions: tuple[Condition, ...] = ()
+    checked: Mapping[int, bool] = field(default_factory=dict)
+    last_change: Change | None = None
+    last_fault: Fault | None = None
     policy_loaded: float | None = None
     policy_errors: tuple[str, ...] = ()
     oldest_cursor: int = 0
@@ -62,149 +81,218 @@ def iso_or_none(at: float | None) -> str | None:
     return None if at is None else iso(at)
 
 
+def name(state: State, uid: int | None) -> str | None:
+    known = state.identities.get(uid) if uid is not None else None
+    return None if known is None else known.name
+
+
 def limits(value: Limits) -> shapes.Limits:
     return {"threads": value.threads, "memory": {str(device): size for device, size in sorted(value.memory.items())}}
 
 
-def server(state: State, about: About, one: Server) -> shapes.Server:
-    wanted = about.wanted.get(one.uid) if one.uid is not None else None
-    parked = one.uid is not None and one.uid == about.parked_uid
-    verified = same_limits(one.limits, wanted) if wanted is not None and one.reported and not parked else None
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def server(view: View, about: About, one: Server) -> shapes.Server:
+    state, shared = view.state, one.uid == SHARED_UID and view.shared
+    passed = sum(1 for pid in one.attached if pid in state.clients)
     return {
         "pid": one.pid,
         "uid": one.uid,
-        "user": _name(about, one.uid),
+        "user": None if shared else name(state, one.uid),
+        "shared": shared,
         "status": str(one.status),
         "started": iso(one.started),
         "ready": iso_or_none(one.ready),
         "limits": limits(one.limits),
-        "wanted": None if wanted is None else limits(wanted),
-        "verified": verified,
-        "clients": len(state.clients_of(one.pid)),
+        "wanted": None if one.uid is None or shared else limits(view.limits(one.uid)),
+        "verified": about.checked.get(one.pid),
+        "clients": passed,
+        "unknown_clients": len(one.attached) - passed,
         "max_clients": one.max_clients,
         "idle_since": iso_or_none(one.idle_since),
         "fault_since": iso_or_none(one.fault_since),
         "sticky": list(one.sticky),
         "forced": one.forced,
-        "parked": parked,
     }
 
 
-def servers(state: State, about: About) -> list[shapes.Server]:
-    return [server(state, about, one) for one in sorted(state.servers.values(), key=lambda s: (s.started, s.pid))]
+def servers(view: View, about: About) -> Iterator[shapes.Server]:
+    for one in sorted(view.state.servers.values(), key=lambda s: (s.started, s.pid)):
+        yield server(view, about, one)
 
 
-def clients(state: State, about: About, now: float) -> list[shapes.Client]:
-    """Clients of servers by server and age, then the waiting ones in order of arrival."""
-    found: list[shapes.Client] = []
-    for one in sorted(state.clients.values(), key=lambda c: (c.server, c.since, c.pid)):
-        holder = state.servers.get(one.server)
-        sticky = holder is not None and one.pid in holder.sticky
-        found.append(
-            {
-                "pid": one.pid,
-                "uid": one.uid,
-                "user": _name(about, one.uid),
-                "server": one.server,
-                "state": "sticky" if sticky else "running",
-                "since": iso(one.since),
-                "seconds": _span(one.since, now),
-                "waited": None if one.queued is None else _span(one.queued, one.since),
-                "contexts": len([c for c in one.contexts if c]),
-                "devices": sorted(one.devices),
-                "command": about.commands.get(one.pid),
-            }
-        )
-    found.extend(
-        {
-            "pid": one.pid,
-            "uid": one.uid,
-            "user": _name(about, one.uid),
-            "server": None,
-            "state": "waiting",
-            "since": iso(one.since),
-            "seconds": _span(one.since, now),
-            "waited": _span(one.since, now),
-            "contexts": 0,
-            "devices": [],
-            "command": about.commands.get(one.pid),
+# --- clients and who waits --------------------------------------------------------------------------------------------
+
+
+def clients(view: View, now: float) -> Iterator[shapes.Client]:
+    """Processes that passed the gate, by age, then those that are held there, in order of arrival."""
+    state = view.state
+    serving = {pid: one for one in sorted(state.servers.values(), key=lambda s: s.started) for pid in one.attached}
+    for client in sorted(state.clients.values(), key=lambda c: (c.since, c.pid)):
+        yield _client(view, client, serving.get(client.pid), now)
+    seen: set[tuple[int, int]] = {(c.pid, c.peer.start) for c in state.clients.values()}
+    for held in sorted(state.held.values(), key=lambda h: (h.since, h.connection)):
+        key = (held.peer.pid, held.peer.start)
+        if key not in seen:
+            seen.add(key)
+            yield _held(state, held, now)
+
+
+def _client(view: View, one: Client, serving: Server | None, now: float) -> shapes.Client:
+    peer, state = one.peer, view.state
+    attachment = None if serving is None else serving.attached[one.pid]
+    word = "running"
+    if one.pid in view.ending:
+        word = "ending"
+    elif serving is not None and one.pid in serving.sticky:
+        word = "sticky"
+    elif serving is None:
+        word = "starting" if one.detached is None else "detached"
+    return {
+        "pid": peer.pid,
+        "uid": peer.uid,
+        "user": name(state, peer.uid),
+        "gid": peer.gid,
+        "cgroup": peer.cgroup,
+        "command": peer.command or None,
+        "server": None if serving is None else serving.pid,
+        "state": word,
+        "since": iso(one.since),
+        "seconds": span(one.since, now),
+        "waited": round(one.waited, 3),
+        "limits": limits(one.limits),
+        "fail_safe": one.fail_safe,
+        "detached": iso_or_none(one.detached),
+        "outcome": str(one.outcome),
+        "contexts": 0 if attachment is None else len([c for c in attachment.contexts if c]),
+        "devices": [] if attachment is None else sorted(attachment.devices),
+    }
+
+
+def _held(state: State, one: Held, now: float) -> shapes.Client:
+    peer = one.peer
+    return {
+        "pid": peer.pid,
+        "uid": peer.uid,
+        "user": name(state, peer.uid),
+        "gid": peer.gid,
+        "cgroup": peer.cgroup,
+        "command": peer.command or None,
+        "server": None,
+        "state": "waiting",
+        "since": iso(one.since),
+        "seconds": span(one.since, now),
+        "waited": span(one.since, now),
+        "limits": None,
+        "fail_safe": False,
+        "detached": None,
+        "outcome": None,
+        "contexts": 0,
+        "devices": [],
+    }
+
+
+def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> Iterator[shapes.Waiting]:
+    """Users who wait, in the order in which they are served. ``waiting``: the groups, where they are known already."""
+    found = waits.groups(view.state) if waiting is None else waiting
+    turns = waits.expected_turns(view, found, now)
+    for position, (group, why) in enumerate(zip(found, waits.reasons(view, found, now), strict=True), 1):
+        turn = turns.get(group.uid)
+        yield {
+            "position": position,
+            "uid": group.uid,
+            "user": name(view.state, group.uid),
+            "processes": len(group.pids),
+            "clients": list(islice(group.pids, waits.SHOWN_PIDS)),
+            "since": iso(group.since),
+            "seconds": span(group.since, now),
+            "reason": why.reason,
+            "why": why.text,
+            "turn": iso_or_none(turn),
+            "turn_seconds": None if turn is None else span(now, turn),
         }
-        for one in state.waiting
-    )
-    return found
 
 
-def queue(state: State, about: About, now: float) -> list[shapes.Waiting]:
-    """Waiting users in the order in which MPS serves them."""
-    by_user: dict[int, list[Waiting]] = {}
-    for one in state.waiting:
-        by_user.setdefault(one.uid, []).append(one)
-    found: list[shapes.Waiting] = []
-    for position, uid in enumerate(state.next_users(), 1):
-        since, turn = by_user[uid][0].since, about.turns.get(uid)
-        found.append(
-            {
-                "position": position,
-                "uid": uid,
-                "user": _name(about, uid),
-                "clients": [one.pid for one in by_user[uid]],
-                "since": iso(since),
-                "seconds": _span(since, now),
-                "turn": iso_or_none(turn),
-                "turn_seconds": None if turn is None else _span(now, turn),
-            }
-        )
-    return found
+# --- one page ---------------------------------------------------------------------------------------------------------
 
 
-def expected_turns(world: World, turn: Turn | None, now: float) -> dict[int, float]:
-    """By waiting user, when the policy gives it the GPU at the latest; who may wait without end is left out.
-
-    ``turn`` is the one that is running out (``TurnsMemory.turn``). Each user ahead may keep its turn for as long as its
-    own rules say, so a bound ends at the first who never has to leave.
-    """
-    holder, at = world.holder(), now
-    if holder is not None:
-        times = deadlines(world, turn) if turn is not None and turn.server == holder.pid else None
-        if times is None or not _has_to_leave(world, turn.uid if turn is not None else holder.uid):
-            return {}
-        at = max(now, times[1])
-    found: dict[int, float] = {}
-    for uid in world.state.next_users():
-        if holder is not None and uid == holder.uid:
-            continue
-        found[uid] = at
-        rules = world.rules(uid)
-        if rules.switch_after is None or not _has_to_leave(world, uid):
-            break
-        at += rules.switch_after + rules.switch_grace
-    return found
-
-
-def _has_to_leave(world: World, uid: int | None) -> bool:
-    """Whether somebody who holds the GPU while others wait is made to leave at some time."""
-    if uid is None:
-        return False
-    rules = world.rules(uid)
-    enforced = rules.enforce_switch and rules.switch_action != "none" and not rules.switch_exempt
-    return enforced and rules.switch_after is not None
+def turn(view: View, now: float) -> shapes.Turn | None:
+    one = view.turn
+    if one is None:
+        return None
+    rules = view.rules(one.uid)
+    has_to = waits.has_to_leave(view, one.uid)
+    times = one.deadlines(rules) if has_to else None
+    return {
+        "uid": one.uid,
+        "user": name(view.state, one.uid),
+        "since": iso(one.since),
+        "seconds": span(one.since, now),
+        "processes": len(view.state.clients_of_user(one.uid)),
+        "contested": iso_or_none(one.contested),
+        "warned": iso_or_none(one.warned),
+        "ends": None if times is None else iso(times[1]),
+        "ends_in": None if times is None else span(now, times[1]),
+        "after": rules.switch_after if has_to else None,
+        "grace": rules.switch_grace,
+        "action": rules.switch_action,
+        "ending": iso_or_none(one.ending),
+    }
 
 
-def status(state: State, about: About, now: float) -> shapes.Status:
+def holder(view: View) -> Server | None:
+    """The server of the user whose turn it is."""
+    if view.turn is None:
+        return None
+    state = view.state
+    mine = {client.pid for client in state.clients_of_user(view.turn.uid)}
+    found = [one for one in state.servers.values() if one.uid == view.turn.uid or not mine.isdisjoint(one.attached)]
+    return max(found, key=lambda one: one.started, default=None)
+
+
+def gate(view: View) -> shapes.Gate:
+    known, sent = view.state.gate, view.sent
+    return {
+        "connected": known is not None,
+        "pid": None if known is None else known.pid,
+        "since": None if known is None else iso(known.since),
+        "synced": known is not None and known.synced,
+        "handshake": None if known is None else known.known_handshake,
+        "open": sent is not None and sent[1].open,
+        "admitted": [] if sent is None else [one.uid for one in sent[1].users],
+        "in_force": known is not None and sent is not None and known.applied >= sent[0],
+    }
+
+
+def status(view: View, about: About, now: float) -> shapes.Status:
     """Everything that matters, on one page."""
-    control, holder, all_servers = state.control, state.holder(), servers(state, about)
+    state, control, holds = view.state, view.state.control, holder(view)
+    all_servers, waiting = list(servers(view, about)), waits.groups(state)
+    change, fault, policy, drain = about.last_change, about.last_fault, view.policy, state.drain
     return {
         "agent": {
             "version": about.version,
             "pid": about.pid,
             "started": iso(about.started),
-            "uptime": _span(about.started, now),
+            "uptime": span(about.started, now),
         },
         "health": {
-            "ok": not about.troubles,
-            "problems": [{"what": t.what, "since": iso_or_none(t.since), "do": t.do} for t in about.troubles],
+            "ok": not about.conditions,
+            "problems": [{"what": c.what, "since": iso_or_none(c.since), "do": c.do} for c in about.conditions],
         },
-        "pipe_directory": about.pipe_directory,
+        "mode": {"server": policy.server, "enforced": policy.enforce},
+        "devices": [
+            {
+                "ordinal": one.ordinal,
+                "uuid": one.uuid,
+                "name": one.name,
+                "memory": one.memory,
+                "multiprocessors": one.multiprocessors,
+            }
+            for one in state.devices
+        ],
+        "pipe_directory": policy.pipe_directory,
         "control": None
         if control is None
         else {
@@ -213,25 +301,56 @@ def status(state: State, about: About, now: float) -> shapes.Status:
             "started": iso(control.started),
             "socket": control.socket,
             "quitting": iso_or_none(control.quitting),
-            "running": control.exited is None,
+            "running": control.proven,
         },
-        "holder": None if holder is None else server(state, about, holder),
+        "gate": gate(view),
+        "turn": turn(view, now),
+        "holder": None if holds is None else server(view, about, holds),
         "servers": all_servers,
         "clients": len(state.clients),
-        "waiting": queue(state, about, now),
-        "last_switch": iso_or_none(about.last_switch),
+        "clients_by_uid": dict(Counter(str(client.uid) for client in state.clients.values())),
+        "waiting": list(islice(queue(view, now, waiting), STATUS_USERS)),
+        "waiting_users": len(waiting),
+        "waiting_processes": sum(len(group.pids) for group in waiting),
+        "last_switch": None if change is None else iso(change.at),
+        "last_change": None
+        if change is None
+        else {
+            "at": iso(change.at),
+            "before": change.before,
+            "before_user": name(state, change.before),
+            "uid": change.uid,
+            "user": name(state, change.uid),
+            "gap": change.gap,
+        },
+        "last_fault": None
+        if fault is None
+        else {
+            "at": iso(fault.at),
+            "server": fault.server,
+            "uid": fault.uid,
+            "user": name(state, fault.uid),
+            "seconds": fault.seconds,
+            "recovered": fault.recovered,
+        },
         "limits": {
             "verified": [s["pid"] for s in all_servers if s["verified"] is True],
             "drifted": [s["pid"] for s in all_servers if s["verified"] is False],
+            "unconfirmed": [
+                {"uid": uid, "user": name(state, uid), "why": why} for uid, why in state.unconfirmed.items()
+            ],
+            "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
         },
+        "not_guaranteed": not_guaranteed(view),
         "unknown_lines": state.unknown_lines,
+        "foreign_lines": state.foreign_lines,
         "drain": {
-            "draining": about.draining_since is not None,
-            "since": iso_or_none(about.draining_since),
-            "deadline": iso_or_none(about.drain_deadline),
+            "draining": drain is not None,
+            "since": None if drain is None else iso(drain.since),
+            "deadline": None if drain is None else iso_or_none(drain.until),
         },
         "policy": {
-            "digest": about.policy_digest,
+            "digest": policy.digest or None,
             "loaded": iso_or_none(about.policy_loaded),
             "errors": list(about.policy_errors),
         },
@@ -239,10 +358,6 @@ def status(state: State, about: About, now: float) -> shapes.Status:
     }
 
 
-def _name(about: About, uid: int | None) -> str | None:
-    return None if uid is None else about.names.get(uid)
-
-
-def _span(start: float, end: float) -> float:
+def span(start: float, end: float) -> float:
     """Seconds from start to end, never negative (clocks are set back)."""
     return round(max(0.0, end - start), 3)

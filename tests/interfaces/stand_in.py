@@ -16,30 +16,58 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpsagent.core.model import Client, Control, Server, State, Status, Waiting
+from mpsagent.core.inputs import Peer
+from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
+from mpsagent.core.view import Turn, View
 from mpsagent.interfaces import listen, views
 from mpsagent.interfaces.api import Api
 from mpsagent.interfaces.backend import CursorGone, Problem
-from mpsagent.interfaces.door import Bounds
-from mpsagent.mps.limits import Limits
+from mpsagent.interfaces.peers import Bounds
+from mpsagent.interfaces.sentences import sentence
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
 
 START = 1795219200.0
 USER, OTHER, ADMIN = 20001, 20002, 20003
+POLICY = """
+[limits]
+threads = 20
+memory = "1G"
+[switch]
+after = "30m"
+grace = "1m"
+"""
+
+
+def held(connection: int, pid: int, uid: int, since: float, **more: Any) -> Held:
+    """A connection at the gate."""
+    return Held(connection, Peer(pid, uid, uid, pid * 10, command=f"python job-{pid}.py"), since, **more)
 
 
 def busy_state() -> State:
-    """User 20001 holds the GPU with one client, 20002 waits with two, 20003 behind it."""
+    """User 20001 has the GPU with one client, 20002 waits with two, 20003 behind it."""
+    policy, errors = load([("policy.toml", POLICY)])
+    assert policy is not None, errors
     limits = Limits(20.0, {0: 1 << 30})
-    server = Server(500, USER, Status.ACTIVE, started=START, ready=START + 1, limits=limits, reported=True)
+    attached = {501: Attachment(START + 1, frozenset({0, 1}))}
+    server = Server(
+        500, USER, Status.ACTIVE, started=START, ready=START + 1, limits=limits, reported=True, attached=attached
+    )
+    peer = Peer(501, USER, USER, 5010, command="python train.py")
     return State(
-        control=Control(pid=400, started=START - 60, socket="/tmp/nvidia-mps/control", version=13000),
+        policy=policy,
+        devices=(Device(0, "GPU-0", "NVIDIA H200", 140 << 30, 132),),
+        identities={USER: Identity(USER, "alice"), OTHER: Identity(OTHER, "bob"), ADMIN: Identity(ADMIN, "carol")},
+        gate=Gate(300, START - 60, synced=True, applied=1, known_handshake=True),
+        control=Control(pid=400, started=START - 60, socket="/tmp/nvidia-mps/control", version=13000, proven=True),
         servers={500: server},
-        clients={501: Client(pid=501, uid=USER, server=500, since=START + 1, queued=START, contexts=frozenset({0, 1}))},
-        waiting=(
-            Waiting(600, OTHER, START + 10),
-            Waiting(601, ADMIN, START + 20),
-            Waiting(602, OTHER, START + 30),
-        ),
+        clients={501: Client(peer, since=START + 1, waited=1.0, limits=limits)},
+        held={
+            1: held(1, 600, OTHER, START + 10),
+            2: held(2, 601, ADMIN, START + 20),
+            3: held(3, 602, OTHER, START + 30),
+        },
     )
 
 
@@ -48,47 +76,52 @@ class StandIn:
 
     def __init__(self, events_kept: int = 1000) -> None:
         self.state = busy_state()
-        self.troubles: tuple[views.Trouble, ...] = ()
-        self.wanted = {USER: Limits(20.0, {0: 1 << 30})}
+        self.turn: Turn | None = Turn(USER, START, contested=START + 10)
+        self.conditions: tuple[views.Condition, ...] = ()
+        self.checked = {500: True}
         self.errors: tuple[str, ...] = ()
         self.asked: list[tuple[Any, ...]] = []
         self.history: list[dict[str, Any]] = []
-        self.newest = 0
+        self.last = 0
         self.kept = events_kept
-        self.commands = {501: "python train.py"}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.changed: asyncio.Event | None = None
 
     def happen(self, kind: str, **more: Any) -> int:
         """Something happens; its cursor. May be called from any thread."""
-        self.newest += 1
-        self.history.append({"cursor": self.newest, "at": views.iso(START + self.newest), "kind": kind, **more})
+        self.last += 1
+        self.history.append({"seq": self.last, "at": START + self.last, "kind": kind, **more})
         del self.history[: -self.kept]
         if self.loop is not None and self.changed is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.changed.set)
-        return self.newest
+        return self.last
+
+    def view(self) -> View:
+        return View(self.state, turn=self.turn)
 
     def about(self) -> views.About:
-        oldest = self.history[0]["cursor"] - 1 if self.history else self.newest
+        oldest = self.history[0]["seq"] - 1 if self.history else self.last
         return views.About(
-            version="0.0-test", pid=os.getpid(), started=START, troubles=self.troubles,
-            pipe_directory="/tmp/nvidia-mps", names={USER: "alice", OTHER: "bob"}, wanted=self.wanted,
-            turns={OTHER: START + 1800}, commands=self.commands,
-            policy_digest="abc123", policy_loaded=START, policy_errors=self.errors,
-            oldest_cursor=oldest, newest_cursor=self.newest,
+            version="0.0-test", pid=os.getpid(), started=START, conditions=self.conditions, checked=self.checked,
+            last_change=views.Change(START, USER, ADMIN, 0.1), policy_loaded=START, policy_errors=self.errors,
+            oldest_cursor=oldest, newest_cursor=self.last,
         )  # fmt: skip
 
     def status(self) -> Any:
-        return views.status(self.state, self.about(), START + 40)
+        return views.status(self.view(), self.about(), START + 40)
 
     def servers(self) -> Any:
-        return views.servers(self.state, self.about())
+        return views.servers(self.view(), self.about())
 
     def clients(self) -> Any:
-        return views.clients(self.state, self.about(), START + 40)
+        return views.clients(self.view(), START + 40)
 
     def queue(self) -> Any:
-        return views.queue(self.state, self.about(), START + 40)
+        return views.queue(self.view(), START + 40)
+
+    def owner(self, pid: int) -> int | None:
+        client = self.state.clients.get(pid)
+        return None if client is None else client.uid
 
     def policy(self) -> Any:
         return {
@@ -100,7 +133,7 @@ class StandIn:
         }
 
     async def explain(self, user: str) -> Any:
-        if user == "nobody-knows":
+        if user == "not-there":
             raise Problem(404, "there is no such user", "user", "a name or a uid")
         if user == "slow":
             await asyncio.sleep(60)
@@ -114,18 +147,29 @@ class StandIn:
             "threads": {"value": 20.0, "written": 20, "from": origin},
         }
 
-    def events(self, cursor: int | None, limit: int) -> Any:
+    def records(self, cursor: int | None, limit: int) -> Any:
         if cursor is None:
             return self.history[-limit:]
-        oldest = self.history[0]["cursor"] - 1 if self.history else self.newest
-        if cursor < oldest or cursor > self.newest:
+        oldest = self.history[0]["seq"] - 1 if self.history else self.last
+        if cursor < oldest or cursor > self.last:
             raise CursorGone(cursor, oldest)
-        return [one for one in self.history if one["cursor"] > cursor][:limit]
+        return [one for one in self.history if one["seq"] > cursor][:limit]
+
+    def newest(self) -> int:
+        return self.last
+
+    def event(self, record: Any) -> Any:
+        rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
+        names = {uid: one.name for uid, one in self.state.identities.items()}
+        text = sentence(record, names.get)
+        return {
+            "cursor": record["seq"], "at": views.iso(record["at"]), "kind": record["kind"], "sentence": text, **rest,
+        }  # fmt: skip
 
     async def wait_events(self, cursor: int, timeout: float) -> None:
         assert self.changed is not None
         self.changed.clear()
-        if self.newest > cursor:
+        if self.last > cursor:
             return
         try:
             await asyncio.wait_for(self.changed.wait(), timeout)
@@ -133,7 +177,7 @@ class StandIn:
             return
 
     def health(self) -> tuple[bool, list[str]]:
-        return not self.troubles, [one.what for one in self.troubles]
+        return not self.conditions, [one.what for one in self.conditions]
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Any:
         self.asked.append(("terminate", pid, now, dry_run, by))
@@ -182,7 +226,8 @@ def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Pa
         served.backend.loop = asyncio.get_running_loop()
         served.backend.changed = asyncio.Event()
         served.api = Api(served.backend, _is_admin, bounds, served.failures.append)
-        await served.api.start(listen.bind(served.path))
+        administrators = listen.bind_administrators(listen.administrators_path(served.path), None)
+        await served.api.start(listen.bind(served.path), administrators)
         ready.set()
         while not stop.is_set():  # the other side is a thread
             await asyncio.sleep(0.01)

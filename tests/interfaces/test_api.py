@@ -53,7 +53,10 @@ def test_status_has_everything_on_one_page(served: Served) -> None:
         (20002, [600, 602], 30.0),
         (20003, [601], 20.0),
     ]
-    assert body["limits"] == {"verified": [500], "drifted": []}
+    assert (body["turn"]["user"], body["turn"]["processes"], body["turn"]["ends_in"]) == ("alice", 1, 1830.0)
+    assert {(w["reason"], w["why"]) for w in body["waiting"]} == {("turn", "it is the turn of alice")}
+    assert body["limits"] == {"verified": [500], "drifted": [], "unconfirmed": [], "fail_safe": []}
+    assert (body["gate"]["connected"], body["not_guaranteed"]) == (True, [])
     assert body["pipe_directory"] == "/tmp/nvidia-mps"
 
 
@@ -75,7 +78,7 @@ def test_each_list_has_its_own_address(served: Served) -> None:
 def test_health_is_503_when_something_needs_a_person(served: Served) -> None:
     """For load balancers and scripts that read only the status."""
     assert get(served, "/healthz") == (200, {"ok": True, "problems": []})
-    served.backend.troubles = (views.Trouble("the control daemon is silent", START, "look at it"),)
+    served.backend.conditions = (views.Condition("the control daemon is silent", START, "look at it"),)
     assert get(served, "/healthz") == (503, {"ok": False, "problems": ["the control daemon is silent"]})
 
 
@@ -86,7 +89,7 @@ def test_health_is_503_when_something_needs_a_person(served: Served) -> None:
         ("POST", "/v1/status", None, 405, "GET"),
         ("GET", "/v1/drain", None, 405, "POST"),
         ("GET", "/v1/policy/explain", None, 400, "user"),
-        ("GET", "/v1/policy/explain?user=nobody-knows", None, 404, "no such user"),
+        ("GET", "/v1/policy/explain?user=not-there", None, 404, "no such user"),
         ("GET", "/v1/policy/explain?user=a&color=red", None, 400, "color"),
         ("GET", "/v1/events?cursor=x", None, 400, "cursor"),
         ("GET", "/v1/events?cursor=-1", None, 400, "cursor"),
@@ -171,7 +174,7 @@ def test_metrics_are_prometheus_text(served: Served) -> None:
             name, value = line.rsplit(" ", 1)
             samples[name] = float(value)
     assert samples["mpsagent_healthy"] == 1
-    assert samples['mpsagent_waiting_seconds{uid="20002"}'] == 30
+    assert samples['mpsagent_waiting_seconds{uid="20002",reason="turn"}'] == 30
     assert samples['mpsagent_server_info{pid="500",uid="20001",status="ACTIVE"}'] == 1
     assert samples["mpsagent_api_connections"] == 1
     types = [line.split()[2] for line in raw.decode().splitlines() if line.startswith("# TYPE")]

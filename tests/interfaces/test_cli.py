@@ -64,7 +64,7 @@ def test_exit_2_for_wrong_usage_and_refusals(served: Served) -> None:
     """Unknown words, unknown users and processes, bad values: the text names the cause."""
     assert run(served, "stauts").returncode == 2
     assert run(served, "client", "terminate", "0").returncode == 2
-    done = run(served, "policy", "explain", "nobody-knows")
+    done = run(served, "policy", "explain", "not-there")
     assert (done.returncode, "there is no such user" in done.stderr) == (2, True)
     done = run(served, "client", "terminate", "777")
     assert (done.returncode, "process 777 is not a client" in done.stderr) == (2, True)

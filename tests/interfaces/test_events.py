@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpsagent.interfaces import client
-from mpsagent.interfaces.door import Bounds
+from mpsagent.interfaces.peers import Bounds
 from tests.interfaces.stand_in import Served, StandIn, serve
 
 
@@ -27,7 +27,7 @@ def test_a_reader_that_reconnects_with_its_cursor_misses_nothing(served: Served)
     def write() -> None:
         for number in range(100):
             served.backend.happen("count", number=number)
-            while served.backend.newest - (got[-1] if got else 0) > 40 and not enough.wait(0.001):
+            while served.backend.last - (got[-1] if got else 0) > 40 and not enough.wait(0.001):
                 pass
 
     writer = threading.Thread(target=write)
@@ -85,7 +85,7 @@ def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) 
     """The last line says where to go on; nothing is skipped in silence."""
     stream = client.lines(str(served.path), "/v1/events?follow=1&cursor=0", 20)
     next(stream)
-    served.backend.newest += 1000
+    served.backend.last += 1000
     served.backend.happen("later")
     last = [json.loads(line) for line in stream][-1]
     assert last["error"]["oldest"] == 1000
@@ -99,4 +99,4 @@ def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
         stream.close()
         from tests.interfaces.stand_in import until
 
-        until(lambda: other.api is not None and not other.api.porter.by_uid)
+        until(lambda: other.api is not None and not other.api.peers.connected)

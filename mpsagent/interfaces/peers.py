@@ -1,12 +1,16 @@
 """Who may connect, and for how long a connection may do nothing useful.
 
-A :class:`Door` stands before aiohttp's own protocol on each connection of the socket. It knows the peer from the
-kernel, counts connections, bounds header and body, and drops a peer that does not read what it asked for. No peer is
-ever waited for: each of these is a timer and an abort.
+A :class:`Connection` stands before aiohttp's own protocol on each connection of the socket. It knows the peer from the
+kernel, bounds header and body, and drops a peer that does not read what it asked for. No peer is ever waited for: each
+of these is a timer and an abort.
 
-The door also sees to it that aiohttp has one request of a connection at a time, and that one user's requests come no
-faster than ``rate``. aiohttp parses whatever has come at once, and a buffer full of small requests would hold up the
-loop for longer than there is time to set a waiting user's limits (55 ms; recording 04, T1).
+It also sees to it that aiohttp has one request of a connection at a time, and that a user's requests come no faster
+than the user's allowance. aiohttp parses whatever has come at once, and a buffer full of small requests would hold up
+the loop for longer than a client at the gate should wait.
+
+:class:`Peers` counts. Each user has a bound of its own, and when all places are taken, the user who has the most gives
+one up for a user who has fewer: nobody is locked out by others, however many they are. Root, and whoever comes by the
+administrators' socket, have places apart.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ import json
 import re
 import socket
 import struct
-from collections import Counter
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from mpsagent.interfaces.accept import Listener, Tasks
+from mpsagent.interfaces.allowance import Allowances, Rates
 from mpsagent.interfaces.backend import Problem
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,19})[ \t]*\r\n")
@@ -31,13 +38,12 @@ _LINGERING = 32
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one peer may use. Sizes in bytes, spans in seconds. ``connections_root`` are kept beside the others, so
-    that users cannot lock out the person on call. ``rate``: requests a second of one user after the first ``burst``;
-    more are not refused but wait. Root's do not."""
+    """What one peer may use. Sizes in bytes, spans in seconds. ``connections``: places of all users together;
+    ``connections_reserve``: those of root and of the administrators' socket; ``connections_per_uid``: in each."""
 
-    connections: int = 64
+    connections: int = 256
+    connections_reserve: int = 48
     connections_per_uid: int = 16
-    connections_root: int = 16
     header_size: int = 16 * 1024
     body_size: int = 64 * 1024
     header_time: float = 5.0
@@ -46,8 +52,7 @@ class Bounds:
     write_time: float = 10.0
     write_buffer: int = 256 * 1024
     heartbeat: float = 15.0
-    rate: float = 50.0
-    burst: int = 100
+    rates: Rates = field(default_factory=Rates)
 
 
 class Peer(NamedTuple):
@@ -58,65 +63,127 @@ class Peer(NamedTuple):
     gid: int
 
 
+class Share(Enum):
+    """Whose places a connection takes."""
+
+    USERS = "users"
+    RESERVE = "reserve"
+
+
 def peer_of(sock: Any) -> Peer:
     """Raises OSError."""
-    return Peer(*struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
+    pid, uid, gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return Peer(pid, uid, gid)
 
 
-class Porter:
-    """The connections of one socket: makes a Door for each and counts them by uid."""
+class Places:
+    """The connections of one share, by uid and in the order in which they came."""
+
+    def __init__(self, most: int, per_uid: int) -> None:
+        self._most = most
+        self._per_uid = per_uid
+        self._total = 0
+        self.by_uid: dict[int, dict[Connection, None]] = {}
+
+    def take(self, uid: int, one: Connection) -> Problem | None:
+        """A place for one more connection of ``uid``, or why there is none."""
+        mine = len(self.by_uid.get(uid, ()))
+        if mine >= self._per_uid:
+            return self._refusal(429, f"uid {uid} has {mine} of {self._per_uid}")
+        if self._total >= self._most:
+            most = max(self.by_uid, key=lambda other: len(self.by_uid[other]))
+            if len(self.by_uid[most]) <= mine + 1:
+                return self._refusal(503, f"uid {uid} has {mine}, all users {self._total} of {self._most}")
+            next(iter(self.by_uid[most])).displace()
+        self.by_uid.setdefault(uid, {})[one] = None
+        self._total += 1
+        return None
+
+    def leave(self, uid: int, one: Connection) -> None:
+        held = self.by_uid.get(uid, {})
+        if one in held:
+            del held[one]
+            self._total -= 1
+            if not held:
+                del self.by_uid[uid]
+
+    @staticmethod
+    def _refusal(status: int, where: str) -> Problem:
+        return Problem(
+            status, "too many connections to mpsagent", where, "close some; one `events -f` per user is enough"
+        )
+
+
+class Peers:
+    """All connections of the API's sockets. ``inner`` makes aiohttp's protocol for one."""
 
     def __init__(self, bounds: Bounds, inner: Callable[[], asyncio.Protocol]) -> None:
         self.bounds = bounds
         self.inner = inner
-        self.by_uid: Counter[int] = Counter()
+        self.allowances = Allowances(bounds.rates)
+        per_uid = bounds.connections_per_uid
+        self._places = {
+            Share.USERS: Places(bounds.connections, per_uid),
+            Share.RESERVE: Places(bounds.connections_reserve, per_uid),
+        }
         self.unheard = 0
         """Connections that were let in and have not asked anything so far."""
-        self.turned_away = 0
         self.dropped = 0
+        self.turned_away = 0
         self.lingering = 0
-        self._due: dict[int, float] = {}
+        self._listeners: list[Listener] = []
+        self._tasks = Tasks()
 
-    def __call__(self) -> Door:
-        return Door(self)
+    @property
+    def connected(self) -> int:
+        return sum(len(held) for places in self._places.values() for held in places.by_uid.values())
 
-    def admit(self, uid: int) -> Problem | None:
-        """Count one more connection of ``uid``, or say why not."""
-        bounds, mine = self.bounds, self.by_uid[uid]
-        others = sum(count for one, count in self.by_uid.items() if one != 0)
-        full = mine >= bounds.connections_root if uid == 0 else others >= bounds.connections
-        if full or (uid != 0 and mine >= bounds.connections_per_uid):
+    def listen(self, sock: socket.socket, share: Share) -> None:
+        self._listeners.append(Listener(sock, lambda taken: self._accepted(taken, share)))
+
+    def close(self) -> None:
+        """Accept no more."""
+        for listener in self._listeners:
+            listener.close()
+
+    def take(self, uid: int, share: Share, one: Connection) -> Problem | None:
+        refused = self._places[share].take(uid, one)
+        if refused is not None:
             self.turned_away += 1
-            return Problem(
-                503 if full else 429,
-                "too many connections to mpsagent",
-                f"uid {uid} has {mine}, all users {others}",
-                "close some; one `events -f` per user is enough",
-            )
-        self.by_uid[uid] += 1
-        return None
+        return refused
 
-    def wait(self, uid: int, now: float) -> float:
-        """Count a request of ``uid``; how many seconds it has to wait."""
-        if uid == 0:
-            return 0.0
-        if len(self._due) > 4096:
-            self._due = {one: due for one, due in self._due.items() if due > now}
-        due = self._due[uid] = max(self._due.get(uid, now), now) + 1 / self.bounds.rate
-        return max(0.0, due - now - self.bounds.burst / self.bounds.rate)
+    def leave(self, uid: int, share: Share, one: Connection) -> None:
+        self._places[share].leave(uid, one)
 
-    def leave(self, uid: int) -> None:
-        self.by_uid[uid] -= 1
-        if self.by_uid[uid] <= 0:
-            del self.by_uid[uid]
+    def charge(self, uid: int, tokens: float, share: Share) -> float:
+        """Count what a user has used up; how many seconds it has to wait before more."""
+        return self.allowances.charge(uid, tokens, time.monotonic(), share is Share.RESERVE)
+
+    def _accepted(self, sock: socket.socket, share: Share) -> None:
+        try:
+            peer = peer_of(sock)
+        except OSError:
+            sock.close()
+            return
+        if peer.uid == 0:
+            share = Share.RESERVE
+        if self.charge(peer.uid, 1.0, share) > self.bounds.rates.patience:
+            self.turned_away += 1
+            sock.close()
+            return
+        loop = asyncio.get_running_loop()
+        sock.setblocking(False)
+        self._tasks.start(loop.connect_accepted_socket(lambda: Connection(self, peer, share), sock))
 
 
-class Door(asyncio.Protocol):
-    """One connection. Passes requests on to aiohttp's protocol, one at a time, once the peer is let in."""
+class Connection(asyncio.Protocol):
+    """One connection. Passes requests on to aiohttp's protocol, one at a time, once it has a place."""
 
-    def __init__(self, porter: Porter) -> None:
-        self._porter = porter
-        self._bounds = porter.bounds
+    def __init__(self, peers: Peers, peer: Peer, share: Share) -> None:
+        self._peers = peers
+        self._bounds = peers.bounds
+        self.peer = peer
+        self._share = share
         self._inner: asyncio.Protocol | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -124,7 +191,6 @@ class Door(asyncio.Protocol):
         self._coming = bytearray()
         self._in_header, self._answered, self._body_left = True, True, 0
         self._refused = self._lingers = self._held = self._unheard = False
-        self.peer: Peer | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # --- called by the API
@@ -139,26 +205,29 @@ class Door(asyncio.Protocol):
         self._answered = True
         self._advance()
 
+    def charge(self, tokens: float) -> float:
+        """Count what the answer cost; how many seconds the user has to wait before more."""
+        return self._peers.charge(self.peer.uid, tokens, self._share)
+
+    def displace(self) -> None:
+        """Give the place up for a user who has fewer."""
+        self._peers.leave(self.peer.uid, self._share, self)
+        self._drop()
+
     # --- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=self._bounds.write_buffer)
-        try:
-            peer = peer_of(transport.get_extra_info("socket"))
-        except OSError:
-            transport.abort()
-            return
-        refused = self._porter.admit(peer.uid)
+        refused = self._peers.take(self.peer.uid, self._share, self)
         if refused is not None:
             self._refuse(refused)
             return
-        self.peer = peer
         self._unheard = True
-        self._porter.unheard += 1
+        self._peers.unheard += 1
         self._timed(self._bounds.header_time)
-        self._inner = self._porter.inner()
+        self._inner = self._peers.inner()
         self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -190,10 +259,9 @@ class Door(asyncio.Protocol):
         self._timed(None)
         if self._stall is not None:
             self._stall.cancel()
-        if self.peer is not None:
-            self._porter.leave(self.peer.uid)
+        self._peers.leave(self.peer.uid, self._share, self)
         if self._lingers:
-            self._porter.lingering -= 1
+            self._peers.lingering -= 1
         if not self.lost.done():
             self.lost.set_result(None)
         if self._inner is not None:
@@ -230,19 +298,26 @@ class Door(asyncio.Protocol):
             self._refuse(Problem(413, "the body is too long", hint=f"at most {self._bounds.body_size} bytes"))
         else:
             self._in_header, self._answered, self._body_left = False, False, length
-            loop = asyncio.get_running_loop()
-            wait = self._porter.wait(self.peer.uid if self.peer else -1, loop.time())
-            self._timed(wait + self._bounds.header_time)
-            if wait:
-                self._held = True
-                loop.call_later(wait, self._pass_header, header)
-            else:
-                self._pass_header(header)
+            self._when_paid(header)
+
+    def _when_paid(self, header: bytes) -> None:
+        """Pass the request on when the user's allowance has it; one that would wait for long is refused."""
+        wait = self.charge(1.0)
+        if wait > self._bounds.rates.patience:
+            where = f"uid {self.peer.uid} is {wait:.0f} s ahead of its share"
+            self._refuse(Problem(429, "too much was asked of mpsagent", where, "ask less often, or for less at a time"))
+            return
+        self._timed(wait + self._bounds.header_time)
+        if wait:
+            self._held = True
+            asyncio.get_running_loop().call_later(wait, self._pass_header, header)
+        else:
+            self._pass_header(header)
 
     def _heard(self) -> None:
         if self._unheard:
             self._unheard = False
-            self._porter.unheard -= 1
+            self._peers.unheard -= 1
 
     def _pass_header(self, header: bytes) -> None:
         self._held = False
@@ -266,7 +341,7 @@ class Door(asyncio.Protocol):
         self._timer = None if span is None else loop.call_later(span, self._drop)
 
     def _drop(self) -> None:
-        self._porter.dropped += 1
+        self._peers.dropped += 1
         if self._transport is not None:
             self._transport.abort()
 
@@ -284,8 +359,8 @@ class Door(asyncio.Protocol):
             return
         self._transport.write(head.encode() + body)
         self._timed(self._bounds.header_time)
-        if self._porter.lingering < _LINGERING:
-            self._porter.lingering += 1
+        if self._peers.lingering < _LINGERING:
+            self._peers.lingering += 1
             self._lingers = True
             self._transport.write_eof()
         else:

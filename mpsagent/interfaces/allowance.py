@@ -1,0 +1,122 @@
+"""How much of the agent one user may have: a bucket of tokens for each, and turns of a millisecond for long answers.
+
+A token is one request, one connection, 4 KiB of answer or a millisecond of work, whichever comes; so a request for
+1,000 events costs what it costs and not what a ``/healthz`` does (11 ms of the loop, watched). Who is in debt waits;
+who is deep in debt is turned away. Root is not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+TOKEN_BYTES = 4096
+TOKEN_SECONDS = 0.001
+SLICE = 0.001
+"""Seconds of work until the loop turns: the gate's messages are to be answered meanwhile."""
+_FORGET_ABOVE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Tokens: ``rate`` a second for each user after the first ``burst``; ``rate_all``, ``burst_all``: for all users
+    together, because one may come with thousands of uids (subordinate ids). ``patience``: seconds that a request may
+    wait before it is refused, ``debt``: seconds of tokens that a user can owe at most."""
+
+    rate: float = 50.0
+    burst: float = 100.0
+    rate_all: float = 400.0
+    burst_all: float = 800.0
+    patience: float = 10.0
+    debt: float = 30.0
+
+
+class Allowances:
+    """By user, until when what was used up is paid (virtual scheduling: no timers)."""
+
+    def __init__(self, rates: Rates) -> None:
+        self.rates = rates
+        self._due: dict[int, float] = {}
+        self._due_all = float("-inf")
+
+    def charge(self, uid: int, tokens: float, now: float, reserve: bool = False) -> float:
+        """Count ``tokens``; how many seconds the user has to wait before the next request. Root never waits, and an
+        administrator (``reserve``) not for others."""
+        if uid == 0:
+            return 0.0
+        if len(self._due) > _FORGET_ABOVE:
+            self._due = {one: due for one, due in self._due.items() if due > now}
+        rates = self.rates
+        due = max(self._due.get(uid, now), now) + tokens / rates.rate
+        self._due[uid] = min(due, now + (rates.burst / rates.rate) + rates.debt)
+        if not reserve:
+            due = max(self._due_all, now) + tokens / rates.rate_all
+            self._due_all = min(due, now + rates.burst_all / rates.rate_all + rates.debt)
+        return self.wait(uid, now, reserve)
+
+    def wait(self, uid: int, now: float, reserve: bool = False) -> float:
+        """Seconds that this user has to wait now."""
+        if uid == 0:
+            return 0.0
+        rates = self.rates
+        own = self._due.get(uid, now) - now - rates.burst / rates.rate
+        shared = 0.0 if reserve else self._due_all - now - rates.burst_all / rates.rate_all
+        return max(0.0, own, shared)
+
+
+def cost(size: int, seconds: float) -> float:
+    """Tokens for an answer of ``size`` bytes that took ``seconds`` of work."""
+    return size / TOKEN_BYTES + seconds / TOKEN_SECONDS
+
+
+class Slices:
+    """Long answers are written a slice at a time. One slice of all users' goes between two turns of the loop, and each
+    user has one place in the line; root's are beside them."""
+
+    def __init__(self, span: float = SLICE) -> None:
+        self._span = span
+        self._line = asyncio.Lock()
+        self._own: dict[int, tuple[asyncio.Lock, int]] = {}
+
+    async def lines(self, uid: int, items: Iterable[Any]) -> tuple[list[bytes], float]:
+        """Each item as JSON, and how many seconds of work that was."""
+        if uid == 0:
+            return await self._write(items, None)
+        lock, users = self._own.get(uid, (asyncio.Lock(), 0))
+        self._own[uid] = (lock, users + 1)
+        try:
+            async with lock:
+                return await self._write(items, self._line)
+        finally:
+            users = self._own[uid][1] - 1
+            if users:
+                self._own[uid] = (lock, users)
+            else:
+                del self._own[uid]
+
+    async def _write(self, items: Iterable[Any], line: asyncio.Lock | None) -> tuple[list[bytes], float]:
+        written: list[bytes] = []
+        rest, work = iter(items), 0.0
+        while True:
+            if line is not None:
+                await line.acquire()
+            try:
+                begun = now = time.perf_counter()
+                end = True
+                for item in rest:
+                    written.append(json.dumps(item, separators=(",", ":")).encode())
+                    now = time.perf_counter()
+                    if now - begun >= self._span:
+                        end = False
+                        break
+                work += max(now, time.perf_counter()) - begun
+                if end:
+                    return written, work
+                await asyncio.sleep(0)
+            finally:
+                if line is not None:
+                    line.release()

@@ -1,0 +1,69 @@
+"""What mpsagent cannot promise at the moment, in plain words for an administrator. Pure."""
+
+from __future__ import annotations
+
+from mpsagent.core.view import View
+from mpsagent.interfaces.waits import user_text
+
+MOST_NAMED = 5
+
+
+def not_guaranteed(view: View) -> list[str]:
+    """One sentence for each promise that does not hold now; empty when all of them hold."""
+    return [*_policy(view), *_gate(view), *_limits(view)]
+
+
+def _policy(view: View) -> list[str]:
+    """What the policy itself says is only to be reported."""
+    policy, found = view.policy, []
+    if not policy.enforce:
+        return ["nothing is enforced: the policy says enforce = false, so rules are only reported"]
+    off = {path for path, setting in policy.settings.items() if path[-1] == "enforce" and not setting.value}
+    if ("limits", "enforce") in off:
+        found.append("limits are not enforced: [limits] enforce = false")
+    if ("switch", "enforce") in off:
+        found.append("turns do not end: [switch] enforce = false")
+    if not policy.enforce_hang:
+        found.append("hangs and faults are only reported: [hang] enforce = false")
+    single = sorted({f"{path[0]} {path[1]}" for path in off if path[0] in ("user", "group")})
+    if single:
+        found.append(f"the policy is not enforced for {_some(single)}")
+    return found
+
+
+def _gate(view: View) -> list[str]:
+    state, found = view.state, []
+    if state.gate is None:
+        found.append("the gate is not connected: it goes on as it was told last, and who waits is not known here")
+    elif state.gate.known_handshake is False:
+        found.append(
+            "the control daemon's greeting is not known (another driver?): clients are passed on untouched, all with "
+            "the fail-safe limits, and turns are not kept"
+        )
+    elif view.sent is not None and state.gate.synced and state.gate.applied < view.sent[0]:
+        found.append("the gate has not confirmed yet whom it lets in")
+    return found
+
+
+def _limits(view: View) -> list[str]:
+    state, found = view.state, []
+    for uid, why in list(state.unconfirmed.items())[:MOST_NAMED]:
+        found.append(
+            f"MPS did not confirm the limits of {user_text(state, uid)}, who gets the fail-safe ones: {why[:200]}"
+        )
+    strict = [f"{client.pid} ({user_text(state, client.uid)})" for client in state.clients.values() if client.fail_safe]
+    if strict:
+        found.append(f"clients with the fail-safe limits instead of their own: {_some(strict)}")
+    if not state.devices and view.limits_enforced:
+        found.append("no GPU is known, so memory limits and whole multiprocessors cannot be set")
+    outside = sum(1 for s in state.servers.values() for pid in s.attached if pid not in state.clients)
+    handing = sum(1 for held in state.held.values() if held.handing is not None)
+    if outside > handing:
+        count = "1 process is" if outside == 1 else f"{outside} processes are"
+        found.append(f"{count} served by MPS without having passed the gate; their limits are not known")
+    return found
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
