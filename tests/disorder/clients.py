@@ -41,24 +41,25 @@ class Record:
         return {**asdict(self), "deed": asdict(self.deed)}
 
     def at(self, words: str) -> float | None:
-        """When a line with these words was printed, as well as the process itself knows."""
-        for read, line in self.lines:
+        """When a line with these words was printed: by the process's own clock, which starts once it runs. A line is
+        read later than it is printed, so the one that was read soonest tells when that clock began."""
+        stamps = [(read, _stamp(line)) for read, line in self.lines]
+        offsets = [read - stamp for read, stamp in stamps if stamp is not None]
+        for (read, stamp), (_, line) in zip(stamps, self.lines, strict=True):
             if words in line:
-                return min(read, self.started + _stamp(line, read - self.started))
+                return read if stamp is None else min(offsets) + stamp
         return None
 
     def said(self, words: str) -> bool:
         return any(words in line for _, line in self.lines)
 
 
-def _stamp(line: str, otherwise: float) -> float:
-    with contextlib.suppress(ValueError, IndexError):
-        return float(line[1:].split()[0]) + START
-    return otherwise
-
-
-START = 0.02
-"""Seconds from the start of a process to its own clock's beginning, about."""
+def _stamp(line: str) -> float | None:
+    """Of `[   0.012 pid 5 uid 7] text` the seconds."""
+    try:
+        return float(line[1:].split(" pid ")[0]) if line.startswith("[") else None
+    except ValueError:
+        return None
 
 
 @dataclass

@@ -288,7 +288,7 @@ class Stage:
 
     def start_agent(self, *, prefix: Sequence[str] = ()) -> Agent:
         """`mpsagent run` on the policy that was written, without waiting for anything."""
-        program = Path(sys.executable).with_name("mpsagent")
+        program = Path(os.environ.get("MPSAGENT_PROGRAM") or Path(sys.executable).with_name("mpsagent"))
         command = [
             *prefix,
             *([str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.interfaces.daemon"]),

@@ -1,0 +1,188 @@
+"""What the verdict calls what: each word has a client that earns it, so that a run which fails can be seen to fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.disorder.clients import Record
+from tests.disorder.population import AFTER, GRACE, Deed, Machine, Population, populate
+from tests.disorder.verdict import NEVER, Entitled, Verdict, judge
+
+MACHINE = Machine(1, 132, 143155 << 20)
+POPULATION = populate(7, MACHINE, clients=10, seconds=1, server="own")
+FREE = next(user for user in POPULATION.users if not user.denied and user.max_clients is None)
+OTHER = next(user for user in POPULATION.users if user not in (FREE,) and not user.denied and user.max_clients is None)
+CAPPED = next(user for user in POPULATION.users if user.max_clients is not None)
+DENIED = next(user for user in POPULATION.users if user.denied)
+RIGHT = Entitled(26, 3000)
+
+
+def client(
+    kind: str, uid: int, said: list[tuple[float, str]], *, started: float = 0.0, rc: int | None = 0,
+    signals: tuple[tuple[float, str], ...] = (), ended: float | None = None,
+) -> Record:  # fmt: skip
+    """A record whose lines are printed at these seconds after its start."""
+    record = Record(next(NUMBERS), Deed(started, uid, kind), 100, started)
+    record.lines = [(started + at, f"[{at:8.3f} pid 100 uid {uid}] {text}") for at, text in said]
+    record.signals = list(signals)
+    if rc is not None:
+        record.rc, record.ended = rc, started + (said[-1][0] if said else 0.1) if ended is None else ended
+    return record
+
+
+NUMBERS = iter(range(100000))
+
+
+def sees(at: float = 0.2, sms: int = 26, free: int = 3000) -> list[tuple[float, str]]:
+    text = f"sms {sms} meminfo CUDA_SUCCESS free {free} MiB total 143155 MiB"
+    return [(at - 0.1, "cuInit CUDA_SUCCESS"), (at - 0.01, "ctx CUDA_SUCCESS"), (at, text)]
+
+
+def verdict(*records: Record, turns: bool = True, population: Population = POPULATION) -> Verdict:
+    entitled = {(user.uid, 0): RIGHT for user in population.users}
+    return judge(records, population, MACHINE, entitled, turns=turns)
+
+
+def refused(error: str = "CUDA_ERROR_MPS_CONNECTION_FAILED") -> list[tuple[float, str]]:
+    return [(0.2, f"cuInit {error}")]
+
+
+@pytest.mark.parametrize(
+    ("word", "record"),
+    [
+        ("exact", client("query", FREE.uid, sees())),
+        ("exact", client("kill-idle", FREE.uid, sees(), rc=-9, signals=((0.3, "KILL"),))),
+        ("over", client("query", FREE.uid, sees(sms=28))),
+        ("over", client("query", FREE.uid, sees(free=3001))),
+        ("over", client("alloc", FREE.uid, [*sees(), (0.3, "cuMemAlloc 3100 MiB: CUDA_SUCCESS")])),
+        ("exact", client("alloc", FREE.uid, [*sees(), (0.3, "cuMemAlloc 3100 MiB: CUDA_ERROR_OUT_OF_MEMORY")], rc=13)),
+        ("over", client("query", DENIED.uid, sees())),
+        ("under", client("query", FREE.uid, sees(sms=24))),
+        ("under", client("query", FREE.uid, sees(free=2999))),
+        ("outside", client("query", FREE.uid, sees(sms=132, free=142047))),
+        ("outside", client("query", FREE.uid, [*sees(), (0.21, "mps no")])),
+        ("over", client("query", FREE.uid, [*sees(sms=132, free=142047), (0.21, "mps yes")])),
+        ("refused", client("query", FREE.uid, refused(), rc=10)),
+        ("refused", client("query", FREE.uid, [*sees()[:1], (0.2, "ctx CUDA_ERROR_MPS_SERVER_NOT_READY")], rc=12)),
+        ("denied", client("query", DENIED.uid, refused(), rc=10)),
+        ("died", client("kill-early", FREE.uid, [], rc=-9, signals=((0.1, "KILL"),))),
+        ("stuck", client("query", FREE.uid, [], rc=None)),
+        ("stuck", client("sleep", FREE.uid, sees(), rc=None)),
+        ("harmed", client("sleep", FREE.uid, [*sees(), (0.4, "work now CUDA_ERROR_MPS_RPC_FAILURE")], rc=14)),
+        ("harmed", client("sleep", FREE.uid, sees(), rc=-9)),
+        ("broken", client("query", FREE.uid, [], rc=1)),
+    ],
+)
+def test_each_word(word: str, record: Record) -> None:
+    found = verdict(record)
+    assert dict(found.counts) == {word: 1}
+    assert found.good == (word not in NEVER)
+    assert bool(found.sentences) == (word in NEVER)
+
+
+def fault(at: float) -> Record:
+    said = [*sees(), (at - 0.01, "oob launch cudaSuccess"), (at, "oob sync CUDA_ERROR_ILLEGAL_ADDRESS")]
+    return client("fault", FREE.uid, said, rc=17)
+
+
+def test_a_fault_excuses_its_neighbours_and_not_who_came_long_after() -> None:
+    hit = client("sleep", FREE.uid, [*sees(), (1.0, "work now CUDA_ERROR_ILLEGAL_ADDRESS")], rc=14)
+    moment = client("query", FREE.uid, refused("CUDA_ERROR_MPS_SERVER_NOT_READY"), started=1.2, rc=10)
+    late = client("query", FREE.uid, refused("CUDA_ERROR_MPS_SERVER_NOT_READY"), started=4.0, rc=10)
+    after = client("sleep", FREE.uid, [*sees(), (1.0, "work now CUDA_ERROR_ILLEGAL_ADDRESS")], started=4.0, rc=14)
+    found = verdict(fault(0.99), hit, moment, late, after)
+    assert found.faults == 1
+    assert dict(found.counts) == {"exact": 1, "hit": 1, "moment": 1, "refused": 1, "harmed": 1}
+
+
+def test_a_kill_with_a_kernel_in_flight_is_a_fault() -> None:
+    killed = client("kill-kernel", FREE.uid, [*sees(), (0.3, "launch cudaSuccess")], rc=-9, signals=((0.5, "KILL"),))
+    hit = client("spin", FREE.uid, [*sees(), (0.52, "sync CUDA_ERROR_ILLEGAL_ADDRESS after 0.2 s")], rc=16)
+    assert verdict(killed, hit).counts["hit"] == 1
+    assert verdict(hit).counts["harmed"] == 1
+
+
+def test_a_turn_may_be_ended_only_when_another_user_has_waited_long_enough() -> None:
+    long = [*sees(), (7.0, "work now CUDA_ERROR_MPS_CLIENT_TERMINATED")]
+    ended = client("long", FREE.uid, long, rc=14)
+    waiting = client("query", OTHER.uid, sees(at=5.2), started=2.0)
+    too_young = client("query", OTHER.uid, sees(at=1.5), started=6.0)
+    same_user = client("query", FREE.uid, sees(at=5.2), started=2.0)
+    assert AFTER + GRACE <= 5.0
+    assert verdict(ended, waiting).counts["turn"] == 1
+    assert verdict(ended, too_young).counts["harmed"] == 1
+    assert verdict(ended, same_user).counts["harmed"] == 1
+
+
+def test_two_users_at_once_are_seen_and_a_stopped_start_is_not_mistaken_for_one() -> None:
+    works = client("sleep", FREE.uid, [*sees(), (2.0, "done 9 iterations, last CUDA_SUCCESS")])
+    beside = client("query", OTHER.uid, sees(), started=1.0)
+    assert verdict(works, beside).together == 1
+    assert verdict(works, beside, turns=False).together == 0
+    # Stopped before its own clock began: its lines come 2 s later than their stamps say.
+    stopped = client("stop-early", OTHER.uid, sees(), started=0.5)
+    stopped.lines = [(at + 2.0, line) for at, line in stopped.lines]
+    assert verdict(works, stopped).together == 0
+
+
+def test_more_clients_at_once_than_a_user_may_have() -> None:
+    assert CAPPED.max_clients is not None
+    crowd = [
+        client("sleep", CAPPED.uid, [*sees(at=0.2 + number / 10), (3.0, "done 9 iterations, last CUDA_SUCCESS")])
+        for number in range(CAPPED.max_clients)
+    ]
+    assert verdict(*crowd).good
+    crowd.append(client("query", CAPPED.uid, sees(at=1.5)))
+    found = verdict(*crowd)
+    assert found.capped
+    assert not found.good
+
+
+def test_a_wait_beyond_the_policy_and_a_front_end_without_an_answer() -> None:
+    assert verdict(client("query", FREE.uid, sees(at=300.0))).late == 1
+    assert verdict(client("query", FREE.uid, sees(at=20.0))).late == 0
+    guest = Record(1, Deed(0.0, FREE.uid, "ps", guest=True), 100, 0.0, [(30.0, "guest ps: no answer in 30 s")], rc=0)
+    guest.ended = 30.0
+    assert verdict(guest).unanswered == 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_population_follows_from_its_seed(seed: int) -> None:
+    """The same seed gives the same run; each way to write a share and a memory limit is in every policy."""
+    first = populate(seed, MACHINE, clients=300, seconds=30, server="shared")
+    assert first == populate(seed, MACHINE, clients=300, seconds=30, server="shared")
+    assert first != populate(seed + 1, MACHINE, clients=300, seconds=30, server="shared")
+    assert sum(not deed.guest for deed in first.deeds) == 300
+    for words in (
+        "sms =",
+        'rule = "even"',
+        'rule = "double"',
+        "weight =",
+        '%"',
+        'G"',
+        'M"',
+        "{ 0 =",
+        "max_clients",
+        "deny",
+    ):
+        assert words in first.policy, words
+
+
+def test_what_a_user_is_entitled_to_is_what_the_policy_package_says() -> None:
+    """Two ways to the same numbers: the words of the documentation here, the product's own reading there."""
+    from mpsagent.mps.limits import Device
+    from mpsagent.policy.files import load
+    from mpsagent.policy.identity import Identity
+
+    machine = Machine(2, 132, 143155 << 20)
+    devices = [Device(n, f"GPU-{n}", "H200", machine.memory, machine.multiprocessors) for n in range(2)]
+    for seed in range(30):
+        population = populate(seed, machine, clients=5, seconds=1, server="own")
+        policy, errors = load([("policy.toml", population.policy)])
+        assert policy is not None, errors
+        for user in population.users:
+            if user.denied:
+                continue
+            given = policy.rules(Identity(user.uid, None)).limits(devices)
+            assert given.threads == pytest.approx(user.percent)
+            assert [given.memory[n] >> 20 for n in range(2)] == list(user.memory)
