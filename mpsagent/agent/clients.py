@@ -59,6 +59,11 @@ class Clients:
         process = self._clients.get(pid)
         return process if process is not None and process.started == start else None
 
+    def waiting(self, connection: int, start: int) -> Process | None:
+        """The process of a held connection."""
+        process = self._waiting.get(connection)
+        return process if process is not None and process.started == start else None
+
     def forget(self, pid: int) -> None:
         process = self._clients.pop(pid, None)
         self._cpu.pop(pid, None)

@@ -89,6 +89,11 @@ class Executor:
                 return await self._reconcile(action)
             case act.SignalClient():
                 return self._signal(action)
+            case act.SignalHeld():
+                held = self._clients.waiting(action.connection, action.start)
+                held = held or self._clients.get(action.pid, action.start)
+                problem = held.send(action.signal) if held is not None else f"process {action.pid} has ended"
+                return problem is None, problem or ""
             case act.Resume():
                 return self._to_ours(action.pid, signal.SIGCONT)
             case act.KillServer():

@@ -53,6 +53,7 @@ class Observer:
     def _processes(self, now: float) -> inp.ProcessesSeen:
         agent, state = self._agent, self._agent.state
         pids = [*state.servers, *([state.control.pid] if state.control is not None else [])]
+        pids += [held.peer.pid for held in state.held.values() if held.handing is not None]
         found = frozenset(pid for pid in pids if stopped(pid)) | agent.clients.stopped()
         if now >= self._cpu_at + CPU_EVERY:
             self._cpu_at = now

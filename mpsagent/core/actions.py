@@ -101,6 +101,17 @@ class SignalClient(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SignalHeld(Action):
+    """A signal to the process whose connection is just being handed over, through the pidfd that the gate took."""
+
+    connection: int
+    pid: int
+    start: int
+    uid: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KillServer(Action):
     """SIGKILL of a server that does not answer (recording 06, V3)."""
 

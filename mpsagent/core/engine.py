@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mpsagent.core import actions as act
-from mpsagent.core import admission, caps, drain, faults, hangs, ladder, limits, starts, turns
+from mpsagent.core import admission, caps, drain, faults, handovers, hangs, ladder, limits, starts, turns
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.core.reduce import reduce
@@ -37,6 +37,7 @@ class Memories:
     turns: turns.Memory = field(default_factory=turns.Memory)
     faults: faults.Memory = field(default_factory=faults.Memory)
     hangs: hangs.Memory = field(default_factory=hangs.Memory)
+    handovers: handovers.Memory = field(default_factory=handovers.Memory)
     starts: starts.Memory = field(default_factory=starts.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
     drain: drain.Memory = field(default_factory=drain.Memory)
@@ -205,6 +206,7 @@ _RULES = (
     ("faults", faults),
     ("caps", caps),
     ("drain", drain),
+    ("handovers", handovers),
     ("hangs", hangs),
     ("starts", starts),
     ("limits", limits),
