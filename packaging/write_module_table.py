@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: written by make modules -->", "<!-- end of modules -->"
-FLOORS = ("program", "faces", "agent", "hands", "decisions", "facts", "sim")
+LAYERS = ("interfaces", "agent", "system", "gate", "core", "policy", "mps", "sim")
 
 
 def first_sentence(path: Path) -> str:
@@ -25,9 +25,9 @@ def first_sentence(path: Path) -> str:
 
 def table() -> str:
     lines: list[str] = []
-    for floor in FLOORS:
-        package = ROOT / "mpsagent" / floor
-        lines += [f"**mpsagent/{floor}** {first_sentence(package / '__init__.py')}.", "", "| module | |", "|---|---|"]
+    for layer in LAYERS:
+        package = ROOT / "mpsagent" / layer
+        lines += [f"**mpsagent/{layer}** {first_sentence(package / '__init__.py')}.", "", "| module | |", "|---|---|"]
         modules = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
         lines += [f"| {path.stem} | {first_sentence(path)} |" for path in modules]
         lines.append("")

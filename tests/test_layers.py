@@ -1,4 +1,4 @@
-"""Holds the floors of the design by reading imports: a module that reaches up, or out, fails here before it is run."""
+"""Holds the layers of the design by reading imports: a module that reaches up, out, or round in a circle fails here."""
 
 from __future__ import annotations
 
@@ -12,18 +12,16 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LONGEST_MODULE = 450
 
-# What floor 0 may take from the standard library: values and text, nothing that reads a clock, a file or the system.
+# What the pure layers may take from the standard library: values and text, no clock, no file, nothing of the system.
 PURE_STDLIB = frozenset(
     "__future__ abc array bisect codecs collections collections.abc copy dataclasses datetime decimal difflib enum "
     "fractions functools hashlib heapq ipaddress itertools json math numbers operator re string struct textwrap types "
     "typing unicodedata".split()
 )
-# The agent's public values, which the API may show.
-AGENT_VALUES = frozenset({"mpsagent.agent.values", "mpsagent.agent.report", "mpsagent.agent.handle"})
 
 
 @dataclass(frozen=True)
-class Floor:
+class Layer:
     """What the modules under `prefix` may import of mpsagent, and from elsewhere (None: anything)."""
 
     prefix: str
@@ -31,20 +29,26 @@ class Floor:
     others: frozenset[str] | None
 
 
-def _floor(prefix: str, ours: str, others: frozenset[str] | None) -> Floor:
-    return Floor(prefix, frozenset(ours.split()), others)
+def _layer(prefix: str, ours: str, others: frozenset[str] | None) -> Layer:
+    return Layer(prefix, frozenset(f"mpsagent.{name}" for name in ours.split()), others)
 
 
-# The most specific prefix counts. A module may always import its own package, except where `prefix` names a module.
-FLOORS = (
-    _floor("mpsagent.facts", "", PURE_STDLIB),
-    _floor("mpsagent.decisions", "mpsagent.facts", PURE_STDLIB | {"pydantic", "pydantic_core", "tomli", "signal"}),
-    _floor("mpsagent.hands", "mpsagent.facts mpsagent.core.actions mpsagent.policy.policy", None),
-    _floor("mpsagent.agent", "mpsagent.facts mpsagent.decisions mpsagent.hands", None),
-    _floor("mpsagent.faces", "mpsagent.facts mpsagent.decisions", None),
-    # The roof, the one place where the parts are put together: the program starts the agent and its API.
-    _floor("mpsagent.program", "mpsagent.facts mpsagent.decisions mpsagent.hands mpsagent.agent mpsagent.faces", None),
-    _floor("mpsagent.sim", "mpsagent.mps.units", None),
+# From the lowest up. The most specific prefix counts. A module may always import its own package, but in no circle.
+LAYERS = (
+    _layer("mpsagent.mps", "", PURE_STDLIB),
+    _layer("mpsagent.policy", "mps", PURE_STDLIB | {"tomli"}),
+    _layer("mpsagent.core", "mps policy", PURE_STDLIB | {"signal"}),
+    _layer("mpsagent.gate", "mps", None),
+    _layer("mpsagent.gate.handshake", "mps gate", PURE_STDLIB),
+    _layer("mpsagent.gate.handover", "mps gate", PURE_STDLIB),
+    _layer("mpsagent.gate.queue", "mps gate", PURE_STDLIB),
+    _layer("mpsagent.gate.session", "mps gate", PURE_STDLIB),
+    _layer("mpsagent.gate.limits", "mps gate", PURE_STDLIB),
+    _layer("mpsagent.gate.link", "mps gate", PURE_STDLIB),
+    _layer("mpsagent.system", "mps policy gate.link", None),
+    _layer("mpsagent.agent", "mps policy core gate.link system", None),
+    _layer("mpsagent.interfaces", "mps policy core system agent", None),
+    _layer("mpsagent.sim", "mps.units", None),
 )
 # What a user's shell starts again and again: neither these nor anything that they import at their top may be heavy.
 LIGHT = ("mpsagent.interfaces.cli", "mpsagent.interfaces.client")
@@ -52,11 +56,14 @@ HEAVY = frozenset("aiohttp asyncinotify psutil pydantic pynvml pystemd structlog
 # The command line may fetch the agent's insides on no account, not even in a function.
 OFFLINE = ("mpsagent.interfaces.cli", "mpsagent.interfaces.client", "mpsagent.interfaces.replay")
 
+# Programs whose output is their answer: the command line, the simulator, and two helpers of the units.
+PRINTS = ("mpsagent.interfaces.cli", "mpsagent.sim", "mpsagent.system.generator", "mpsagent.system.prepare")
+
 # Calls that are a clock or the outside world in disguise.
 IMPURE_NAMES = frozenset({"open", "input", "print", "exec", "eval", "__import__", "breakpoint"})
 # `signal` is there for the names of signals only.
 IMPURE_ATTRIBUTES = frozenset({"now", "utcnow", "today", "alarm", "pause", "raise_signal", "setitimer", "signal"})
-PURE_FLOORS = ("mpsagent.facts", "mpsagent.decisions")
+PURE = ("mpsagent.mps", "mpsagent.policy", "mpsagent.core")
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -95,19 +102,19 @@ def imported(nodes: Iterable[ast.AST], module: str, is_package: bool) -> list[tu
     return found
 
 
-def floor_of(module: str) -> Floor | None:
-    candidates = [floor for floor in FLOORS if within(module, floor.prefix)]
-    return max(candidates, key=lambda floor: len(floor.prefix), default=None)
+def layer_of(module: str) -> Layer | None:
+    candidates = [layer for layer in LAYERS if within(module, layer.prefix)]
+    return max(candidates, key=lambda layer: len(layer.prefix), default=None)
 
 
 def wrong_imports(module: str, found: list[tuple[int, str]]) -> list[str]:
-    floor = floor_of(module)
-    if floor is None:
-        return [] if module == "mpsagent" else [f"{module}: is on no floor; add it to the table"]
+    layer = layer_of(module)
+    if layer is None:
+        return [] if module == "mpsagent" else [f"{module}: is in no layer; add it to the table"]
     own_package = ".".join(module.split(".")[:2])
-    allowed = floor.ours | ({own_package} if floor.prefix == own_package else set())
-    if floor.prefix == "mpsagent.faces" and not module.startswith(OFFLINE):
-        allowed |= AGENT_VALUES
+    allowed = layer.ours | ({own_package} if layer.prefix == own_package else set())
+    if module.startswith(OFFLINE):
+        allowed -= {"mpsagent.agent"}
     problems = []
     for line, name in found:
         top = name.split(".")[0]
@@ -115,16 +122,40 @@ def wrong_imports(module: str, found: list[tuple[int, str]]) -> list[str]:
             if name in ("mpsagent", "mpsagent.__version__"):
                 continue
             if not any(within(name, one) for one in allowed):
-                problems.append(f"{module}:{line}: imports {name}, which is above or beside its floor")
-        elif floor.others is not None and not any(within(name, one) for one in floor.others):
+                problems.append(f"{module}:{line}: imports {name}, which is above or beside its layer")
+        elif layer.others is not None and not any(within(name, one) for one in layer.others):
             problems.append(f"{module}:{line}: imports {name}, which is not pure")
     return problems
 
 
+def circles(imports: dict[str, list[str]]) -> list[str]:
+    """Modules that import each other, directly or through others; each circle once."""
+    graph: dict[str, set[str]] = {}
+    for module, names in imports.items():
+        known = {name if name in imports else name.rpartition(".")[0] for name in names}
+        graph[module] = {one for one in known if one in imports and one != module and one != module.rpartition(".")[0]}
+    found: set[frozenset[str]] = set()
+    state: dict[str, int] = {}
+
+    def visit(module: str, way: list[str]) -> None:
+        state[module] = 1
+        for other in sorted(graph[module]):
+            if state.get(other) == 1:
+                found.add(frozenset(way[way.index(other) :]))
+            elif other not in state:
+                visit(other, [*way, other])
+        state[module] = 2
+
+    for module in sorted(graph):
+        if module not in state:
+            visit(module, [module])
+    return [f"a circle of imports: {', '.join(sorted(one))}" for one in found]
+
+
 def wrong_calls(module: str, tree: ast.AST) -> list[str]:
     problems = []
-    pure = any(within(module, floor) for floor in PURE_FLOORS)
-    may_print = module.startswith("mpsagent.interfaces.cli") or within(module, "mpsagent.sim")
+    pure = any(within(module, layer) for layer in PURE)
+    may_print = module.startswith(PRINTS)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -133,7 +164,7 @@ def wrong_calls(module: str, tree: ast.AST) -> list[str]:
         if pure and (name in IMPURE_NAMES or attribute in IMPURE_ATTRIBUTES):
             problems.append(f"{module}:{node.lineno}: calls {name or attribute}(), which is not pure")
         if name == "print" and not may_print and not pure:
-            problems.append(f"{module}:{node.lineno}: prints; only the command line and the simulator do")
+            problems.append(f"{module}:{node.lineno}: prints; only programs whose output is their answer do")
         for keyword in node.keywords:
             if keyword.arg == "shell" and not (
                 isinstance(keyword.value, ast.Constant) and keyword.value.value is False
@@ -178,54 +209,51 @@ def violations(root: Path) -> list[str]:
         lines = text.count("\n")
         if lines > LONGEST_MODULE:
             problems.append(f"{module}: {lines} lines; split it, {LONGEST_MODULE} is the most")
+    problems += circles(top_level)
     for module in top_level:
         if module.startswith(LIGHT):
             problems += heavy_imports(module, top_level)
     return problems
 
 
-def test_the_package_keeps_to_its_floors() -> None:
+def test_the_package_keeps_to_its_layers() -> None:
     """The design is only true as long as something fails when it is not."""
     problems = violations(ROOT)
     assert not problems, "\n" + "\n".join(problems)
 
 
 BAD_MODULES = {
-    "a clock in the facts": ("facts/bad.py", "import time\n", "not pure"),
-    "the system in the facts": ("facts/bad.py", "from os import path\n", "not pure"),
-    "logging in the decisions": ("decisions/bad.py", "import logging\n", "not pure"),
-    "third party in the facts": ("facts/bad.py", "import pydantic\n", "not pure"),
-    "now() in the decisions": ("decisions/bad.py", "import datetime\nx = datetime.datetime.now()\n", "calls now()"),
-    "a file opened in the facts": ("facts/bad.py", "x = open('/etc/passwd')\n", "calls open()"),
-    "facts look up": ("facts/bad.py", "from mpsagent.decisions import decide\n", "above or beside"),
-    "facts look up, relatively": ("facts/bad.py", "from ..hands import frontend\n", "above or beside"),
-    "hands decide": ("hands/bad.py", "from mpsagent.core.decide import decide\n", "above or beside"),
-    "hands look up": ("hands/bad.py", "import mpsagent.agent.loop\n", "above or beside"),
+    "a clock in mps": ("mps/bad.py", "import time\n", "not pure"),
+    "the system in mps": ("mps/bad.py", "from os import path\n", "not pure"),
+    "logging in the core": ("core/bad.py", "import logging\n", "not pure"),
+    "third party in mps": ("mps/bad.py", "import click\n", "not pure"),
+    "now() in the core": ("core/bad.py", "import datetime\nx = datetime.datetime.now()\n", "calls now()"),
+    "a file opened in the policy": ("policy/bad.py", "x = open('/etc/passwd')\n", "calls open()"),
+    "mps looks up": ("mps/bad.py", "from mpsagent.core import engine\n", "above or beside"),
+    "mps looks up, relatively": ("mps/bad.py", "from ..system import frontend\n", "above or beside"),
+    "the system decides": ("system/bad.py", "from mpsagent.core.engine import Core\n", "above or beside"),
+    "the system looks up": ("system/bad.py", "import mpsagent.agent.host\n", "above or beside"),
+    "the gate decides": ("gate/bad.py", "from mpsagent.core.engine import Core\n", "above or beside"),
+    "the handshake does I/O": ("gate/handshake.py", "import socket\n", "not pure"),
     "the command line takes from the agent": (
-        "faces/cli.py",
-        "from mpsagent.agent.main import main\n",
+        "interfaces/cli.py",
+        "from mpsagent.agent.host import Agent\n",
         "above or beside",
     ),
-    "the command line takes from the hands": (
-        "faces/cli_more.py",
-        "from mpsagent.system import frontend\n",
-        "above or beside",
-    ),
-    "the command line gets heavy": ("faces/client.py", "import aiohttp\n", "stays light"),
-    "the agent takes from the roof": ("agent/bad.py", "import mpsagent.interfaces.daemon\n", "above or beside"),
-    "the agent takes from the faces": ("agent/bad.py", "import mpsagent.interfaces.api\n", "above or beside"),
-    "the simulator takes from the facts": (
+    "the command line gets heavy": ("interfaces/client.py", "import aiohttp\n", "stays light"),
+    "the agent takes from the interfaces": ("agent/bad.py", "import mpsagent.interfaces.api\n", "above or beside"),
+    "the simulator takes from the core": (
         "sim/bad.py",
         "from mpsagent.core.model import Server\n",
         "above or beside",
     ),
-    "somebody takes from the simulator": ("hands/bad.py", "import mpsagent.sim.cli\n", "imports the simulator"),
-    "an import inside a function": ("facts/bad.py", "def f():\n    import socket\n", "not pure"),
-    "a shell": ("hands/bad.py", "import subprocess\nsubprocess.run('x', shell=True)\n", "starts a shell"),
-    "pickle": ("hands/bad.py", "import pickle\n", "unpickled"),
+    "the system takes from the simulator": ("system/bad.py", "import mpsagent.sim.cli\n", "imports the simulator"),
+    "an import inside a function": ("mps/bad.py", "def f():\n    import socket\n", "not pure"),
+    "a shell": ("system/bad.py", "import subprocess\nsubprocess.run('x', shell=True)\n", "starts a shell"),
+    "pickle": ("system/bad.py", "import pickle\n", "unpickled"),
     "print in the agent": ("agent/bad.py", "print('x')\n", "prints"),
     "a module too long": ("agent/bad.py", "x = 1\n" * (LONGEST_MODULE + 1), "split it"),
-    "a package on no floor": ("cellar/bad.py", "", "on no floor"),
+    "a package in no layer": ("cellar/bad.py", "", "in no layer"),
 }
 
 
@@ -240,21 +268,23 @@ def test_each_violation_is_seen(what: str, tmp_path: Path) -> None:
     assert any(expected in problem for problem in problems), problems
 
 
-def test_what_the_floors_allow_is_not_reported(tmp_path: Path) -> None:
+def test_what_the_layers_allow_is_not_reported(tmp_path: Path) -> None:
     """The other direction: rules that forbid everything would pass the test above too."""
     good = {
-        "facts/model.py": ["import dataclasses, collections.abc", "from mpsagent.mps.units import Percent"],
-        "decisions/decide.py": ["import pydantic", "from mpsagent.core.model import State", "from . import ladder"],
-        "hands/frontend.py": ["import asyncio, os", "from mpsagent.core.actions import SetLimits"],
-        "agent/loop.py": [
+        "mps/model.py": ["import dataclasses, collections.abc", "from mpsagent.mps.units import Percent"],
+        "core/engine.py": ["import signal", "from mpsagent.core.model import State", "from . import ladder"],
+        "core/model.py": ["from mpsagent.policy.policy import Policy"],
+        "gate/loop.py": ["import asyncio, socket", "from mpsagent.gate import handshake"],
+        "system/frontend.py": ["import asyncio, os", "from mpsagent.gate.link import Knock"],
+        "agent/host.py": [
             "import structlog",
             "from mpsagent.system import frontend",
             "from mpsagent import __version__",
         ],
-        "program/main.py": ["from mpsagent.interfaces.api import serve", "import mpsagent.agent.loop"],
-        "faces/cli.py": ["import click, socket", "from mpsagent.interfaces import client", "print('x')"],
-        "faces/client.py": ["import socket", "from mpsagent.core.model import State"],
-        "faces/api.py": ["import aiohttp"],
+        "interfaces/daemon.py": ["from mpsagent.interfaces.api import serve", "import mpsagent.agent.host"],
+        "interfaces/cli.py": ["import click, socket", "from mpsagent.interfaces import client", "print('x')"],
+        "interfaces/client.py": ["import socket", "from mpsagent.core.model import State"],
+        "interfaces/api.py": ["import aiohttp"],
         "sim/cli.py": [
             "from mpsagent.mps.units import Percent",
             "from mpsagent.sim.server import Server",
@@ -268,13 +298,25 @@ def test_what_the_floors_allow_is_not_reported(tmp_path: Path) -> None:
     assert violations(tmp_path) == []
 
 
+def test_circles_are_found(tmp_path: Path) -> None:
+    """Two modules that need each other are one module; three in a ring are harder to see."""
+    package = tmp_path / "mpsagent" / "core"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("from mpsagent.core import b\n")
+    (package / "b.py").write_text("import mpsagent.core.c\n")
+    (package / "c.py").write_text("from mpsagent.core.a import x\n")
+    (package / "d.py").write_text("from mpsagent.core.a import y\n")
+    problems = [one for one in violations(tmp_path) if "circle" in one]
+    assert problems == ["a circle of imports: mpsagent.core.a, mpsagent.core.b, mpsagent.core.c"]
+
+
 def test_heavy_imports_are_found_through_other_modules(tmp_path: Path) -> None:
     """`mpsagent-cli status` is run in scripts and prompts; one import too many, three modules away, doubles it."""
     package = tmp_path / "mpsagent"
     for place, text in {
-        "faces/cli.py": "from mpsagent.interfaces import client\n",
-        "faces/client.py": "from mpsagent.policy.policy import load\ndef f():\n    import tomli\n",
-        "decisions/policy.py": "import pydantic\n",
+        "interfaces/cli.py": "from mpsagent.interfaces import client\n",
+        "interfaces/client.py": "from mpsagent.policy.policy import load\ndef f():\n    import tomli\n",
+        "policy/policy.py": "import pydantic\n",
     }.items():
         (package / place).parent.mkdir(parents=True, exist_ok=True)
         (package / place).write_text(text)
