@@ -120,7 +120,8 @@ def test_root_sets_at_the_privileged_socket(daemon: Daemon, able: Abilities) -> 
 def test_a_users_credentials_at_the_privileged_socket(daemon: Daemon) -> None:
     with Session(daemon.privileged, USER, kind=None) as session:
         assert session.receive() == b""
-    assert "Unable to accept priviliged connection from other user" in daemon.lines()
+    said = "Unable to accept priviliged connection from other user"
+    until(lambda: said in daemon.lines(), "it does not say why")
 
 
 def test_a_second_session_is_turned_away_until_the_first_closes(daemon: Daemon) -> None:
@@ -193,7 +194,7 @@ def test_unknown_kinds_cost_the_daemon_a_descriptor(daemon: Daemon) -> None:
         with Session(daemon.control, kind=None) as session:
             session.send_as(b"\x07\0\0\0")
     assert descriptors() == before + 5
-    assert daemon.lines().count("Unknown type of connection") == 5
+    until(lambda: daemon.lines().count("Unknown type of connection") == 5, "it does not say so")
     for kind in (rv.Kind.FRONT_END, rv.Kind.DEBUGGER, rv.Kind.SERVER):
         with Session(daemon.control, kind=kind):
             pass
@@ -223,7 +224,7 @@ def test_a_line_break_in_a_text_writes_a_line_into_the_log(daemon: Daemon) -> No
         session.socket.send(len(text).to_bytes(8, "little"))
         session.socket.send(text)
         assert rv.decode_answer(session.receive()) == rv.Answer("100.0")
-    assert forged in daemon.text().splitlines()
+    until(lambda: forged in daemon.text().splitlines(), "the line break was not written")
     with pytest.raises(ValueError):
         rv.command_messages(f"{PERCENTAGE}\n{forged}")
 
@@ -258,4 +259,4 @@ def test_the_client_is_who_root_says(daemon: Daemon) -> None:
         finally:
             other.kill()
     said = f"NEW CLIENT {other.pid} from user {USER}: Server is not ready, push client to pending list"
-    assert said in daemon.lines()
+    until(lambda: said in daemon.lines(), "it is taken for another")
