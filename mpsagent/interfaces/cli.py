@@ -8,20 +8,15 @@ Exit status: 0 fine, 1 unhealthy or drifted, 2 usage or configuration, 3 the age
 from __future__ import annotations
 
 import json
-import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from mpsagent import __version__
+from mpsagent.interfaces import cli_ask as ask
 from mpsagent.interfaces import client
-
-FINE, UNHEALTHY, USAGE, UNREACHABLE = 0, 1, 2, 3
-Json = dict[str, Any]
+from mpsagent.interfaces.cli_ask import UNHEALTHY, USAGE
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
@@ -52,10 +47,10 @@ def cli(ctx: click.Context, path: str) -> None:
 @_json
 @click.pass_obj
 def status(path: str, as_json: bool) -> None:
-    """Who has the GPU, who waits, and what needs you."""
+    """Who has the GPU, who waits and why, and what needs you."""
     from mpsagent.interfaces import cli_text
 
-    body = _show(path, "/v1/status", as_json, lambda body: cli_text.status(body, _paint()))
+    body = ask.show(path, "/v1/status", as_json, lambda body: cli_text.status(body, ask.paint(), ask.now()))
     if not body["health"]["ok"] or body["limits"]["drifted"]:
         sys.exit(UNHEALTHY)
 
@@ -67,7 +62,7 @@ def servers(path: str, as_json: bool) -> None:
     """MPS servers, their users and limits."""
     from mpsagent.interfaces import cli_text
 
-    _show(path, "/v1/servers", as_json, lambda body: cli_text.servers(body["servers"]))
+    ask.show(path, "/v1/servers", as_json, lambda body: cli_text.servers(body["servers"], ask.now()))
 
 
 @cli.command()
@@ -77,17 +72,17 @@ def clients(path: str, as_json: bool) -> None:
     """Processes that use or wait for the GPU through MPS."""
     from mpsagent.interfaces import cli_text
 
-    _show(path, "/v1/clients", as_json, lambda body: cli_text.clients(body["clients"]))
+    ask.show(path, "/v1/clients", as_json, lambda body: cli_text.clients(body["clients"], ask.width()))
 
 
 @cli.command()
 @_json
 @click.pass_obj
 def queue(path: str, as_json: bool) -> None:
-    """Users who wait for the GPU, in the order in which they get it."""
+    """Users who wait for the GPU, in the order in which they get it, and why each is held."""
     from mpsagent.interfaces import cli_text
 
-    _show(path, "/v1/queue", as_json, lambda body: cli_text.queue(body["queue"]))
+    ask.show(path, "/v1/queue", as_json, lambda body: cli_text.queue(body["queue"], ask.now(), ask.width()))
 
 
 @cli.command()
@@ -97,51 +92,18 @@ def queue(path: str, as_json: bool) -> None:
 @_json
 @click.pass_obj
 def events(path: str, follow: bool, since: int | None, lines: int | None, as_json: bool) -> None:
-    """What has happened: changes of users, faults, and everything the agent did, with its reason."""
-    from mpsagent.interfaces import cli_text
-
-    def show(event: Json) -> None:
-        click.echo(json.dumps(event) if as_json else cli_text.event(event))
+    """What has happened: changes of users, faults, and everything mpsagent did, with its reason and what came of it."""
+    from mpsagent.interfaces import cli_events
 
     limit = lines if lines is not None else 20 if since is None else 1000
+    shown = cli_events.Events(as_json)
     if follow:
-        _follow(path, since, limit, show)
+        cli_events.follow(path, since, limit, shown)
         return
-    body, _ = _asked(path, "GET", f"/v1/events?limit={limit}" + ("" if since is None else f"&cursor={since}"))
+    body, _ = ask.asked(path, "GET", f"/v1/events?limit={limit}" + ("" if since is None else f"&cursor={since}"))
     for event in body["events"]:
-        show(event)
-
-
-def _follow(path: str, cursor: int | None, limit: int, show: Callable[[Json], None]) -> None:
-    """Events as they come, for ever. A lost connection is taken up where it ended."""
-    reached, pause = False, 0.5
-    while True:
-        target = f"/v1/events?follow=1&limit={limit}" + ("" if cursor is None else f"&cursor={cursor}")
-        try:
-            for line in client.lines(path, target):
-                reached, pause = True, 0.5
-                event = json.loads(line)
-                if "error" in event:
-                    raise client.Refused(410, event["error"])
-                cursor = event["cursor"]
-                if "heartbeat" not in event:
-                    show(event)
-        except KeyboardInterrupt:
-            return
-        except client.Refused as refused:
-            if refused.status != 410 or "oldest" not in refused.error:
-                _refused(refused)
-            _complain(refused.error)
-            cursor = int(refused.error["oldest"])
-        except client.Unreachable as gone:
-            if not reached:
-                _unreachable(gone)
-        limit = 1000
-        try:
-            time.sleep(pause)
-        except KeyboardInterrupt:
-            return
-        pause = min(5.0, pause * 2)
+        shown.show(event)
+    shown.settle()
 
 
 # --- the policy
@@ -175,7 +137,7 @@ def policy_show(path: str, as_json: bool) -> None:
     """The policy that is in force."""
     from mpsagent.interfaces import cli_text
 
-    body = _show(path, "/v1/policy", as_json, cli_text.tree)
+    body = ask.show(path, "/v1/policy", as_json, cli_text.tree)
     if body.get("errors"):
         sys.exit(USAGE)
 
@@ -190,7 +152,7 @@ def explain(path: str, user: str, as_json: bool) -> None:
 
     from mpsagent.interfaces import cli_text
 
-    _show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, cli_text.explained)
+    ask.show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, cli_text.explained)
 
 
 @cli.command()
@@ -225,14 +187,24 @@ def one_client() -> None:
 @click.argument("pid", type=click.IntRange(min=1))
 @click.option("--now", is_flag=True, help="Without the hook and the grace before it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
 @_json
 @click.pass_obj
-def terminate(path: str, pid: int, now: bool, dry_run: bool, as_json: bool) -> None:
-    """End one client without hurting its neighbours: first by MPS, then by signals.
+def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_json: bool) -> None:
+    """End one client without hurting its neighbours: first by MPS, then by signals. Waits for its end and says it.
 
     For root, the admin group, and users on their own clients.
     """
-    _act(path, f"/v1/clients/{pid}/terminate", {"now": now, "dry_run": dry_run}, as_json)
+    wait = not (dry_run or no_wait or as_json)
+    cursor = ask.asked(path, "GET", "/v1/status")[0]["history"]["newest"] if wait else 0
+    body = {"now": now, "dry_run": dry_run}
+    if not wait:
+        ask.act(path, f"/v1/clients/{pid}/terminate", body, as_json)
+        return
+    from mpsagent.interfaces import cli_events
+
+    ask.asked(path, "POST", f"/v1/clients/{pid}/terminate", body)
+    sys.exit(cli_events.until_ended(path, cursor, pid))
 
 
 @cli.command()
@@ -240,8 +212,8 @@ def terminate(path: str, pid: int, now: bool, dry_run: bool, as_json: bool) -> N
 @_json
 @click.pass_obj
 def drain(path: str, timeout: str | None, as_json: bool) -> None:
-    """Serve no new user, for maintenance."""
-    _act(path, "/v1/drain", {"timeout": timeout}, as_json)
+    """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
+    ask.act(path, "/v1/drain", {"timeout": timeout}, as_json)
 
 
 @cli.command()
@@ -249,15 +221,35 @@ def drain(path: str, timeout: str | None, as_json: bool) -> None:
 @click.pass_obj
 def resume(path: str, as_json: bool) -> None:
     """End a drain."""
-    _act(path, "/v1/resume", None, as_json)
+    ask.act(path, "/v1/resume", None, as_json)
 
 
 @cli.command()
+@click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
+@click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
 @_json
 @click.pass_obj
-def restart(path: str, as_json: bool) -> None:
-    """Start the MPS control daemon again; also leaves the failed state."""
-    _act(path, "/v1/restart", None, as_json)
+def restart(path: str, yes: bool, dry_run: bool, as_json: bool) -> None:
+    """Start the MPS control daemon again; also leaves the failed state.
+
+    Clients that are at work lose it, so it asks first. `drain` waits for them instead.
+    """
+    from mpsagent.interfaces import cli_text
+
+    if dry_run or not yes:
+        found = ask.asked(path, "GET", "/v1/clients")[0]["clients"]
+        working = [one for one in found if one["state"] != "waiting"]
+        users = sorted({cli_text.user(one) for one in working})
+        what = f"{cli_text.many(len(working), 'client')} of {', '.join(users)}" if working else "no client"
+        if dry_run:
+            click.echo(json.dumps({"clients": working}) if as_json else f"{what} would lose work")
+            return
+        if working and not sys.stdin.isatty():
+            click.echo(f"mpsagent-cli: {what} would lose work; say --yes, or use drain first", err=True)
+            sys.exit(USAGE)
+        if working and not click.confirm(f"{what} will lose work. Restart MPS?"):
+            sys.exit(USAGE)
+    ask.act(path, "/v1/restart", None, as_json)
 
 
 @cli.command()
@@ -265,7 +257,7 @@ def restart(path: str, as_json: bool) -> None:
 @click.pass_obj
 def reload(path: str, as_json: bool) -> None:
     """Read the policy again; a bad one leaves the old one in force."""
-    _act(path, "/v1/reload", None, as_json)
+    ask.act(path, "/v1/reload", None, as_json)
 
 
 # --- for scripts
@@ -282,7 +274,7 @@ def env(path: str, form: str, as_json: bool) -> None:
     """
     from shlex import quote
 
-    body, _ = _asked(path, "GET", "/v1/status")
+    body, _ = ask.asked(path, "GET", "/v1/status")
     directory = body.get("pipe_directory")
     if not directory:
         click.echo("mpsagent-cli: the agent has no pipe directory yet; see mpsagent-cli status", err=True)
@@ -307,61 +299,6 @@ def completion(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     click.echo(kind(cli, {}, "mpsagent-cli", "_MPSAGENT_CLI_COMPLETE").source())
-
-
-# --- shared
-
-
-def _asked(path: str, method: str, target: str, body: Any = None, timeout: float = 15.0) -> tuple[Json, bytes]:
-    try:
-        return client.ask(path, method, target, body, timeout)
-    except client.Unreachable as gone:
-        _unreachable(gone)
-    except client.Refused as refused:
-        _refused(refused)
-    raise AssertionError  # both have exited
-
-
-def _show(path: str, target: str, as_json: bool, text: Callable[[Json], list[str]]) -> Json:
-    body, raw = _asked(path, "GET", target)
-    click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(text(body)))
-    return body
-
-
-def _act(path: str, target: str, body: Any, as_json: bool) -> None:
-    from mpsagent.interfaces import cli_text
-
-    answer, raw = _asked(path, "POST", target, body, timeout=120.0)
-    click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(cli_text.tree(answer)))
-    if answer.get("ok") is False:
-        sys.exit(UNHEALTHY)
-
-
-def _unreachable(gone: client.Unreachable) -> None:
-    click.echo(f"mpsagent-cli: {gone}", err=True)
-    click.echo("  see: systemctl status mpsagent", err=True)
-    sys.exit(UNREACHABLE)
-
-
-def _refused(refused: client.Refused) -> None:
-    _complain(refused.error or {"what": f"status {refused.status}"})
-    sys.exit(UNREACHABLE if refused.status in (429, 503) else UNHEALTHY if refused.status >= 500 else USAGE)
-
-
-def _complain(error: Json) -> None:
-    from mpsagent.interfaces.cli_text import safe
-
-    where = f" ({safe(error['where'])})" if error.get("where") else ""
-    click.echo(f"mpsagent-cli: {safe(error.get('what', 'refused'), 400)}{where}", err=True)
-    if error.get("hint"):
-        click.echo(f"  {safe(error['hint'], 400)}", err=True)
-
-
-def _paint() -> Callable[[str, str], str]:
-    from mpsagent.interfaces import cli_text
-
-    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return cli_text.painted if coloured else cli_text.plain
 
 
 def main() -> None:

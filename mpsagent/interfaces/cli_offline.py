@@ -134,7 +134,11 @@ def replay(
         json.dump(body, sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(cli_text.story(body)))
+        from datetime import datetime
+
+        from mpsagent.interfaces import cli_story
+
+        print("\n".join(cli_story.page(body, datetime.now(_zone(zone)).astimezone(_zone(zone)))))
     return 0
 
 
@@ -156,6 +160,8 @@ def _zone(name: str | None) -> tzinfo | None:
 
 def _would(files: tuple[Path, ...], gpu: str) -> Any:
     """The fold that says what the agent would have done. Raises ValueError for a bad policy or GPU."""
+    from functools import lru_cache
+
     from mpsagent.interfaces.would import Would
     from mpsagent.policy.files import load
     from mpsagent.system.policy_files import read_files
@@ -164,7 +170,7 @@ def _would(files: tuple[Path, ...], gpu: str) -> Any:
     policy, errors = load(texts)
     if policy is None or unreadable:
         raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
-    return Would(policy, _identity, _devices(gpu, max(1, len(policy.devices))), 65534)
+    return Would(policy, lru_cache(4096)(_identity), _devices(gpu, max(1, len(policy.devices))))
 
 
 def _devices(text: str, count: int) -> list[Device]:

@@ -8,9 +8,12 @@ from mpsagent.interfaces.waits import user_text
 MOST_NAMED = 5
 
 
-def not_guaranteed(view: View) -> list[str]:
+def not_guaranteed(view: View, devices_known: bool = True) -> list[str]:
     """One sentence for each promise that does not hold now; empty when all of them hold."""
-    return [*_policy(view), *_gate(view), *_limits(view)]
+    found = [*_policy(view), *_gate(view), *_limits(view)]
+    if not devices_known and view.limits_enforced:
+        found.append("the GPUs are not known yet: shares of them are counted on small ones, so clients may get less")
+    return found
 
 
 def _policy(view: View) -> list[str]:
@@ -54,8 +57,6 @@ def _limits(view: View) -> list[str]:
     strict = [f"{client.pid} ({user_text(state, client.uid)})" for client in state.clients.values() if client.fail_safe]
     if strict:
         found.append(f"clients with the fail-safe limits instead of their own: {_some(strict)}")
-    if not state.devices and view.limits_enforced:
-        found.append("no GPU is known, so memory limits and whole multiprocessors cannot be set")
     outside = sum(1 for s in state.servers.values() for pid in s.attached if pid not in state.clients)
     handing = sum(1 for held in state.held.values() if held.handing is not None)
     if outside > handing:

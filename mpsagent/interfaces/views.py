@@ -57,13 +57,14 @@ class Fault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What the views need and the engine's view does not have. ``checked``: by server, whether it started with its
-    first client's limits."""
+    first client's limits. ``devices_known`` False: the state's GPUs are only assumed."""
 
     version: str = ""
     pid: int = 0
     started: float = 0.0
     conditions: tuple[Condition, ...] = ()
     checked: Mapping[int, bool] = field(default_factory=dict)
+    devices_known: bool = True
     last_change: Change | None = None
     last_fault: Fault | None = None
     policy_loaded: float | None = None
@@ -290,7 +291,7 @@ def status(view: View, about: About, now: float) -> shapes.Status:
                 "memory": one.memory,
                 "multiprocessors": one.multiprocessors,
             }
-            for one in state.devices
+            for one in (state.devices if about.devices_known else ())
         ],
         "pipe_directory": policy.pipe_directory,
         "control": None
@@ -341,7 +342,7 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             ],
             "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
         },
-        "not_guaranteed": not_guaranteed(view),
+        "not_guaranteed": not_guaranteed(view, about.devices_known),
         "unknown_lines": state.unknown_lines,
         "foreign_lines": state.foreign_lines,
         "drain": {

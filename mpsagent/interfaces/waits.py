@@ -44,15 +44,19 @@ def user_text(state: State, uid: int | None) -> str:
 
 def groups(state: State) -> list[Group]:
     """Waiting users, in the order in which the first connection of each came."""
-    found: dict[int, Group] = {}
-    for one in sorted(state.held.values(), key=lambda held: (held.since, held.connection)):
-        group = found.get(one.peer.uid)
-        if group is None:
-            group = found[one.peer.uid] = Group(one.peer.uid, one.since)
-        group.pids[one.peer.pid] = None
-        group.handing = group.handing or one.handing is not None
-        group.further = group.further and one.of_client
-    return list(found.values())
+    found: list[Group] = []
+    for uid in state.queue():
+        line = state.held_of(uid)
+        found.append(
+            Group(
+                uid,
+                line[0].since,
+                dict.fromkeys(one.peer.pid for one in line),
+                any(one.handing is not None for one in line),
+                all(one.of_client for one in line),
+            )
+        )
+    return found
 
 
 def reasons(view: View, waiting: Sequence[Group], now: float) -> Iterator[Why]:

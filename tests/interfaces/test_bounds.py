@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import time
@@ -17,7 +16,13 @@ from mpsagent.interfaces.peers import Bounds
 from tests.interfaces.stand_in import Served, serve, until
 
 TIGHT = Bounds(
-    connections_per_uid=6, header_time=1.5, body_time=1.0, idle_time=2.0, write_time=1.5, write_buffer=32768, heartbeat=0.2
+    connections_per_uid=6,
+    header_time=1.5,
+    body_time=1.0,
+    idle_time=2.0,
+    write_time=1.5,
+    write_buffer=32768,
+    heartbeat=0.2,
 )
 
 

@@ -7,15 +7,17 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from mpsagent.interfaces import cli_text, views
-from mpsagent.mps.limits import Limits
-from tests.interfaces.stand_in import START, USER, Served, StandIn, serve
+from mpsagent.policy.identity import Identity
+from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, StandIn, serve, until
 
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
 
@@ -34,30 +36,72 @@ def run(served: Served | None, *words: str, **environ: str) -> subprocess.Comple
 
 
 def test_exit_0_when_all_is_well(served: Served) -> None:
-    """And the first line says so."""
+    """And the first line says so; below it who has the GPU until when, and who waits why."""
     done = run(served, "status")
     assert (done.returncode, done.stderr) == (0, "")
-    first, *rest = done.stdout.splitlines()
-    assert first == "● mpsagent 0.0-test: healthy, up 40.0s"
-    assert any("alice, server 500 ACTIVE, 1 client, 20 %, 1G (verified)" in line for line in rest)
-    assert any("bob for 30.0s (2 clients), turn in 29m20s at most" in line for line in rest)
+    assert done.stdout.splitlines()[0] == "● mpsagent 0.0-test: healthy, up 40.0s"
+    page = cli_text.status(served.backend.status(), cli_text.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
+    assert page == [
+        "● mpsagent 0.0-test: healthy, up 40.0s",
+        "  GPU      NVIDIA H200 (140 GiB, 132 multiprocessors)",
+        "  MPS      of CUDA 13.0, control daemon 400 since 2026-11-20 23:59:00, a server",
+        "           for each turn",
+        "  in use   by alice since 00:00:00, 1 process, 20 %, 1G each; until 00:31:10 at",
+        "           the latest, then its clients are ended",
+        "  waiting  bob since 00:00:10 (30.0s), 2 processes: it is the turn of alice;",
+        "           served by 00:31:10 at the latest",
+        "           carol since 00:00:20 (20.0s), 1 process: it is the turn of alice;",
+        "           served by 01:02:10 at the latest",
+        "  change   00:00:00 from carol to alice, 0.10s apart",
+        "  policy   " + served.backend.state.policy.digest[:12] + ", loaded 00:00:00",
+    ]
+
+
+def test_times_are_those_of_this_machine(served: Served) -> None:
+    """An administrator compares with a clock on the wall."""
+    assert "05:45:00, 1 process" in run(served, "status", TZ="Asia/Kathmandu").stdout
+    assert "00:00:00, 1 process" in run(served, "status", TZ="UTC").stdout
+
+
+def test_status_fits_into_80_columns_whatever_is_in_it(served: Served) -> None:
+    """Long names, many problems, many users."""
+    backend = served.backend
+    backend.conditions = (views.Condition("the control daemon is silent and " * 8, START, "do " * 60),)
+    backend.state = replace(
+        backend.state,
+        identities={uid: Identity(uid, "a-user-with-a-very-long-name-" + "x" * 30) for uid in (USER, OTHER, ADMIN)},
+        unconfirmed={USER: "MPS printed 19G for 20389M " * 5},
+    )
+    done = run(served, "status", TZ="UTC")
+    assert done.returncode == 1
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_exit_1_when_something_needs_a_person(served: Served) -> None:
     """The problem comes second, directly under the name, with what to do."""
-    served.backend.troubles = (views.Trouble("the control daemon is silent", START, "mpsagent-cli restart"),)
-    done = run(served, "status")
+    served.backend.conditions = (views.Condition("the control daemon is silent", START, "mpsagent-cli restart"),)
+    done = run(served, "status", TZ="UTC")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[1].startswith("  ! the control daemon is silent (since 2026-11-21")
+    assert done.stdout.splitlines()[1].startswith("  ! the control daemon is silent (since ")
     assert done.stdout.splitlines()[2] == "      mpsagent-cli restart"
 
 
 def test_exit_1_when_limits_have_drifted(served: Served) -> None:
-    """A server that did not start with its user's limits is not fine, even when all else is."""
-    served.backend.wanted = {USER: Limits(10.0)}
+    """A server that did not start with its first client's limits is not fine, even when all else is."""
+    served.backend.checked = {500: False}
     done = run(served, "status")
     assert done.returncode == 1
-    assert "server 500 does not have its policy's limits" in done.stdout
+    assert "server 500 started with other limits than its first client's" in done.stdout
+
+
+def test_what_is_not_guaranteed_stands_in_the_status(served: Served) -> None:
+    """Not a fault that needs a person, so the exit status is 0."""
+    gate = served.backend.state.gate
+    assert gate is not None
+    served.backend.state = replace(served.backend.state, gate=replace(gate, known_handshake=False))
+    done = run(served, "status")
+    assert done.returncode == 0
+    assert "not sure the control daemon's greeting is not known" in done.stdout
 
 
 def test_exit_2_for_wrong_usage_and_refusals(served: Served) -> None:
@@ -75,7 +119,8 @@ def test_exit_2_for_wrong_usage_and_refusals(served: Served) -> None:
 @pytest.mark.parametrize(
     "words",
     [["status"], ["clients"], ["servers"], ["queue"], ["events"], ["events", "-f"], ["policy", "show"], ["env"],
-     ["policy", "explain", "x"], ["client", "terminate", "1"], ["drain"], ["resume"], ["restart"], ["reload"]],
+     ["policy", "explain", "x"], ["client", "terminate", "1"], ["drain"], ["resume"], ["restart"], ["reload"],
+     ["restart", "--yes"]],
 )  # fmt: skip
 def test_exit_3_when_the_agent_cannot_be_reached(words: list[str], tmp_path: Path) -> None:
     """No socket, a dead socket: one line that says so, no traceback."""
@@ -114,7 +159,7 @@ def test_exit_3_when_something_else_answers(tmp_path: Path) -> None:
     ("words", "key"),
     [(["status"], "holder"), (["clients"], "clients"), (["servers"], "servers"), (["queue"], "queue"),
      (["policy", "show"], "digest"), (["policy", "explain", "alice"], "threads"), (["resume"], "ok"),
-     (["restart"], "ok"), (["drain"], "ok"), (["client", "terminate", "501"], "pid"),
+     (["restart", "--yes"], "ok"), (["drain"], "ok"), (["client", "terminate", "501"], "pid"),
      (["env"], "CUDA_MPS_PIPE_DIRECTORY"),
      (["events"], "cursor")],
 )  # fmt: skip
@@ -127,9 +172,42 @@ def test_every_verb_has_json(served: Served, words: list[str], key: str) -> None
 
 
 def test_terminate_passes_its_options_on(served: Served) -> None:
-    """--now and --dry-run change what is done to somebody's process; they must arrive."""
+    """--now and --dry-run change what is done to a user's process; they must arrive."""
     assert run(served, "client", "terminate", "501", "--now", "--dry-run").returncode == 0
     assert served.backend.asked == [("terminate", 501, True, True, os.getuid())]
+
+
+def test_terminate_says_what_became_of_it(served: Served) -> None:
+    """Each step as it comes, one line for an action and its outcome, until the client has ended."""
+    done = []
+    served.backend.happen("client.ended", pid=501, uid=USER, outcome="ok", seconds=1.0, waited=0.0)  # another, earlier
+    waits = threading.Thread(target=lambda: done.append(run(served, "client", "terminate", "501")))
+    waits.start()
+    until(lambda: bool(served.backend.asked))
+    action = {"action": "TerminateClient", "pid": 501, "uid": USER, "server": 500, "reason": f"ordered by uid {ADMIN}"}
+    begun = served.backend.happen("action", **action)
+    served.backend.happen("client.ended", pid=999, uid=USER, outcome="ok", seconds=1.0, waited=0.0)
+    served.backend.happen("action.done", **action, begun=begun, ok=True, text="")
+    served.backend.happen("client.ended", pid=501, uid=USER, outcome="ended", seconds=39.5, waited=1.0)
+    waits.join(30)
+    assert done[0].returncode == 0, done
+    assert [line[21:] for line in done[0].stdout.splitlines()] == [
+        "asked MPS to end client 501 of alice: ordered by carol",
+        "client 501 of alice ended after 39.5s, ended by mpsagent",
+    ]
+
+
+def test_a_restart_says_whose_work_it_costs(served: Served) -> None:
+    """In a script it needs --yes; with nobody at work it needs nothing."""
+    done = run(served, "restart", "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "1 client of alice would lose work\n")
+    done = run(served, "restart")
+    assert (done.returncode, "1 client of alice would lose work" in done.stderr) == (2, True)
+    assert served.backend.asked == []
+    assert run(served, "restart", "--yes").returncode == 0
+    served.backend.state = replace(served.backend.state, clients={})
+    assert run(served, "restart").returncode == 0
+    assert [one[0] for one in served.backend.asked] == ["restart", "restart"]
 
 
 def test_a_reload_that_fails_is_not_fine(served: Served) -> None:
@@ -140,7 +218,9 @@ def test_a_reload_that_fails_is_not_fine(served: Served) -> None:
 
 def test_hostile_names_do_not_reach_the_terminal(served: Served) -> None:
     """A process may call itself anything: escape sequences, carriage returns, text that runs backwards."""
-    served.backend.commands = {501: "python \x1b]0;owned\x07\x1b[2J\r\n\u202egnp.exe \x9b31m"}
+    client = served.backend.state.clients[501]
+    hostile = client.peer._replace(command="python \x1b]0;owned\x07\x1b[2J\r\n\u202egnp.exe \x9b31m")
+    served.backend.state = replace(served.backend.state, clients={501: replace(client, peer=hostile)})
     served.backend.happen("client", text="\x1b[31mred\x1b[0m", command="a\nb")
     for words in (["clients"], ["events"]):
         out = run(served, *words).stdout
@@ -240,8 +320,8 @@ def test_events_say_what_was_lost(served: Served) -> None:
 )
 def test_env_for_each_reader(served: Served, form: str, text: str) -> None:
     """A shell needs quotes, slurmd must not get any."""
-    about = served.backend.about
-    served.backend.about = lambda: replace(about(), pipe_directory="/tmp/my mps")  # type: ignore[method-assign]
+    state = served.backend.state
+    served.backend.state = replace(state, policy=replace(state.policy, pipe_directory="/tmp/my mps"))
     assert run(served, "env", "--format", form).stdout == text
 
 
@@ -264,7 +344,7 @@ def test_policy_check_reports_every_mistake_with_exit_2(tmp_path: Path) -> None:
 def test_a_status_imports_nothing_heavy() -> None:
     """Start-up time is what keeps people from writing their own: this list must not grow by accident."""
     code = (
-        "import sys\nfrom mpsagent.interfaces import cli, cli_text, client\n"
+        "import sys\nfrom mpsagent.interfaces import cli, cli_ask, cli_events, cli_text, client\n"
         "print(*sorted({m.split('.')[0] for m in sys.modules} & "
         "{'asyncio', 'aiohttp', 'pydantic', 'structlog', 'http', 'email', 'ssl', 'tomli', 'subprocess'}))"
     )
@@ -289,8 +369,40 @@ def test_safe_text_is_cut_and_escaped() -> None:
 
 def test_the_servers_clients_and_queue_tables_are_aligned(served: Served) -> None:
     """Columns start where their heads start."""
-    for verb, column in (("servers", "STATUS"), ("clients", "STATE"), ("queue", "WAITING")):
+    for verb, column in (("servers", "STATUS"), ("clients", "STATE"), ("queue", "WHY")):
         head, *rows = run(served, verb).stdout.splitlines()
         place = head.index(column)
         assert rows
         assert all(row[place - 1] == " " and row[place] != " " for row in rows), verb
+
+
+def test_clients_and_queue_say_what_and_why(served: Served) -> None:
+    """The command of each process, as the gate saw it; why each user is held, and until when at the latest."""
+    out = run(served, "clients").stdout
+    assert "python train.py" in out
+    assert "python job-602.py" in out
+    assert len(out.splitlines()) == 5
+    rows = run(served, "queue", TZ="UTC").stdout.splitlines()
+    assert rows[1].split(maxsplit=6)[:4] == ["1", "bob", "2", "30.0s"]
+    assert rows[1].endswith("it is the turn of alice")
+
+
+def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
+    """One line for an action and its outcome; names where they are known; an action without outcome is not hidden."""
+    happen = served.backend.happen
+    happen("turn.began", uid=OTHER, gap=0.104)
+    action = {"action": "SignalClient", "pid": 501, "uid": USER, "start": 1, "signal": 15, "rule": "switch.after",
+              "reason": f"the turn of user {USER} is over; SIGTERM to client 501 of user {USER}"}  # fmt: skip
+    begun = happen("action", **action)
+    happen("action.done", **action, begun=begun, ok=False, text="no such process")
+    happen("action", action="KillServer", server=500, reason="it hangs " * 20)
+    lines = run(served, "events", TZ="UTC").stdout.splitlines()
+    assert lines[:2] == [
+        "2026-11-21 00:00:01  the GPU goes to bob, 0.10s after the user before",
+        "2026-11-21 00:00:03  sent SIGTERM to client 501 of alice: the turn of alice is over; this FAILED: no",
+    ]
+    assert lines[3].startswith("2026-11-21 00:00:04  killed server 500: it hangs it hangs")
+    assert lines[-1].endswith("(begun)")
+    assert max(map(len, lines)) <= 100
+    every = [json.loads(line)["kind"] for line in run(served, "events", "--json").stdout.splitlines()]
+    assert every == ["turn.began", "action", "action.done", "action"], "programs get all of them"

@@ -6,11 +6,11 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
+from mpsagent.core.world import World
 
 from mpsagent.core.model import Client, Server, State, Status, Waiting
 from mpsagent.core.reduce import apply
 from mpsagent.core.turns import Turn
-from mpsagent.core.world import World
 from mpsagent.interfaces import cli_text, metrics, views
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.loglines import LogParser

@@ -1,0 +1,94 @@
+"""Events on the command line: printed as they come, across restarts of the agent."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import click
+
+from mpsagent.interfaces import cli_text, client
+from mpsagent.interfaces.cli_ask import FINE, UNHEALTHY, Json, complain, now, refused_and_exit, unreachable
+
+END_DEADLINE = 120.0
+"""Seconds for which the end of a client is waited for: the ladder takes less, unless the policy says otherwise."""
+
+
+class Events:
+    """Prints events: as JSON all of them, as text an action and its outcome in one line."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json, self._pairs = as_json, cli_text.Pairs()
+
+    def show(self, event: Json) -> None:
+        if self._as_json:
+            click.echo(json.dumps(event))
+        else:
+            self._print(self._pairs.take(event))
+
+    def settle(self) -> None:
+        """No more comes for now: actions whose outcome is not known are shown as they are."""
+        self._print(self._pairs.rest())
+
+    def _print(self, events: list[Json]) -> None:
+        for one in events:
+            click.echo("\n".join(cli_text.event(one, now())))
+
+
+def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
+    """Events as they come, for ever. A lost connection is taken up where it ended."""
+    reached, pause = False, 0.5
+    while True:
+        target = f"/v1/events?follow=1&limit={limit}" + ("" if cursor is None else f"&cursor={cursor}")
+        try:
+            for line in client.lines(path, target):
+                reached, pause = True, 0.5
+                event = json.loads(line)
+                if "error" in event:
+                    raise client.Refused(410, event["error"])
+                cursor = event["cursor"]
+                if "heartbeat" in event:
+                    shown.settle()
+                else:
+                    shown.show(event)
+        except KeyboardInterrupt:
+            return
+        except client.Refused as refused:
+            if refused.status == 429 and reached:
+                pass  # for a moment this user has too many connections
+            elif refused.status != 410 or "oldest" not in refused.error:
+                refused_and_exit(refused)
+            else:
+                complain(refused.error)
+                cursor = int(refused.error["oldest"])
+        except client.Unreachable as gone:
+            if not reached:
+                unreachable(gone)
+        limit = 1000
+        try:
+            time.sleep(pause)
+        except KeyboardInterrupt:
+            return
+        pause = min(5.0, pause * 2)
+
+
+def until_ended(path: str, cursor: int, pid: int) -> int:
+    """Say what is done to a client until it has ended; the exit status."""
+    shown = Events(as_json=False)
+    latest = time.monotonic() + END_DEADLINE
+    try:
+        for line in client.lines(path, f"/v1/events?follow=1&limit=1000&cursor={cursor}"):
+            event = json.loads(line)
+            kind = event.get("kind")
+            if event.get("pid") == pid and "kind" in event:
+                shown.show(event)
+            if event.get("pid") == pid and kind in ("client.ended", "client.unkillable"):
+                return FINE if kind == "client.ended" else UNHEALTHY
+            if time.monotonic() > latest:
+                break
+    except KeyboardInterrupt:
+        pass
+    except (client.Unreachable, client.Refused) as gone:
+        click.echo(f"mpsagent-cli: {gone}", err=True)
+    click.echo(f"mpsagent-cli: client {pid} has not ended so far; see mpsagent-cli events -f", err=True)
+    return UNHEALTHY

@@ -1,0 +1,187 @@
+"""What the gate would have told of an old log: pending lines as knocks, connections as hand-overs, leaving as ends.
+
+Logs that were written without a gate have no word of it, and the engine believes nobody but the gate. So each line that
+speaks of a client becomes what the gate would have said, as far as the engine's table of admissions lets that user in.
+
+Only the first few connections of each user, and of all, are shown to the engine at a time: what it decides hangs on who
+is first, and the work for each line must not grow with the queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mpsagent.core import inputs as inp
+from mpsagent.core.actions import Admission, Admissions
+from mpsagent.mps import events as ev
+
+SHOWN_OF_USER, SHOWN = 8, 64
+"""Held connections that the engine is shown at a time."""
+
+
+@dataclass(slots=True)
+class _One:
+    """A process of the log. ``connection`` None: it passed. ``due``: the log has let it in."""
+
+    peer: inp.Peer
+    since: float
+    connection: int | None
+    shown: bool = False
+    due: bool = False
+    server: int | None = None
+
+
+class LogAsGate:
+    """Log events in, gate inputs out. ``table``: the admissions that are in force."""
+
+    def __init__(self) -> None:
+        self.table = Admissions()
+        self._ones: dict[int, _One] = {}
+        self._line: deque[_One] = deque()
+        self._shown: dict[int, list[_One]] = {}
+        self._shown_count = 0
+        self._passed: dict[int, int] = {}
+        self._numbers = 0
+        self._control: int | None = None
+        self._server_uids: dict[int, tuple[int, float | None]] = {}
+        self._starting_uid: int | None = None
+        self._ended_by_us: set[int] = set()
+
+    # --- what the log says --------------------------------------------------------------------------------------------
+
+    def before(self, event: ev.LogEvent) -> Iterator[inp.Input]:
+        """What the gate and the kernel say before the engine reads this line."""
+        if isinstance(event, ev.ControlStarted):
+            if self._control != event.pid:
+                yield from self._control_gone(event.at)
+                yield from self._control_runs(event.at, event.pid, event.socket)
+        elif self._control is None and not isinstance(event, ev.ControlExited):
+            yield from self._control_runs(event.at, 0, "")  # the log begins in the middle
+        if isinstance(event, ev.ClientQueued | ev.ClientAdmitted):
+            yield from self._knock(event.at, event.pid, event.uid, isinstance(event, ev.ClientAdmitted))
+        elif isinstance(event, ev.ContextConnected):
+            uid = self._server_uids.get(event.server, (0, None))[0]
+            yield from self._knock(event.at, event.pid, uid, True)
+            one = self._ones.get(event.pid)
+            if one is not None:
+                one.server = event.server
+        elif isinstance(event, ev.ServerStarting):
+            self._server_uids[event.pid] = (event.uid, None)
+            self._starting_uid = event.uid
+        elif isinstance(event, ev.ServerReady):
+            self._server_uids[event.pid] = (self._server_uids.get(event.pid, (0, None))[0], event.at)
+
+    def after(self, event: ev.LogEvent) -> Iterator[inp.Input]:
+        """What they say after it."""
+        if isinstance(event, ev.ClientDisconnected | ev.ClientRefused):
+            self._ended_by_us.discard(event.pid)
+            yield from self.gone(event.at, event.pid)
+        elif isinstance(event, ev.ServerExited):
+            uid, ready = self._server_uids.pop(event.pid, (None, None))
+            for pid, one in list(self._ones.items()):
+                # Who waited for this server was let in when it became Ready, or has gone.
+                missed = one.connection is not None and ready is not None and one.since <= ready and not one.due
+                if one.server == event.pid or (missed and one.peer.uid == uid):
+                    yield from self.gone(event.at, pid)
+        elif isinstance(event, ev.SharedMemoryRemoved):  # MPS gives a server up, and drops who waits for it
+            for pid, one in list(self._ones.items()):
+                if one.connection is not None and not one.due and one.peer.uid == self._starting_uid:
+                    yield from self.gone(event.at, pid)
+        elif isinstance(event, ev.ControlExited):
+            yield from self._control_gone(event.at)
+
+    def _control_runs(self, at: float, pid: int, socket: str) -> Iterator[inp.Input]:
+        self._control = pid
+        yield inp.ControlRuns(at, pid, at, socket)
+
+    def _control_gone(self, at: float) -> Iterator[inp.Input]:
+        """With a control daemon its servers end, and its pending list (recordings 02, R11 and 06, V4)."""
+        if self._control is None:
+            return
+        for pid in list(self._ones):
+            yield from self.gone(at, pid)
+        yield inp.ControlGone(at, self._control)
+        self._control = None
+        self._server_uids.clear()
+
+    # --- who waits and who passed -------------------------------------------------------------------------------------
+
+    def _knock(self, at: float, pid: int, uid: int, due: bool) -> Iterator[inp.Input]:
+        if not pid or (pid in self._ended_by_us and due):  # no pid in the line; or it lives on only in this log
+            return
+        self._ended_by_us.discard(pid)
+        one = self._ones.get(pid)
+        if one is None:
+            self._numbers += 1
+            one = self._ones[pid] = _One(inp.Peer(pid, uid, uid, self._numbers), at, self._numbers)
+            self._line.append(one)
+            yield from self._show(at)
+        one.due = one.due or due
+
+    def _show(self, at: float) -> Iterator[inp.Input]:
+        """Let the engine see as many as it may."""
+        passed_over: list[_One] = []
+        while self._line and self._shown_count < SHOWN and len(passed_over) < SHOWN:
+            one = self._line.popleft()
+            if self._ones.get(one.peer.pid) is not one:
+                continue
+            mine = self._shown.setdefault(one.peer.uid, [])
+            if len(mine) >= SHOWN_OF_USER:
+                passed_over.append(one)
+                continue
+            mine.append(one)
+            self._shown_count += 1
+            one.shown = True
+            assert one.connection is not None
+            yield inp.Knocked(at, one.connection, one.peer, one.since)
+        self._line.extendleft(reversed(passed_over))
+
+    def _hide(self, one: _One) -> None:
+        if one.shown:
+            one.shown = False
+            self._shown_count -= 1
+            mine = self._shown[one.peer.uid]
+            mine.remove(one)
+            if not mine:
+                del self._shown[one.peer.uid]
+
+    def gone(self, at: float, pid: int, by_us: bool = False) -> Iterator[inp.Input]:
+        """The process has ended, or its connection is closed. ``by_us``: the log goes on with it all the same."""
+        if by_us:
+            self._ended_by_us.add(pid)
+        one = self._ones.pop(pid, None)
+        if one is None:
+            return
+        if one.connection is None:
+            self._passed[one.peer.uid] -= 1
+            yield inp.ProcessEnded(at, pid)
+        elif one.shown:
+            self._hide(one)
+            yield inp.Left(at, one.connection)
+            yield from self._show(at)
+
+    def hand_over(self, at: float) -> Iterator[inp.Input]:
+        """Those whom both the log and the table let in."""
+        if not self.table.open:
+            return
+        for user in self.table.users:
+            for one in list(self._shown.get(user.uid, ())):
+                if one.due and one.connection is not None and self._fits(user):
+                    yield inp.HandingOver(at, one.connection)
+                    yield inp.Passed(at, one.connection, one.peer, user.limits, False, 0.0)
+                    self._hide(one)
+                    one.connection = None
+                    self._passed[user.uid] = self._passed.get(user.uid, 0) + 1
+                    yield from self._show(at)
+
+    def _fits(self, user: Admission) -> bool:
+        mine = self._passed.get(user.uid, 0)
+        free = user.max_clients is None or mine < user.max_clients
+        return free and not user.known_only and sum(self._passed.values()) < self.table.room
+
+    @property
+    def users(self) -> set[int]:
+        """Who has to do with MPS now, as far as the engine is shown."""
+        return self._shown.keys() | {uid for uid, count in self._passed.items() if count}
