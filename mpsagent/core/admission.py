@@ -7,10 +7,10 @@ error at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpsagent.core import actions as act
-from mpsagent.core.model import CLIENTS_PER_SERVER, Status
+from mpsagent.core.model import CLIENTS_PER_SERVER
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
@@ -19,6 +19,8 @@ RULE = "admission"
 RELEASE_AFTER = 0.5
 """Seconds after a client left its server, its process living on, until its next connection is a new admission. A
 program that makes one context after the other must not lose its turn in between."""
+AGAIN = 0.2
+"""Seconds until the gate is told again what it did not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +34,19 @@ class Memory:
     """Connections that the gate was asked to turn away."""
     released: frozenset[tuple[int, int]] = frozenset()
     """Processes (pid, start) that the gate was asked to forget."""
+    again_at: float = float("-inf")
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     gate = view.state.gate
     if gate is None or not gate.synced:
         return Decision(Memory(number=memory.number))
-    todo: list[act.Action] = []
     link = (gate.pid, gate.since)
     if memory.gate != link:
         memory = Memory(number=memory.number, gate=link)
+    if now < memory.again_at:
+        return Decision(memory, wake=memory.again_at)
+    todo: list[act.Action] = []
     wanted, number = admissions(view, now), memory.number
     if wanted != memory.sent:
         number += 1
@@ -50,7 +55,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         todo.append(act.SetAdmissions(number=number, admissions=wanted, reason=reason, rule=RULE))
     refused, turned_away = _refusals(view, memory.refused)
     released, leaving, wake = _releases(view, memory.released, now)
-    fresh = Memory(number, wanted, link, refused, released)
+    fresh = replace(memory, number=number, sent=wanted, refused=refused, released=released)
     wakes = [at for at in (wake, view.pause_until) if at is not None and at > now]
     return Decision(
         fresh if fresh != memory else memory, (*todo, *turned_away, *leaving), wake=min(wakes, default=None)
@@ -62,14 +67,13 @@ def admissions(view: View, now: float) -> act.Admissions:
     state = view.state
     fail_safe = view.fail_safe()
     devices = tuple(device.ordinal for device in state.devices)
-    faulted = any(server.status is Status.FAULT for server in state.servers.values())
     control = state.control
     able = view.control_alive and control is not None and control.quitting is None
     paused = view.pause_until is not None and now < view.pause_until
-    is_open = able and not faulted and not paused and view.given_up is None
+    is_open = able and not view.faulted() and not paused and view.given_up is None
     users: tuple[act.Admission, ...] = ()
     turn = view.turn
-    if turn is not None and not view.closing and turn.ending is None:
+    if turn is not None and not view.closing and turn.ending is None and not view.denied(turn.uid):
         rules = view.rules(turn.uid)
         users = (
             act.Admission(
@@ -88,28 +92,37 @@ def _at_most(limits: Limits) -> Limits:
 
 
 def _room(view: View) -> int:
-    """Processes that fit: a server takes 48 contexts, and a process may have several."""
-    servers = view.state.servers.values()
-    most = min((server.max_clients for server in servers), default=CLIENTS_PER_SERVER)
-    more = sum(max(0, len(one.contexts - {0}) - 1) for server in servers for one in server.attached.values())
+    """Processes that fit: a server takes 48 contexts, and a process may have several: as many as its server's log says,
+    and no more than the gate has passed on."""
+    state, more = view.state, 0
+    most = min((server.max_clients for server in state.servers.values()), default=CLIENTS_PER_SERVER)
+    for server in state.servers.values():
+        for pid, one in server.attached.items():
+            client = state.clients.get(pid)
+            if client is not None:
+                more += max(0, min(len(one.contexts - {0}), client.connections - 1) - 1)
     return max(1, most - more)
 
 
 def _refusals(view: View, before: frozenset[int]) -> tuple[frozenset[int], list[act.Action]]:
     todo: list[act.Action] = []
-    refused = set(before & view.state.held.keys())
-    for number, held in view.state.held.items():
-        if number in refused or held.handing is not None:
-            continue
-        if view.denied(held.uid):
-            reason, rule = f"the policy denies user {held.uid} MPS", view.rules(held.uid).origin("access").key
+    held = view.state.held
+    refused = {number for number in before if number in held}
+    for uid in held.users():
+        if view.denied(uid):
+            reason, rule = f"the policy denies user {uid} MPS", view.rules(uid).origin("access").key
         elif view.given_up is not None:
             reason, rule = view.given_up, RULE
         else:
             continue
-        refused.add(number)
-        peer = held.peer
-        todo.append(act.RefuseConnection(connection=number, pid=peer.pid, uid=peer.uid, reason=reason, rule=rule))
+        for one in held.line(uid):
+            if one.connection not in refused and one.handing is None:
+                refused.add(one.connection)
+                todo.append(
+                    act.RefuseConnection(
+                        connection=one.connection, pid=one.peer.pid, uid=uid, reason=reason, rule=rule
+                    )
+                )  # fmt: skip
     return frozenset(refused), todo
 
 
@@ -139,7 +152,16 @@ def _releases(
 
 
 def note(memory: Memory, done: act.Done) -> Memory:
-    """What did not reach the gate is told again: the link was lost, and a new one begins with everything."""
-    if isinstance(done.action, act.SetAdmissions) and not done.ok:
-        return Memory(number=memory.number)
+    """What did not reach the gate is told again: the link was lost, and a new one begins with everything; or the gate
+    does not read, and then it must not be told a thousand times a second."""
+    action = done.action
+    if done.ok:
+        return memory
+    if isinstance(action, act.SetAdmissions):
+        return replace(memory, sent=None, again_at=done.at + AGAIN)
+    if isinstance(action, act.RefuseConnection):
+        return replace(memory, refused=memory.refused - {action.connection}, again_at=done.at + AGAIN)
+    if isinstance(action, act.ReleaseClient):
+        key = (action.pid, action.start)
+        return replace(memory, released=memory.released - {key}, again_at=done.at + AGAIN)
     return memory

@@ -48,7 +48,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             todo.append(act.Report(kind="drain.done", reason=reason, rule=RULE))
         return Decision(replace(memory, done=True, asked=False), tuple(todo))
     memory = replace(memory, done=False)
-    if view.state.clients or any(h.handing is not None for h in view.state.held.values()):
+    if view.state.clients or view.state.held.handing or _passed_untouched(view):
         if drain.until is None or now < drain.until:
             return Decision(memory, tuple(todo), wake=drain.until)
         requests = tuple(
@@ -57,6 +57,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 section="order", hook=True,
             )
             for c in view.state.clients.values()
+            if c.detached is None
         )  # fmt: skip
         return Decision(memory, tuple(todo), requests)
     if control is None or control.quitting is not None or memory.asked:
@@ -65,6 +66,14 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         return Decision(memory, tuple(todo), wake=memory.again_at)
     quit_it = act.QuitControl(timeout=QUIT_TIMEOUT, reason="drain: nothing works any more", rule=RULE)
     return Decision(replace(memory, asked=True), (*todo, quit_it))
+
+
+def _passed_untouched(view: View) -> bool:
+    """With a handshake that is not known the gate knows no clients: then the logs are all there is."""
+    gate = view.state.gate
+    if gate is None or gate.known_handshake is not False:
+        return False
+    return any(server.attached for server in view.state.servers.values())
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

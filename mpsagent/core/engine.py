@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mpsagent.core import actions as act
-from mpsagent.core import admission, caps, drain, faults, handovers, hangs, ladder, limits, starts, turns
+from mpsagent.core import admission, caps, doubts, drain, faults, handovers, hangs, ladder, limits, starts, turns
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.core.reduce import reduce
@@ -21,6 +21,10 @@ from mpsagent.core.view import View
 
 PASSES = 8
 """More than one decision ever sets off in a row."""
+
+
+UNSETTLED = 0.1
+"""Seconds until it is decided again, should that ever not be enough."""
 
 
 class Step(NamedTuple):
@@ -44,6 +48,7 @@ class Memories:
     limits: limits.Memory = field(default_factory=limits.Memory)
     admission: admission.Memory = field(default_factory=admission.Memory)
     ladder: ladder.Memory = field(default_factory=ladder.Memory)
+    doubts: doubts.Memory = field(default_factory=doubts.Memory)
 
 
 class Core:
@@ -53,6 +58,9 @@ class Core:
         self.state = state or State()
         self.memories = Memories()
         self._wake: float | None = None
+        self._at_rest = False
+        """Nothing is left to be decided before ``_wake``, unless something changes."""
+        self._view: tuple[State, Memories, View] | None = None
 
     def receive(self, event: inp.Input | act.Done, now: float) -> Step:
         """Take one input in, and decide."""
@@ -62,12 +70,16 @@ class Core:
         """Several inputs of one moment: decided upon together."""
         happened: list[Transition] = []
         actions: list[act.Action] = []
+        before = self.state, self.memories
         for event in events:
             self.state, told = reduce(self.state, event)
             happened += told
             actions += self._person(event, now)
             if isinstance(event, act.Done):
                 self._note(event)
+        same = self.state is before[0] and self.memories is before[1]
+        if same and self._at_rest and (self._wake is None or now < self._wake):  # most log lines are of this kind
+            return Step(tuple(actions), tuple(happened))
         step = self.tick(now)
         return Step((*actions, *step.actions), (*happened, *step.transitions))
 
@@ -77,19 +89,24 @@ class Core:
         for event in events:
             self.state, told = reduce(self.state, event)
             happened += told
+        self._at_rest = False
         return happened
 
     def tick(self, now: float) -> Step:
         """Decide because of the time."""
         actions: list[act.Action] = []
         happened: list[Transition] = []
+        self._at_rest = False
         for _ in range(PASSES):
             before = self.memories
             made, told = self._pass(now)
             actions += made
             happened += told
-            if not made and self.memories == before:
+            if not made and self.memories is before:
+                self._at_rest = True
                 break
+        else:
+            self._wake = now + UNSETTLED if self._wake is None else min(self._wake, now + UNSETTLED)
         return Step(tuple(actions), tuple(happened))
 
     def deadline(self) -> float | None:
@@ -99,17 +116,22 @@ class Core:
     def view(self) -> View:
         """What the rules see now; for answers and views too."""
         m = self.memories
+        if self._view is not None and self._view[0] is self.state and self._view[1] is m:
+            return self._view[2]
         sent = None if m.admission.sent is None else (m.admission.number, m.admission.sent)
         failed = "the control daemon does not stay up" if m.hangs.failed else None
-        return View(
+        view = View(
             state=self.state,
             ending=ladder.ending(m.ladder),
             turn=m.turns.turn,
             closing=m.turns.closing,
+            served=m.turns.served,
             sent=sent,
             given_up=failed or m.starts.given_up,
             pause_until=m.starts.until,
         )
+        self._view = self.state, m, view
+        return view
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 
@@ -143,7 +165,8 @@ class Core:
         return actions, happened
 
     def _remember(self, name: str, memory: Any) -> None:
-        if getattr(self.memories, name) is not memory:
+        known = getattr(self.memories, name)
+        if known is not memory and known != memory:
             self.memories = replace(self.memories, **{name: memory})
 
     def _note(self, done: act.Done) -> None:
@@ -211,4 +234,5 @@ _RULES = (
     ("starts", starts),
     ("limits", limits),
     ("admission", admission),
+    ("doubts", doubts),
 )

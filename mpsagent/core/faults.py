@@ -40,7 +40,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     force_at = {pid: at for pid, at in memory.force_at.items() if pid in servers}
     asked = memory.asked & servers.keys()
     for server in servers.values():
-        if server.fault_since is None:
+        if server.fault_since is None or not server.fault_confirmed:  # a log alone says so: MPS is being asked
             continue
         sticky = [view.state.clients[pid] for pid in server.sticky if pid in view.state.clients]
         due = server.fault_since + view.policy.hang_fault
@@ -58,6 +58,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 ]  # fmt: skip
             continue
         since = clear.setdefault(server.pid, now)
+        if view.state.working_on(server):  # whose error it is the log has not said, or they are on another GPU
+            since = max(since, due)
         if now < since + FORCE_AFTER:
             wakes.append(since + FORCE_AFTER)
         elif server.pid not in asked:

@@ -28,7 +28,8 @@ class Memory:
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
-    handing = [h for h in view.state.held.values() if h.handing is not None and h.peer.pid in view.state.stopped]
+    queue = view.state.held
+    handing = [queue[one] for one in sorted(queue.handing) if queue[one].peer.pid in view.state.stopped]
     if not handing:
         return Decision(memory if memory == Memory() else Memory())
     todo: list[act.Action] = []

@@ -113,8 +113,8 @@ def _wait(attempts: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Suspect:
-    """``key``: pid of what is killed first (a server), 0 for the control daemon itself. ``idle``: nobody works there,
-    so nobody can lose anything."""
+    """``key``: pid of what is killed first (a server), 0 for the control daemon itself. ``idle``: no client is there,
+    so none can lose anything. ``said``: only a log says so, and MPS is asked before anything is done."""
 
     key: int
     due: float
@@ -122,6 +122,12 @@ class _Suspect:
     rule: str
     server: int | None
     idle: bool = False
+    said: bool = False
+
+
+def _idle(view: View, server: Server) -> bool:
+    """No client can be at work there, and none is being handed over."""
+    return not view.state.working_on(server) and not view.state.held.handing
 
 
 def _suspects(view: View, memory: Memory) -> list[_Suspect]:
@@ -131,22 +137,22 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
     for server in state.servers.values():
         if server.stuck_since is not None:  # nobody is served by it any more, and the daemon hangs on it (X1, X15)
             what = f"server {server.pid} of user {server.uid} waits for ever for a client that died"
-            due = server.stuck_since + (policy.hang_control if server.attached else 0.0)
-            found.append(_Suspect(server.pid, due, what, "hang.server", server.pid, idle=True))
+            idle = not view.state.working_on(server)
+            due = server.stuck_since + (0.0 if idle else policy.hang_control)
+            found.append(_Suspect(server.pid, due, what, "hang.server", server.pid, idle=idle, said=True))
         elif server.status is Status.INITIALIZING:
             busy = True
             what = f"server {server.pid} of user {server.uid} does not become Ready"
-            found.append(
-                _Suspect(server.pid, server.started + policy.hang_server_ready, what, "hang.server_ready", server.pid)
-            )
+            due = server.started + policy.hang_server_ready
+            found.append(_Suspect(server.pid, due, what, "hang.server_ready", server.pid, said=True))
         else:
             since = server.stop_tried if server.stopping_since is None else server.stopping_since
             if since is not None:
                 busy = True
                 what = f"server {server.pid} of user {server.uid} does not exit"
-                nobody = not server.attached
-                due = since + (min(IDLE_EXIT, policy.hang_exit) if nobody else policy.hang_exit)
-                found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=nobody))
+                idle = _idle(view, server)
+                due = since + (min(IDLE_EXIT, policy.hang_exit) if idle else policy.hang_exit)
+                found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=idle, said=True))
             elif server.pid in memory.stopped:
                 # Nothing else tells: who comes for it hangs, and the control daemon with him (recording 06, V3).
                 busy = True
@@ -156,14 +162,14 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
     control = state.control
     if control is not None and control.quit_by is not None:
         what = f"`quit` of control daemon {control.pid} does not end"
-        found.append(_Suspect(0, control.quit_by + policy.hang_quit, what, "hang.quit", None))
+        found.append(_Suspect(0, control.quit_by + policy.hang_quit, what, "hang.quit", None, said=True))
     elif control is not None and control.quitting is not None:
         # A `quit` without a time waits for the clients; once they have gone it has nothing to wait for.
-        idle = [s.idle_since for s in state.servers.values()]
-        if None not in idle:
-            last = max([control.quitting, *(at for at in idle if at is not None)])
+        free = [s.idle_since for s in state.servers.values()]
+        if None not in free:
+            last = max([control.quitting, *(at for at in free if at is not None)])
             what = f"`quit` of control daemon {control.pid} does not end though nobody works"
-            found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None))
+            found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None, said=True))
     elif control is not None and control.pid in memory.stopped:
         since = memory.stopped[control.pid]
         since = since if view.state.silent_since is None else min(since, view.state.silent_since)
@@ -219,18 +225,25 @@ def _ways_out(
 
 
 def _ladder_of(view: View, suspect: _Suspect) -> list[act.Action]:
+    """What only a log says is asked first: an answer of MPS that says otherwise is the end of it. Before the control
+    daemon is killed because its server's end was not heard of, it is asked for its servers once more."""
     enforce = view.policy.enforce_hang
     ways: list[act.Action] = []
     pids = [suspect.server] if suspect.server is not None and not suspect.idle else []
     control = view.state.control
     if control is not None and suspect.server is None:
         pids.append(control.pid)
+    servers = () if suspect.server is None else (suspect.server,)
+    ask = act.Reconcile(servers=servers, reason=f"{suspect.what}: ask first", rule=suspect.rule)
+    if suspect.said and not suspect.idle:
+        ways.append(ask)
     # Always there, so that a step keeps its number: SIGCONT to what is not stopped does nothing.
     for pid in pids:
         ways.append(act.Resume(pid=pid, reason=f"{suspect.what}: SIGCONT to {pid}", rule=suspect.rule, enforce=enforce))
     if suspect.server is not None:
         why = f"{suspect.what}: SIGKILL to server {suspect.server}"
         ways.append(act.KillServer(server=suspect.server, reason=why, rule=suspect.rule, enforce=enforce))
+        ways.append(replace(ask, servers=()))
     why = f"{suspect.what}: SIGKILL to the control daemon, then a new one"
     ways.append(act.KillControl(reason=why, rule=suspect.rule, enforce=enforce))
     return ways

@@ -62,6 +62,7 @@ class Known(NamedTuple):
     peer: Peer
     since: float
     limits: Limits
+    connections: int = 1
 
 
 class Left(NamedTuple):
@@ -145,19 +146,22 @@ class GateRefused(NamedTuple):
 
 
 class ProcessEnded(NamedTuple):
-    """A pidfd says that this process has ended."""
+    """A pidfd says that this process has ended. ``start`` None: whichever has that pid."""
 
     at: float
     pid: int
+    start: int | None = None
 
 
 class ControlRuns(NamedTuple):
-    """A control daemon of ours runs: it was started or found, and proved to be ours."""
+    """A control daemon of ours runs: it was started or found, and proved to be ours. ``multiuser``: it has one server
+    for all users; None: as the policy says."""
 
     at: float
     pid: int
     started: float
     socket: str
+    multiuser: bool | None = None
 
 
 class ControlGone(NamedTuple):
@@ -193,6 +197,15 @@ class ServersListed(NamedTuple):
     at: float
     servers: Mapping[int, int]
     known_before: frozenset[int]
+
+
+class ClientsListed(NamedTuple):
+    """``get_client_list`` answered: these pids have a context on this server, and no others had when it was asked
+    (``at``). A process with nothing but its channel is not in it (conformance scenario X8)."""
+
+    at: float
+    server: int
+    pids: frozenset[int]
 
 
 class DaemonSilent(NamedTuple):
@@ -260,7 +273,7 @@ GateInput = (
     | Unconfirmed | Applied | FrontEndUsed | HandshakeSeen | GateRefused
 )  # fmt: skip
 KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen
-AnswerInput = ServerStatusSeen | ServersListed | DaemonSilent
+AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
 PersonInput = (
     PolicyChanged | DevicesFound | PeopleKnown | EndClient | DrainOrdered | DrainResumed | RestartOrdered | Resumed
 )

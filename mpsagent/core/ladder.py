@@ -25,8 +25,6 @@ GIVE_UP = 30.0
 """Seconds after SIGKILL until a process that still exists is reported as unkillable (stuck in the driver)."""
 ASK_AGAIN = 1.0
 """Seconds until a ``terminate_client`` that could not be delivered is tried again."""
-LOG_LAG = 1.0
-"""Seconds after a hand-over in which the server's lines about the client may still be to come."""
 
 
 class Rung(IntEnum):
@@ -70,7 +68,7 @@ class Memory:
 def ending(memory: Memory) -> Mapping[int, Ending]:
     """For the other rules: who is on the way out."""
     return {
-        pid: Ending(pid, c.blocks and c.rung < Rung.UNKILLABLE, c.rung > Rung.TERMINATE)
+        pid: Ending(pid, c.blocks and c.rung < Rung.UNKILLABLE, c.rung > Rung.TERMINATE, c.at)
         for pid, c in memory.climbs.items()
     }
 
@@ -138,22 +136,20 @@ def _wanted(view: View, climb: Climb) -> bool:
 
 def _may_ask(view: View, climb: Climb, now: float) -> tuple[bool | None, int | None]:
     """Whether ``terminate_client`` can be sent now, and to which server; None when there is nothing to protect and
-    signals come first."""
-    state = view.state
-    server, client = state.server_of(climb.pid), state.clients[climb.pid]
+    signals come first. That a client has no context, or its server a fault, is not taken from a log alone."""
+    state, client = view.state, view.state.clients[climb.pid]
+    if client.terminated and not climb.blocks:
+        return None, climb.server  # asked a second time, the daemon would wait until it exits
+    server, known = view.works_on(client, climb.at)
     if server is None:
-        if client.detached is None and now < client.since + LOG_LAG:
-            return False, None
-        return None, None
-    attachment = server.attached[climb.pid]
-    if server.forced or climb.pid in server.sticky or not attachment.contexts - {0}:
-        return None, server.pid
-    if attachment.terminated and not climb.blocks:
-        return None, server.pid  # asked a second time, the daemon would wait until it exits
-    # While a `quit` is in progress nothing is heard; in FAULT the request blocks the daemon (recording 03, Q4).
-    if server.status is not Status.FAULT and (state.control is None or state.control.quitting is None):
-        return True, server.pid
-    return (None if len(server.attached) <= 1 else False), server.pid
+        over = known or not view.control_alive or now >= climb.at + climb.deadline
+        return (None if over else False), None
+    alone = all(other.pid == climb.pid for other in state.working_on(server))
+    if server.status is Status.FAULT:  # the request would block the daemon (recording 03, Q4)
+        return (None if server.fault_confirmed and (alone or climb.pid in server.sticky) else False), server.pid
+    if state.control is not None and state.control.quitting is not None:  # nothing is heard
+        return (None if alone else False), server.pid
+    return True, server.pid
 
 
 def _step(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list[act.Action], float | None]:
@@ -202,7 +198,8 @@ def _terminate(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb,
     if climb.asked and climb.blocks:
         return replace(climb, rung=Rung.SIGTERM, at=now, asked=False), [], None, True
     if busy or not may or server is None:
-        return climb, [], now + LOG_LAG if server is None else None, False
+        wake = climb.at + climb.deadline
+        return climb, [], wake if server is None and wake > now else None, False
     first = act.TerminateClient(
         server=server, pid=climb.pid, uid=climb.uid, start=climb.start, deadline=climb.deadline,
         reason=climb.reason, rule=climb.rule,

@@ -1,7 +1,8 @@
 """The state of one instance: its control daemon, servers, clients and queue. Frozen; only ``reduce`` builds it.
 
 What each part rests on: clients and the queue on the gate (kernel identity, pidfd); the end of a process on its pidfd;
-servers and their status on the logs of the hidden directory and on MPS's own answers.
+servers and their status on the logs of the hidden directory. What a log says about a client or against a server is a
+hint: nothing that hits a process or moves a turn is done before MPS's own answer or the kernel has confirmed it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mpsagent.core.inputs import Peer
+from mpsagent.core.queue import Held as Held
+from mpsagent.core.queue import Queue
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
@@ -48,6 +51,8 @@ class Control:
     version: int | None = None
     proven: bool = False
     """The kernel confirmed it; before that only its own first log line speaks for it."""
+    multiuser: bool = False
+    """It was started with one server for all users."""
     quitting: float | None = None
     quit_by: float | None = None
 
@@ -55,13 +60,11 @@ class Control:
 @dataclass(frozen=True, slots=True)
 class Attachment:
     """What a server's log says of one pid: the contexts it has (0 is its channel), on which devices. No identity: who
-    that is the gate tells. ``terminated``: ``terminate_client`` has been asked for it; asked again, the daemon answers
-    nothing until the process exits (conformance scenario X8)."""
+    that is the gate tells."""
 
     since: float
     contexts: frozenset[int] = frozenset()
     devices: frozenset[str] = frozenset()
-    terminated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class Server:
     sticky: tuple[int, ...] = ()
     devices_faulted: tuple[int, ...] = ()
     fault_since: float | None = None
+    fault_confirmed: bool = False
+    """MPS said FAULT itself (``get_server_status``), not only its log."""
     forced: bool = False
     stop_tried: float | None = None
     """When the control daemon asked it to shut down and has not heard back since."""
@@ -91,43 +96,37 @@ class Server:
     max_clients: int = CLIENTS_PER_SERVER
     last_context: int = 0
     """pid of the client whose context connected last: the owner of the next ``is associated`` line."""
+    listed_at: float | None = None
+    listed: frozenset[int] = frozenset()
+    """What ``get_client_list`` answered last, and when: the pids with a context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
     """A process that passed the gate and lives. ``since``: its first hand-over; ``waited``: seconds at the gate before
-    that."""
+    that; ``connections``: how often it passed, once for its channel and once for each context."""
 
     peer: Peer
     since: float
     waited: float = 0.0
     limits: Limits = field(default_factory=Limits)
     fail_safe: bool = False
+    connections: int = 1
+    server: int | None = None
+    """The server whose log named it last, also when that log says that it has left."""
+    said_left: float | None = None
+    """When a log said that it left its server. Only a hint."""
     detached: float | None = None
-    """When it left its server, while the process lives on; None while it works or before its log lines came."""
+    """When it had left its server, while the process lives on: confirmed by MPS's own lists, or by the end of the
+    control daemon."""
+    terminated: bool = False
+    """``terminate_client`` was answered for it. Asked again, the daemon answers nothing until it exits (X8)."""
     outcome: Outcome = Outcome.OK
     """What is known so far of how it will have ended."""
 
     @property
     def pid(self) -> int:
         return self.peer.pid
-
-    @property
-    def uid(self) -> int:
-        return self.peer.uid
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A connection held at the gate. ``handing``: since when it is being handed over; ``of_client``: the process passed
-    already and wants a further context."""
-
-    connection: int
-    peer: Peer
-    since: float
-    handing: float | None = None
-    of_client: bool = False
-    failed: int = 0
 
     @property
     def uid(self) -> int:
@@ -175,8 +174,13 @@ class State:
     control: Control | None = None
     servers: Mapping[int, Server] = field(default_factory=dict)
     clients: Mapping[int, Client] = field(default_factory=dict)
-    held: Mapping[int, Held] = field(default_factory=dict)
-    """By connection."""
+    held: Queue = field(default_factory=Queue)
+    before: Mapping[tuple[int, int], Held] = field(default_factory=dict)
+    """By process: who waited when the link to the gate was lost, and has not been told of again."""
+    turned_away: Mapping[int, Held] = field(default_factory=dict)
+    """Connections that the gate was asked to refuse (bounded): one that was being handed over just then comes back."""
+    failed_handovers: int = 0
+    """Hand-overs in a row that failed at the control daemon, whoever it was."""
     stopped: frozenset[int] = frozenset()
     cpu_idle_since: Mapping[int, float] = field(default_factory=dict)
     silent_since: float | None = None
@@ -185,6 +189,10 @@ class State:
     start_failure: StartFailure | None = None
     unconfirmed: Mapping[int, str] = field(default_factory=dict)
     """By uid: why MPS did not confirm that user's limits last."""
+    listed_at: float | None = None
+    """When ``get_server_list`` was answered last."""
+    left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
     ended: Mapping[int, float] = field(default_factory=dict)
     """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
     unknown_lines: int = 0
@@ -202,6 +210,19 @@ class State:
         known = self.servers.get(server)
         return () if known is None else tuple(self.clients[pid] for pid in known.attached if pid in self.clients)
 
+    def working_on(self, server: Server) -> tuple[Client, ...]:
+        """Clients that may be at work there, whatever the logs say: who passed the gate, lives, has not been confirmed
+        to have left, and is of that server's user."""
+        there = [c for c in self.clients.values() if c.detached is None]
+        return tuple(
+            c for c in there if c.server == server.pid or (c.server not in self.servers and self.fits(c, server))
+        )
+
+    def fits(self, client: Client, server: Server) -> bool:
+        """Whether the control daemon hands this client over to such a server."""
+        shared = self.control is not None and self.control.multiuser
+        return shared or server.uid is None or server.uid == client.uid
+
     def clients_of_user(self, uid: int) -> tuple[Client, ...]:
         return tuple(c for c in self.clients.values() if c.uid == uid)
 
@@ -211,7 +232,7 @@ class State:
 
     def queue(self) -> tuple[int, ...]:
         """Users with held connections, in the order in which the first of each came."""
-        return tuple(dict.fromkeys(h.uid for h in sorted(self.held.values(), key=lambda h: (h.since, h.connection))))
+        return self.held.users()
 
     def held_of(self, uid: int) -> tuple[Held, ...]:
-        return tuple(h for h in self.held.values() if h.uid == uid)
+        return self.held.line(uid)

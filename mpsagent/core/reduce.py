@@ -12,12 +12,14 @@ from typing import Any
 from mpsagent.core import inputs as inp
 from mpsagent.core import reduce_logs
 from mpsagent.core import transitions as tr
-from mpsagent.core.actions import Done, ReleaseClient, SignalClient, TerminateClient
+from mpsagent.core.actions import Done, KillServer, RefuseConnection, ReleaseClient, SignalClient, TerminateClient
 from mpsagent.core.model import Client, Control, Drain, Gate, Held, Outcome, State
-from mpsagent.core.reduce_logs import Out, bounded, server_ended, without
+from mpsagent.core.queue import Queue
+from mpsagent.core.reduce_logs import Out, back, bounded, lost, server_ended, without
 
 MOST_HELD = 10_000
 """The gate's own bound is lower; more is a mistake of the gate's."""
+MOST_TURNED_AWAY = 1024
 
 
 def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
@@ -32,18 +34,31 @@ def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transi
 
 def _gate_connected(state: State, event: inp.GateConnected, out: Out) -> State:
     out.append(tr.GateConnected(event.at, event.pid))
-    return replace(state, gate=Gate(event.pid, event.at), held={})
-
-
-def _gate_synced(state: State, event: inp.GateSynced, out: Out) -> State:
-    return state if state.gate is None else replace(state, gate=replace(state.gate, synced=True))
+    return replace(_nothing_held(state), gate=Gate(event.pid, event.at))
 
 
 def _gate_lost(state: State, event: inp.GateLost, out: Out) -> State:
     if state.gate is None:
         return state
     out.append(tr.GateLost(event.at))
-    return replace(state, gate=None, held={})
+    return replace(_nothing_held(state), gate=None)
+
+
+def _nothing_held(state: State) -> State:
+    """The gate tells everything again. Who is told of again is not a new one."""
+    before = dict(state.before)
+    for held in state.held.values():
+        if not held.of_client:
+            before.setdefault(held.process, held)
+    return replace(state, held=Queue(), turned_away={}, before=before)
+
+
+def _gate_synced(state: State, event: inp.GateSynced, out: Out) -> State:
+    if state.gate is None:
+        return state
+    for held in state.before.values():
+        out.append(tr.ClientLeft(event.at, held.peer.pid, held.peer.uid, max(0.0, event.at - held.since)))
+    return replace(state, gate=replace(state.gate, synced=True), before={})
 
 
 def _is_client(state: State, peer: inp.Peer) -> bool:
@@ -52,26 +67,59 @@ def _is_client(state: State, peer: inp.Peer) -> bool:
 
 
 def _knocked(state: State, event: inp.Knocked, out: Out) -> State:
-    of_client = _is_client(state, event.peer)
-    if not of_client and not any(h.peer[:4] == event.peer[:4] for h in state.held.values()):
+    held = Held(event.connection, event.peer, event.since, of_client=_is_client(state, event.peer))
+    if len(state.held) >= MOST_HELD:
+        return state
+    if held.process in state.before:
+        state = replace(state, before=without(state.before, held.process))
+    elif not held.of_client and not state.held.of(held.process):
         out.append(tr.ClientWaiting(event.since, event.peer.pid, event.peer.uid, event.connection))
-    held = Held(event.connection, event.peer, event.since, of_client=of_client)
-    return replace(state, held=bounded({**state.held, event.connection: held}, MOST_HELD))
+    return replace(state, held=state.held.put(held))
 
 
 def _known(state: State, event: inp.Known, out: Out) -> State:
-    if _is_client(state, event.peer):
+    peer = event.peer
+    if _is_client(state, peer):
         return state
-    client = Client(event.peer, event.since, limits=event.limits)
-    return replace(state, clients={**state.clients, event.peer.pid: client})
+    state = _another(state, peer, event.at, out)
+    before = state.before.get((peer.pid, peer.start))
+    client = Client(peer, event.since, limits=event.limits, connections=event.connections)
+    if before is not None:  # it passed while the link was down
+        client = replace(client, waited=max(0.0, event.since - before.since))
+        out.append(tr.ClientConnected(event.since, peer.pid, peer.uid, client.waited, event.limits, False))
+        state = replace(state, before=without(state.before, before.process))
+    return _with_logs(state, client, event.since - LOGS_EARLY)
+
+
+LOGS_EARLY = 1.0
+"""Seconds by which the time in a log may be earlier than the gate's for the same thing."""
+
+
+def _with_logs(state: State, client: Client, since: float) -> State:
+    """A new client, with what the logs said of it before the gate did."""
+    server, left = state.server_of(client.pid), state.left.get(client.pid)
+    if server is not None and state.fits(client, server):
+        client = replace(client, server=server.pid)
+    elif left is not None and left[0] >= since:
+        client = replace(client, said_left=left[0], server=left[1])
+    if left is not None:
+        state = replace(state, left=without(state.left, client.pid))
+    return replace(state, clients={**state.clients, client.pid: client})
+
+
+def _another(state: State, peer: inp.Peer, at: float, out: Out) -> State:
+    """An earlier process had this pid, and its end is only now known."""
+    return state if peer.pid not in state.clients else _ended(state, inp.ProcessEnded(at, peer.pid), out)
 
 
 def _left(state: State, event: inp.Left, out: Out) -> State:
+    if event.connection in state.turned_away:
+        return replace(state, turned_away=without(state.turned_away, event.connection))
     held = state.held.get(event.connection)
     if held is None:
         return state
-    rest = without(state.held, event.connection)
-    if not held.of_client and not any(h.peer[:4] == held.peer[:4] for h in rest.values()):
+    rest = state.held.without(event.connection)
+    if not _is_client(state, held.peer) and not rest.of(held.process):
         waited = max(0.0, event.at - held.since)
         out.append(tr.ClientLeft(event.at, held.peer.pid, held.peer.uid, waited))
     return replace(state, held=rest)
@@ -80,38 +128,49 @@ def _left(state: State, event: inp.Left, out: Out) -> State:
 def _handing(state: State, event: inp.HandingOver, out: Out) -> State:
     held = state.held.get(event.connection)
     if held is None:
-        return state
-    return replace(state, held={**state.held, event.connection: replace(held, handing=event.at)})
+        held = state.turned_away.get(event.connection)
+        if held is None:
+            return state
+        state = replace(state, turned_away=without(state.turned_away, event.connection))
+    return replace(state, held=state.held.put(replace(held, handing=event.at)))
 
 
 def _passed(state: State, event: inp.Passed, out: Out) -> State:
     held, peer = state.held.get(event.connection), event.peer
+    since = event.at if held is None else held.since
+    if held is not None and held.process == (peer.pid, peer.start):
+        peer = held.peer  # what the kernel said when it came: more than the gate repeats
     unconfirmed = state.unconfirmed
     if not event.fail_safe and peer.uid in unconfirmed:
         unconfirmed = without(unconfirmed, peer.uid)
-    state = replace(state, held=without(state.held, event.connection), unconfirmed=unconfirmed)
+    state = replace(
+        state, held=state.held.without(event.connection), unconfirmed=unconfirmed, failed_handovers=0,
+        start_failure=None,
+    )  # fmt: skip
     if _is_client(state, peer):
-        client = state.clients[peer.pid]
-        client = replace(client, limits=event.limits, fail_safe=event.fail_safe, detached=None)
+        client = back(state.clients[peer.pid])
+        client = replace(
+            client, limits=event.limits, fail_safe=event.fail_safe, connections=client.connections + 1
+        )  # fmt: skip
         return replace(state, clients={**state.clients, peer.pid: client})
-    since = event.at if held is None else held.since
     client = Client(peer, event.at, max(0.0, event.at - since), event.limits, event.fail_safe)
-    if peer.pid in state.clients:  # an earlier process had this pid, and its end is only now known
-        state = _ended(state, inp.ProcessEnded(event.at, peer.pid), out)
+    state = _another(state, peer, event.at, out)
     out.append(tr.ClientConnected(event.at, peer.pid, peer.uid, client.waited, event.limits, event.fail_safe))
-    others = {number: replace(h, of_client=True) if h.peer[:4] == peer[:4] else h for number, h in state.held.items()}
-    return replace(state, clients={**state.clients, peer.pid: client}, held=others)
+    queue = state.held
+    for other in queue.of((peer.pid, peer.start)):
+        queue = queue.put(replace(other, of_client=True))
+    return _with_logs(replace(state, held=queue), client, since)
 
 
 def _handover_failed(state: State, event: inp.HandoverFailed, out: Out) -> State:
     out.append(tr.HandoverFailed(event.at, event.pid, event.uid, event.stage, event.why, event.lost))
+    state = replace(state, failed_handovers=state.failed_handovers + 1)
     held = state.held.get(event.connection)
     if held is None:
         return state
     if event.lost:
-        return replace(state, held=without(state.held, event.connection))
-    again = replace(held, handing=None, failed=held.failed + 1)
-    return replace(state, held={**state.held, event.connection: again})
+        return replace(state, held=state.held.without(event.connection))
+    return replace(state, held=state.held.put(replace(held, handing=None, failed=held.failed + 1)))
 
 
 def _unconfirmed(state: State, event: inp.Unconfirmed, out: Out) -> State:
@@ -128,7 +187,13 @@ def _applied(state: State, event: inp.Applied, out: Out) -> State:
 
 
 def _front_end(state: State, event: inp.FrontEndUsed, out: Out) -> State:
+    """An administrator's ``terminate_client S P`` is as good as ours: it must not be asked twice."""
     out.append(tr.FrontEndUsed(event.at, event.pid, event.uid, event.command))
+    words = event.command.split()
+    if event.uid == 0 and len(words) == 3 and words[0] == "terminate_client" and words[2].isdecimal():
+        client = state.clients.get(int(words[2][:10]))
+        if client is not None:
+            return replace(state, clients={**state.clients, client.pid: replace(client, terminated=True)})
     return state
 
 
@@ -150,12 +215,11 @@ def _gate_refused(state: State, event: inp.GateRefused, out: Out) -> State:
 
 def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
     client = state.clients.get(event.pid)
-    if client is None:
+    if client is None or event.start not in (None, client.peer.start):
         return state
-    server = state.server_of(event.pid)
     out.append(
         tr.ClientEnded(
-            event.at, client.pid, client.uid, None if server is None else server.pid, str(client.outcome),
+            event.at, client.pid, client.uid, client.server, str(client.outcome),
             max(0.0, event.at - client.since), client.waited,
         )
     )  # fmt: skip
@@ -170,11 +234,15 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
 def _control_runs(state: State, event: inp.ControlRuns, out: Out) -> State:
     known = state.control
     if known is not None and known.pid == event.pid:
-        return replace(state, control=replace(known, proven=True))
+        return replace(state, control=replace(known, proven=True, multiuser=_multiuser(state, event)))
     state = _no_servers(state, event.at, out)
     out.append(tr.ControlStarted(event.at, event.pid))
-    control = Control(event.pid, event.started, event.socket, proven=True)
+    control = Control(event.pid, event.started, event.socket, proven=True, multiuser=_multiuser(state, event))
     return replace(state, control=control, silent_since=None)
+
+
+def _multiuser(state: State, event: inp.ControlRuns) -> bool:
+    return state.policy.server == "shared" if event.multiuser is None else event.multiuser
 
 
 def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
@@ -187,9 +255,11 @@ def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
 
 
 def _no_servers(state: State, at: float, out: Out) -> State:
+    """The daemon has gone by the kernel's word, and with it every server: nobody is at work any more."""
     for pid in list(state.servers):
         state = server_ended(state, pid, at, None, out)
-    return state
+    clients = {pid: c if c.detached is not None else lost(c, at, confirmed=True) for pid, c in state.clients.items()}
+    return replace(state, clients=clients, listed_at=None)
 
 
 def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
@@ -231,8 +301,20 @@ def _restart(state: State, event: inp.RestartOrdered, out: Out) -> State:
 
 
 def _done(state: State, event: Done, out: Out) -> State:
-    """What the agent did to a client is how that will have ended; a released one is none any more."""
+    """What the agent did to a client is how that will have ended; a released one is none any more. A server that could
+    not be killed is none of our control daemon's: it has gone, or never was."""
     action = event.action
+    if not action.enforce:
+        return state
+    if isinstance(action, RefuseConnection) and event.ok:
+        held = state.held.get(action.connection)
+        if held is None or held.handing is not None:
+            return state
+        out.append(tr.ClientRefused(event.at, held.peer.pid, held.peer.uid, action.reason))
+        turned_away = bounded({**state.turned_away, held.connection: held}, MOST_TURNED_AWAY)
+        return replace(state, held=state.held.without(held.connection), turned_away=turned_away)
+    if isinstance(action, KillServer) and not event.ok:
+        return server_ended(state, action.server, event.at, None, out) if action.server in state.servers else state
     if isinstance(action, ReleaseClient) and event.ok:
         client = state.clients.get(action.pid)
         if client is None or client.detached is None or client.peer.start != action.start:
@@ -240,8 +322,10 @@ def _done(state: State, event: Done, out: Out) -> State:
         return _ended(state, inp.ProcessEnded(event.at, action.pid), out)
     if isinstance(action, TerminateClient | SignalClient) and event.ok:
         client = state.clients.get(action.pid)
-        if client is not None and client.peer.start == action.start and client.outcome is Outcome.OK:
-            ended = replace(client, outcome=Outcome.ENDED)
+        if client is not None and client.peer.start == action.start:
+            outcome = Outcome.ENDED if client.outcome is Outcome.OK else client.outcome
+            terminated = client.terminated or isinstance(action, TerminateClient)
+            ended = replace(client, outcome=outcome, terminated=terminated)
             return replace(state, clients={**state.clients, action.pid: ended})
     return state
 

@@ -1,7 +1,9 @@
 """What control.log and server.log say, into the state.
 
-Lines never make a process a client: they tell what happened to pids that passed the gate, and to servers. The two logs
-are two files and may be read in another order than they were written, so each rule looks at the times that it knows.
+Lines never make a process a client: they tell what happened to pids that passed the gate, and to servers. That a
+client has left, or that a server hangs, is a hint until MPS's own answers confirm it (:mod:`mpsagent.core.doubts`):
+lines can be forged. The two logs are two files and may be read in another order than they were written, so each rule
+looks at the times that it knows.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any, TypeVar
 
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.model import Attachment, Control, Outcome, Server, StartFailure, State, Status
+from mpsagent.core.model import Attachment, Client, Control, Outcome, Server, StartFailure, State, Status
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 
@@ -20,6 +22,15 @@ K = TypeVar("K")
 V = TypeVar("V")
 Out = list[tr.Transition]
 _KEPT_ENDED = 64
+_KEPT_LEFT = 256
+_LEAST_CLIENTS = 16
+"""What a server takes before Volta: a line that says less is not believed."""
+_STARTED_EARLIER = 5.0
+"""Seconds by which the control daemon's own first line may be older than the start that the kernel gave."""
+_LONG_ENOUGH = 1.0
+"""Seconds after a ``quit`` line in which an answer may still be one to an earlier question."""
+_JUST_NOW = 0.1
+"""Seconds within which an answer of MPS may be older than what was read in a log: it confirms nothing then."""
 # Far above what MPS can have: only a broken log comes here.
 _MOST_SERVERS = 64
 _MOST_ATTACHED = 256
@@ -65,12 +76,23 @@ def server_ended(state: State, pid: int, at: float, status: int | None, out: Out
         out.append(tr.FaultOver(at, pid, max(0.0, at - known.fault_since), False))
     out.append(tr.ServerEnded(at, pid, known.uid, status))
     clients = dict(state.clients)
-    for client_pid in known.attached:
-        client = clients.get(client_pid)
-        if client is not None:
-            outcome = Outcome.LOST if client.outcome is Outcome.OK else client.outcome
-            clients[client_pid] = replace(client, outcome=outcome, detached=at)
+    for client in state.clients.values():
+        if client.detached is None and (client.server == pid or client.pid in known.attached):
+            clients[client.pid] = lost(client, at)
     return replace(state, servers=without(state.servers, pid), ended=ended, clients=clients)
+
+
+def back(client: Client) -> Client:
+    """It is at work after all, or again."""
+    outcome = Outcome.OK if client.outcome is Outcome.LOST else client.outcome
+    return replace(client, said_left=None, detached=None, outcome=outcome)
+
+
+def lost(client: Client, at: float, *, confirmed: bool = False) -> Client:
+    """Its server ended under it."""
+    outcome = Outcome.LOST if client.outcome is Outcome.OK else client.outcome
+    said = at if client.said_left is None else client.said_left
+    return replace(client, outcome=outcome, said_left=said, detached=said if confirmed else None)
 
 
 # --- the control daemon -----------------------------------------------------------------------------------------------
@@ -80,8 +102,8 @@ def _control_started(state: State, event: ev.ControlStarted, out: Out) -> State:
     """Its own first line. A daemon that the kernel has confirmed is not replaced by a line."""
     control = state.control
     if control is not None and control.proven:
-        if control.pid == event.pid:
-            return replace(state, control=replace(control, started=min(event.at, control.started)))
+        if control.pid == event.pid and control.started - _STARTED_EARLIER <= event.at < control.started:
+            return replace(state, control=replace(control, started=event.at))
         return state
     return replace(state, control=Control(pid=event.pid, started=event.at, socket=event.socket))
 
@@ -229,15 +251,29 @@ def _status_seen(state: State, event: inp.ServerStatusSeen, out: Out) -> State:
     server = state.servers.get(event.server)
     if server is None:
         return state
-    if event.status == Status.ACTIVE and server.status is Status.FAULT:
-        return _put(state, _recovered(server, event.at, out))
-    if event.status == Status.FAULT and server.status is Status.ACTIVE:
+    if event.status == Status.FAULT and server.status is not Status.FAULT:
         out.append(tr.FaultBegan(event.at, server.pid, server.uid))
-        return _put(state, replace(server, status=Status.FAULT, fault_since=event.at))
-    return state
+        return _put(state, replace(server, status=Status.FAULT, fault_since=event.at, fault_confirmed=True))
+    if event.status == Status.FAULT:
+        return state if server.fault_confirmed else _put(state, replace(server, fault_confirmed=True))
+    if event.status != Status.ACTIVE:
+        return state
+    times = (server.fault_since, server.stuck_since, server.stop_tried, server.stopping_since)
+    if any(at is not None and event.at <= at + _JUST_NOW for at in times):
+        return state
+    fresh = replace(server, stuck_since=None, stop_tried=None, stopping_since=None, forced=False)
+    if server.status is Status.FAULT:
+        return _put(state, _recovered(fresh, event.at, out))
+    ready = event.at if server.ready is None else server.ready
+    fresh = replace(fresh, status=Status.ACTIVE, ready=ready)
+    return state if fresh == server else _put(state, fresh)
 
 
 def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
+    """Who is asked and answers is not quitting. A client whose server is not in the list has left it."""
+    control = state.control
+    if control is not None and control.quitting is not None and event.at > control.quitting + _LONG_ENOUGH:
+        state = replace(state, control=replace(control, quitting=None, quit_by=None))
     for pid in event.known_before - event.servers.keys():
         if pid in state.servers:
             state = server_ended(state, pid, event.at, None, out)
@@ -245,7 +281,39 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
         if pid not in state.servers and pid not in event.known_before:
             server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at)
             state = replace(_put(state, server), ended=without(state.ended, pid))
-    return state
+    clients = {
+        pid: replace(c, detached=c.said_left)
+        if c.said_left is not None and c.server not in event.servers and c.said_left <= event.at
+        else c
+        for pid, c in state.clients.items()
+    }
+    return replace(state, clients=clients, listed_at=event.at)
+
+
+def _clients_listed(state: State, event: inp.ClientsListed, out: Out) -> State:
+    """Which pids have a context on a server, by MPS's own answer."""
+    server = state.servers.get(event.server)
+    if server is None:
+        return state
+    attached: dict[int, Attachment] = {}
+    for pid, one in server.attached.items():
+        if pid not in event.pids and one.since <= event.at:
+            one = replace(one, contexts=one.contexts & {0})
+            if pid not in state.clients:
+                continue
+        attached[pid] = one
+    for pid in event.pids:
+        if not attached.get(pid, Attachment(event.at)).contexts - {0}:
+            attached[pid] = replace(attached.get(pid, Attachment(event.at)), contexts=frozenset({0, 1}))
+    clients = dict(state.clients)
+    for client in state.clients.values():
+        if client.pid in event.pids:
+            clients[client.pid] = back(replace(client, server=server.pid))
+        elif client.server == server.pid and client.said_left is not None and client.said_left <= event.at:
+            clients[client.pid] = replace(client, detached=client.said_left)
+    idle = None if attached else server.idle_since if server.idle_since is not None else event.at
+    server = replace(server, attached=attached, idle_since=idle, listed_at=event.at, listed=event.pids)
+    return replace(_put(state, server), clients=clients)
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
@@ -264,11 +332,14 @@ def _connected(state: State, event: ev.ContextConnected, out: Out) -> State:
     state = _put(state, server)
     client = state.clients.get(event.pid)
     if client is None:
-        known_at_gate = any(h.peer.pid == event.pid for h in state.held.values())
-        return state if known_at_gate else replace(state, foreign_lines=state.foreign_lines + 1)
-    if client.detached is not None:
-        state = replace(state, clients={**state.clients, event.pid: replace(client, detached=None)})
-    return state
+        if state.held.of_pid(event.pid):
+            return state
+        return replace(state, foreign_lines=state.foreign_lines + 1)
+    late = client.said_left is not None and client.said_left > event.at
+    if late or not state.fits(client, server) or (client.server == server.pid and client.said_left is None):
+        return state
+    named = replace(client, server=server.pid, said_left=None)
+    return replace(state, clients={**state.clients, event.pid: named})
 
 
 def _context_gone(state: State, event: ev.ContextExiting, out: Out) -> State:
@@ -295,8 +366,12 @@ def _disconnected(state: State, event: ev.ClientDisconnected, out: Out) -> State
             server = _recovered(server, event.at, out)
     state = _put(state, server)
     client = state.clients.get(event.pid)
-    if client is not None and client.since <= event.at and state.server_of(event.pid) is None:
-        state = replace(state, clients={**state.clients, event.pid: replace(client, detached=event.at)})
+    if client is None:
+        left = bounded({**state.left, event.pid: (event.at, server.pid)}, _KEPT_LEFT)
+        return replace(state, left=left)
+    if client.detached is None and client.said_left is None and state.server_of(event.pid) is None:
+        gone = replace(client, said_left=event.at, server=server.pid)
+        state = replace(state, clients={**state.clients, event.pid: gone})
     return state
 
 
@@ -309,19 +384,10 @@ def _associated(state: State, event: ev.DeviceAssociated, out: Out) -> State:
     return _put(state, replace(server, attached={**server.attached, server.last_context: fresh}))
 
 
-def _terminating(state: State, event: ev.TerminationAsked, out: Out) -> State:
-    server = state.servers.get(event.server)
-    known = server.attached.get(event.pid) if server is not None else None
-    if server is None or known is None:
-        return state
-    return _put(state, replace(server, attached={**server.attached, event.pid: replace(known, terminated=True)}))
-
-
 def _refused(state: State, event: ev.ClientRefused, out: Out) -> State:
     client = state.clients.get(event.pid)
-    held = next((h for h in state.held.values() if h.peer.pid == event.pid), None)
-    peer = client.peer if client is not None else held.peer if held is not None else None
-    if peer is not None:
+    peers = [held.peer for held in state.held.of_pid(event.pid)] if client is None else [client.peer]
+    for peer in peers[:1]:
         out.append(tr.ClientRefused(event.at, peer.pid, peer.uid, f"server {event.server}: {event.reason}"))
     return state
 
@@ -331,7 +397,8 @@ def _full(state: State, event: ev.ClientsFull, out: Out) -> State:
     if server is None:
         return state
     out.append(tr.ServerFull(event.at, event.server, event.limit))
-    return state if server.max_clients == event.limit else _put(state, replace(server, max_clients=event.limit))
+    limit = max(_LEAST_CLIENTS, event.limit)
+    return state if server.max_clients == limit else _put(state, replace(server, max_clients=limit))
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -340,7 +407,9 @@ def _full(state: State, event: ev.ClientsFull, out: Out) -> State:
 def _recovered(server: Server, at: float, out: Out) -> Server:
     status = Status.ACTIVE if server.stopping_since is None else Status.SHUTTING_DOWN
     out.append(tr.FaultOver(at, server.pid, max(0.0, at - (server.fault_since or at)), True))
-    return replace(server, status=status, sticky=(), devices_faulted=(), fault_since=None)
+    return replace(
+        server, status=status, sticky=(), devices_faulted=(), fault_since=None, fault_confirmed=False
+    )  # fmt: skip
 
 
 def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
@@ -348,7 +417,10 @@ def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
     if server is None or server.status is Status.FAULT:  # a second fault before the first was over adds to it
         return state
     out.append(tr.FaultBegan(event.at, server.pid, server.uid))
-    return _put(state, replace(server, status=Status.FAULT, fault_since=event.at, sticky=(), devices_faulted=()))
+    server = replace(
+        server, status=Status.FAULT, fault_since=event.at, sticky=(), devices_faulted=(), fault_confirmed=False
+    )
+    return _put(state, server)
 
 
 def _fault_device(state: State, event: ev.FaultDevice, out: Out) -> State:
@@ -411,7 +483,6 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     ev.DeviceAssociated: _associated,
     ev.ClientRefused: _refused,
     ev.ClientsFull: _full,
-    ev.TerminationAsked: _terminating,
     ev.FaultStarted: _fault,
     ev.FaultDevice: _fault_device,
     ev.FaultClient: _fault_client,
@@ -419,4 +490,5 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     ev.Unknown: _unknown,
     inp.ServerStatusSeen: _status_seen,
     inp.ServersListed: _listed,
+    inp.ClientsListed: _clients_listed,
 }

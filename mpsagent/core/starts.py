@@ -23,7 +23,8 @@ PAUSE_MOST = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``rounds``: how often starting has failed; ``until``: not tried before; ``given_up``: why clients are refused."""
+    """``counted``: starts that have been counted; ``rounds``: how often starting has failed for a client; ``until``:
+    not tried before; ``given_up``: why clients are refused."""
 
     counted: int = 0
     rounds: int = 0
@@ -38,7 +39,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     todo: list[act.Action] = []
     if failure.count < memory.counted:
         memory = Memory()
-    if failure.count >= memory.counted + ROUND:
+    # A line alone turns nobody away: each round is a hand-over that the gate saw fail, too.
+    if failure.count >= memory.counted + ROUND and view.state.failed_handovers > memory.rounds:
         memory = _failed(memory, failure.count, failure.last, failure.reason)
         if memory.given_up is not None:
             todo.append(act.Report(kind="server.given_up", reason=memory.given_up, rule=RULE))

@@ -11,13 +11,14 @@ without a race, the rule waits until the gate has said that a table without the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Client, Server, Status
 from mpsagent.core.rule import Decision, EndClient
-from mpsagent.core.view import SHARED_UID, Turn, View
+from mpsagent.core.view import Turn, View
 from mpsagent.mps.units import duration_text
 
 PROMISE = "promise 2: the GPU is never idle while a user waits"
@@ -27,37 +28,46 @@ SETTLE = 0.3
 """Seconds after the last process's end in which its server notices that (15 to 30 ms, measured); asked to shut down
 before that, MPS refuses and backs off."""
 SHUTDOWN_AGAIN = 1.0
+SHUTDOWN_SELDOM = 5.0
+SHUTDOWNS = 10
+"""How often a server is asked once a second to make way, then every ``SHUTDOWN_SELDOM`` seconds."""
 AGAIN = 20.0
 """Seconds until a ``quit`` that was not heard of again is repeated: more than any deadline of the front-end."""
+TAKE_UP = 10.0
+"""Seconds for which the gate may try in vain to hand the first client of a turn over while others wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``turn``: who has the GPU; ``closing``: its user is shut out, so that the next one can be let in; ``left``: when
-    the user before had it last; ``shutdown``: server that was asked to make way, and when."""
+    """``turn``: who has the GPU; ``closing``: its user is shut out, so that the next one can be let in; ``worked``: a
+    client of this turn has been at work; ``tried``: since when the gate has tried to hand its first one over; ``left``:
+    when the user before had it last; ``served``: when the last turn of each user in the queue ended; ``shutdown``:
+    server that was asked to make way, when, how often; ``quit``: control daemon that was asked to quit, and when."""
 
     turn: Turn | None = None
     closing: bool = False
+    worked: bool = False
+    tried: float | None = None
     left: float | None = None
-    shutdown: tuple[int, float] | None = None
-    quit_at: float | None = None
+    served: Mapping[int, float] = field(default_factory=dict)
+    shutdown: tuple[int, float, int] | None = None
+    quit: tuple[int, float] | None = None
     reported: bool = False
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
-    state = view.state
     todo: list[act.Action] = []
     requests: list[EndClient] = []
     happened: list[tr.Transition] = []
     wakes: list[float] = []
-    memory = _adopt(view, memory, now)
+    memory, happened = _adopt(view, memory, now)
     if memory.turn is not None:
         memory, made, asked, told, at = _present(view, memory, now)
         todo += made
         requests += asked
         happened += told
         wakes += at
-    if memory.turn is None and state.gate is not None and state.gate.synced:
+    if memory.turn is None and view.synced and view.turn is None:  # else the view is of the turn that is over
         memory, made, told, at = _next(view, memory, now)
         todo += made
         happened += told
@@ -65,13 +75,27 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     return Decision(memory, tuple(todo), tuple(requests), tuple(happened), min(wakes, default=None))
 
 
-def _adopt(view: View, memory: Memory, now: float) -> Memory:
-    """Clients that were at work before this agent came: the turn is theirs."""
+def _adopt(view: View, memory: Memory, now: float) -> tuple[Memory, list[tr.Transition]]:
+    """Clients that were let in by another than this rule, before this agent came: the turn is theirs."""
     users = view.state.users()
     if memory.turn is not None or not users:
-        return memory
+        return memory, []
     first = min(c.since for c in view.state.clients_of_user(users[0]))
-    return Memory(turn=Turn(users[0], first))
+    if memory.left is None:
+        return _begin(memory, users[0], first), []
+    return _begin(memory, users[0], now), [tr.TurnBegan(now, users[0], max(0.0, now - memory.left))]
+
+
+def _begin(memory: Memory, uid: int, since: float) -> Memory:
+    return Memory(turn=Turn(uid, since), left=memory.left, served=memory.served)
+
+
+def _over(view: View, memory: Memory, now: float, *, behind: bool) -> tuple[Memory, list[tr.Transition]]:
+    """The turn is over. ``behind``: what its user has waiting is behind all who wait now."""
+    assert memory.turn is not None
+    uid = memory.turn.uid
+    served = {other: at for other, at in memory.served.items() if other in view.state.held.users()}
+    return Memory(left=now, served={**served, uid: now} if behind else served), [_ended(memory.turn, now)]
 
 
 # --- the present turn -------------------------------------------------------------------------------------------------
@@ -80,30 +104,52 @@ _Present = tuple[Memory, list[act.Action], list[EndClient], list[tr.Transition],
 
 
 def _present(view: View, memory: Memory, now: float) -> _Present:
-    turn = memory.turn
+    turn, state = memory.turn, view.state
     assert turn is not None
-    clients = view.state.clients_of_user(turn.uid)
-    handing = any(h.handing is not None for h in view.state.held_of(turn.uid))
-    if clients or handing:
-        if memory.closing:  # a process passed before the table was in force: the turn goes on
-            memory = replace(memory, closing=False)
+    clients = state.clients_of_user(turn.uid)
+    if turn.ending is not None and clients:
+        return _ending(view, memory, turn, clients, now)
+    if not view.synced:  # it is not known who waits: no clock is reset, and none is over
+        return memory, [], [], [], []
+    if clients or state.held.hands_over(turn.uid):
+        # When it was to be over: a process passed before the table was in force, so it goes on.
+        memory = replace(memory, closing=False, worked=memory.worked or bool(clients))
         return _at_work(view, memory, turn, clients, now)
-    mine = bool(view.state.held_of(turn.uid))
-    if not view.waiting() and (mine or turn.ending is None) and view.state.drain is None:
-        if turn.ending is not None:  # what comes now is a new turn
-            memory = Memory(left=now)
-            return memory, [], [], [_ended(turn, now)], []
-        fresh = replace(turn, contested=None, warned=None)
-        return replace(memory, turn=fresh, closing=False), [], [], [], []
-    if mine and turn.ending is None and turn.contested is None and not memory.closing:
-        # Its own first connection is on its way through the gate; who came later waits.
-        first = view.state.queue()[0]
-        if first == turn.uid:
-            return memory, [], [], [], []
+    others, first = view.others(), state.held.first(turn.uid)
+    if not others and state.drain is None:
+        if turn.ending is None:
+            turn = replace(turn, contested=None, warned=None)
+            return replace(memory, turn=turn, closing=False, worked=False, tried=None), [], [], [], []
+        if first is not None:  # what comes now is a new turn
+            memory, told = _over(view, memory, now, behind=False)
+            return memory, [], [], told, []
+    contested = view.contested()
+    fresh = turn.ending is None and not memory.worked and not memory.closing
+    if first is not None and fresh and (contested is None or first.since <= contested):
+        memory, wake = _on_its_way(view, memory, turn.uid, now)
+        if not memory.closing:
+            return memory, [], [], [], wake
     memory = replace(memory, closing=True)
     if not view.shut_out(turn.uid):
         return memory, [], [], [], []
-    return Memory(left=now), [], [], [_ended(turn, now)], []
+    had = memory.worked or memory.tried is not None or turn.ending is not None
+    memory, told = _over(view, memory, now, behind=had)
+    return memory, [], [], told, []
+
+
+def _on_its_way(view: View, memory: Memory, uid: int, now: float) -> tuple[Memory, list[float]]:
+    """Its first connection is on its way through the gate; who came later waits, but not without end."""
+    if view.sent is None or not view.sent[1].open or view.state.drain is not None:
+        return replace(memory, tried=None), []
+    if memory.tried is None:
+        if not view.let_in(uid):
+            return memory, []
+        memory = replace(memory, tried=now)
+    assert memory.tried is not None
+    if not view.others():
+        return memory, []
+    over = memory.tried + TAKE_UP
+    return (memory, [over]) if now < over else (replace(memory, closing=True), [])
 
 
 def _ended(turn: Turn, now: float) -> tr.TurnEnded:
@@ -111,14 +157,14 @@ def _ended(turn: Turn, now: float) -> tr.TurnEnded:
 
 
 def _at_work(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...], now: float) -> _Present:
-    rules, waiting = view.rules(turn.uid), view.waiting()
+    rules, waiting = view.rules(turn.uid), view.others()
     if turn.ending is not None:
         return _ending(view, memory, turn, clients, now)
-    if not waiting:
+    first = view.contested()
+    if first is None:
         fresh = replace(turn, contested=None, warned=None)
         return replace(memory, turn=fresh, reported=False), [], [], [], []
     if turn.contested is None:
-        first = min(h.since for uid in waiting for h in view.state.held_of(uid))
         turn = replace(turn, contested=max(first, turn.since))
         memory = replace(memory, turn=turn)
     times = turn.deadlines(rules)
@@ -156,20 +202,22 @@ def _at_work(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...]
 
 
 def _ending(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...], now: float) -> _Present:
-    """Each client on the ladder. After ``hang.terminate`` those who were not asked yet are signalled: only clients of
-    the same user are left there, and they all go."""
+    """Each client on the ladder. After ``hang.terminate`` those who were not asked yet are signalled, if only clients
+    of the same user are there: they all go."""
     assert turn.ending is not None
     rules, policy = view.rules(turn.uid), view.policy
     if not rules.enforce_switch:
         return replace(memory, turn=replace(turn, ending=None)), [], [], [], []
     rule = rules.origin("switch.after").key
     due = turn.ending + policy.hang_terminate + (policy.hook_deadline if rules.before_end_hook else 0.0)
-    if rules.switch_action == "quit":
+    control = view.state.control if view.control_alive else None
+    # Once another daemon runs, the clients of the one that quit are leftovers.
+    same = control is not None and (memory.quit is None or memory.quit[0] == control.pid)
+    if rules.switch_action == "quit" and control is not None and same:
         quits, at = _quit(view, memory, turn, now)
-        if quits or view.control_alive:
-            fresh = replace(memory, quit_at=now) if quits else memory
-            return fresh, quits, [], [], [at]
-    late = now >= due or rules.switch_action == "quit"
+        return replace(memory, quit=(control.pid, now)) if quits else memory, quits, [], [], [at]
+    alone = len(view.state.users()) <= 1
+    late = (now >= due and alone) or rules.switch_action == "quit"
     requests = [
         EndClient(
             pid=c.pid, start=c.peer.start, uid=c.uid, reason=f"the turn of user {turn.uid} is over", rule=rule,
@@ -177,14 +225,14 @@ def _ending(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...],
         )
         for c in clients
     ]  # fmt: skip
-    return memory, [], requests, [], [] if late else [due]
+    return memory, [], requests, [], [due] if now < due else []
 
 
 def _quit(view: View, memory: Memory, turn: Turn, now: float) -> tuple[list[act.Action], float]:
     """``quit -t N`` once; who waits is held at the gate meanwhile."""
     rules, control = view.rules(turn.uid), view.state.control
     timeout = max(1, round(rules.kill_grace))
-    again = (memory.quit_at or float("-inf")) + timeout + AGAIN
+    again = float("-inf") if memory.quit is None else memory.quit[1] + timeout + AGAIN
     if control is None or control.quitting is not None or now < again:
         return [], max(again, now + 1.0)
     reason = f"the turn of user {turn.uid} is over; waiting users are held meanwhile"
@@ -204,48 +252,50 @@ def _next(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Acti
         return memory, [], [], []
     uid = waiting[0]
     if uid not in state.identities:
-        came = min(h.since for h in state.held_of(uid))
-        if now < max(came, state.gate.since if state.gate is not None else came) + NAME_WAIT:
+        first = state.held.first(uid)
+        came = now if first is None else first.since
+        due = max(came, came if state.gate is None else state.gate.since) + NAME_WAIT
+        if now < due:
             known = [other for other in waiting if other in state.identities]
             if not known:
-                return memory, [], [], [came + NAME_WAIT, now + 0.1]
+                return memory, [], [], [due]
             uid = known[0]
     if not view.shared:
         blocking = [
-            s for s in state.servers.values() if s.uid not in (uid, SHARED_UID) or s.status is not Status.ACTIVE
+            s for s in state.servers.values() if s.uid != uid or s.status in (Status.SHUTTING_DOWN, Status.FAULT)
         ]
-        blocking = [s for s in blocking if s.uid != uid or s.status in (Status.SHUTTING_DOWN, Status.FAULT)]
         if blocking:
             return _make_way(view, memory, blocking, uid, now)
     gap = None if memory.left is None else max(0.0, now - memory.left)
-    return Memory(turn=Turn(uid, now)), [], [tr.TurnBegan(now, uid, gap)], []
+    return _begin(memory, uid, now), [], [tr.TurnBegan(now, uid, gap)], []
 
 
 def _make_way(
     view: View, memory: Memory, blocking: list[Server], uid: int, now: float
 ) -> tuple[Memory, list[act.Action], list[tr.Transition], list[float]]:
     """The server of the user before has to exit first. It is told at once when its last client has left, instead of
-    MPS's own back-off, which grows to seconds (recording 02, R3)."""
+    MPS's own back-off, which grows to seconds (recording 02, R3). One that starts, stops or is in FAULT is waited for:
+    other rules see to that."""
     server = blocking[0]
-    if server.status in (Status.SHUTTING_DOWN, Status.INITIALIZING):
+    if server.status is not Status.ACTIVE:
         return memory, [], [], []
-    last = server.idle_since if server.idle_since is not None else (memory.left or now) + SETTLE
-    asked = memory.shutdown
-    due = max(last, asked[1] + SHUTDOWN_AGAIN if asked is not None and asked[0] == server.pid else last)
-    if server.attached and now < due:
-        return memory, [], [], [due]
+    due = server.idle_since if server.idle_since is not None else (memory.left or now) + SETTLE
+    asked = memory.shutdown if memory.shutdown is not None and memory.shutdown[0] == server.pid else None
+    if asked is not None:
+        due = max(due, asked[1] + (SHUTDOWN_AGAIN if asked[2] < SHUTDOWNS else SHUTDOWN_SELDOM))
     if now < due:
         return memory, [], [], [due]
     reason = f"the last client of user {server.uid} has gone and user {uid} waits"
     action = act.ShutdownServer(server=server.pid, reason=reason, rule=PROMISE)
-    return replace(memory, shutdown=(server.pid, now)), [action], [], [now + SHUTDOWN_AGAIN]
+    count = 1 if asked is None else asked[2] + 1
+    return replace(memory, shutdown=(server.pid, now, count)), [action], [], []
 
 
 def note(memory: Memory, done: act.Done) -> Memory:
     """What did not get through is sent again, after a moment."""
-    action = done.action
-    if isinstance(action, act.ShutdownServer) and not done.ok and memory.shutdown is not None:
-        return replace(memory, shutdown=(action.server, done.at - SHUTDOWN_AGAIN + 0.1))
-    if isinstance(action, act.QuitControl) and not done.ok and memory.quit_at is not None:
-        return replace(memory, quit_at=done.at - AGAIN)
+    action, asked = done.action, memory.shutdown
+    if isinstance(action, act.ShutdownServer) and not done.ok and asked is not None and asked[0] == action.server:
+        return replace(memory, shutdown=(action.server, done.at - SHUTDOWN_AGAIN + 0.1, asked[2]))
+    if isinstance(action, act.QuitControl) and not done.ok and memory.quit is not None and action.rule != "drain":
+        return replace(memory, quit=(memory.quit[0], done.at - AGAIN))
     return memory

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpsagent.core.actions import Admissions
-from mpsagent.core.model import State
+from mpsagent.core.model import Attachment, Client, Server, State, Status
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy, Rules
@@ -15,14 +15,18 @@ SHARED_UID = 0
 """The user of a multi-user server, and what its log says for everyone (recording 08, G8)."""
 
 
+_NONE = Attachment(0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """A client that is being ended. ``blocks``: ``terminate_client`` has been sent for it and not been answered, so the
-    control daemon waits for it. ``signalled``: it is past that."""
+    control daemon waits for it. ``signalled``: it is past that. ``at``: when its present step began."""
 
     pid: int
     blocks: bool
     signalled: bool
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +51,15 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class View:
     """``ending``: the clients on their way out; ``turn``: who has the GPU; ``closing``: its user is to be shut out;
-    ``sent``: the admissions that the gate was told last, and their number; ``given_up``: why the agent no longer tries
-    to start the control daemon or its servers; ``pause_until``: until when servers that did not start are not tried."""
+    ``served``: when each user's last turn ended; ``sent``: the admissions that the gate was told last, and their
+    number; ``given_up``: why the agent no longer tries to start the control daemon or its servers; ``pause_until``:
+    until when servers that did not start are not tried."""
 
     state: State
     ending: Mapping[int, Ending] = field(default_factory=dict)
     turn: Turn | None = None
     closing: bool = False
+    served: Mapping[int, float] = field(default_factory=dict)
     sent: tuple[int, Admissions] | None = None
     given_up: str | None = None
     pause_until: float | None = None
@@ -68,8 +74,14 @@ class View:
 
     @property
     def shared(self) -> bool:
-        """One multi-user server for all."""
-        return self.policy.server == "shared"
+        """One multi-user server for all: as the control daemon was started, which a changed policy does not change."""
+        control = self.state.control
+        return self.policy.server == "shared" if control is None else control.multiuser
+
+    @property
+    def synced(self) -> bool:
+        """The gate has told all that it holds."""
+        return self.state.gate is not None and self.state.gate.synced
 
     def rules(self, uid: int) -> Rules:
         """The rules for a uid. While the name service has not answered, a uid has no name and no groups."""
@@ -103,9 +115,34 @@ class View:
         return uid in self.state.identities and self.rules(uid).access == "deny"
 
     def waiting(self) -> tuple[int, ...]:
-        """Users in the queue whom the policy lets in, in order of arrival, without whose turn it is."""
+        """Users in the queue whom the policy lets in, next one first, without whose turn it is. Who had a turn since he
+        came is behind all who have waited for its end."""
         holder = None if self.turn is None else self.turn.uid
-        return tuple(uid for uid in self.state.queue() if uid != holder and not self.denied(uid))
+        users = [uid for uid in self.state.held.users() if uid != holder and not self.denied(uid)]
+        if not any(uid in self.served for uid in users):
+            return tuple(users)
+        return tuple(sorted(users, key=self._since))
+
+    def _since(self, uid: int) -> float:
+        first = self.state.held.first(uid)
+        assert first is not None
+        return max(first.since, self.served.get(uid, first.since))
+
+    def others(self) -> tuple[int, ...]:
+        """Users who want the GPU beside the one whose turn it is: those in the queue, and those with clients at work
+        (who were let in before this agent came)."""
+        holder = None if self.turn is None else self.turn.uid
+        return (*self.waiting(), *(uid for uid in self.state.users() if uid != holder))
+
+    def contested(self) -> float | None:
+        """Since when another user has wanted the GPU; None while none does."""
+        holder = None if self.turn is None else self.turn.uid
+        since = [self._since(uid) for uid in self.waiting()]
+        since += [client.since for client in self.state.clients.values() if client.uid != holder]
+        return min(since, default=None)
+
+    def faulted(self) -> tuple[Server, ...]:
+        return tuple(server for server in self.state.servers.values() if server.status is Status.FAULT)
 
     def shut_out(self, uid: int) -> bool:
         """No process of this user can pass the gate: a table without the user is in force there."""
@@ -114,6 +151,38 @@ class View:
             return False
         number, table = self.sent
         return gate.applied >= number and not (table.open and any(one.uid == uid for one in table.users))
+
+    def let_in(self, uid: int) -> bool:
+        """The gate lets this user in now, and has said so."""
+        gate = self.state.gate
+        if gate is None or self.sent is None or gate.applied < self.sent[0]:
+            return False
+        table = self.sent[1]
+        return table.open and any(one.uid == uid and not one.known_only for one in table.users)
+
+    def candidates(self, client: Client) -> tuple[Server, ...]:
+        """Servers where this client may have a context."""
+        state = self.state
+        return tuple(s for s in state.servers.values() if s.status is not Status.INITIALIZING and state.fits(client, s))
+
+    def works_on(self, client: Client, since: float) -> tuple[Server | None, bool]:
+        """The server where a client has a context, and whether that is known. A line is enough to say that it works
+        there; that it works nowhere MPS must have said itself, after ``since``."""
+        state = self.state
+        if client.detached is not None:
+            return None, True
+        if client.said_left is None:
+            for server in self.candidates(client):
+                if server.pid == client.server and server.attached.get(client.pid, _NONE).contexts - {0}:
+                    return server, True
+        if state.listed_at is None or state.listed_at < since:
+            return None, False
+        for server in self.candidates(client):
+            if server.listed_at is None or server.listed_at < since:
+                return None, False
+            if client.pid in server.listed:
+                return server, True
+        return None, True
 
     def is_alive(self, pid: int, start: int) -> bool:
         client = self.state.clients.get(pid)

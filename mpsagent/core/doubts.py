@@ -1,0 +1,91 @@
+"""What a log says against a client or a server is asked of MPS before anything rests on it.
+
+Lines can be forged and can be late. So three things are only hints until MPS's own answer (``get_server_list``,
+``get_server_status``, ``get_client_list``) confirms them: that a client has left its server while its process lives
+on, which would move a turn; that a server is in FAULT, after which signals come first; and where a client is at work
+that is to be ended, of whom no line says it. One question for all, and rarely: it writes into the log that is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from mpsagent.core import actions as act
+from mpsagent.core.model import Client, Status
+from mpsagent.core.rule import Decision
+from mpsagent.core.view import View
+
+RULE = "what a log says is confirmed before anything rests on it"
+LEFT_FOR = 0.5
+"""Seconds from the line that a client has left until it is asked about: most processes end with that."""
+FAULT_FOR = 0.15
+"""Seconds from the line of a fault until it is asked about: an answer must not be older than the fault."""
+AGAIN, AGAIN_MOST = 0.3, 5.0
+"""Seconds until a question that settled nothing is asked again, doubling."""
+UNANSWERED = 30.0
+"""Seconds until a question is given up of which nothing was heard at all."""
+
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """``asked``: for each doubt, how often MPS was asked and when last; ``since``: when the question was sent that is
+    not answered yet."""
+
+    asked: Mapping[Key, tuple[int, float]] = field(default_factory=dict)
+    since: float | None = None
+
+
+def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
+    doubts = _doubts(view, now)
+    asked = {key: times for key, times in memory.asked.items() if key in doubts}
+    if asked != memory.asked:
+        memory = replace(memory, asked=asked)
+    if not doubts:
+        return Decision(memory)
+    if memory.since is not None and now < memory.since + UNANSWERED:
+        return Decision(memory, wake=memory.since + UNANSWERED)
+    times = {key: _due(asked.get(key), first) for key, (first, _) in doubts.items()}
+    due = [key for key, at in times.items() if at <= now]
+    if not due:
+        return Decision(memory, wake=min(times.values()))
+    servers = tuple(sorted({server for key in due for server in doubts[key][1]}))
+    what = ", ".join(f"{kind} {pid}" for kind, pid in sorted(due)[:5])
+    ask = act.Reconcile(servers=servers, reason=f"confirm what a log says: {what}", rule=RULE)
+    fresh = {**asked, **{key: (asked.get(key, (0, now))[0] + 1, now) for key in due}}
+    return Decision(Memory(fresh, now), (ask,), wake=now + UNANSWERED)
+
+
+def _due(asked: tuple[int, float] | None, first: float) -> float:
+    return first if asked is None else asked[1] + min(AGAIN_MOST, AGAIN * 2.0 ** (asked[0] - 1))
+
+
+def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
+    """Each with the time when it is to be asked about and the servers that it concerns."""
+    state = view.state
+    if not view.control_alive or state.control is None or state.control.quitting is not None:
+        return {}
+    found: dict[Key, tuple[float, tuple[int, ...]]] = {}
+    for server in state.servers.values():
+        if server.status is Status.FAULT and not server.fault_confirmed:
+            found["FAULT of server", server.pid] = ((server.fault_since or now) + FAULT_FOR, (server.pid,))
+    for client in state.clients.values():
+        leaving = view.ending.get(client.pid)
+        if leaving is not None and not leaving.blocks and not leaving.signalled:
+            if not view.works_on(client, leaving.at)[1]:
+                found["end of client", client.pid] = (leaving.at, _servers(view, client))
+        elif client.said_left is not None and client.detached is None:
+            found["leaving of client", client.pid] = (client.said_left + LEFT_FOR, _servers(view, client))
+    return found
+
+
+def _servers(view: View, client: Client) -> tuple[int, ...]:
+    return tuple(one.pid for one in view.candidates(client))
+
+
+def note(memory: Memory, done: act.Done) -> Memory:
+    if isinstance(done.action, act.Reconcile) and done.action.rule == RULE:
+        return replace(memory, since=None)
+    return memory

@@ -1,0 +1,137 @@
+"""Who is held at the gate: by connection, by user in order of arrival, and by process. Frozen, as all of the state.
+
+A change copies three dicts (10 microseconds each at 2,000 connections) and sorts nothing, unless somebody is told of
+out of order: with thousands held, each further one must cost next to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from mpsagent.core.inputs import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A connection held at the gate. ``handing``: since when it is being handed over; ``of_client``: the process passed
+    already and wants a further context."""
+
+    connection: int
+    peer: Peer
+    since: float
+    handing: float | None = None
+    of_client: bool = False
+    failed: int = 0
+
+    @property
+    def uid(self) -> int:
+        return self.peer.uid
+
+    @property
+    def process(self) -> tuple[int, int]:
+        """(pid, start time): what a process is told by."""
+        return self.peer.pid, self.peer.start
+
+
+def _key(held: Held) -> tuple[float, int]:
+    return held.since, held.connection
+
+
+Lines = dict[int, dict[int, Held]]
+
+
+class Queue(Mapping[int, Held]):
+    """Connection -> :class:`Held`. ``handing``: the connections that are being handed over."""
+
+    __slots__ = ("_all", "_lines", "_of", "_users", "handing")
+
+    def __init__(
+        self,
+        everyone: dict[int, Held] | None = None,
+        lines: Lines | None = None,
+        of: dict[int, tuple[int, ...]] | None = None,
+        handing: frozenset[int] = frozenset(),
+    ) -> None:
+        self._all: dict[int, Held] = {} if everyone is None else everyone
+        self._lines: Lines = {} if lines is None else lines
+        self._of: dict[int, tuple[int, ...]] = {} if of is None else of
+        self._users: tuple[int, ...] | None = None
+        self.handing = handing
+
+    def __getitem__(self, connection: int) -> Held:
+        return self._all[connection]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def users(self) -> tuple[int, ...]:
+        """In the order in which the first connection of each came."""
+        if self._users is None:
+            firsts = sorted((_key(next(iter(line.values()))), uid) for uid, line in self._lines.items())
+            self._users = tuple(uid for _, uid in firsts)
+        return self._users
+
+    def line(self, uid: int) -> tuple[Held, ...]:
+        """A user's connections in order of arrival."""
+        return tuple(self._lines.get(uid, {}).values())
+
+    def first(self, uid: int) -> Held | None:
+        line = self._lines.get(uid)
+        return None if line is None else next(iter(line.values()))
+
+    def hands_over(self, uid: int) -> bool:
+        """Whether a connection of this user is being handed over."""
+        return any(self._all[connection].uid == uid for connection in self.handing)
+
+    def of(self, process: tuple[int, int]) -> tuple[Held, ...]:
+        """The connections of one process."""
+        return tuple(held for held in self.of_pid(process[0]) if held.process == process)
+
+    def of_pid(self, pid: int) -> tuple[Held, ...]:
+        return tuple(self._all[connection] for connection in self._of.get(pid, ()))
+
+    # --- changes ------------------------------------------------------------------------------------------------------
+
+    def put(self, held: Held) -> Queue:
+        """With this connection, new or changed."""
+        known = self._all.get(held.connection)
+        if known is not None and (known.peer, known.since) != (held.peer, held.since):
+            return self.without(held.connection).put(held)
+        everyone, lines = {**self._all, held.connection: held}, dict(self._lines)
+        line = dict(lines.get(held.uid, {}))
+        late = known is None and bool(line) and _key(next(reversed(line.values()))) > _key(held)
+        line[held.connection] = held
+        lines[held.uid] = {one.connection: one for one in sorted(line.values(), key=_key)} if late else line
+        of = self._of
+        if known is None:
+            of = {**of, held.peer.pid: (*of.get(held.peer.pid, ()), held.connection)}
+        handing = self.handing - {held.connection} if held.handing is None else self.handing | {held.connection}
+        fresh = Queue(everyone, lines, of, handing)
+        if known is not None:
+            fresh._users = self._users
+        return fresh
+
+    def without(self, connection: int) -> Queue:
+        known = self._all.get(connection)
+        if known is None:
+            return self
+        everyone, lines, of = dict(self._all), dict(self._lines), dict(self._of)
+        del everyone[connection]
+        line = dict(lines[known.uid])
+        del line[connection]
+        if line:
+            lines[known.uid] = line
+        else:
+            del lines[known.uid]
+        others = tuple(one for one in of[known.peer.pid] if one != connection)
+        if others:
+            of[known.peer.pid] = others
+        else:
+            del of[known.peer.pid]
+        return Queue(everyone, lines, of, self.handing - {connection})
