@@ -16,7 +16,6 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.mps import commands
-from mpsagent.mps import events as ev
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
@@ -215,9 +214,9 @@ class Executor:
         return True, ""
 
     async def _examine(self, server: int) -> list[inp.Input]:
-        """A server's status and clients, where MPS says otherwise than the logs did. (`ps` is never asked: it prints
-        other people's command names into control.log; conformance scenario X2.)"""
-        before = self._attached(server)
+        """A server's status and clients. (`ps` is never asked: it prints other people's command names into control.log;
+        conformance scenario X2.)"""
+        asked = self._clock.now()
         reply = await self._ask([*commands.server_status(server), *commands.client_list(server)])
         if not reply.ok or commands.refusal(reply.out) is not None:
             return []
@@ -226,14 +225,8 @@ class Executor:
         word = commands.parse_status(status)
         if word is not None:
             found.append(inp.ServerStatusSeen(now, server, word))
-        listed, known = set(commands.parse_client_list(rest)), self._attached(server)
-        found += [ev.ClientDisconnected(now, server, pid) for pid in before & known - listed]
-        found += [ev.ContextConnected(now, server, pid, 1) for pid in listed - before - known]
+        found.append(inp.ClientsListed(asked, server, frozenset(commands.parse_client_list(rest))))
         return found
-
-    def _attached(self, server: int) -> set[int]:
-        known = self._state().servers.get(server)
-        return set() if known is None else {pid for pid, one in known.attached.items() if one.contexts - {0}}
 
     # --- by signals ---------------------------------------------------------------------------------------------------
 

@@ -23,7 +23,8 @@ def to_input(message: link.FromGate, now: float) -> inp.GateInput:
             return inp.Knocked(now, message.connection, peer, min(message.since, now))
         case link.Known():
             peer = inp.Peer(message.pid, message.uid, message.gid, message.start, message.cgroup)
-            return inp.Known(now, peer, min(message.since, now), message.limits or Limits())
+            limits = message.limits or Limits()
+            return inp.Known(now, peer, min(message.since, now), limits, message.connections)
         case link.Left():
             return inp.Left(now, message.connection)
         case link.Handing():
