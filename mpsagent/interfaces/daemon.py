@@ -24,7 +24,7 @@ from mpsagent.interfaces.listen import bind, inherited
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.control_child import ControlChild
-from mpsagent.system.directories import Directories
+from mpsagent.system.directories import Directories, DirectoryRefused
 from mpsagent.system.history import History
 from mpsagent.system.journal import configure_log
 from mpsagent.system.lock import AlreadyLocked, take
@@ -128,7 +128,7 @@ async def _serve(settings: Settings) -> int:
         notifier.tell("READY=1", f"STATUS={one_line(agent)}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
         await _until_stopped(agent, notifier, stop, reload)
-    except AlreadyLocked as error:
+    except (AlreadyLocked, DirectoryRefused, OSError) as error:
         log.error("the agent cannot start", reason=str(error))
         return 1
     finally:

@@ -196,7 +196,7 @@ def _held(state: State, one: Held, now: float) -> shapes.Client:
 
 def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> Iterator[shapes.Waiting]:
     """Users who wait, in the order in which they are served. ``waiting``: the groups, where they are known already."""
-    found = waits.groups(view.state) if waiting is None else waiting
+    found = waits.groups(view) if waiting is None else waiting
     turns = waits.expected_turns(view, found, now)
     for position, (group, why) in enumerate(zip(found, waits.reasons(view, found, now), strict=True), 1):
         turn = turns.get(group.uid)
@@ -269,7 +269,7 @@ def gate(view: View) -> shapes.Gate:
 def status(view: View, about: About, now: float) -> shapes.Status:
     """Everything that matters, on one page."""
     state, control, holds = view.state, view.state.control, holder(view)
-    all_servers, waiting = list(servers(view, about)), waits.groups(state)
+    all_servers, waiting = list(servers(view, about)), waits.groups(view)
     change, fault, policy, drain = about.last_change, about.last_fault, view.policy, state.drain
     return {
         "agent": {

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mpsagent.core.model import State, Status
+from mpsagent.core.model import State
 from mpsagent.core.view import SHARED_UID, View
 
 SHOWN_PIDS = 64
@@ -42,10 +42,14 @@ def user_text(state: State, uid: int | None) -> str:
     return "an unknown user" if uid is None else f"user {uid}"
 
 
-def groups(state: State) -> list[Group]:
-    """Waiting users, in the order in which the first connection of each came."""
+def groups(view: View) -> list[Group]:
+    """Waiting users, next one first: whose turn it is, then those who wait for theirs, then those who are denied."""
+    state = view.state
+    present = state.queue()
+    mine = [view.turn.uid] if view.turn is not None and view.turn.uid in present else []
+    order = dict.fromkeys([*mine, *view.waiting(), *present])
     found: list[Group] = []
-    for uid in state.queue():
+    for uid in order:
         line = state.held_of(uid)
         found.append(
             Group(
@@ -82,9 +86,9 @@ def _everybody(view: View, now: float) -> Why | None:
         return Why("control", "the control daemon does not run")
     if control.quitting is not None:
         return Why("control", "the control daemon is quitting")
-    faulted = [server.pid for server in state.servers.values() if server.status is Status.FAULT]
+    faulted = view.faulted()
     if faulted:
-        return Why("fault", f"server {faulted[0]} is in FAULT")
+        return Why("fault", f"server {faulted[0].pid} is in FAULT")
     if view.pause_until is not None and now < view.pause_until:
         failure = state.start_failure
         said = f": {failure.reason}" if failure is not None and failure.reason else ""

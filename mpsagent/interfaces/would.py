@@ -125,8 +125,20 @@ class Would:
             if isinstance(action, act.SetAdmissions):
                 self._gate.table = action.admissions
                 found.append(inp.Applied(now, action.number))
+            elif isinstance(action, act.Reconcile):
+                found += self._answers(action)
             elif isinstance(action, act.TerminateClient | act.SignalClient | act.RefuseConnection):
                 found += self._gate.gone(now, action.pid, by_us=True)
+        return found
+
+    def _answers(self, action: act.Reconcile) -> list[inp.Input]:
+        """What MPS would have answered: what its log says."""
+        now, servers = self._clock(), self._core.state.servers
+        listed = {one.pid: one.uid or 0 for one in servers.values()}
+        found: list[inp.Input] = [inp.ServersListed(now, listed, frozenset(servers))]
+        for one in (servers[pid] for pid in action.servers if pid in servers):
+            working = frozenset(pid for pid, attached in one.attached.items() if attached.contexts - {0})
+            found += [inp.ServerStatusSeen(now, one.pid, str(one.status)), inp.ClientsListed(now, one.pid, working)]
         return found
 
     def _tell(self, action: act.Action) -> None:

@@ -1,4 +1,4 @@
-"""``replay --policy``: the agent's own decisions over a recording. Times were worked out from the transcript."""
+"""``replay --policy``: the engine's own decisions over a recording. Times were worked out from the transcript."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from mpsagent.interfaces.log_as_gate import SHOWN, SHOWN_OF_USER
 from mpsagent.interfaces.replay import merged
 from mpsagent.interfaces.would import Would
+from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -21,16 +23,21 @@ from tests import recordings
 
 DEVICE = Device(0, "GPU-0", "assumed", 143155 << 20, 132)
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
+T = 1_700_000_000.0
+
+
+def fold(text: str) -> Would:
+    policy, errors = load([("policy.toml", text)])
+    assert policy is not None, errors
+    return Would(policy, lambda uid: Identity(uid, f"u{uid}"), [DEVICE])
 
 
 def would(text: str, name: str, *sections: str) -> list[dict[str, Any]]:
-    policy, errors = load([("policy.toml", text)])
-    assert policy is not None, errors
-    fold = Would(policy, lambda uid: Identity(uid, f"u{uid}"), [DEVICE], 65534)
+    one = fold(text)
     logs = recordings.logs(name, *sections)
     for event in merged(io.BytesIO(logs.control), io.BytesIO(logs.server), UTC):
-        fold.feed(event)
-    return fold.finish()
+        one.feed(event)
+    return one.finish()
 
 
 def times(actions: list[dict[str, Any]], kind: str, **fields: Any) -> list[str]:
@@ -43,31 +50,39 @@ def test_a_turn_ends_when_the_policy_says() -> None:
     actions = would('[switch]\nafter = "3s"\ngrace = "1s"\n', "01")
     assert "23:56:49.746" in times(actions, "turn.warning", uid=1001)
     assert times(actions, "TerminateClient", pid=710) == ["23:56:50.746"]
-    assert times(actions, "ShutdownServer", server=716, force=True) == ["23:56:50.746"]
     assert {a["rule"] for a in actions if a["action"] == "TerminateClient"} == {"switch.after"}
+    ended = next(a for a in actions if a["action"] == "TerminateClient" and a["pid"] == 710)
+    assert ended["sentence"] == "asked MPS to end client 710 of u1001: the turn of u1001 is over"
 
 
-def test_the_nudge_comes_with_the_last_clients_leaving() -> None:
-    """Recording 01, S5: 665 leaves at 34.525 while 1002 waits; without a nudge its server stayed until 34.867."""
+def test_a_server_is_told_to_make_way_when_its_last_client_leaves() -> None:
+    """Recording 01, S5: 665 leaves at 34.525 while 1002 waits; left to itself its server stayed until 34.867."""
     actions = would('[switch]\nafter = "1h"\n', "01")
     assert times(actions, "ShutdownServer", server=608, force=False) == ["23:56:34.525"]
     assert times(actions, "TerminateClient") == []
 
 
-def test_arming_comes_with_the_pending_line() -> None:
-    """Recording 01, S4: 606 is put into the pending list at 21.865, 92 ms before the old server exits."""
+def test_a_user_is_let_in_when_the_way_is_free() -> None:
+    """Recording 01, S4: 606 of user 1001 comes at 21.865, and the server of the user before exits 92 ms later."""
     actions = would("[limits]\nthreads = 50\n[user.1002]\nthreads = 20\n", "01")
-    assert times(actions, "SetDefaults", uid=1001)[0] == "23:56:21.865"
-    first = next(a for a in actions if a["action"] == "SetDefaults" and a.get("uid") == 1001)
-    assert first["limits"]["threads"] == 50.0
+    tables = [(a["at"][11:23], a["admissions"]["users"]) for a in actions if a["action"] == "SetAdmissions"]
+    assert ("23:56:21.957", [1001]) in tables
 
 
 def test_a_leftover_in_a_fault_is_signalled_and_never_terminated() -> None:
     """Recording 03, Q4: 633 ignores its error from 42.92; `terminate_client` there blocked the daemon for 28 s."""
     actions = would('[hang]\nfault = "5s"\nkill_grace = "2s"\n', "03", "Q3", "Q4")
-    assert times(actions, "fault", server=635) == ["00:09:02.924"]
     assert times(actions, "SignalClient", pid=633, signal=15) == ["00:09:07.924"]
     assert times(actions, "TerminateClient") == []
+
+
+def test_who_is_denied_would_have_been_refused() -> None:
+    """At the gate, with an error, at once."""
+    actions = would('[user.u1002]\naccess = "deny"\n', "01")
+    refused = [a for a in actions if a["action"] == "RefuseConnection"]
+    assert refused
+    assert {a["uid"] for a in refused} == {1002}
+    assert all(1002 not in a["admissions"]["users"] for a in actions if a["action"] == "SetAdmissions")
 
 
 @pytest.mark.parametrize("name", recordings.names())
@@ -78,6 +93,56 @@ def test_the_same_log_gives_the_same_actions_and_each_has_a_rule(name: str) -> N
     assert first == would(text, name)
     assert all(action["reason"] and action["rule"] for action in first)
     assert [a["at"] for a in first] == sorted(a["at"] for a in first)
+
+
+def _crowd(users: int, each: int) -> list[ev.LogEvent]:
+    """One user at work while others come and wait."""
+    found: list[ev.LogEvent] = [
+        ev.ControlStarted(T, 400, "/tmp/nvidia-mps/control"),
+        ev.ClientQueued(T + 1, 10, 900),
+        ev.ServerStarting(T + 1, 500, 900),
+        ev.ServerReady(T + 2, 500),
+        ev.ContextConnected(T + 2.1, 500, 10, 0),
+        ev.ContextConnected(T + 2.1, 500, 10, 1),
+    ]
+    found += [ev.ClientQueued(T + 3 + n / 1e4, 1000 + n, 1000 + n % users) for n in range(users * each)]
+    return found
+
+
+@pytest.mark.parametrize(("users", "each"), [(1, 3000), (3000, 1)])
+def test_work_grows_with_the_lines_and_not_with_the_queue(users: int, each: int) -> None:
+    """20,000 waiting clients took 79 s: each line cost as much as there were waiting. Counted in what the engine is
+    given, not in seconds: it never sees more than a few of them, whoever they are."""
+    one = fold('[switch]\nafter = "1h"\n')
+    most = 0
+    for event in _crowd(users, each):
+        one.feed(event)
+        most = max(most, len(one._core.state.held))
+    one.finish()
+    assert 0 < most <= min(SHOWN, SHOWN_OF_USER * users)
+
+
+def test_who_comes_later_takes_the_place_of_who_has_gone() -> None:
+    """The few that the engine sees are the first ones; when these leave, the next are shown, in order."""
+    one = fold('[switch]\nafter = "1h"\n')
+    for event in _crowd(1, 30):
+        one.feed(event)
+    assert {held.peer.pid for held in one._core.state.held.values()} == set(range(1000, 1000 + SHOWN_OF_USER))
+    for pid in range(1000, 1005):
+        one.feed(ev.ClientDisconnected(T + 10 + pid / 1e6, 500, pid))
+    one.finish()
+    assert {held.peer.pid for held in one._core.state.held.values()} == set(range(1005, 1005 + SHOWN_OF_USER))
+
+
+def test_clients_that_mps_dropped_do_not_end_a_working_users_turn() -> None:
+    """MPS drops a waiter after six failed starts (`Removed Shm file at`): it waits no more, so no turn ends for it."""
+    one = fold('[switch]\nafter = "5s"\ngrace = "0s"\n')
+    for event in _crowd(1, 1):
+        one.feed(event)
+    one.feed(ev.ServerStarting(T + 4, 501, 1000))
+    one.feed(ev.SharedMemoryRemoved(T + 5, "/dev/shm/x"))
+    one.feed(ev.CommandRead(T + 100, "get_server_list"))
+    assert times(one.finish(), "TerminateClient") == []
 
 
 def test_the_program_says_it_in_both_forms_and_refuses_a_bad_policy(tmp_path: Path) -> None:
@@ -92,7 +157,7 @@ def test_the_program_says_it_in_both_forms_and_refuses_a_bad_policy(tmp_path: Pa
     )
     assert times(json.loads(done.stdout)["would"], "TerminateClient", pid=710) == ["23:56:50.746"]
     done = subprocess.run([*words, "--policy", str(tmp_path / "p")], capture_output=True, text=True, timeout=60)
-    assert "the turn of user 1001 is over" in done.stdout
+    assert "2026-11-20 23:56:50.746  asked MPS to end client 710" in done.stdout
     (tmp_path / "p").write_text("[switch]\nafter = soon\n")
     done = subprocess.run([*words, "--policy", str(tmp_path / "p")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, "the policy is not valid" in done.stderr) == (2, True)
