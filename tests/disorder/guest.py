@@ -2,8 +2,11 @@
 """A user at the control socket who is no CUDA client: `guest.py KIND SECONDS SOCKET CONTROL_PROGRAM`.
 
 silent: connects and says nothing. greeted: takes the greeting, then nothing. garbage: random bytes. half: credentials,
-but not what it is. vanish: says that it is a client and goes. flood: 200 connections that say nothing. front-end: holds
-NVIDIA's front-end open without a command. ps, list: a query with it. Bare Python; the last line is `guest KIND: ...`.
+but not what it is. vanish: says that it is a client and goes. flood: 200 connections that say nothing. hostage: waits
+until it is handed over, says nothing to the server and dies with the descriptor; on real MPS that holds up the daemon
+and its server for ever. front-end: holds NVIDIA's front-end open without a command. ps, list: a query with it.
+
+Bare Python. The last line is `guest KIND: ...`; a hostage's first one is `guest hostage: handed over`.
 """
 
 import contextlib
@@ -28,21 +31,33 @@ def at_the_socket(kind, seconds, path):
     number = 200 if kind == "flood" else 1
     open_ones = [connected(path) for _ in range(number)]
     one = open_ones[0]
-    if kind in ("greeted", "half", "vanish"):
+    if kind in ("greeted", "half", "vanish", "hostage"):
         heard = one.recv(64)
         if heard != HELLO:
             return "greeting %r" % heard
     if kind == "garbage":
         for size in (1, 9, 64, 4000):
             one.send(os.urandom(size))
-    if kind in ("half", "vanish"):
+    if kind in ("half", "vanish", "hostage"):
         one.send(CREDENTIALS)
     if kind == "vanish":
         one.send(CLIENT)
         one.close()
         return "gone"
+    if kind == "hostage":
+        one.send(CLIENT)
+        one.settimeout(300)
+        heard, _held, _, _ = one.recvmsg(64, 256)
+        if not heard:
+            return "refused"
+        say("guest hostage: handed over")
     time.sleep(seconds)
     return "done"
+
+
+def say(text):
+    with contextlib.suppress(OSError):
+        os.write(1, text.encode() + b"\n")
 
 
 def front_end(kind, seconds, control):
@@ -68,8 +83,7 @@ def main():
             said = at_the_socket(kind, seconds, path)
     except OSError as error:
         said = "%s %s" % (type(error).__name__, error)
-    with contextlib.suppress(OSError):
-        os.write(1, ("guest %s: %s\n" % (kind, said)).encode())
+    say("guest %s: %s" % (kind, said))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,8 @@ it has not been served; stop: SIGSTOP at work; stop-early: SIGSTOP within 0.4 s 
 fault: an illegal access.
 """
 GUESTS: dict[str, float] = {
-    "silent": 3, "greeted": 2, "garbage": 3, "half": 3, "vanish": 3, "flood": 1, "front-end": 2, "ps": 4, "list": 4,
+    "silent": 3, "greeted": 2, "garbage": 3, "half": 3, "vanish": 3, "flood": 1, "hostage": 0.5,
+    "front-end": 2, "ps": 4, "list": 4,
 }  # fmt: skip
 """What is done at the control socket by users who are no clients (see guest.py), and how often."""
 

@@ -102,6 +102,14 @@ def test_a_kill_with_a_kernel_in_flight_is_a_fault() -> None:
     assert verdict(hit).counts["harmed"] == 1
 
 
+def test_a_hostage_excuses_the_neighbours_of_its_server() -> None:
+    hostage = Record(next(NUMBERS), Deed(0.0, OTHER.uid, "hostage", guest=True), 100, 0.0)
+    hostage.lines, hostage.rc, hostage.ended = [(2.0, "guest hostage: handed over")], 0, 5.0
+    hit = client("sleep", FREE.uid, [*sees(), (5.5, "work now CUDA_ERROR_MPS_RPC_FAILURE")], rc=14)
+    after = client("sleep", FREE.uid, [*sees(), (3.0, "work now CUDA_ERROR_MPS_RPC_FAILURE")], started=10.0, rc=14)
+    assert dict(verdict(hostage, hit, after).counts) == {"hit": 1, "harmed": 1}
+
+
 def test_a_turn_may_be_ended_only_when_another_user_has_waited_long_enough() -> None:
     long = [*sees(), (7.0, "work now CUDA_ERROR_MPS_CLIENT_TERMINATED")]
     ended = client("long", FREE.uid, long, rc=14)

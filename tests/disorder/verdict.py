@@ -32,6 +32,8 @@ NEVER = ("over", "outside", "under", "stuck", "refused", "harmed", "broken")
 """What may not happen to a single client."""
 NEAR_FAULT = 1.5
 """Seconds around a fault in which a hand-over counts as `moment`."""
+HOSTAGE = 15.0
+"""Seconds after a hostage was handed over in which its server may have to be killed: a fault for its neighbours."""
 SLACK = 10.0
 """Seconds that a wait may be longer than the policy says: starts of processes on a busy machine."""
 RC = {"alloc": 13, "fault": 17}
@@ -110,7 +112,7 @@ def judge(
 ) -> Verdict:
     """`turns`: one user at a time, as the policy says; False for a bare MPS."""
     clients = [record for record in records if not record.deed.guest]
-    faults = fault_times(clients)
+    faults = fault_times(records)
     counts: Counter[str] = Counter()
     sentences = []
     kinds = {}
@@ -202,10 +204,13 @@ def _ended_early(record: Record, clients: Sequence[Record], faults: Sequence[flo
     return "harmed"
 
 
-def fault_times(clients: Sequence[Record]) -> list[float]:
-    """When clients faulted, or were killed with a kernel in flight."""
+def fault_times(records: Sequence[Record]) -> list[float]:
+    """When clients faulted, or were killed with a kernel in flight; the seconds in which a guest held a server."""
     found = []
-    for record in clients:
+    for record in records:
+        if (handed_over := record.at("handed over")) is not None:
+            last = min(record.ended or handed_over + HOSTAGE, handed_over + HOSTAGE)
+            found += [handed_over + seconds for seconds in range(int(last - handed_over) + 2)]
         if record.deed.kind == "fault" and (at := record.at("oob sync CUDA_ERROR_ILLEGAL")) is not None:
             found.append(at)
         for at, name in record.signals:
