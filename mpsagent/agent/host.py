@@ -17,13 +17,14 @@ from typing import Any
 
 import structlog
 
-from mpsagent.agent import gpus, policies, startup
+from mpsagent.agent import gpus, kept, missed, policies, startup
 from mpsagent.agent.bypass import Bypass
 from mpsagent.agent.catch_up import foreign
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions, note_conditions
 from mpsagent.agent.executor import Executor, mps_environment
+from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.gate_messages import to_input
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.people import People
@@ -32,9 +33,8 @@ from mpsagent.agent.settings import Settings
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
-from mpsagent.core.ladder import Rung
 from mpsagent.core.model import State
-from mpsagent.core.transitions import ServerReady, Transition, transition_fields
+from mpsagent.core.transitions import ClientWaiting, ServerReady, Transition, transition_fields
 from mpsagent.core.view import View
 from mpsagent.gate import link
 from mpsagent.mps.limits import Device
@@ -48,6 +48,7 @@ from mpsagent.system.gate_link import GateLink
 from mpsagent.system.history import History
 from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position
 from mpsagent.system.names import Names
+from mpsagent.system.policy_warnings import warnings
 from mpsagent.system.processes import Process
 from mpsagent.system.store import Store
 
@@ -94,6 +95,7 @@ class Agent:
         self.supervisor: ControlSupervisor
         self.executor: Executor
         self.gate = GateLink(settings.gate_link, self._from_gate, lost=self._gate_lost)
+        self.keeper = GateKeeper(self)
         self._parsers: dict[tuple[str, int], LogParser] = {}
         """By log and inode: after a rename the old file may go on beside the new one."""
         self._at_start: dict[str, tuple[int, int]] = {}
@@ -105,7 +107,12 @@ class Agent:
         self._pending = 0
         self._loading = asyncio.Lock()
         self._unknown = Sparingly(UNKNOWN_A_MINUTE)
-        self._kept: dict[str, Any] = {}
+        self._kept: dict[str, Any] | None = None
+        """What an earlier agent remembered, until the gate has said who lives."""
+        self._told: list[inp.Input] | None = None
+        """What the gate has said since its hello; it is taken together, so that no decision rests on a part of it."""
+        self._open = missed.open_ends(history.since(0, history.newest))
+        self._checking = False
 
     @property
     def state(self) -> State:
@@ -132,9 +139,11 @@ class Agent:
 
     async def start(self, make_supervisor: MakeSupervisor) -> None:
         """Read the policy, take over or prepare, read the logs, reach the gate. Returns when the agent is at work.
-        Raises AlreadyLocked when another agent is."""
+        Raises AlreadyLocked when another agent is, DirectoryRefused or OSError where the directories are of no use."""
         asyncio.get_running_loop().set_exception_handler(self._loop_failed)
         self._kept = self.store.load()
+        for text in self.store.notes:
+            log.warning("store", text=text)
         await self._first_policy()
         policy = self.policy
         self.where = directories.directories(
@@ -152,17 +161,18 @@ class Agent:
         known = gpus.remembered(self.settings, policy.devices)
         self.absorb([inp.DevicesFound(self.clock.now(), known or gpus.UNKNOWN)])
         looking = self.spawn(startup.find_devices(self))
-        await startup.start_gate(self)
+        await self.keeper.start()
         await startup.adopt(self)
         for name, (position, parser) in (await startup.read_logs(self)).items():
             await self._follow(name, position, parser)
-        startup.take_up(self, self._kept)
+        self.absorb(kept.drain(self._kept, self.clock.now()))
         if not known:
             await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
         self.gate.start()
         self.spawn(self._tick())
         self._observer.survey()
+        self._check_policy()
         self._decide()
 
     def _lock(self) -> None:
@@ -204,6 +214,7 @@ class Agent:
         for follower in self.followers.values():
             follower.close()
         self.gate.close()
+        self.keeper.close()
         self.clients.close()
         self.people.close()
         self._closing.close()
@@ -212,6 +223,8 @@ class Agent:
 
     def use_devices(self, found: tuple[Device, ...]) -> None:
         self.take([inp.DevicesFound(self.clock.now(), found)])
+        if self.ready:
+            self._check_policy()
 
     # --- the policy ---------------------------------------------------------------------------------------------------
 
@@ -244,7 +257,25 @@ class Agent:
         self.people.refresh()
         self.take([inp.PolicyChanged(now, policy)])
         self._observer.survey()
+        self._check_policy()
         return ()
+
+    def _check_policy(self) -> None:
+        """Aside: the name service is asked, and it may hang."""
+        if not self._checking:
+            self._checking = True
+            self.spawn(self._warn())
+
+    async def _warn(self) -> None:
+        """What of the policy is surely not meant on this machine; it stays in force all the same."""
+        policy = None
+        while policy is not self.policy:  # another one may be loaded meanwhile
+            policy = self.policy
+            found = await warnings(policy, self.devices)
+        self._checking = False
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        what = f"in the policy: {found[0]}{more}" if found else None
+        self.conditions.set("policy warnings", what, self.clock.now(), "mpsagent-cli policy check shows all")
 
     def _policy_rejected(self, errors: Sequence[PolicyError], kept: str, now: float) -> None:
         what = f"{errors[0]} ({len(errors)} mistake{'s' if len(errors) > 1 else ''}; {kept})"
@@ -277,6 +308,7 @@ class Agent:
         match message:
             case link.Hello():
                 self.clients.forget_waiting()
+                self._told = []
             case link.Knock():
                 self.clients.came(message.connection, process)
             case link.Known():
@@ -297,23 +329,40 @@ class Agent:
         events: list[inp.Input] = [to_input(message, now)]
         if isinstance(message, link.Knock | link.Known) and self.people.meet([message.uid]):
             events.insert(0, inp.PeopleKnown(now, self.people.known))
+        if self._told is None:
+            self.take(events)
+            return
+        self._told += events
         if isinstance(message, link.Synced):
-            events.append(startup.ending(self._kept, now))
-            self._kept = {}
-        self.take(events)
+            self._synced(now)
+
+    def _synced(self, now: float) -> None:
+        """The gate has said everything. What an earlier agent has begun goes on from here."""
+        told, self._told = self._told or [], None
+        first, self._kept = self._kept, None
+        if first is None:
+            self.take(told)
+            return
+        kept.take_up_turn(self.core, first, told)
+        self.take([*told, kept.ending(first, now)])
+        for one in missed.missed(self._open, self.state, told, now) if self.inherited else ():
+            self.counts["missed"] += 1
+            self._write_down(one, now)
+        self._keep()
 
     def _soon_ended(self, pid: int) -> None:
         """It passed, and ended before its pidfd could be held."""
         asyncio.get_running_loop().call_soon(lambda: self.take([inp.ProcessEnded(self.clock.now(), pid)]))
 
     def _gate_lost(self, why: str) -> None:
+        self._told = None
         self.clients.forget_waiting()
         now = self.clock.now()
         self.conditions.set("gate", why, now, "it comes back by itself; who waits is held by its keeper")
         self.take([inp.GateLost(now)])
 
     def _client_ended(self, pid: int, start: int) -> None:
-        self.take([inp.ProcessEnded(self.clock.now(), pid)])
+        self.take([inp.ProcessEnded(self.clock.now(), pid, start)])
 
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
@@ -390,10 +439,10 @@ class Agent:
         if self.people.meet(uids):
             self._soon()
         self.people.keep(uids)
-        self._keep_ending()
+        self._keep()
         deadline = self.core.deadline()
         self._wake_at(deadline)
-        if any(not one.ok or isinstance(one.action, act.ReleaseClient) for one in outcomes):
+        if any(not one.ok or not isinstance(one.action, act.SetAdmissions) for one in outcomes):
             asyncio.get_running_loop().call_soon(self.take, outcomes)
 
     def _wake_at(self, deadline: float | None) -> None:
@@ -404,11 +453,11 @@ class Agent:
             delay = max(0.0, deadline - self.clock.now()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay, self._decide)
 
-    def _keep_ending(self) -> None:
-        """On disk: who is being ended, so that the next agent goes on with it and asks nobody twice."""
-        climbs = self.core.memories.ladder.climbs
-        rows = [[c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE] for c in climbs.values()]
-        self.store.put("ending", rows)
+    def _keep(self) -> None:
+        """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
+        if self._kept is None:
+            self.store.put("ending", kept.ending_rows(self.core))
+            self.store.put("turn", kept.turn_row(self.core))
 
     def _dispatch(self, action: act.Action, now: float) -> None:
         self.counts[type(action).__name__] += 1
@@ -443,6 +492,7 @@ class Agent:
         self.conditions.set("front-end", executor.front_end_problem, now, "is the NVIDIA driver installed?")
         self.conditions.set("control daemon", executor.start_problem, now, "see mpsagent-cli events")
         note_conditions(self.conditions, self.core, now)
+        self.conditions.set("store", self.store.problem, now, "a drain and who is being ended do not outlive the agent")
 
     # --- on record ----------------------------------------------------------------------------------------------------
 
@@ -450,6 +500,8 @@ class Agent:
         self.counts[one.kind] += 1
         if isinstance(one, ServerReady):
             self.last_switch = one.at
+        if isinstance(one, ClientWaiting) and not missed.is_new(self._open, one):
+            return  # an earlier agent wrote it down
         if worth_a_record(one, self._unknown, now):
             self.record(one.kind, one.at, **transition_fields(one))
 

@@ -1,0 +1,157 @@
+"""Without systemd: the gate's keeper, which binds the public sockets and outlives the agent as the control daemon does.
+
+One that runs already is left alone. A gate whose keeper has died goes on alone, because starting it anew would refuse
+who waits; when it has gone too, both are started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpsagent.system import directories
+from mpsagent.system.processes import Process, parent
+from mpsagent.system.user_environment import write_user_environment
+
+if TYPE_CHECKING:
+    from mpsagent.agent.host import Agent
+
+PROGRAM = "mpsagent.gate.main"
+AGAIN = 2.0
+"""Seconds until a public directory that cannot be used is looked at again."""
+REST = 0.3
+"""Seconds from the end of a keeper or gate to the look at what is left."""
+
+
+class GateKeeper:
+    """Of one agent that supervises its processes itself."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._held: Process | None = None
+
+    @property
+    def _public(self) -> str:
+        return self._agent.policy.pipe_directory
+
+    async def start(self) -> None:
+        """Raises DirectoryRefused or OSError where the public directory cannot be used: at the agent's start that is
+        its end, because no client would ever come to it."""
+        agent = self._agent
+        if agent.settings.supervise == "systemd":
+            what = write_user_environment(self._public)
+            agent.conditions.set("user environment", what, agent.clock.now(), "set pipe_directory in [instance.NAME]")
+            return
+        if self._hold_running():
+            return
+        taken = directories.listener_of(f"{self._public}/control")
+        if taken is not None:
+            self._say_taken(*taken)
+            agent.spawn(self._later(AGAIN))
+            return
+        now = agent.clock.now()
+        directories.prepare_hidden(agent.where)
+        for note in directories.prepare_public(self._public):
+            agent.record("directory", now, text=note)
+        process = await self._run()
+        for topic in ("public directory taken", "gate directory", "gate keeper"):
+            agent.conditions.set(topic, None, now)
+        self._hold(Process.open(process.pid), "the gate's keeper")
+
+    def close(self) -> None:
+        """Lets go; the keeper runs on."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+
+    # --- one that runs ------------------------------------------------------------------------------------------------
+
+    def _hold_running(self) -> bool:
+        """By the sockets on which gate and keeper listen. False when neither runs."""
+        found = directories.listener_of(self._agent.settings.gate_link)
+        if found is not None:
+            above = parent(found[0])
+            if above is not None and is_keeper(above):
+                self._hold(Process.open(above), "the gate's keeper")
+                return True
+            now = self._agent.clock.now()
+            what = f"the gate (process {found[0]}) runs without its keeper: if it died, who waits would be refused"
+            do = "it goes on as it is; when nobody works, end it, and both are started again"
+            self._agent.conditions.set("gate keeper", what, now, do)
+            self._hold(Process.open(found[0]), "the gate without a keeper")
+            return True
+        found = directories.listener_of(f"{self._public}/control")  # the keeper is about to start a gate
+        if found is not None and is_keeper(found[0]):
+            self._hold(Process.open(found[0]), "the gate's keeper")
+            return True
+        return False
+
+    def _hold(self, process: Process | None, who: str) -> None:
+        self.close()
+        if process is None:
+            self._agent.spawn(self._later(REST))
+            return
+        self._held = process
+        process.when_gone(lambda: self._gone(process, who))
+
+    def _gone(self, process: Process, who: str) -> None:
+        agent = self._agent
+        if self._held is process:
+            self.close()
+        text = f"{who} (process {process.pid}) has ended; see {agent.settings.run_directory}/gate.log"
+        agent.record("gate.keeper_ended", agent.clock.now(), pid=process.pid, text=text)
+        agent.conditions.set("gate keeper", text, agent.clock.now(), "it is started again when the gate has gone too")
+        agent.spawn(self._later(REST))
+
+    # --- starting one -------------------------------------------------------------------------------------------------
+
+    async def _later(self, pause: float) -> None:
+        """Once the agent runs, a directory that cannot be used is a condition, not its end."""
+        await asyncio.sleep(pause)
+        try:
+            if not self._agent.stopping:
+                await self.start()
+        except (directories.DirectoryRefused, OSError) as error:
+            self._agent.conditions.set("gate directory", str(error), self._agent.clock.now())
+            self._agent.spawn(self._later(AGAIN))
+
+    def _say_taken(self, pid: int, uid: int) -> None:
+        """A control daemon that was started by hand. Who works there goes on; who comes is served without limits."""
+        agent = self._agent
+        who = f"process {pid} of user {uid}" if pid else "a process that cannot be seen"
+        what = f"{self._public} is served by {who}, not by the gate: its clients have no limits and no turns"
+        quit_it = f"echo quit | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(self._public)} nvidia-cuda-mps-control"
+        do = f"when its work is done: {quit_it}; its place is taken then"
+        if agent.conditions.set("public directory taken", what, agent.clock.now(), do):
+            agent.record("directory.taken", agent.clock.now(), pid=pid, uid=uid, text=what)
+
+    async def _run(self) -> asyncio.subprocess.Process:
+        agent = self._agent
+        command = [sys.executable, "-P", "-m", PROGRAM, "keep", "--public", self._public]
+        command += ["--daemon", agent.where.hidden, "--link", agent.settings.gate_link]
+        command += ["--state", agent.settings.run_directory]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        path = f"{agent.settings.run_directory}/gate.log"
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            return await asyncio.create_subprocess_exec(
+                *command, env=environment, start_new_session=True,
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+        finally:
+            os.close(log)
+
+
+def is_keeper(pid: int) -> bool:
+    """Whether a process of ours is a gate's keeper, by its command line."""
+    with suppress(OSError):
+        if Path(f"/proc/{pid}").stat().st_uid == os.geteuid():
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            return b"keep" in words and any(word in (PROGRAM.encode(), b"mpsagent-gate") or
+                                            word.endswith(b"/mpsagent-gate") for word in words)  # fmt: skip
+    return False
