@@ -50,24 +50,27 @@ def admissions(*users: User, **more: Any) -> Admissions:
 
 
 class Lines:
-    """What a process prints, one JSON object a line."""
+    """A process and what it prints, one JSON object a line; into a file, so that nothing waits for us to read."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
+    def __init__(self, command: list[str], **more: Any) -> None:
+        with tempfile.TemporaryFile() as output:
+            self.process = subprocess.Popen(command, stdout=output, bufsize=0, **more)
+            self._output = os.open(f"/proc/self/fd/{output.fileno()}", os.O_RDONLY)
         self.events: list[dict[str, Any]] = []
         self._rest = b""
 
-    def read(self, seconds: float = 0.0) -> list[dict[str, Any]]:
-        assert self.process.stdout is not None
-        number = self.process.stdout.fileno()
-        while select.select([number], [], [], seconds)[0]:
-            data = os.read(number, 65536)
-            if not data:
-                break
+    def read(self) -> list[dict[str, Any]]:
+        while data := os.read(self._output, 65536):
             *lines, self._rest = (self._rest + data).split(b"\n")
             self.events += [json.loads(line) for line in lines]
-            seconds = 0.0
         return self.events
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self._output >= 0:
+            os.close(self._output)
+            self._output = -1
 
     def saw(self, event: str, **more: Any) -> list[dict[str, Any]]:
         self.read()
@@ -164,14 +167,8 @@ class Client(Lines):
     """A CUDA client as far as the rendezvous goes: a probe, then a connection that waits for its descriptor."""
 
     def __init__(self, path: Path, uid: int, mode: str = "serve") -> None:
-        super().__init__(
-            subprocess.Popen(
-                [sys.executable, "-I", "-c", _CLIENT, str(path), str(uid), mode],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-            )
-        )
+        command = [sys.executable, "-I", "-S", "-c", _CLIENT, str(path), str(uid), mode]
+        super().__init__(command, stdin=subprocess.PIPE)
         self.uid = uid
 
     @property
@@ -190,10 +187,6 @@ class Client(Lines):
         assert not self.saw("refused"), self.saw("refused")
         return self.saw("served")[count - 1]
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
 
 class Rig:
     """Everything in a directory that other users may enter; :meth:`close` ends what was started."""
@@ -208,6 +201,7 @@ class Rig:
         self.link = self.directory / "link"
         self.daemon: Lines | None = None
         self.keeper: subprocess.Popen[bytes] | None = None
+        self.may_end = False
         self._clients: list[Client] = []
         self._agents: list[Agent] = []
         self.errors = self.directory / "stderr"
@@ -216,14 +210,13 @@ class Rig:
 
     def start_daemon(self, *options: str) -> Lines:
         command = [sys.executable, "-I", str(Path(__file__).with_name("stand_in.py")), str(self.hidden), *options]
-        self.daemon = Lines(subprocess.Popen(command, stdout=subprocess.PIPE))
+        self.daemon = Lines(command)
         wait_for(lambda: self.daemon.saw("ready"))  # type: ignore[union-attr]
         return self.daemon
 
     def stop_daemon(self) -> None:
         assert self.daemon is not None
-        self.daemon.process.kill()
-        self.daemon.process.wait()
+        self.daemon.end()
 
     def start_gate(self, program: str = "keep") -> None:
         words = ["--public", self.public, "--daemon", self.hidden, "--state", self.state]
@@ -283,14 +276,20 @@ class Rig:
             with suppress(ProcessLookupError):
                 os.kill(client.pid, signal.SIGCONT)
             client.end()
+            assert client.process.stdin is not None
+            client.process.stdin.close()
         for agent in self._agents:
             agent.close()
+        ended = ""
         if self.keeper is not None:
+            if self.keeper.poll() is not None and not self.may_end:
+                ended = f"it ended with {self.keeper.returncode}: {self.errors.read_text()}"
             self.keeper.terminate()
             self.keeper.wait(PATIENCE)
         if self.daemon is not None:
             self.stop_daemon()
         shutil.rmtree(self.directory, ignore_errors=True)
+        assert not ended, ended
 
 
 def rigs() -> Iterator[Rig]:

@@ -129,6 +129,7 @@ class Daemon:
             self.close(peer)
             return
         if not self.servers:
+            self.say("starting", pid=peer.who[0])
             time.sleep(float(self.options.get("start", 0)))
             self.servers = [4000 + len(self.threads)]
             self.threads[str(self.servers[0])] = self.threads[""]

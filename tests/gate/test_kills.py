@@ -1,0 +1,189 @@
+"""A gate that is killed at any moment comes back with everybody who waited, in their order, and with who was served."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import struct
+import time
+
+import pytest
+
+from mpsagent.gate.link import Knock, Known, Passed, Synced, User
+from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
+from tests.gate.rig import A, B, C, Rig, admissions, descriptor, introduce, limits, raw, wait_for
+
+pytestmark = pytest.mark.root
+
+
+def test_who_waits_is_found_again_in_the_same_order(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    first = rig.agent()
+    clients = [rig.waiting_client(uid) for uid in (A, B, A, C)]
+    knocks = [first.wait(Knock, pid=client.pid) for client in clients]
+    rig.kill_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    assert agent.all(Knock) == knocks
+    rig.kill_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=User(0, "all", limits(30))))
+    for client in clients:
+        assert client.served()["threads"] == "30.0"
+    assert [one["pid"] for one in daemon.saw("gave")] == [client.pid for client in clients]
+
+
+def test_who_was_served_is_known_again_with_the_limits(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 5)), room=1))
+    client, waiting = rig.client(A), None
+    client.served()
+    waiting = rig.waiting_client(A)
+    rig.kill_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    (known,) = agent.all(Known)
+    assert (known.pid, known.uid, known.gid, known.limits) == (client.pid, A, A, limits(30, 5))
+    client.more()
+    client.served(2)
+    assert not waiting.saw("served")
+    client.end()
+    waiting.served()
+
+
+def test_the_gate_goes_on_without_an_agent(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    agent.close()
+    rig.kill_gate()
+    rig.client(A).served()
+    assert not rig.waiting_client(B).saw("served")
+
+
+def test_a_client_that_has_died_meanwhile_is_not_waited_for(rig: Rig) -> None:
+    rig.start_gate()
+    dead, living = rig.waiting_client(A), rig.waiting_client(A)
+    pid = rig.gate_pid()
+    os.kill(pid, signal.SIGSTOP)
+    dead.end()
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: rig.gate_pid() not in (0, pid))
+    agent = rig.agent()
+    agent.wait(Synced)
+    wait_for(lambda: [one.pid for one in agent.all(Knock)] in ([living.pid], [dead.pid, living.pid]))
+    agent = rig.agent()
+    agent.wait(Synced)
+    assert [one.pid for one in agent.all(Knock)] == [living.pid]
+
+
+@pytest.mark.parametrize("messages", [0, 1, 2])
+def test_a_handshake_that_was_cut_is_taken_up_where_it_was(rig: Rig, messages: int) -> None:
+    """The gate is stopped, so that it has read nothing, or everything but the last, when it is killed."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    sock = raw(rig.public / "control")
+    pid = rig.gate_pid()
+    who = struct.pack("iII", os.getpid(), 0, 0)
+    words = [lambda: sock.sendmsg([CREDENTIALS], [(1, 2, who)]), lambda: sock.send(kind_bytes(Kind.CLIENT))]
+    for word in words[:messages]:
+        word()
+    time.sleep(0.1)
+    os.kill(pid, signal.SIGSTOP)
+    for word in words[messages:]:
+        word()
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: rig.gate_pid() not in (0, pid))
+    agent = rig.agent()
+    agent.say(admissions(others=User(0, "all", limits(30))))
+    assert descriptor(sock)["threads"] == "30.0"
+
+
+def test_a_client_in_the_backlog_of_a_dead_gate_is_greeted_by_the_next(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    pid = rig.gate_pid()
+    rig.agent().say(admissions(others=User(0, "all", limits(30))))
+    wait_for((rig.state / "admissions.json").exists)
+    os.kill(pid, signal.SIGSTOP)
+    client = rig.client(A)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+    client.served()
+
+
+def test_a_hand_over_that_was_cut_while_a_server_started_begins_anew(rig: Rig) -> None:
+    daemon = rig.start_daemon("start=1")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=User(0, "all", limits(30))))
+    client = rig.waiting_client(A)
+    wait_for(lambda: daemon.saw("starting"))
+    rig.kill_gate()
+    client.served()
+    assert not client.saw("refused")
+
+
+def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig) -> None:
+    """The client is stopped with its descriptor: the next gate finds that in its socket, and knows its process."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=User(0, "all", limits(30, 4))))
+    client = rig.client(A, "stop")
+    wait_for(lambda: daemon.saw("gave", pid=client.pid))
+    rig.kill_gate()
+    os.kill(client.pid, signal.SIGCONT)
+    client.served()
+    agent = rig.agent()
+    wait_for(lambda: agent.all(Known, pid=client.pid) or agent.all(Passed, pid=client.pid) or resync(rig, client.pid))
+    assert len(client.saw("served")) == 1
+    rig.client(B).served()
+
+
+def resync(rig: Rig, pid: int) -> bool:
+    agent = rig.agent()
+    agent.wait(Synced)
+    return bool(agent.all(Known, pid=pid))
+
+
+def test_kills_at_random_under_load(rig: Rig) -> None:
+    """Forty kills while clients of three users come: everybody is served once, with their own limits, none refused."""
+    chance = random.Random(8)
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    wanted = {A: "60.0", B: "20.0", C: "10.0"}
+    agent.say(admissions(*(User(uid, "all", limits(float(text))) for uid, text in wanted.items()), room=1000))
+    wait_for((rig.state / "admissions.json").exists)
+    agent.close()
+    clients = []
+    for _ in range(40):
+        clients += [rig.client(chance.choice([A, B, C])) for _ in range(3)]
+        time.sleep(chance.uniform(0.0, 0.15))
+        pid = rig.gate_pid()
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+    for client in clients:
+        assert client.served()["threads"] == wanted[client.uid]
+    agent = rig.agent()
+    agent.wait(Synced)
+    assert {one.pid for one in agent.all(Known)} == {client.pid for client in clients}
+    assert not agent.all(Knock)
+
+
+def test_a_held_connection_of_root_too(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(open=False))
+    sock = introduce(raw(rig.public / "control_privileged"))
+    rig.kill_gate()
+    rig.agent().say(admissions(others=User(0, "all", limits(30))))
+    assert descriptor(sock)["threads"] == "30.0"
