@@ -51,6 +51,8 @@ class Executor:
         self.policy = policy
         self.front_end_problem: str | None = None
         self.start_problem: str | None = None
+        self.multiuser_problem: str | None = None
+        """Why each turn has a server of its own though the policy wants a shared one."""
         self.silent = False
         self._where = where
         self._front_end = front_end
@@ -276,6 +278,9 @@ class Executor:
                 return self._not_started(str(error))
             environment = mps_environment(self.policy, self._where)
             found = await self._supervisor.start(environment, action.threads, multiuser=action.multiuser)
+            if not isinstance(found, Running) and found.kind is ProblemKind.UNSUPPORTED:
+                self.multiuser_problem = found.text
+                found = await self._supervisor.start(environment, action.threads)
         if not isinstance(found, Running):
             return self._not_started(" ".join([found.text, *found.commands]))
         self.start_problem = None
@@ -288,7 +293,8 @@ class Executor:
 
 
 def control_runs(found: Running, where: directories.Directories, now: float) -> inp.ControlRuns:
-    return inp.ControlRuns(now, found.pid, min(now, started_at(found.process)), f"{where.hidden}/control")
+    started = min(now, started_at(found.process))
+    return inp.ControlRuns(now, found.pid, started, f"{where.hidden}/control", found.multiuser)
 
 
 def started_at(process: Process) -> float:

@@ -8,33 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import traceback
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import UTC
 from typing import Any
-
-import structlog
 
 from mpsagent.agent import gpus, kept, missed, policies, startup
 from mpsagent.agent.bypass import Bypass
 from mpsagent.agent.catch_up import foreign
 from mpsagent.agent.clients import Clients
-from mpsagent.agent.clock import SteadyClock
-from mpsagent.agent.conditions import Conditions, note_conditions
+from mpsagent.agent.conditions import note_conditions
 from mpsagent.agent.executor import Executor, mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.gate_messages import to_input
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.people import People
-from mpsagent.agent.records import QUIET, UNKNOWN_A_MINUTE, Sparingly, action_record, worth_a_record
+from mpsagent.agent.recorder import FORGET, Recorder, log
+from mpsagent.agent.records import QUIET, UNKNOWN_A_MINUTE, Sparingly, action_record
 from mpsagent.agent.settings import Settings
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.model import State
-from mpsagent.core.transitions import ClientWaiting, ServerReady, Transition, transition_fields
+from mpsagent.core.transitions import Transition
 from mpsagent.core.view import View
 from mpsagent.gate import link
 from mpsagent.mps.limits import Device
@@ -59,28 +56,22 @@ MOST_PENDING = 256
 """Actions under way at most; more than that are a fault of ours, and said to be one."""
 GPU_WAIT = 3.0
 """Seconds for which the start waits for the GPUs to be known when no agent has found them before."""
-FORGET = 600.0
-"""Seconds until a mistake of ours that has not come again is no condition any more."""
-
-log = structlog.get_logger("mpsagent")
 MakeSupervisor = Callable[[Policy, directories.Directories, Callable[[int], None]], ControlSupervisor]
 
 
-class Agent:
+class Agent(Recorder):
     """One instance of MPS under one policy. Everything public here is for the interfaces; times are of ``clock``."""
 
     def __init__(self, settings: Settings, history: History, names: Names, store: Store) -> None:
+        super().__init__(history)
         self.settings = settings
-        self.history = history
         self.store = store
         self.inherited = history.newest
         """Number of the last record of the agent before."""
-        self.clock = SteadyClock()
         self.started = self.clock.now()
         self.core = Core()
         self.policy_errors: tuple[PolicyError, ...] = ()
         self.policy_loaded: float | None = None
-        self.conditions = Conditions()
         self.counts: Counter[str] = Counter()
         self.last_switch: float | None = None
         self.up_since: float | None = None
@@ -103,7 +94,6 @@ class Agent:
         self._closing = ExitStack()
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._pending = 0
         self._loading = asyncio.Lock()
         self._unknown = Sparingly(UNKNOWN_A_MINUTE)
@@ -140,7 +130,7 @@ class Agent:
     async def start(self, make_supervisor: MakeSupervisor) -> None:
         """Read the policy, take over or prepare, read the logs, reach the gate. Returns when the agent is at work.
         Raises AlreadyLocked when another agent is, DirectoryRefused or OSError where the directories are of no use."""
-        asyncio.get_running_loop().set_exception_handler(self._loop_failed)
+        asyncio.get_running_loop().set_exception_handler(self.loop_failed)
         self._kept = self.store.load()
         for text in self.store.notes:
             log.warning("store", text=text)
@@ -208,9 +198,9 @@ class Agent:
         self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._tasks):
+        for task in list(self.tasks):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         for follower in self.followers.values():
             follower.close()
         self.gate.close()
@@ -491,10 +481,13 @@ class Agent:
         now, executor = self.clock.now(), self.executor
         self.conditions.set("front-end", executor.front_end_problem, now, "is the NVIDIA driver installed?")
         self.conditions.set("control daemon", executor.start_problem, now, "see mpsagent-cli events")
+        if executor.multiuser_problem is not None:
+            what = f"{executor.multiuser_problem}, so each turn has a server of its own"
+            self.conditions.set("shared server", what, now, 'set server = "own" in [instance.NAME]')
         note_conditions(self.conditions, self.core, now)
         self.conditions.set("store", self.store.problem, now, "a drain and who is being ended do not outlive the agent")
 
-    # --- on record ----------------------------------------------------------------------------------------------------
+    # --- on record ---
 
     def _write_down(self, one: Transition, now: float) -> None:
         self.counts[one.kind] += 1
@@ -504,38 +497,3 @@ class Agent:
             return  # an earlier agent wrote it down
         if worth_a_record(one, self._unknown, now):
             self.record(one.kind, one.at, **transition_fields(one))
-
-    def record(self, kind: str, at: float, **fields: object) -> int:
-        """Into the journal and the history; returns its number there. Never raises."""
-        try:
-            log.info(kind, **fields)
-            return self.history.append(kind, at, **fields)
-        except Exception as error:  # a field that cannot be written must not stop what it is about
-            self.conditions.set("records", f"{kind} could not be written down: {error!r}", at, "", until=at + FORGET)
-            return 0
-
-    def failed(self, what: str, error: BaseException) -> None:
-        """A mistake of ours: on record and among the conditions; the agent goes on. ``what``: one of few texts."""
-        now = self.clock.now()
-        last = traceback.extract_tb(error.__traceback__)[-1:]
-        where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in last)
-        text = f"{what}: {error!r} at {where}"
-        do = "please report it with the journal; if it does not go away: systemctl restart mpsagent"
-        if self.conditions.set(f"agent: {what}", f"internal error, {text}", now, do, until=now + FORGET):
-            self.record("agent.error", now, text=text)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have it done aside; what goes wrong is reported."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-        return task
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.failed("a task failed", error)
-
-    def _loop_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        self.failed("a callback failed", error or RuntimeError(str(context.get("message"))[:300]))

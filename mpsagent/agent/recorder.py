@@ -1,0 +1,64 @@
+"""What happens goes into journal and history; what goes wrong in the agent itself is said and survived."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from mpsagent.agent.clock import SteadyClock
+from mpsagent.agent.conditions import Conditions
+from mpsagent.system.history import History
+
+FORGET = 600.0
+"""Seconds until a mistake of ours that has not come again is no condition any more."""
+
+log = structlog.get_logger("mpsagent")
+
+
+class Recorder:
+    """Records, conditions and tasks of one agent."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.clock = SteadyClock()
+        self.conditions = Conditions()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def record(self, kind: str, at: float, **fields: object) -> int:
+        """Into the journal and the history; returns its number there. Never raises."""
+        try:
+            log.info(kind, **fields)
+            return self.history.append(kind, at, **fields)
+        except Exception as error:  # a field that cannot be written must not stop what it is about
+            self.conditions.set("records", f"{kind} could not be written down: {error!r}", at, "", until=at + FORGET)
+            return 0
+
+    def failed(self, what: str, error: BaseException) -> None:
+        """A mistake of ours: on record and among the conditions; the agent goes on. ``what``: one of few texts."""
+        now = self.clock.now()
+        last = traceback.extract_tb(error.__traceback__)[-1:]
+        where = ", ".join(f"{frame.filename}:{frame.lineno}" for frame in last)
+        text = f"{what}: {error!r} at {where}"
+        do = "please report it with the journal; if it does not go away: systemctl restart mpsagent"
+        if self.conditions.set(f"agent: {what}", f"internal error, {text}", now, do, until=now + FORGET):
+            self.record("agent.error", now, text=text)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Have it done aside; what goes wrong is reported."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.failed("a task failed", error)
+
+    def loop_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.failed("a callback failed", error or RuntimeError(str(context.get("message"))[:300]))
