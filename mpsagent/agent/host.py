@@ -25,13 +25,13 @@ from mpsagent.agent.gate_messages import to_input
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.people import People
 from mpsagent.agent.recorder import FORGET, Recorder, log
-from mpsagent.agent.records import QUIET, UNKNOWN_A_MINUTE, Sparingly, action_record
+from mpsagent.agent.records import QUIET, UNKNOWN_A_MINUTE, Sparingly, action_record, worth_a_record
 from mpsagent.agent.settings import Settings
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.model import State
-from mpsagent.core.transitions import Transition
+from mpsagent.core.transitions import ClientWaiting, ServerReady, Transition, transition_fields
 from mpsagent.core.view import View
 from mpsagent.gate import link
 from mpsagent.mps.limits import Device
