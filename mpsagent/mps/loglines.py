@@ -42,8 +42,14 @@ _CLIENTS_FOLLOW = {
 }
 
 
+SLACK = 1.0
+"""Seconds by which a line may be older than the one before it: a server's threads write side by side."""
+
+
 class LogParser:
-    """Parser of one log. ``zone`` is the time zone of its time stamps (None: the machine's)."""
+    """Parser of one log. ``zone`` is the time zone of its time stamps (None: the machine's). The log does not say its
+    zone, and in autumn an hour comes twice: there a line that would be older than the one before it is of the second
+    time."""
 
     def __init__(self, source: Source, zone: tzinfo | None = None) -> None:
         self._source = source
@@ -51,6 +57,9 @@ class LogParser:
         self._rest = b""
         self._minute = ""
         self._minute_at = 0.0
+        self._second_at: float | None = None
+        """The same minute an hour later, when it comes twice."""
+        self._newest = float("-inf")
         self._last_at = 0.0
         self._heads: dict[str, tuple[str, int] | None] = {}
         self._answering = False
@@ -131,15 +140,24 @@ class LogParser:
         if minute != self._minute:
             try:
                 moment = datetime.fromisoformat(minute)
-                self._minute_at = (moment.replace(tzinfo=self._zone) if self._zone else moment).timestamp()
+                if self._zone is not None:
+                    moment = moment.replace(tzinfo=self._zone)
+                self._minute_at, again = moment.timestamp(), moment.replace(fold=1).timestamp()
             except (ValueError, OverflowError, OSError):
                 return None
+            self._second_at = again if again > self._minute_at else None
             self._minute = minute
         try:
             seconds = float(line[18:24])
         except ValueError:
             return None
-        return self._minute_at + seconds if 0.0 <= seconds < 61.0 else None
+        if not 0.0 <= seconds < 61.0:
+            return None
+        at = self._minute_at + seconds
+        if self._second_at is not None and at < self._newest - SLACK:
+            at = self._second_at + seconds
+        self._newest = max(self._newest, at)
+        return at
 
     def _unheaded(self, line: str) -> ev.LogEvent:
         """A line without MPS's head: part of a multi-line answer, or nothing we know."""
