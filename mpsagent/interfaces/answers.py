@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mpsagent
-from mpsagent.agent import orders
-from mpsagent.agent.loop import Agent
-from mpsagent.core import turns
-from mpsagent.interfaces import views
+from mpsagent.agent import requests
+from mpsagent.agent.host import Agent
+from mpsagent.interfaces import views, waits
 from mpsagent.interfaces.backend import CursorGone, Json, Problem
+from mpsagent.interfaces.recent import Recent
+from mpsagent.interfaces.sentences import sentence
 from mpsagent.policy.identity import Identity
 
 
@@ -21,20 +22,26 @@ class Answers:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
+        history = agent.history
+        self._recent = Recent(lambda cursor: history.since(cursor, history.last))
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     def status(self) -> Json:
-        return dict(views.status(self._agent.state, self._about(), self._agent.clock.now()))
+        return dict(views.status(self._agent.view(), self._about(), self._agent.clock.now()))
 
-    def servers(self) -> list[Json]:
-        return [dict(one) for one in views.servers(self._agent.state, self._about())]
+    def servers(self) -> Iterable[Mapping[str, Any]]:
+        return views.servers(self._agent.view(), self._about())
 
-    def clients(self) -> list[Json]:
-        return [dict(one) for one in views.clients(self._agent.state, self._about(), self._agent.clock.now())]
+    def clients(self) -> Iterable[Mapping[str, Any]]:
+        return views.clients(self._agent.view(), self._agent.clock.now())
 
-    def queue(self) -> list[Json]:
-        return [dict(one) for one in views.queue(self._agent.state, self._about(), self._agent.clock.now())]
+    def queue(self) -> Iterable[Mapping[str, Any]]:
+        return views.queue(self._agent.view(), self._agent.clock.now())
+
+    def owner(self, pid: int) -> int | None:
+        client = self._agent.state.clients.get(pid)
+        return None if client is None else client.uid
 
     def policy(self) -> Json:
         agent = self._agent
@@ -50,39 +57,38 @@ class Answers:
         agent = self._agent
         identity = await self._identity(user)
         rules = agent.policy.rules(identity)
-        now = agent.clock.now()
-        return {**rules.explain(agent.devices), "now": self._now(identity.uid, now)}
+        return {**rules.explain(agent.devices), "now": self._now(identity.uid, agent.clock.now())}
 
     def _now(self, uid: int, now: float) -> Json:
-        """What is so for this user at this moment, and what will happen to it when."""
-        world, memory = self._agent.world(), self._agent.memory
-        found: Json = {
-            "clients": sum(c.uid == uid for c in world.state.clients.values()),
-            "waiting": None,
-            "turn": None,
+        """What holds for this user at this moment, and what will happen to it when."""
+        view = self._agent.view()
+        turn = views.turn(view, now) if view.turn is not None and view.turn.uid == uid else None
+        return {
+            "clients": len(view.state.clients_of_user(uid)),
+            "waiting": next((one for one in views.queue(view, now) if one["uid"] == uid), None),
+            "turn": turn,
         }
-        for one in self.queue():
-            if one["uid"] == uid:
-                found["waiting"] = one
-        turn = memory.turns.turn
-        if turn is not None and turn.uid == uid:
-            times = turns.deadlines(world, turn)
-            found["turn"] = {
-                "contested_since": views.iso(turn.since),
-                "warned": views.iso_or_none(times[0] if times else None),
-                "ends": views.iso_or_none(times[1] if times else None),
-                "ends_in": None if times is None else round(max(0.0, times[1] - now), 3),
-                "action": world.rules(uid).switch_action,
-            }
-        return found
 
-    def events(self, cursor: int | None, limit: int) -> list[Json]:
+    def records(self, cursor: int | None, limit: int) -> list[Json]:
         history = self._agent.history
         if cursor is None:
             cursor = max(history.oldest - 1, history.newest - limit)
         elif cursor < history.oldest - 1 or cursor > history.newest:
             raise CursorGone(cursor, history.oldest - 1)
-        return [_event(record) for record in history.since(cursor, limit)]
+        return history.since(cursor, limit)
+
+    def newest(self) -> int:
+        return self._agent.history.newest
+
+    def event(self, record: Json) -> Json:
+        rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
+        return {
+            "cursor": record["seq"],
+            "at": views.iso(record["at"]),
+            "kind": record["kind"],
+            "sentence": sentence(record, self._name),
+            **rest,
+        }
 
     async def wait_events(self, cursor: int, timeout: float) -> None:
         try:
@@ -92,20 +98,20 @@ class Answers:
             return
 
     def health(self) -> tuple[bool, list[str]]:
-        troubles = self._agent.troubles.all()
-        return not troubles, [f"{t.what}; {t.do}" if t.do else t.what for t in troubles]
+        conditions = self._agent.conditions.all()
+        return not conditions, [f"{one.what}; {one.do}" if one.do else one.what for one in conditions]
 
     # --- acting -------------------------------------------------------------------------------------------------------
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
-        found = orders.end_client(self._agent, pid, at_once=now, dry_run=dry_run, by=by)
+        found = requests.end_client(self._agent, pid, at_once=now, dry_run=dry_run, by=by)
         if not found["ok"]:
-            raise Problem(404, f"{pid} is no client of a server", "pid", "see mpsagent-cli clients")
+            raise Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
         await self._written_down()
         return found
 
     async def drain(self, timeout: float | None, by: int) -> Json:
-        until = orders.drain(self._agent, timeout, by)
+        until = requests.drain(self._agent, timeout, by)
         await self._written_down()
         return {"draining": True, "deadline": views.iso_or_none(until)}
 
@@ -114,47 +120,50 @@ class Answers:
         await self.wait_events(self._agent.history.last - 1, 1.0)
 
     async def resume(self, by: int) -> Json:
-        orders.resume(self._agent, by)
+        requests.resume(self._agent, by)
         await self._written_down()
         return {"draining": False}
 
     async def restart(self, by: int) -> Json:
-        orders.restart(self._agent, by)
+        requests.restart(self._agent, by)
         return {"restarting": True}
 
     async def reload(self, by: int) -> Json:
         errors = await self._agent.load_policy()
         if errors:
             lines = "; ".join(str(error) for error in errors[:10])
-            raise Problem(422, f"the policy has {len(errors)} mistakes: {lines}", "policy", "the old one is in force")
+            count = "a mistake" if len(errors) == 1 else f"{len(errors)} mistakes"
+            raise Problem(422, f"the policy has {count}: {lines}", "policy", "the old one is in force")
         return {"digest": self._agent.policy.digest, "files": list(self._agent.policy.sources)}
 
     # --- what the views need ------------------------------------------------------------------------------------------
 
     def _about(self) -> views.About:
-        agent = self._agent
-        world = agent.world()
-        uids = {s.uid for s in agent.state.servers.values() if s.uid is not None}
-        drain = agent.drain
+        agent, recent = self._agent, self._recent.look()
+        started = agent.core.memories.limits
+        users = [one.uid for one in (recent.change, recent.fault) if one is not None]
+        if recent.change is not None:
+            users.append(recent.change.before)
         return views.About(
             version=mpsagent.__version__,
             pid=os.getpid(),
             started=agent.started,
-            pipe_directory=agent.policy.pipe_directory,
-            troubles=tuple(views.Trouble(t.what, t.since, t.do) for t in agent.troubles.all()),
-            names={uid: one.name for uid, one in agent.people.known.items() if one.name is not None},
-            wanted={uid: world.limits(uid) for uid in uids},
-            parked_uid=world.parked_uid,
-            turns=views.expected_turns(world, agent.memory.turns.turn, agent.clock.now()),
-            last_switch=agent.last_switch,
-            draining_since=None if drain is None else drain.since,
-            drain_deadline=None if drain is None else drain.until,
-            policy_digest=agent.policy.digest or None,
+            conditions=tuple(views.Condition(one.what, one.since, one.do) for one in agent.conditions.all()),
+            checked={pid: pid not in started.differs for pid in started.seen},
+            devices_known=bool(agent.devices),
+            names={uid: name for uid in users if uid is not None and (name := self._name(uid)) is not None},
+            last_change=recent.change,
+            last_fault=recent.fault,
             policy_loaded=agent.policy_loaded,
             policy_errors=tuple(str(error) for error in agent.policy_errors),
             oldest_cursor=agent.history.oldest - 1,
             newest_cursor=agent.history.newest,
         )
+
+    def _name(self, uid: int) -> str | None:
+        """Without asking: who is not known has only a number."""
+        known = self._agent.people.known.get(uid) or self._agent.names.known(uid)
+        return None if known is None else known.name
 
     async def _identity(self, user: str) -> Identity:
         names = self._agent.names
@@ -169,19 +178,19 @@ class Answers:
         return await names.look_up(uid)
 
 
-def _event(record: Mapping[str, Any]) -> Json:
-    """A record of the history as the API shows it: ``cursor``, ``at`` as ISO time, ``kind`` and its fields."""
-    rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
-    return {"cursor": record["seq"], "at": views.iso(record["at"]), "kind": record["kind"], **rest}
-
-
 def one_line(agent: Agent) -> str:
     """The state in a line, for ``systemctl status``."""
-    troubles = agent.troubles.all()
-    holder = agent.world().holder()
-    who = "nobody holds the GPU"
-    if holder is not None:
-        name = agent.people.known[holder.uid].name if holder.uid in agent.people.known else None
-        who = f"{name or holder.uid} holds the GPU with {len(agent.state.clients_of(holder.pid))} clients"
-    wait = f", {len(agent.state.next_users())} users wait" if agent.state.waiting else ""
-    return f"{troubles[0].what} ({len(troubles)} problems); {who}{wait}" if troubles else f"{who}{wait}"
+    view, conditions = agent.view(), agent.conditions.all()
+    if view.turn is None:
+        text = "no user has the GPU"
+    else:
+        count = len(view.state.clients_of_user(view.turn.uid))
+        processes = "1 process" if count == 1 else f"{count} processes"
+        text = f"{waits.user_text(view.state, view.turn.uid)} has the GPU with {processes}"
+    waiting = len(view.waiting())
+    if waiting:
+        text += ", 1 user waits" if waiting == 1 else f", {waiting} users wait"
+    if not conditions:
+        return text
+    count = len(conditions)
+    return f"{conditions[0].what} ({'1 problem' if count == 1 else f'{count} problems'}); {text}"

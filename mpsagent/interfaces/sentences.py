@@ -231,6 +231,7 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
     "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
     "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",
+    "SignalHeld": lambda w: f"sent {_signal_name(w['signal'])} to process {w['pid']}{w.of_user()} at its hand-over",
     "KillServer": lambda w: f"killed server {w['server']}",
     "Resume": lambda w: f"continued the stopped process {w['pid']}",
     "QuitControl": lambda w: f"told the control daemon to quit within {w['timeout']} s",
@@ -249,7 +250,7 @@ def _action(record: Record, names: Names) -> str:
     if record.get("enforce") is False:
         phrase = f"not enforced, would have {phrase}"
     reason = w.text()
-    if name == "SignalClient":
+    if name in ("SignalClient", "SignalHeld"):
         reason = reason.rpartition("; ")[0] or reason  # it says itself which signal to whom
     if name == "SetAdmissions" and reason.startswith(_ADMISSION_REASONS):
         reason = ""

@@ -22,6 +22,7 @@ from mpsagent.mps.limits import Limits
 if TYPE_CHECKING:
     from mpsagent.interfaces import shapes
 
+_NO_NAMES: Mapping[int, str] = {}
 STATUS_USERS = 100
 """Waiting users that the status names; the queue has all."""
 
@@ -57,7 +58,8 @@ class Fault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What the views need and the engine's view does not have. ``checked``: by server, whether it started with its
-    first client's limits. ``devices_known`` False: the state's GPUs are only assumed."""
+    first client's limits. ``devices_known`` False: the state's GPUs are only assumed. ``names``: of users who
+    have nothing to do with MPS any more."""
 
     version: str = ""
     pid: int = 0
@@ -65,6 +67,7 @@ class About:
     conditions: tuple[Condition, ...] = ()
     checked: Mapping[int, bool] = field(default_factory=dict)
     devices_known: bool = True
+    names: Mapping[int, str] = field(default_factory=dict)
     last_change: Change | None = None
     last_fault: Fault | None = None
     policy_loaded: float | None = None
@@ -82,9 +85,11 @@ def iso_or_none(at: float | None) -> str | None:
     return None if at is None else iso(at)
 
 
-def name(state: State, uid: int | None) -> str | None:
+def name(state: State, uid: int | None, others: Mapping[int, str] = _NO_NAMES) -> str | None:
     known = state.identities.get(uid) if uid is not None else None
-    return None if known is None else known.name
+    if known is not None:
+        return known.name
+    return None if uid is None else others.get(uid)
 
 
 def limits(value: Limits) -> shapes.Limits:
@@ -319,9 +324,9 @@ def status(view: View, about: About, now: float) -> shapes.Status:
         else {
             "at": iso(change.at),
             "before": change.before,
-            "before_user": name(state, change.before),
+            "before_user": name(state, change.before, about.names),
             "uid": change.uid,
-            "user": name(state, change.uid),
+            "user": name(state, change.uid, about.names),
             "gap": change.gap,
         },
         "last_fault": None
@@ -330,7 +335,7 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             "at": iso(fault.at),
             "server": fault.server,
             "uid": fault.uid,
-            "user": name(state, fault.uid),
+            "user": name(state, fault.uid, about.names),
             "seconds": fault.seconds,
             "recovered": fault.recovered,
         },

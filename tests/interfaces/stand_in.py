@@ -18,6 +18,7 @@ from typing import Any
 
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
+from mpsagent.core.queue import Queue
 from mpsagent.core.view import Turn, View
 from mpsagent.interfaces import listen, views
 from mpsagent.interfaces.api import Api
@@ -63,11 +64,10 @@ def busy_state() -> State:
         control=Control(pid=400, started=START - 60, socket="/tmp/nvidia-mps/control", version=13000, proven=True),
         servers={500: server},
         clients={501: Client(peer, since=START + 1, waited=1.0, limits=limits)},
-        held={
-            1: held(1, 600, OTHER, START + 10),
-            2: held(2, 601, ADMIN, START + 20),
-            3: held(3, 602, OTHER, START + 30),
-        },
+        held=Queue()
+        .put(held(1, 600, OTHER, START + 10))
+        .put(held(2, 601, ADMIN, START + 20))
+        .put(held(3, 602, OTHER, START + 30)),
     )
 
 

@@ -1,0 +1,131 @@
+"""Every record reads as a sentence, with names where they are known, and none ever fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsagent.core import actions as act
+from mpsagent.core import transitions as tr
+from mpsagent.interfaces.sentences import _PHRASES, _SENTENCES, named, sentence
+from mpsagent.mps.limits import Limits
+
+NAMES = {1001: "alice", 1002: "bob", 0: "root"}.get
+
+
+def of(one: tr.Transition) -> str:
+    return sentence({"kind": one.kind, "at": one.at, **tr.transition_fields(one)}, NAMES)
+
+
+@pytest.mark.parametrize(
+    ("happened", "text"),
+    [
+        (tr.TurnBegan(1.0, 1002, 0.104), "the GPU goes to bob, 0.10s after the user before"),
+        (tr.TurnBegan(1.0, 1003, None), "the GPU goes to user 1003"),
+        (tr.TurnEnded(1.0, 1001, 1830.0, True), "the turn of alice is over after 30m30s, by the policy"),
+        (
+            tr.ClientConnected(1.0, 70, 1001, 3.2, Limits(20.0, {0: 1 << 30}), True),
+            "process 70 of alice was let in after 3.20s with 20 %, 1G (the fail-safe limits)",
+        ),
+        (
+            tr.ClientEnded(1.0, 70, 1001, 5, "lost", 12.0, 0.0),
+            "client 70 of alice ended after 12.0s: its server had ended under it",
+        ),
+        (tr.FaultBegan(1.0, 5, None), "server 5 is in FAULT and takes no new clients"),
+        (tr.FaultOver(1.0, 5, 6.3, True), "server 5 recovered from its fault after 6.30s"),
+        (
+            tr.ServerStartFailed(1.0, 5, "", 3),
+            "server 5 did not start (3 in a row): MPS gives no reason",
+        ),
+        (
+            tr.HandoverFailed(1.0, 70, 1001, "connect", "no socket", False),
+            "process 70 of alice was not handed over (connect: no socket); it is held and tried again",
+        ),
+        (tr.FrontEndUsed(1.0, 9, 0, "quit"), "root (process 9) told the control daemon: quit"),
+    ],
+)
+def test_what_happened_is_told(happened: tr.Transition, text: str) -> None:
+    """Times worked out by hand."""
+    assert of(happened) == text
+
+
+def test_every_transition_has_a_sentence_of_its_own() -> None:
+    """A new one that nobody thought of would be told as its kind and numbers."""
+    kinds = {one.kind for one in typing.get_args(tr.Transition)}
+    assert kinds <= _SENTENCES.keys()
+
+
+def test_every_action_has_a_phrase_of_its_own() -> None:
+    classes = {
+        name
+        for name, one in inspect.getmembers(act, dataclasses.is_dataclass)
+        if isinstance(one, type) and issubclass(one, act.Action) and one not in (act.Action, act.Report)
+    }
+    assert classes == set(_PHRASES)
+
+
+def _done(action: act.Action, ok: bool = True, text: str = "", kind: str = "action.done") -> str:
+    fields = act.action_fields(action)
+    return sentence({"kind": kind, "action": type(action).__name__, "ok": ok, "text": text, **fields}, NAMES)
+
+
+TERMINATE = act.TerminateClient(
+    server=5, pid=70, uid=1001, start=3, deadline=5.0, reason="the turn of user 1001 is over", rule="switch.after"
+)
+
+
+def test_an_action_and_its_outcome_are_one_sentence() -> None:
+    """What was done, to whom, why; and when it failed, how."""
+    assert _done(TERMINATE) == "asked MPS to end client 70 of alice: the turn of alice is over"
+    assert _done(TERMINATE, False, "no answer") == (
+        "asked MPS to end client 70 of alice: the turn of alice is over; this FAILED: no answer"
+    )
+    assert _done(TERMINATE, kind="action").endswith("(begun)")
+    reported = dataclasses.replace(TERMINATE, enforce=False)
+    assert _done(reported).startswith("not enforced, would have asked MPS to end client 70")
+
+
+def test_the_gate_is_told_in_names() -> None:
+    """The whole table is in the record; a person wants to know who comes in."""
+    table = act.Admissions(open=True, users=(act.Admission(uid=1002, limits=Limits()),))
+    one = act.SetAdmissions(number=4, admissions=table, reason="admitted users: 1002", rule="admission")
+    assert _done(one) == "told the gate to let in bob"
+    shut = act.SetAdmissions(number=5, admissions=act.Admissions(), reason="everybody is held", rule="admission")
+    assert _done(shut) == "told the gate to hold everybody"
+
+
+def test_reports_are_told_by_their_reason_with_names() -> None:
+    """The engine writes uids; who reads knows people."""
+    text = "user 1001 has held the GPU for 30m00s while user 1002 waits; its turn ends in 30.0s (terminate)"
+    assert sentence({"kind": "turn.warning", "uid": 1001, "reason": text}, NAMES) == (
+        "alice has held the GPU for 30m00s while bob waits; its turn ends in 30.0s (terminate)"
+    )
+    assert named("admitted users: 1001, 1009, 1002", NAMES) == "admitted users: alice, 1009, bob"
+
+
+_VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=8), st.integers(), max_size=2),
+)  # fmt: skip
+_FIELDS = (
+    "uid pid server reason text why at seconds waited limits outcome admissions action ok enforce signal count files "
+    "digest errors lost stage gap forced timeout recovered by"
+).split()
+
+
+@given(
+    st.sampled_from([*_SENTENCES, "action", "action.done", "turn.warning", "of a later version", ""]),
+    st.dictionaries(st.sampled_from(_FIELDS), _VALUES),
+    st.sampled_from([*_PHRASES, "SomethingNew"]),
+)
+def test_no_record_is_too_strange_to_be_told(kind: str, fields: dict[str, Any], action: str) -> None:
+    """Records outlive the version that wrote them, and the disk may have torn one."""
+    text = sentence({"kind": kind, **({"action": action} if kind.startswith("action") else {}), **fields}, NAMES)
+    assert isinstance(text, str)
+    assert text
