@@ -9,7 +9,8 @@
     init SECONDS            cuInit only
     two SECONDS             two contexts
     limit [STEP]            allocate in steps of so many MiB (64) until there is no more, and say how much there was
-`--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. Exit status as the probe's.
+`--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. With SAY_MPS it also says `mps yes` or `mps no`.
+Exit status as the probe's.
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
@@ -289,6 +290,8 @@ def main() -> int:
         return cuda.leave(12)
     cuda.say(f"devices {len(cuda.devices)} using {cuda.device.uuid[:12]}")
     cuda.say(f"sms {cuda.sms} meminfo {SUCCESS} free {cuda.free()} MiB total {gpu.TOTAL} MiB")
+    if os.environ.get("SAY_MPS"):  # CU_DEVICE_ATTRIBUTE_MPS_ENABLED
+        cuda.say("mps no" if cuda.channel is None else "mps yes")
     run = _MODES.get(mode)
     return cuda.leave(99 if run is None else run(cuda, *numbers[:2]))
 

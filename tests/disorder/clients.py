@@ -41,13 +41,19 @@ class Record:
         return {**asdict(self), "deed": asdict(self.deed)}
 
     def at(self, words: str) -> float | None:
-        """When a line with these words was printed: by the process's own clock, which starts once it runs. A line is
-        read later than it is printed, so the one that was read soonest tells when that clock began."""
-        stamps = [(read, _stamp(line)) for read, line in self.lines]
-        offsets = [read - stamp for read, stamp in stamps if stamp is not None]
-        for (read, stamp), (_, line) in zip(stamps, self.lines, strict=True):
+        """When a line with these words was printed, at the latest."""
+        found = self.between(words)
+        return None if found is None else found[1]
+
+    def between(self, words: str) -> tuple[float, float] | None:
+        """When a line with these words was printed: not before, and not after. Each line has seconds by a clock that
+        starts when its process runs: after its start, and before its first line was read (later, on a busy machine)."""
+        stamps = [_stamp(line) for _, line in self.lines]
+        began = min((read - stamp for (read, _), stamp in zip(self.lines, stamps, strict=True) if stamp is not None),
+                    default=0.0)  # fmt: skip
+        for (read, line), stamp in zip(self.lines, stamps, strict=True):
             if words in line:
-                return read if stamp is None else min(offsets) + stamp
+                return (self.started, read) if stamp is None else (self.started + stamp, min(read, began + stamp))
         return None
 
     def said(self, words: str) -> bool:
@@ -121,11 +127,15 @@ class Field:
         while self.now() < until and not done():
             next_at = self.heap[0][0] if self.heap else until
             pause = max(0.0, min(next_at, until, self.now() + 0.25) - self.now())
-            for descriptor, _ in self.poll.poll(pause, 256):
-                if (one := self.by_descriptor.get(descriptor)) is not None:
-                    self._read(one) if descriptor == one.pipe else self._ended(one)
+            self._look(pause)
             while self.heap and self.heap[0][0] <= self.now():
                 heapq.heappop(self.heap)[2]()
+                self._look(0)
+
+    def _look(self, pause: float) -> None:
+        for descriptor, _ in self.poll.poll(pause, 256):
+            if (one := self.by_descriptor.get(descriptor)) is not None:
+                self._read(one) if descriptor == one.pipe else self._ended(one)
 
     # one process
 

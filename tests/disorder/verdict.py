@@ -30,7 +30,7 @@ from tests.disorder.population import AFTER, FAULT, GRACE, KILL, TERMINATE, USER
 
 NEVER = ("over", "outside", "under", "stuck", "refused", "harmed", "broken")
 """What may not happen to a single client."""
-NEAR_FAULT = 1.5
+NEAR_FAULT = 1.0
 """Seconds around a fault in which a hand-over counts as `moment`."""
 HOSTAGE = 15.0
 """Seconds after a hostage was handed over in which its server may have to be killed: a fault for its neighbours."""
@@ -267,15 +267,15 @@ def _late(verdict: Verdict, clients: Sequence[Record], population: Population, f
             verdict.sentences.append(f"waited {served - record.started:.1f} s: {told(record, {})}")
 
 
-def _span(record: Record) -> tuple[float, float] | None:
-    """From its first result to the last sign of life; it was there in between for certain."""
-    served = record.at("] sms ")
+def _span(record: Record) -> tuple[float, float, float] | None:
+    """Its first result, at the earliest and at the latest, and a moment at which it certainly still was there."""
+    served = record.between("] sms ")
     if served is None:
         return None
-    last = max([served, *(at for at, _ in record.signals if record.ended is None or at < record.ended)])
-    if record.lines and (stamped := record.at(record.lines[-1][1])) is not None:
-        last = max(last, stamped)
-    return served, last
+    last = max([served[0], *(at for at, _ in record.signals if record.ended is None or at < record.ended)])
+    if (stamped := record.between(record.lines[-1][1])) is not None:
+        last = max(last, stamped[0])
+    return served[0], served[1], last
 
 
 def _capped(verdict: Verdict, clients: Sequence[Record], population: Population) -> None:
@@ -283,21 +283,23 @@ def _capped(verdict: Verdict, clients: Sequence[Record], population: Population)
         if user.max_clients is None:
             continue
         spans = [span for record in clients if record.deed.uid == user.uid and (span := _span(record))]
-        for start, _ in spans:
-            at_once = sum(one <= start <= end for one, end in spans)
+        for span in spans:
+            first, latest, _ = span
+            # Those that had been served before this one could be, and were there when it was for certain.
+            at_once = 1 + sum(other[1] <= first and other[2] >= latest for other in spans if other is not span)
             if at_once > user.max_clients:
                 verdict.capped += 1
-                verdict.sentences.append(f"user {user.uid} had {at_once} clients of {user.max_clients} at {start:.2f}")
+                verdict.sentences.append(f"user {user.uid} had {at_once} clients of {user.max_clients} at {latest:.2f}")
 
 
 def _together(verdict: Verdict, clients: Sequence[Record]) -> None:
     spans = [(span, record) for record in clients if (span := _span(record))]
-    for (start, _), record in spans:
-        for (other_start, other_end), other in spans:
-            if other.deed.uid != record.deed.uid and other_start < start - 0.05 and other_end > start + 0.05:
+    for (first, latest, _), record in spans:
+        for (_, other_latest, other_end), other in spans:
+            if other.deed.uid != record.deed.uid and other_latest < first - 0.02 and other_end > latest + 0.02:
                 verdict.together += 1
                 verdict.sentences.append(
-                    f"at {start:.2f} #{record.number} of {record.deed.uid} was served while #{other.number} of "
+                    f"at {latest:.2f} #{record.number} of {record.deed.uid} was served while #{other.number} of "
                     f"{other.deed.uid} worked until {other_end:.2f}"
                 )
                 break
