@@ -8,20 +8,23 @@ import time
 import pytest
 
 from tests.booted.machine import Machine
-from tests.booted.service import CLIENT
+from tests.booted.service import CLIENT, SIMULATED
 
+FRONT_END = "nvidia-cuda-mps-control"
 UNIT = "mpsagent-control@gpu0.service"
-PIPE = "/tmp/nvidia-mps"
+PIPE = "/run/mpsagent/instances/gpu0/pipe"
 LOG = "/var/log/nvidia-mps"
+AROUND = {"CUDA_MPS_PIPE_DIRECTORY": PIPE}
 A_USER = "2001"
 
 
 def prepare(node: Machine, threads: str = "20") -> None:
-    """What the agent does before it starts the unit: directories and environment. The door is open here."""
-    node.run("install", "-d", "-m", "0755", PIPE, LOG, "/run/mpsagent")
+    """What the agent does before it starts the unit: directories and environment. Clients go around the gate here."""
+    node.run("install", "-d", "-m", "0755", PIPE, LOG)
     node.write(
         "/run/mpsagent/instance-gpu0.env",
-        f"CUDA_MPS_PIPE_DIRECTORY={PIPE}\nCUDA_MPS_LOG_DIRECTORY={LOG}\nCUDA_MPS_ACTIVE_THREAD_PERCENTAGE={threads}\n",
+        f"CUDA_MPS_PIPE_DIRECTORY={PIPE}\nCUDA_MPS_LOG_DIRECTORY={LOG}\nCUDA_MPS_ACTIVE_THREAD_PERCENTAGE={threads}\n"
+        "MPSAGENT_CONTROL=nvidia-cuda-mps-control\nMPSAGENT_CONTROL_OPTIONS=\n",
         0o600,
     )
 
@@ -35,12 +38,12 @@ def daemon(node: Machine) -> str:
 
 
 def test_systemd_finds_the_daemon_and_gives_it_its_environment(node: Machine) -> None:
-    """There is no PIDFile=: systemd has to guess right, and the floor must hold from the daemon's first moment."""
+    """There is no PIDFile=: systemd has to guess right, and the fail-safe limit must hold from its first moment."""
     prepare(node)
     node.systemctl("start", UNIT)
     state = node.show(UNIT, "ActiveState", "MainPID")
     assert state == {"ActiveState": "active", "MainPID": daemon(node)}
-    answer = node.run("nvidia-cuda-mps-control", text="get_default_active_thread_percentage\n").stdout
+    answer = node.run(FRONT_END, text="get_default_active_thread_percentage\n", environment=AROUND).stdout
     assert answer.strip() == "20.0"
     assert "quit" not in log(node), "the text for ExecStop was read by the daemon"
 
@@ -49,7 +52,7 @@ def test_a_server_and_its_clients_belong_where_they_should(node: Machine) -> Non
     """The server is in the unit's cgroup and ends with it; the users' processes are not in it and are left alone."""
     prepare(node)
     node.systemctl("start", UNIT)
-    client = node.start(CLIENT, "query", user=A_USER)
+    client = node.start(CLIENT, "query", user=A_USER, environment=AROUND)
     assert client.communicate(timeout=30)[0]
     assert client.returncode == 0
     group = node.path("/sys/fs/cgroup" + node.show(UNIT, "ControlGroup")["ControlGroup"])
@@ -61,7 +64,7 @@ def test_stopping_the_unit_quits_the_daemon_in_words(node: Machine) -> None:
     """`ExecStop=echo quit | ...`, as hand-written units have it, does nothing; this one must be heard."""
     prepare(node)
     node.systemctl("start", UNIT)
-    node.run(CLIENT, "query", user=A_USER)
+    node.run(CLIENT, "query", user=A_USER, environment=AROUND)
     began = time.monotonic()
     node.systemctl("stop", UNIT)
     assert time.monotonic() - began < 25, "that was the timeout, not the daemon"
@@ -93,20 +96,19 @@ def test_no_start_without_the_agents_preparation(node: Machine) -> None:
     assert node.run("pgrep", "-f", "nvidia-cuda-mps", check=False).returncode == 1
 
 
-def test_the_common_hand_written_unit_is_stopped_first(node: Machine) -> None:
-    """Two control daemons on one pipe directory are a riddle for everybody."""
+def test_options_and_program_come_from_the_agent(node: Machine) -> None:
+    """One server for all users, and a `control_program` of the policy's."""
     prepare(node)
-    node.write(
-        "/etc/systemd/system/nvidia-mps.service",
-        "[Service]\nType=forking\nExecStart=/usr/bin/nvidia-cuda-mps-control -d\n"
-        f"Environment=CUDA_MPS_PIPE_DIRECTORY={PIPE} CUDA_MPS_LOG_DIRECTORY={LOG}\n",
-    )
-    node.systemctl("daemon-reload")
-    node.systemctl("start", "nvidia-mps.service")
-    before = daemon(node)
+    node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/opt/nvidia-cuda-mps-control")
+    environment = node.path("/run/mpsagent/instance-gpu0.env")
+    text = environment.read_text().replace("CONTROL=nvidia", "CONTROL=/opt/nvidia")
+    environment.write_text(text.replace("OPTIONS=", "OPTIONS=--multiuser-server"))
     node.systemctl("start", UNIT)
-    assert node.systemctl("is-active", "nvidia-mps.service", check=False) == "inactive"
-    assert daemon(node) != before
+    assert node.show(UNIT, "MainPID")["MainPID"] == daemon(node)
+    assert "--multiuser-server" in node.path(f"/proc/{daemon(node)}/cmdline").read_text().split("\0")
+    node.run(CLIENT, "query", user=A_USER, environment=AROUND)
+    node.systemctl("stop", UNIT)
+    assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
 
 
 @pytest.mark.parametrize("signal", ["TERM", "KILL"])
@@ -114,7 +116,7 @@ def test_a_client_survives_the_end_of_the_unit_as_a_process(node: Machine, signa
     """KillMode= reaches the servers, never users' processes: they get an error from CUDA and decide themselves."""
     prepare(node)
     node.systemctl("start", UNIT)
-    client = node.start(CLIENT, "sleep", "3", user=A_USER)
+    client = node.start(CLIENT, "sleep", "3", user=A_USER, environment=AROUND)
     deadline = time.monotonic() + 20
     while "NEW CLIENT" not in log(node) and time.monotonic() < deadline:
         time.sleep(0.05)
