@@ -115,12 +115,17 @@ class Channel:
 
     def close(self) -> None:
         if self.open:
+            self.detach().close()
+
+    def detach(self) -> socket.socket:
+        """The channel ends, its socket goes on. What waits to be sent is lost."""
+        if self.open:
             self.open = False
             self.pause()
             if self._waiting:
                 self._loop.remove_writer(self.sock.fileno())
                 self._waiting.clear()
-            self.sock.close()
+        return self.sock
 
     def _end(self) -> None:
         if self.open:

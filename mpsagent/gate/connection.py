@@ -7,6 +7,7 @@ import fcntl
 import socket
 import termios
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -38,8 +39,10 @@ class Connection:
 
     @property
     def name(self) -> str:
-        """Its name in the descriptor store."""
-        return str(ConnectionName(self.number, self.start, self.privileged))
+        """Its name in the descriptor store. Where the kernel tells the process by the socket, the start time need not
+        be there, and a connection is in the store all the sooner."""
+        start = 0 if identity.peers_have_pidfds() else self.start
+        return str(ConnectionName(self.number, start, self.privileged))
 
     @property
     def mark(self) -> Mark:
@@ -88,11 +91,17 @@ class Numbers:
             self._last = max(self._last, number)
 
 
-def accepted(sock: socket.socket, number: int, *, privileged: bool) -> Connection:
-    """A connection that was accepted just now. Raises OSError."""
-    sock.setblocking(False)
+def accepted(sock: socket.socket, number: int, keep: Callable[[Connection], None], *, privileged: bool) -> Connection:
+    """A connection that was accepted just now; ``keep`` puts it into the store, as early as can be. Raises OSError."""
     who = identity.peer(sock)
-    return Connection(number, sock, who, identity.start_time(who.pid), privileged, Handshake(who))
+    early = identity.peers_have_pidfds()
+    start = 0 if early else identity.start_time(who.pid)
+    connection = Connection(number, sock, who, start, privileged, Handshake(who))
+    keep(connection)
+    sock.setblocking(False)
+    if early:
+        connection.start = identity.start_time(who.pid)
+    return connection
 
 
 def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:
@@ -102,7 +111,8 @@ def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:
         who = identity.peer(sock)
     except OSError:
         return None
-    if identity.start_time(who.pid) != name.start:
+    start = identity.start_of_peer(sock, who.pid, name.start)
+    if not start:
         return None
     handshake = Handshake(who, restored=True)
-    return Connection(name.number, sock, who, name.start, name.privileged, handshake, stored=True)
+    return Connection(name.number, sock, who, start, name.privileged, handshake, stored=True)

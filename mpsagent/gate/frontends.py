@@ -4,6 +4,7 @@ holds up no other; what changes something is allowed to root only, and reported.
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from mpsagent.mps.rendezvous import Credentials, answer_message, clean_command, 
 MOST_OF_A_USER = 16
 """Front-ends of one user at a time. The daemon itself takes one in all."""
 MOST = 256
+LINGER = 1.0
 PATIENCE = 120.0
 """Seconds for one command: ``terminate_client`` may wait for a client for half a minute."""
 
@@ -58,7 +60,7 @@ class FrontEnds:
         uid = connection.peer.uid
         mine = self._open.get(uid, 0)
         if mine >= MOST_OF_A_USER or sum(self._open.values()) >= MOST:
-            Refusal(self.loop, connection, f"mpsagent: user {uid} has {mine} front-ends open already")
+            Farewell(self.loop, connection.sock, 1, f"mpsagent: user {uid} has {mine} front-ends open already")
             return
         self._open[uid] = mine + 1
         FrontEnd(self, connection)
@@ -69,19 +71,27 @@ class FrontEnds:
             del self._open[uid]
 
 
-class Refusal:
-    """Tells a front-end why not, in its own protocol, and closes. It may read that whenever it likes: the messages lie
-    in its socket."""
+class Farewell:
+    """Says why not, or nothing more, and the exit status; then waits for the front-end to hang up. Closed at once, what
+    it has sent and is not read would reset the connection, and the answers be lost to it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, connection: Connection, why: str) -> None:
-        sock = connection.sock
-        try:
-            sock.send(answer_message(why))
-            sock.send(exit_message(1))
-        except OSError:
-            pass
-        # closed at once, its unread commands would reset the connection and the answer be lost
-        loop.call_later(1.0, sock.close)
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, status: int, why: str = "") -> None:
+        self._channel = Channel(loop, sock, lambda *_: None, self._close)
+        if why:
+            self._channel.send(answer_message(why))
+        self._channel.send(exit_message(status))
+        self._timer = loop.call_later(LINGER, self._close)
+        _farewells[self] = None
+        if len(_farewells) > MOST:
+            next(iter(_farewells))._close()
+
+    def _close(self) -> None:
+        _farewells.pop(self, None)
+        self._timer.cancel()
+        self._channel.close()
+
+
+_farewells: dict[Farewell, None] = {}
 
 
 class FrontEnd:
@@ -102,16 +112,9 @@ class FrontEnd:
                 self._owner.lane.withdraw(self._request)
             self._owner.gone(self._peer.uid)
 
-    def _close(self) -> None:
-        self._channel.close()
-        self._closed()
-
     def _end(self, status: int) -> None:
-        """The front-end may read the end whenever it likes; it hangs up, or is closed after a while."""
-        self._channel.send(exit_message(status))
-        self._channel.pause()
-        self._owner.loop.call_later(1.0, self._channel.close)
         self._closed()
+        Farewell(self._owner.loop, self._channel.detach(), status)
 
     def _receive(self, data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
         if self._length is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import struct
@@ -39,6 +40,31 @@ def peer_pidfd(sock: socket.socket, pid: int, start: int) -> int | None:
         return int(struct.unpack("i", raw)[0])
     except OSError:
         return open_pidfd(pid, start)
+
+
+@functools.cache
+def peers_have_pidfds() -> bool:
+    """Whether this kernel tells a socket's process by a pidfd."""
+    one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with one, other:
+        try:
+            os.close(struct.unpack("i", one.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4))[0])
+        except OSError:
+            return False
+        return True
+
+
+def start_of_peer(sock: socket.socket, pid: int, start: int) -> int:
+    """The start time of the process that connected; 0 when it has gone. ``start``: what is known of it, or 0."""
+    descriptor = peer_pidfd(sock, pid, start)
+    if descriptor is None:
+        return 0
+    try:
+        # as long as the pidfd names a pid, that pid is no other process's
+        found = start_time(pid)
+        return found if pid_of(descriptor) == pid and start in (0, found) else 0
+    finally:
+        os.close(descriptor)
 
 
 def open_pidfd(pid: int, start: int) -> int | None:

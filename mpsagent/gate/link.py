@@ -181,7 +181,19 @@ class Refused:
 
 
 FromGate = (
-    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | Applied | FrontEnd | HandshakeSeen | Refused
+    Hello
+    | Knock
+    | Known
+    | Synced
+    | Left
+    | Handing
+    | Passed
+    | Failed
+    | Unconfirmed
+    | Applied
+    | FrontEnd
+    | HandshakeSeen
+    | Refused
 )
 
 # --- agent to gate ---------------------------------------------------------------------------------------------------

@@ -397,6 +397,9 @@ class Gate:
             self._loop.call_later(0.1, self._relay_again)
             return True
         self._relays += 1
+        if connection.stored:  # a relay ends with the gate
+            self._store.drop(connection.name)
+            connection.stored = False
         Relay(self._loop, connection, daemon, self._lane.greeted, self._relay_done)
         return True
 

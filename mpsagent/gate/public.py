@@ -64,7 +64,11 @@ class PublicSockets:
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
         self._listeners.append(listener)
-        self._loop.add_reader(listener.fileno(), self._accept, listener, privileged)
+        self._watch_listener(listener, privileged=privileged)
+
+    def _watch_listener(self, listener: socket.socket, *, privileged: bool) -> None:
+        if listener.fileno() >= 0:
+            self._loop.add_reader(listener.fileno(), self._accept, listener, privileged)
 
     def close(self) -> None:
         for listener in self._listeners:
@@ -78,6 +82,10 @@ class PublicSockets:
 
     def _accept(self, listener: socket.socket, privileged: bool) -> None:
         for _ in range(AT_A_TIME):
+            if self._store.congested:  # what is accepted now would be lost with us; in the backlog it is safe
+                self._loop.remove_reader(listener.fileno())
+                self._store.when_free(lambda: self._watch_listener(listener, privileged=privileged))
+                return
             try:
                 sock, _ = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -85,23 +93,23 @@ class PublicSockets:
             except OSError as error:
                 if error.errno in _SHORTAGE:  # it stays in the backlog, where its client waits
                     self._loop.remove_reader(listener.fileno())
-                    self._loop.call_later(
-                        SHORTAGE_PAUSE, self._loop.add_reader, listener.fileno(), self._accept, listener, privileged
-                    )
+                    self._loop.call_later(SHORTAGE_PAUSE, lambda: self._watch_listener(listener, privileged=privileged))
                     self._drop_oldest()
                 return
             try:
-                connection = accepted(sock, self.numbers.new(), privileged=privileged)
+                connection = accepted(sock, self.numbers.new(), self._keep, privileged=privileged)
             except OSError:
                 sock.close()
                 continue
             if not self._relay(connection):
                 self.greet(connection)
 
-    def greet(self, connection: Connection) -> None:
-        """Into the store first: a gate that dies now is followed by one that knows this client."""
+    def _keep(self, connection: Connection) -> None:
+        """Before the greeting: a gate that dies now is followed by one that knows this client."""
         if self._may_store(connection.peer.uid):
             connection.stored = self._store.keep(connection.name, connection.sock.fileno())
+
+    def greet(self, connection: Connection) -> None:
         try:
             connection.sock.send(HELLO)
         except OSError:  # it has gone already

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -117,10 +117,20 @@ class Store:
         self._waiting: deque[tuple[bytes, int | None]] = deque()
         self._names: set[str] = set()
         self._used = 0
+        self._when_free: list[Callable[[], None]] = []
 
     @property
     def present(self) -> bool:
         return bool(self._address)
+
+    @property
+    def congested(self) -> bool:
+        """The manager is behind: what is given to it now is not safe yet."""
+        return bool(self._waiting)
+
+    def when_free(self, call: Callable[[], None]) -> None:
+        """Calls once when it is not congested any more."""
+        self._when_free.append(call)
 
     def adopt(self, names: Iterable[str]) -> None:
         """These lie in the store already."""
@@ -201,3 +211,6 @@ class Store:
                 os.close(descriptor)
         if self._socket is not None:
             self._loop.remove_writer(self._socket.fileno())
+        calls, self._when_free = self._when_free, []
+        for call in calls:
+            call()

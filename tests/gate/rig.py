@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -89,17 +88,22 @@ class Agent:
     def say(self, message: FromAgent) -> None:
         self.sock.send(encode(message))
 
-    def read(self, seconds: float = 0.0) -> list[FromGate]:
-        while select.select([self.sock], [], [], seconds)[0]:
-            data, ancillary, _, _ = self.sock.recvmsg(1 << 17, 64)
+    def read(self) -> list[FromGate]:
+        while True:
+            try:
+                data, ancillary, _, _ = self.sock.recvmsg(1 << 17, 64, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
             if not data:
                 break
             message = decode_from_gate(data)
             self.heard.append(message)
             for _, kind, content in ancillary:
                 assert kind == socket.SCM_RIGHTS
-                self.pidfds[message.kind, message.pid] = struct.unpack("i", content)[0]  # type: ignore[union-attr]
-            seconds = 0.0
+                key = (message.kind, message.pid)  # type: ignore[union-attr]
+                if key in self.pidfds:
+                    os.close(self.pidfds[key])
+                self.pidfds[key] = struct.unpack("i", content)[0]
         return self.heard
 
     def all(self, cls: type[T], **more: Any) -> list[T]:

@@ -1,0 +1,269 @@
+"""Front-ends at the public sockets: each command a session of its own, users by turns, changes for root only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from mpsagent.gate.frontends import MOST_OF_A_USER, changes, forbidden
+from mpsagent.gate.link import FrontEnd, User
+from mpsagent.mps.rendezvous import END, Answer, Exit, Kind, command_messages, decode_answer
+from tests.gate.rig import A, B, Rig, admissions, introduce, limits, raw, wait_for
+
+_AS_USER = r"""
+import os, socket, struct, sys
+path, uid, *commands = sys.argv[1:]
+os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(path)
+assert s.recv(64) == b"OUTBHELL\0"
+who = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
+s.sendmsg([b"OUTBCRED\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+s.send(b"\4\0\0\0")
+for command in commands:
+    data = command.encode() + b"\n\0"
+    s.send(struct.pack("<Q", len(data))); s.send(data)
+s.send(bytes(8))
+while data := s.recv(8192):
+    if data[0] == 1: sys.exit(struct.unpack_from("<I", data, 4)[0])
+    print(data[4:].decode())
+sys.exit(99)
+"""
+
+
+def ask(sock: socket.socket, *commands: str) -> None:
+    for command in commands:
+        for message in command_messages(command):
+            sock.send(message)
+
+
+def answers(sock: socket.socket) -> tuple[list[str], int | None]:
+    """All until the end, and the exit status."""
+    texts = []
+    while data := sock.recv(8192):
+        said = decode_answer(data)
+        if isinstance(said, Exit):
+            return texts, said.status
+        assert isinstance(said, Answer)
+        texts.append(said.text)
+    return texts, None
+
+
+def front_end(rig: Rig, name: str = "control_privileged") -> socket.socket:
+    return introduce(raw(rig.public / name), Kind.FRONT_END)
+
+
+def as_user(rig: Rig, uid: int, *commands: str) -> tuple[list[str], int]:
+    words = [sys.executable, "-I", "-S", "-c", _AS_USER, str(rig.public / "control"), str(uid), *commands]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert not done.stderr
+    return done.stdout.splitlines(), done.returncode
+
+
+@pytest.mark.parametrize("command", ["get_server_list", "ps", "get_default_device_pinned_mem_limit 0", "device_query"])
+def test_questions_change_nothing(command: str) -> None:
+    assert not changes(command)
+    assert forbidden(command, 1101) is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "set_default_active_thread_percentage 5",
+        "start_server -uid 5",
+        "shutdown_server 7 -f",
+        "terminate_client 7 8",
+        "quit",
+    ],
+)
+def test_what_changes_something_is_for_root(command: str) -> None:
+    assert changes(command)
+    assert forbidden(command, 0) is None
+    assert "rivilege" in (forbidden(command, 1101) or "")
+
+
+def test_what_is_not_known_is_left_to_the_daemon_and_reported() -> None:
+    assert changes("reset_everything")
+    assert forbidden("reset_everything", 1101) is None
+
+
+@pytest.mark.root
+def test_roots_commands_are_answered_in_order_and_changes_reported(rig: Rig) -> None:
+    daemon = rig.start_daemon("server=77")
+    rig.start_gate()
+    agent = rig.agent()
+    sock = front_end(rig)
+    ask(
+        sock,
+        "get_server_list",
+        "set_default_active_thread_percentage 40",
+        "foo",
+        "get_default_active_thread_percentage",
+    )
+    sock.send(END)
+    assert answers(sock) == (["77", "40.0", 'Unknown command "foo"', "40.0"], 0)
+    assert all(one["uid"] == 0 for one in daemon.saw("command"))
+    seen = agent.wait(FrontEnd)
+    assert (seen.command, seen.pid, seen.uid, seen.refused) == (
+        "set_default_active_thread_percentage 40",
+        os.getpid(),
+        0,
+        False,
+    )
+    agent.say(admissions(User(A, "all", limits(30))))
+    assert rig.client(A).served()["threads"] == "30.0"
+
+
+@pytest.mark.root
+def test_a_user_may_ask_and_nothing_more(rig: Rig) -> None:
+    daemon = rig.start_daemon("server=77")
+    rig.start_gate()
+    agent = rig.agent()
+    out, status = as_user(rig, A, "get_server_list", "set_default_active_thread_percentage 99", "quit", "ps")
+    assert status == 0
+    assert (out[0], out[-1]) == ("77", 'Unknown command "ps"')
+    assert out[1].startswith(f"Insufficient privileges for UID {A}.")
+    assert [(one["text"], one["uid"]) for one in daemon.saw("command")] == [("get_server_list", A), ("ps", A)]
+    assert [(one.command, one.refused) for one in [agent.wait(FrontEnd), agent.wait(FrontEnd, 2)]] == [
+        ("set_default_active_thread_percentage 99", True),
+        ("quit", True),
+    ]
+
+
+@pytest.mark.root
+def test_one_that_is_left_open_holds_up_nobody(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    opened = [front_end(rig), front_end(rig, "control")]
+    half = front_end(rig)
+    half.send(struct.pack("<Q", 17))
+    ask(opened[0], "get_default_active_thread_percentage")
+    assert decode_answer(opened[0].recv(8192)) == Answer("100.0")
+    rig.client(A).served()
+    assert as_user(rig, B, "get_default_active_thread_percentage") == (["30.0"], 0)
+    ask(opened[0], "get_default_active_thread_percentage")
+    assert decode_answer(opened[0].recv(8192)) == Answer("30.0")
+
+
+@pytest.mark.root
+def test_texts_that_kill_the_daemon_or_forge_its_log_do_not_reach_it(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    sock = front_end(rig)
+    for data in (b"ps " + b"x" * 4000 + b"\n\0", b"ps\x1b[31m\n\0", b"\xff\n\0"):
+        sock.send(struct.pack("<Q", len(data)))
+        sock.send(data)
+        said = decode_answer(sock.recv(8192))
+        assert isinstance(said, Answer)
+        assert said.text.startswith("mpsagent:")
+    data = b"ps\n[2026-01-01 00:00:00.000 Control     1] NEW CLIENT 1 from user 0\n\0"
+    sock.send(struct.pack("<Q", len(data)))
+    sock.send(data)
+    assert decode_answer(sock.recv(8192)) == Answer('Unknown command "ps"')
+    assert [one["text"] for one in daemon.saw("command")] == ["ps"]
+    assert daemon.process.poll() is None
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "messages",
+    [[b"ps\n\0"], [bytes(7)], [struct.pack("<Q", 3), b"ps\n\0"], [struct.pack("<Q", 1 << 40), b"ps\n\0"]],
+)
+def test_other_framings_end_the_session_as_with_the_real_daemon(rig: Rig, messages: list[bytes]) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    sock = front_end(rig)
+    for message in messages:
+        sock.send(message)
+    assert answers(sock) == ([], 0)
+
+
+@pytest.mark.root
+def test_without_a_daemon_a_front_end_is_told(rig: Rig) -> None:
+    rig.start_gate()
+    out, status = as_user(rig, A, "get_server_list")
+    assert status == 1
+    assert out[0].startswith("mpsagent: the control daemon cannot be reached")
+
+
+@pytest.mark.root
+def test_more_front_ends_than_a_user_may_have_are_told_so(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    kept = [front_end(rig) for _ in range(MOST_OF_A_USER)]
+    for sock in kept:
+        ask(sock, "get_default_active_thread_percentage")
+        assert decode_answer(sock.recv(8192)) == Answer("100.0")
+    one_more = front_end(rig)
+    texts, status = answers(one_more)
+    assert status == 1
+    assert "open already" in texts[0]
+    assert as_user(rig, A, "get_default_active_thread_percentage") == (["100.0"], 0)
+    for sock in kept:
+        sock.close()
+
+    def answered() -> bool:
+        sock = front_end(rig)
+        ask(sock, "get_default_active_thread_percentage")
+        sock.send(END)
+        return answers(sock) == (["100.0"], 0)
+
+    wait_for(answered)
+
+
+@pytest.mark.root
+def test_users_who_ask_without_end_keep_neither_root_nor_clients_out(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    flood = "import subprocess, sys\nwhile True: subprocess.run(sys.argv[1:], capture_output=True)"
+    words = [sys.executable, "-I", "-S", "-c", _AS_USER, str(rig.public / "control"), str(B), *["ps"] * 50]
+    floods = [subprocess.Popen([sys.executable, "-I", "-S", "-c", flood, *words]) for _ in range(3)]
+    try:
+        for _ in range(5):
+            sock = front_end(rig)
+            ask(sock, "get_default_active_thread_percentage")
+            sock.send(END)
+            assert answers(sock)[1] == 0
+            rig.client(A).served()
+    finally:
+        for process in floods:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.root
+def test_quit_ends_the_front_end_with_the_daemon(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    sock = front_end(rig)
+    ask(sock, "quit")
+    assert answers(sock) == ([], 1)
+    daemon.process.wait(30)
+    assert agent.wait(FrontEnd).command == "quit"
+    rig.start_daemon()
+    agent.say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+
+
+@pytest.mark.root
+def test_a_setting_does_not_come_between_the_limits_and_the_hand_over(rig: Rig) -> None:
+    """While a server starts for a client with its limits, what root sets has to wait; what root asks does not."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    stopped = rig.client(A, "stop")
+    wait_for(lambda: daemon.saw("gave", pid=stopped.pid))
+    sock = front_end(rig)
+    ask(sock, "get_default_active_thread_percentage", "set_default_active_thread_percentage 90")
+    sock.send(END)
+    assert answers(sock) == (["30.0", "90.0"], 0)
+    rig.client(A).served()

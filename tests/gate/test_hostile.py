@@ -1,0 +1,210 @@
+"""Peers that mean no good: others are served all the same, and what one user can hold of the gate has a bound."""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mpsagent.gate.link import Knock, Refused, Synced, User
+from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER
+from tests.gate.rig import A, B, Rig, admissions, introduce, limits, raw, wait_for
+
+pytestmark = pytest.mark.root
+
+_HOSTILE = r"""
+import os, socket, struct, sys, time
+path, uid, how, count = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+CRED, who = b"OUTBCRED\0", struct.pack("iII", os.getpid(), uid, uid)
+def connect():
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(path)
+    return s
+def attack(s):
+    creds = [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)]
+    if how == "silent": return
+    s.recv(64)
+    if how == "greeted": return
+    if how == "garbage":
+        s.send(os.urandom(48))
+    elif how == "long":
+        s.send(b"x" * 100_000)
+    elif how == "credentials":
+        s.sendmsg([CRED], creds)
+    elif how == "kind":
+        s.sendmsg([CRED], creds); s.send(struct.pack("<I", 7))
+    elif how == "descriptors":
+        s.sendmsg([CRED], [*creds, (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("8i", *[0] * 8))])
+        s.sendmsg([b"\2\0\0\0"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("8i", *[0] * 8))])
+    elif how == "vanish":
+        s.sendmsg([CRED], creds); s.send(b"\2\0\0\0"); s.close()
+    elif how == "held":
+        s.sendmsg([CRED], creds); s.send(b"\2\0\0\0")
+    elif how == "talk":
+        s.sendmsg([CRED], creds); s.send(b"\2\0\0\0")
+        for _ in range(50): s.send(b"more")
+    elif how == "front-end":
+        s.sendmsg([CRED], creds); s.send(b"\4\0\0\0"); s.send(struct.pack("<Q", 5))
+kept = []
+for _ in range(count):
+    try:
+        s = connect(); kept.append(s); attack(s)
+    except OSError: pass
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "again":
+        kept.clear()
+        for _ in range(count):
+            try:
+                s = connect(); kept.append(s); attack(s)
+            except OSError: pass
+        print("ready", flush=True)
+"""
+
+
+@contextmanager
+def hostile(rig: Rig, how: str, count: int = 500) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-I", "-S", "-c", _HOSTILE, str(rig.public / "control"), str(B), how, str(count)]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stdin.close()
+
+
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+WAYS = ["silent", "greeted", "garbage", "long", "credentials", "kind", "descriptors", "vanish", "talk", "front-end"]
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_others_are_served_beside(rig: Rig, how: str) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    usual = descriptors(rig.gate_pid())
+    pid = rig.gate_pid()
+    with hostile(rig, how):
+        for _ in range(3):
+            rig.client(A).served()
+        # who sends descriptors is a client otherwise, and held; what was sent along is not even installed
+        bound = usual + 20 + (500 if how == "descriptors" else MOST_UNFINISHED_OF_A_USER)
+        wait_for(lambda: descriptors(pid) <= bound)
+    # nothing of it stays behind, neither here nor in the store
+    assert rig.keeper is not None
+    wait_for(lambda: descriptors(pid) <= usual + 4)
+    keeper = rig.keeper.pid
+    wait_for(lambda: descriptors(keeper) <= 20)
+    assert rig.gate_pid() == pid
+
+
+def test_a_user_who_reconnects_without_end_keeps_nobody_out(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    with hostile(rig, "vanish", 200) as process:
+        assert process.stdin is not None
+        for _ in range(5):
+            process.stdin.write("again\n" * 5)
+            process.stdin.flush()
+            rig.client(A).served()
+
+
+def test_two_thousand_are_held_come_back_and_are_served_in_order(rig: Rig) -> None:
+    """Of two users, because one may have 1,024."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    socks = []
+    try:
+        with hostile(rig, "held", 1000):
+            socks = [introduce(raw(rig.public / "control")) for _ in range(1000)]
+            agent = rig.agent()
+            agent.wait(Knock, 2000)
+            rig.kill_gate()
+            agent = rig.agent()
+            agent.wait(Synced)
+            knocks = agent.all(Knock)
+            assert len(knocks) == 2000
+            assert [one.connection for one in knocks] == sorted(one.connection for one in knocks)
+            agent.say(admissions(User(0, "all", limits(30)), set_limits=False))
+            for sock in socks[:300]:
+                _, ancillary, _, _ = sock.recvmsg(64, 64)
+                (number,) = (struct.unpack("i", content)[0] for _, kind, content in ancillary if kind == 1)
+                os.close(number)
+                sock.send(bytes(4))
+            rig.client(A).waiting()
+        wait_for(lambda: len(daemon.saw("acknowledged")) >= 300)
+    finally:
+        for sock in socks:
+            sock.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_user_who_holds_too_many_is_refused_and_nobody_else(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    with hostile(rig, "held", 1030):
+        agent.wait(Refused, 6)
+        assert len(agent.all(Knock)) == 1024
+        agent.say(admissions(User(A, "all", limits(30))))
+        rig.client(A).served()
+
+
+def test_an_agent_that_does_not_read_holds_up_nobody(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    deaf = rig.agent()
+    deaf.say(admissions(User(A, "all", limits(30))))
+    with hostile(rig, "vanish", 2000):
+        rig.client(A).served()
+    rig.agent().wait(Synced)
+
+
+def test_what_a_client_says_while_it_is_held_ends_it(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    sock = introduce(raw(rig.public / "control"))
+    agent.wait(Knock)
+    sock.send(b"let me in")
+    assert agent.wait(Refused).why == "said something while it was held"
+    assert sock.recv(64) == b""
+
+
+def test_credentials_that_are_not_ones_own_cannot_even_be_sent(rig: Rig) -> None:
+    """The kernel's promise on which everything rests."""
+    rig.start_gate()
+    script = (
+        "import os, socket, struct, sys\n"
+        f"os.setgroups([]); os.setgid({A}); os.setuid({A})\n"
+        "s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); s.recv(64)\n"
+        "for who in ((1, 0, 0), (os.getpid(), 0, 0)):\n"
+        "    try: s.sendmsg([b'OUTBCRED\\0'], [(1, 2, struct.pack('iII', *who))]); print('sent')\n"
+        "    except PermissionError: print('refused')\n"
+    )
+    words = [sys.executable, "-I", "-c", script, str(rig.public / "control")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["refused", "refused"], done.stderr
