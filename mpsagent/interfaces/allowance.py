@@ -25,13 +25,15 @@ _FORGET_ABOVE = 4096
 class Rates:
     """Tokens: ``rate`` a second for each user after the first ``burst``; ``rate_all``, ``burst_all``: for all users
     together, because one may come with thousands of uids (subordinate ids). ``patience``: seconds that a request may
-    wait before it is refused, ``debt``: seconds of tokens that a user can owe at most."""
+    wait for its own user's tokens before it is refused, ``patience_all``: for other users' at most; ``debt``: seconds
+    of tokens that a user can owe at most."""
 
     rate: float = 50.0
     burst: float = 100.0
     rate_all: float = 400.0
     burst_all: float = 800.0
     patience: float = 10.0
+    patience_all: float = 1.0
     debt: float = 30.0
 
 
@@ -43,29 +45,23 @@ class Allowances:
         self._due: dict[int, float] = {}
         self._due_all = float("-inf")
 
-    def charge(self, uid: int, tokens: float, now: float, reserve: bool = False) -> float:
-        """Count ``tokens``; how many seconds the user has to wait before the next request. Root never waits, and an
-        administrator (``reserve``) not for others."""
+    def charge(self, uid: int, tokens: float, now: float, shared: bool = True) -> float:
+        """Count ``tokens``; how many seconds the user has to wait before the next request. Root never waits. Not
+        ``shared``: for an administrator, or for what costs next to nothing; other users' do not count then."""
         if uid == 0:
             return 0.0
         if len(self._due) > _FORGET_ABOVE:
             self._due = {one: due for one, due in self._due.items() if due > now}
         rates = self.rates
         due = max(self._due.get(uid, now), now) + tokens / rates.rate
-        self._due[uid] = min(due, now + (rates.burst / rates.rate) + rates.debt)
-        if not reserve:
-            due = max(self._due_all, now) + tokens / rates.rate_all
-            self._due_all = min(due, now + rates.burst_all / rates.rate_all + rates.debt)
-        return self.wait(uid, now, reserve)
-
-    def wait(self, uid: int, now: float, reserve: bool = False) -> float:
-        """Seconds that this user has to wait now."""
-        if uid == 0:
-            return 0.0
-        rates = self.rates
-        own = self._due.get(uid, now) - now - rates.burst / rates.rate
-        shared = 0.0 if reserve else self._due_all - now - rates.burst_all / rates.rate_all
-        return max(0.0, own, shared)
+        due = self._due[uid] = min(due, now + rates.burst / rates.rate + rates.debt)
+        own = max(0.0, due - now - rates.burst / rates.rate)
+        if not shared:
+            return own
+        due = max(self._due_all, now) + tokens / rates.rate_all
+        self._due_all = min(due, now + rates.burst_all / rates.rate_all + rates.debt)
+        others = self._due_all - now - rates.burst_all / rates.rate_all
+        return max(own, min(others, rates.patience_all))
 
 
 def cost(size: int, seconds: float) -> float:

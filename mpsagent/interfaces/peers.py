@@ -157,7 +157,7 @@ class Peers:
 
     def charge(self, uid: int, tokens: float, share: Share) -> float:
         """Count what a user has used up; how many seconds it has to wait before more."""
-        return self.allowances.charge(uid, tokens, time.monotonic(), share is Share.RESERVE)
+        return self.allowances.charge(uid, tokens, time.monotonic(), share is Share.USERS)
 
     def _accepted(self, sock: socket.socket, share: Share) -> None:
         try:
@@ -167,7 +167,8 @@ class Peers:
             return
         if peer.uid == 0:
             share = Share.RESERVE
-        if self.charge(peer.uid, 1.0, share) > self.bounds.rates.patience:
+        # Its own debt alone cuts a user off; that others connect in a loop is not counted against anyone else.
+        if self.allowances.charge(peer.uid, 1.0, time.monotonic(), shared=False) > self.bounds.rates.patience:
             self.turned_away += 1
             sock.close()
             return
@@ -301,16 +302,17 @@ class Connection(asyncio.Protocol):
             self._when_paid(header)
 
     def _when_paid(self, header: bytes) -> None:
-        """Pass the request on when the user's allowance has it; one that would wait for long is refused."""
+        """Pass the request on when the user's allowance has it; one that would wait for too long is refused, then."""
+        loop, patience = asyncio.get_running_loop(), self._bounds.rates.patience
         wait = self.charge(1.0)
-        if wait > self._bounds.rates.patience:
+        self._timed(min(wait, patience) + self._bounds.header_time)
+        self._held = wait > 0
+        if wait > patience:
             where = f"uid {self.peer.uid} is {wait:.0f} s ahead of its share"
-            self._refuse(Problem(429, "too much was asked of mpsagent", where, "ask less often, or for less at a time"))
-            return
-        self._timed(wait + self._bounds.header_time)
-        if wait:
-            self._held = True
-            asyncio.get_running_loop().call_later(wait, self._pass_header, header)
+            problem = Problem(429, "too much was asked of mpsagent", where, "ask less often, or for less at a time")
+            loop.call_later(patience, self._refuse, problem)
+        elif wait:
+            loop.call_later(wait, self._pass_header, header)
         else:
             self._pass_header(header)
 
@@ -355,7 +357,7 @@ class Connection(asyncio.Protocol):
         )
         self._refused = True
         self._coming.clear()
-        if self._transport is None:
+        if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(head.encode() + body)
         self._timed(self._bounds.header_time)
