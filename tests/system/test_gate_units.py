@@ -1,0 +1,87 @@
+"""The gate's units, against a stand-in for systemd (a real one: tests/booted/test_bus.py)."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from mpsagent.system import control_unit, gate_units
+from mpsagent.system.directories import directories
+from mpsagent.system.gate_units import GateState, GateUnits
+from tests.system.conftest import Play
+
+HERE = directories("default", "/tmp/nvidia-mps", "/var/log/nvidia-mps")
+THERE = directories("gpu0", "/run/there", "/var/log/nvidia-mps")
+
+
+class Bus:
+    """Units for one place; after a reload, for another."""
+
+    def __init__(self, socket: str, after_start: str = "active", after_reload: str = "") -> None:
+        self.calls: list[str] = []
+        self.active, self.after_start = socket, after_start
+        self.listens, self.hidden = f"{HERE.public}/control", HERE.hidden
+        self.after_reload = after_reload
+        self.hang = 0.0
+
+    def state(self) -> GateState:
+        time.sleep(self.hang)
+        return GateState(self.active, self.active, self.listens, (f"MPSAGENT_HIDDEN={self.hidden}",))
+
+    def reload(self) -> None:
+        self.calls.append("reload")
+        if self.after_reload:
+            self.listens, self.hidden = f"{THERE.public}/control", THERE.hidden
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self.active = self.after_start
+
+    def restart(self) -> None:
+        self.calls.append("restart")
+        self.active = self.after_start
+
+
+def test_what_runs_as_it_should_is_left_alone(play: Play) -> None:
+    """Asked again and again by the agent's rounds, without disturbing who waits."""
+    bus = Bus("active")
+    assert play(GateUnits(bus).ensure(HERE)) is None
+    assert bus.calls == []
+
+
+def test_what_does_not_run_is_started_and_a_failure_says_where_to_look(play: Play) -> None:
+    """The reason stands in the socket's journal: a directory of another user, a daemon started by hand."""
+    bus = Bus("inactive")
+    assert play(GateUnits(bus).ensure(HERE)) is None
+    assert bus.calls == ["start"]
+    said = play(GateUnits(Bus("failed", after_start="failed")).ensure(HERE))
+    assert "failed" in said
+    assert "journalctl -b -u mpsagent-gate.socket" in said
+
+
+def test_another_place_in_the_policy_moves_them(play: Play) -> None:
+    """The generator reads the policy at a reload; where that does not help, somebody's drop-in is in the way."""
+    bus = Bus("active", after_reload="there")
+    assert play(GateUnits(bus).ensure(THERE)) is None
+    assert bus.calls == ["reload", "restart"]
+    bus = Bus("active")
+    said = play(GateUnits(bus).ensure(THERE))
+    assert "/run/there" in said
+    assert "systemctl cat" in said
+    assert bus.calls == ["reload"]
+
+
+def test_a_systemd_that_hangs_or_is_not_there_is_a_sentence(
+    play: Play, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nothing raises, nothing waits for ever."""
+    monkeypatch.setattr(gate_units, "CALL_DEADLINE", 0.05)
+    monkeypatch.setattr(control_unit, "CALL_DEADLINE", 0.05)
+    bus = Bus("active")
+    bus.hang = 0.5
+    assert "does not answer" in play(GateUnits(bus).ensure(HERE))
+    monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/no-bus")
+    monkeypatch.setattr(gate_units, "CALL_DEADLINE", 5.0)
+    assert "could not be started" in play(GateUnits().ensure(HERE))

@@ -1,0 +1,98 @@
+"""The units' drop-ins for a policy that puts things elsewhere: what may stand in a unit file, and that it never fails."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mpsagent.system import generator
+from mpsagent.system.generator import Places, drop_ins, places
+
+DEFAULT = Places()
+
+
+def test_the_default_policy_needs_no_drop_in() -> None:
+    """The units are as they should be."""
+    assert places([]) == DEFAULT
+    assert places(["[limits]\nthreads = 50\n", ""]) == DEFAULT
+    assert drop_ins(DEFAULT) == {}
+
+
+def test_the_last_file_that_says_it_counts() -> None:
+    """As for the agent: key by key."""
+    first = '[instance.gpu0]\npipe_directory = "/run/a"\nlog_directory = "/srv/log"\n'
+    assert places([first, '[instance.gpu0]\npipe_directory = "/run/b"\n']) == Places("gpu0", "/run/b", "/srv/log")
+
+
+def test_each_unit_gets_what_it_needs() -> None:
+    """Emptied before it is set: systemd would listen in both places otherwise."""
+    texts = drop_ins(Places("gpu0", "/run/a", "/srv/log"))
+    assert "ListenSequentialPacket=\nListenSequentialPacket=/run/a/control\n" in texts["mpsagent-gate.socket"]
+    assert (
+        "ExecStartPre=\nExecStartPre=/usr/lib/mpsagent/mpsagent-directories public /run/a\n"
+        in (texts["mpsagent-gate.socket"])
+    )
+    assert "=/run/a/control_privileged\n" in texts["mpsagent-gate-privileged.socket"]
+    hidden = "MPSAGENT_HIDDEN=/run/mpsagent/instances/gpu0/pipe"
+    assert hidden in texts["mpsagent-gate.service"]
+    assert hidden in texts["mpsagent-open.service"]
+    assert "ReadWritePaths=-/srv/log\n" in texts["mpsagent.service"]
+    assert drop_ins(Places("gpu0")).keys() == {"mpsagent-gate.service", "mpsagent-open.service"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "relative",
+        "/run/a b",
+        "/run/%n",
+        "/run/a\\nExecStart=/bin/sh",
+        "/run/../etc",
+        "/run//x",
+        "/run/x/",
+        "/run/$HOME",
+        "/run/ä",
+        "/",
+        "",
+    ],
+)
+def test_what_a_unit_file_would_read_in_another_way_is_left_out(place: str) -> None:
+    """The agent says that such a policy is wrong; here it must not become a line of a unit."""
+    text = f'[instance.gpu0]\npipe_directory = "{place}"\nlog_directory = "{place}"\n'
+    assert places([text]) == Places("gpu0")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[instance",
+        "instance = 3",
+        "[instance]\ngpu0 = 4",
+        "[instance.default]\npipe_directory = 7",
+        '[instance."a/b"]\npipe_directory = "/x"',
+        "\0",
+        "a = " + "[" * 5000,
+    ],
+)
+def test_a_policy_that_cannot_be_read_leaves_the_defaults(text: str) -> None:
+    """A boot must not hang or fail on a typing mistake."""
+    assert places([text]) == DEFAULT
+
+
+def test_it_writes_where_systemd_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three directories are given; the first one is for us. A FIFO in place of a file does not stop the boot."""
+    policy, normal = tmp_path / "policy.toml", tmp_path / "normal"
+    normal.mkdir()
+    (tmp_path / "policy.d").mkdir()
+    policy.write_text('[instance.gpu0]\npipe_directory = "/run/a"\n')
+    (tmp_path / "policy.d/10.toml").write_text('[instance.gpu0]\npipe_directory = "/run/b"\n')
+    os.mkfifo(tmp_path / "policy.d/20.toml")
+    monkeypatch.setattr("sys.argv", ["mpsagent-generator", str(normal), "/early", "/late"])
+    assert generator.main(str(policy)) == 0
+    text = (normal / "mpsagent-gate.socket.d/50-policy.conf").read_text()
+    assert "/run/b/control" in text
+    assert str(policy) in text.splitlines()[0]
+    monkeypatch.setattr("sys.argv", ["mpsagent-generator", str(tmp_path / "missing")])
+    assert generator.main(str(policy)) == 0
