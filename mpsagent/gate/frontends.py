@@ -4,6 +4,7 @@ holds up no other; what changes something is allowed to root only, and reported.
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -21,23 +22,34 @@ LINGER = 1.0
 PATIENCE = 120.0
 """Seconds for one command: ``terminate_client`` may wait for a client for half a minute."""
 
-QUESTIONS = ("get_", "ps", "device_", "lspart", "help", "version")
-"""What changes nothing starts like this."""
-CHANGES = ("set_", "start_", "shutdown_", "terminate_", "quit", "snapshot", "rmpart", "mkpart")
-"""What users may not do. The daemons of 470 and 535 would let them set the limits."""
+QUESTIONS = frozenset({"ps", "device_query", "lspart", "help", "version"})
+"""Commands that change nothing, beside ``get_...``."""
+_ASKS = re.compile(r"get_[a-z_]+", re.ASCII)
+_COMMAND = re.compile(r"(set|start|shutdown|terminate|snapshot|mkpart|rmpart|quit|nvidia)[a-z_]*", re.ASCII)
+"""What is, or may be, a command of some driver that changes something."""
+
+
+def word_of(command: str) -> str:
+    """The command itself. NVIDIA's daemons skip blanks before and between words (tests/nvidia/test_gate.py)."""
+    return next(iter(command.split()), "")
 
 
 def changes(command: str) -> bool:
     """Whether a command may change something: everything that is not a question."""
-    return not command.startswith(QUESTIONS)
+    word = word_of(command)
+    return not (word in QUESTIONS or _ASKS.fullmatch(word))
 
 
 def forbidden(command: str, uid: int) -> str | None:
-    """The refusal for this user, in MPS's own words where it has them; None when the command may be passed on."""
-    if uid == 0 or not command.startswith(CHANGES):
+    """The refusal for this user, in MPS's own words; None when the command may be passed on. Users may ask and nothing
+    else: the daemons of 470 and 535 would let them set the limits."""
+    if uid == 0 or not changes(command):
         return None
-    if command.startswith("quit"):
+    word = word_of(command)
+    if word == "quit":
         return "Not enough privilege to execute quit command"
+    if not _COMMAND.fullmatch(word):
+        return f'Unknown command "{word}"'
     return (
         f"Insufficient privileges for UID {uid}. Control deamon settings can only be modified by the user started it "
         "or by the root user."
@@ -130,9 +142,10 @@ class FrontEnd:
         if command is None:
             self._channel.send(answer_message("mpsagent: this is not a command; it was not passed on"))
             return
-        if not command.strip():
-            return
-        self._run(command)
+        # what is judged must be what is sent: one blank between words, none around them
+        command = " ".join(command.split())
+        if command:
+            self._run(command)
 
     def _run(self, command: str) -> None:
         refusal = forbidden(command, self._peer.uid)
@@ -141,7 +154,7 @@ class FrontEnd:
         if refusal is not None:
             self._channel.send(answer_message(refusal))
             return
-        sets = command.startswith("set_")
+        sets = word_of(command).startswith("set_")
         self._request = Request(self._peer, command, sets, PATIENCE, self._answered)
         self._channel.pause()
         if not self._owner.lane.request(self._request):
@@ -159,7 +172,7 @@ class FrontEnd:
             return
         for text in session.answers:
             self._channel.send(answer_message(text))
-        if session.status is None or (session.status and session.commands[0].startswith("quit")):
+        if session.status is None or (session.status and word_of(session.commands[0]) == "quit"):
             # the daemon has ended, as after `quit`
             self._end(session.status or 0)
             return

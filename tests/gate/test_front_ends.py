@@ -65,7 +65,9 @@ def as_user(rig: Rig, uid: int, *commands: str) -> tuple[list[str], int]:
     return done.stdout.splitlines(), done.returncode
 
 
-@pytest.mark.parametrize("command", ["get_server_list", "ps", "get_default_device_pinned_mem_limit 0", "device_query"])
+@pytest.mark.parametrize(
+    "command", ["get_server_list", " ps", "ps", "get_default_device_pinned_mem_limit 0", "device_query"]
+)
 def test_questions_change_nothing(command: str) -> None:
     assert not changes(command)
     assert forbidden(command, 1101) is None
@@ -75,10 +77,13 @@ def test_questions_change_nothing(command: str) -> None:
     "command",
     [
         "set_default_active_thread_percentage 5",
+        " set_default_active_thread_percentage 5",
+        "\tset_default_active_thread_percentage\t5",
         "start_server -uid 5",
         "shutdown_server 7 -f",
         "terminate_client 7 8",
         "quit",
+        "\tquit -t 1",
     ],
 )
 def test_what_changes_something_is_for_root(command: str) -> None:
@@ -87,9 +92,10 @@ def test_what_changes_something_is_for_root(command: str) -> None:
     assert "rivilege" in (forbidden(command, 1101) or "")
 
 
-def test_what_is_not_known_is_left_to_the_daemon_and_reported() -> None:
+def test_what_is_not_known_is_left_to_the_daemon_when_root_says_it() -> None:
     assert changes("reset_everything")
-    assert forbidden("reset_everything", 1101) is None
+    assert forbidden("reset_everything", 0) is None
+    assert forbidden("reset_everything", 1101) == 'Unknown command "reset_everything"'
 
 
 @pytest.mark.root
