@@ -26,6 +26,7 @@ import time
 from mpsagent.sim import gpu, limits, registry, rendezvous, wire
 
 SUCCESS = "CUDA_SUCCESS"
+_NOT_READY = 807
 
 
 class Cuda:
@@ -73,7 +74,7 @@ class Cuda:
             return self._see(self.devices)
         # only the probe decides about inside or outside: whatever fails from here on is an error
         answer, lines = self._meet(0, "-")
-        word, *rest = (answer or "FAIL MPS_CONNECTION_FAILED").split()
+        word, *rest = answer.split()
         if word == "FAIL" or lines is None:
             return "CUDA_ERROR_" + rest[0]
         self.channel = lines.connection
@@ -81,25 +82,28 @@ class Cuda:
         self.speed = float(rest[0])
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
 
-    def _meet(self, context: int, device: int | str) -> tuple[str | None, wire.Lines | None]:
-        """A whole rendezvous, as for each context: the server's answer and the connection; None without a socket."""
+    def _meet(self, context: int, device: int | str) -> tuple[str, wire.Lines | None]:
+        """A whole rendezvous, as for each context: the server's answer, and the connection if that is no refusal."""
+        failed = "FAIL MPS_CONNECTION_FAILED"
         try:
             control = rendezvous.connect(f"{wire.directories()[0]}/control")
         except OSError:
-            return None, None
+            return failed, None
         connection = rendezvous.answer(control) if rendezvous.introduce(control, rendezvous.CLIENT) else None
-        answer = None
-        if connection is not None:
-            lines = wire.Lines(connection)
-            rendezvous.send_credentials(connection, f"CLIENT {context} {device} {self._name()}\n".encode())
-            answer = lines.wait()
-            if answer is not None and answer.startswith("OK"):
-                rendezvous.send(control, rendezvous.ACKNOWLEDGEMENT)
-                control.close()
-                return answer, lines
-            connection.close()
+        if connection is None:
+            control.close()
+            return failed, None
+        lines = wire.Lines(connection)
+        rendezvous.send_credentials(connection, f"CLIENT {context} {device} {self._name()}\n".encode())
+        answer = lines.wait()
+        if answer is not None:
+            # a server in FAULT refuses ahead of this word, a full one behind it
+            rendezvous.acknowledge(control, _NOT_READY if answer.endswith("NOT_READY") else 0)
         control.close()
-        return answer or "FAIL MPS_CONNECTION_FAILED", None
+        if answer is not None and answer.startswith("OK"):
+            return answer, lines
+        connection.close()
+        return answer or failed, None
 
     def _name(self) -> str:
         """What MPS shows as COMMAND, in hexadecimal digits: argv[0] as it is, or the script's if that is Python's."""
@@ -145,7 +149,7 @@ class Cuda:
         else:
             at = [one.ordinal for one in self.instance].index(device.ordinal)
             answer, lines = self._meet(1, at)
-            word, *rest = (answer or "FAIL MPS_RPC_FAILURE").split()
+            word, *rest = answer.split()
             if word == "FAIL" or lines is None:
                 return "CUDA_ERROR_" + rest[0]
             self.context = lines
@@ -160,7 +164,7 @@ class Cuda:
             at = [one.ordinal for one in self.instance].index(self.device.ordinal)
             answer, self.second = self._meet(2, at)
             if self.second is None:
-                return "CUDA_ERROR_" + (answer or "FAIL MPS_RPC_FAILURE").split()[1]
+                return "CUDA_ERROR_" + answer.split()[1]
         self._delay(66)
         return SUCCESS
 

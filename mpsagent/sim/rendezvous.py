@@ -4,7 +4,8 @@
     OUTBHELL\\0
                                         OUTBCRED\\0 with SCM_CREDENTIALS, then four bytes that say what it is
     OUTBCUFD\\0 with one descriptor                     to a client: the descriptor leads to its server
-                                        00 00 00 00     the client has met its server; both close
+                                        00 00 00 00     the client has met its server; both close. Other numbers are
+                                                        the client's CUDA error (27 03 00 00: the server is in FAULT)
 The daemon takes pid, user and group from the message: a relay run by root that passes them on is taken for the client.
 SOCK_SEQPACKET with SO_PASSCRED: a client that finds another kind of socket runs outside MPS.
 """
@@ -20,7 +21,6 @@ CLIENT = b"\2\0\0\0"
 DEBUGGER = b"\3\0\0\0"
 FRONT_END = b"\4\0\0\0"
 FAILED = b"\12\0\0\0"  # said by a server that could not start
-ACKNOWLEDGEMENT = b"\0\0\0\0"
 _ANCILLARY = 512
 
 
@@ -119,6 +119,11 @@ def answer(connection: _socket.socket) -> _socket.socket | None:
         message.close()
         return None
     return _socket.socket(fileno=message.descriptors[0])
+
+
+def acknowledge(connection: _socket.socket, status: int) -> None:
+    """The client's last word, when it has met its server: 0, or the CUDA error that it got there."""
+    send(connection, status.to_bytes(4, "little"))
 
 
 def credentials(connection: _socket.socket) -> tuple[int, int, int] | None:

@@ -263,3 +263,32 @@ def test_fault_and_the_ladder_on_a_multi_user_server(mps: Mps) -> None:
 def refused(client: Client) -> str:
     assert client.end() == 10
     return client.text()
+
+
+def test_a_client_acknowledges_with_its_status(mps: Mps) -> None:
+    """Measured on an H100: 27 03 00 00 (807) for a server in FAULT, 0 where all is well."""
+    mps.start()
+    survivor = mps.busy(A, "sleep", "600")
+    assert mps.client(A, "oob", "0").end() == 17
+    survivor.saw("work now")
+    gate = relay.Relay(mps.pipe / "control")
+    gate.open.set()
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        client = mps.client(A, "query", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
+        assert "MPS_SERVER_NOT_READY" in refused(client)
+    assert gate.seen[-1] == (client.pid, (807).to_bytes(4, "little"))
+
+
+def test_a_context_at_a_socket_that_has_gone(mps: Mps) -> None:
+    """Measured on an H100: the relay ends after the first rendezvous, and the context fails."""
+    mps.start(MPSSIM_SPEED="0.1")
+    gate = relay.Relay(mps.pipe / "control")
+    gate.open.set()
+    mps.ctl(f"start_server -uid {A}")
+    with relay.listening(mps.directory / "public" / "control", gate.serve):
+        client = mps.client(A, "query", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
+        while len(gate.seen) < 5:
+            time.sleep(0.01)
+        (mps.directory / "public" / "control").unlink()
+        assert client.end() == 12
+    assert "ctx CUDA_ERROR_MPS_CONNECTION_FAILED" in client.text()
