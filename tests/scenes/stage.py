@@ -305,12 +305,14 @@ class Stage:
         self.agents.append(agent)
         return agent
 
-    def with_agent(self, policy: str = "", *, control: str | None = None, extra: str = "") -> Agent:
-        """The agent at work: its control daemon runs, a server is parked, the door is open."""
-        self.policy(policy, control=control, extra=extra)
+    def with_agent(
+        self, policy: str = "", *, control: str | None = None, extra: str = "", server: str = "own"
+    ) -> Agent:
+        """The agent at work: its control daemon runs, and the gate hands over. `server`: "own" or "shared"."""
+        self.policy(policy, control=control, extra=f'server = "{server}"\n{extra}')
         agent = self.start_agent()
         self.answering(agent)
-        self.parked(agent)
+        self.open(agent)
         return agent
 
     def answering(self, agent: Agent, timeout: float = PATIENCE) -> None:
@@ -325,15 +327,18 @@ class Stage:
 
         self.until(answers, "the agent's socket answers", timeout)
 
-    def parked(self, agent: Agent, timeout: float = PATIENCE) -> None:
-        """Wait until the parked server is Ready and users may come in."""
+    def open(self, agent: Agent, timeout: float = PATIENCE) -> None:
+        """Wait until a client that comes now would be handed over."""
 
-        def is_parked() -> bool:
-            holder = agent.api.status()["holder"]
-            open_door = self.rig.pipe.exists() and self.rig.pipe.stat().st_mode & 0o055 == 0o055
-            return bool(holder and holder["parked"] and holder["status"] == "ACTIVE" and open_door)
+        def is_open() -> bool:
+            status = agent.api.status()
+            gate, control = status["gate"], status["control"]
+            return bool(
+                control and control["running"] and gate["connected"] and gate["synced"] and gate["handshake"]
+                and gate["open"] and gate["in_force"] and (self.rig.pipe / "control").exists()
+            )  # fmt: skip
 
-        self.until(is_parked, "a server is parked", timeout)
+        self.until(is_open, "the gate is open", timeout)
 
     def stop_agent(self, agent: Agent, number: signal.Signals = signal.SIGTERM) -> None:
         """End the agent; MPS runs on."""
@@ -344,9 +349,9 @@ class Stage:
         if agent in self.agents:
             self.agents.remove(agent)
 
-    def without_agent(self) -> None:
+    def without_agent(self, server: str = "own") -> None:
         """A plain control daemon, as people run it today."""
-        reply = self.rig.start("-d")
+        reply = self.rig.start("-d", *(["--multiuser-server"] if server == "shared" else []))
         if reply.rc != 0:
             raise StageError(f"the control daemon does not start: {reply}")
 
@@ -440,9 +445,16 @@ class Client:
         )  # fmt: skip
 
     def queued(self, timeout: float = PATIENCE) -> float:
-        """Wait until MPS says that it has put it into the pending list; the time (monotonic) of that."""
-        if self.stage.rig.wait_log(rf"NEW CLIENT {self.pid} from user .* pending list", timeout) is None:
-            raise StageError(f"client {self.name} is not in the pending list\n{self.stage.last_words()}")
+        """Wait until it is held at the gate, or without an agent in MPS's own pending list; the time (monotonic)."""
+        if not self.stage.agents:
+            if self.stage.rig.wait_log(rf"NEW CLIENT {self.pid} from user .* pending list", timeout) is None:
+                raise StageError(f"client {self.name} is not in the pending list\n{self.stage.last_words()}")
+            return time.monotonic()
+        api = self.stage.agents[-1].api
+        self.stage.until(
+            lambda: any(self.pid in one["clients"] for one in api.get("/v1/queue")["queue"]),
+            f"client {self.name} is held at the gate", timeout, every=0.01,
+        )  # fmt: skip
         return time.monotonic()
 
     def signal(self, number: signal.Signals) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 from tests.scenes.stage import A, B, C, Client, Json, Result, Scene, Stage, median, spread
 
 LIMITS = '[limits]\nthreads = 50\nmemory = "4G"\n'
 
 
-# --- the nudge --------------------------------------------------------------------------------------------------------
+# --- a change of user -------------------------------------------------------------------------------------------------
 
 
 def _gap(stage: Stage, hold: float) -> float:
@@ -31,49 +32,148 @@ def _gap(stage: Stage, hold: float) -> float:
     return gap
 
 
-def _immediate(stage: Stage, pause: float = 0.6) -> float:
-    """A has left a while ago: seconds from B's place in the queue to its finished query."""
-    stage.client(A).ended()
-    time.sleep(pause)
-    client = stage.client(B)
-    since = client.queued()
-    client.ended()
+def _alone(stage: Stage) -> float:
+    """Seconds from a client's start to its finished query when nobody else is there and its server runs."""
+    stage.client(B).ended()
+    time.sleep(0.3)
+    since = time.monotonic()
+    stage.client(B).ended()
     return time.monotonic() - since
 
 
-def nudge_for(hold: float, quick_hold: float) -> tuple[str, object]:
-    def nudge(stage: Stage, count: int) -> Result:
+WITHIN = {"own": 0.25, "shared": 0.05}
+"""Seconds that a change of user may take longer than a client's own start, on a GPU."""
+
+
+def change_for(hold: float, quick_hold: float) -> tuple[str, Callable[[Stage, int], Result]]:
+    def change(stage: Stage, count: int) -> Result:
         held = quick_hold if stage.quick else hold
-        gaps: dict[str, list[float]] = {"on": [], "off": [], "immediate": []}
+        gaps: dict[str, list[float]] = {"own": [], "shared": [], "plain": [], "alone": []}
 
         def lane(beside: Stage, rounds: int) -> None:
-            beside.with_agent(LIMITS)
-            with beside.another() as plain:
+            with beside.another() as own, beside.another() as plain:
+                beside.with_agent(LIMITS, server="shared")
+                own.with_agent(LIMITS)
                 plain.without_agent()
                 for _ in range(rounds):
-                    gaps["on"].append(_gap(beside, held))
-                    gaps["off"].append(_gap(plain, held))
-                    gaps["immediate"].append(_immediate(beside))
+                    gaps["alone"].append(_alone(beside))
+                    gaps["shared"].append(_gap(beside, held))
+                    gaps["own"].append(_gap(own, held))
+                    gaps["plain"].append(_gap(plain, held))
 
-        stage.side_by_side(count, lane, 2 * held + 4)
-        on, off, at_once = (median(gaps[key]) for key in ("on", "off", "immediate"))
+        stage.side_by_side(count, lane, 3 * held + 4)
+        middle = {name: median(values) or 0.0 for name, values in gaps.items()}
         figures: Json = {
             "A works for (s)": held,
-            "gap with the agent (s)": spread(gaps["on"]),
-            "gap without it (s)": spread(gaps["off"]),
-            "immediate change, from the queue to the end (s)": spread(gaps["immediate"]),
-            "gap beyond an immediate change, median (s)": round((on or 0) - (at_once or 0), 3),
+            "gap, one server for all (s)": spread(gaps["shared"]),
+            "gap, a server for each turn (s)": spread(gaps["own"]),
+            "gap without the agent (s)": spread(gaps["plain"]),
+            "a client's own start (s)": spread(gaps["alone"]),
         }
-        good = len(gaps["on"]) == count and on is not None and off is not None and at_once is not None
-        if not stage.quick and good:
-            good = on - at_once <= 0.15  # type: ignore[operator]
-        verdict = f"after {held:g} s of A: {on} s with the agent, {off} s without, {at_once} s for an immediate change"
+        good = len(gaps["own"]) == len(gaps["shared"]) == count
+        if not stage.quick:
+            good &= all(middle[name] - middle["alone"] <= limit for name, limit in WITHIN.items())
+        verdict = (
+            f"after {held:g} s of A: {middle['shared']} s on one server, {middle['own']} s with servers of their own, "
+            f"{middle['plain']} s without the agent; a client's own start takes {middle['alone']} s"
+        )
         return Result(figures, good, verdict, [gaps])
 
-    return f"nudge-{hold:g}", nudge
+    return f"change-{hold:g}", change
 
 
-NUDGES = [nudge_for(hold, quick) for hold, quick in ((3, 1), (6, 1.5), (10, 2), (20, 3))]
+CHANGES = [change_for(hold, quick) for hold, quick in ((3, 1), (6, 1.5), (10, 2), (20, 3))]
+
+
+# --- a program of several processes -----------------------------------------------------------------------------------
+
+
+def whole(stage: Stage, count: int) -> Result:
+    """B's program has four processes that wait for each other, and A sends clients for ever. All four are let in within
+    one turn: a program whose processes cannot all be served would wait for ever."""
+    stage.with_agent(f'{LIMITS}[switch]\nafter = "2s"\ngrace = "1s"\n[hang]\nterminate = "1s"\nkill_grace = "1s"\n')
+    complete = 0
+    problems: list[str] = []
+    for _ in range(count):
+        fed: list[Client] = []
+        over = threading.Event()
+        feeder = threading.Thread(target=_feed, args=(stage, fed, over), daemon=True)
+        feeder.start()
+        try:
+            stage.until(lambda: fed, "A's first client", 10)  # noqa: B023
+            fed[0].working()
+            program = []
+            for _ in range(4):
+                program.append(stage.client(B, "sleep", 1.5))
+                time.sleep(0.2)  # a launcher starts one after the other
+            together = all(one.working(60) for one in program) and all(one.rc is None for one in program)
+            for one in program:
+                one.ended()
+            well = all(one.inside(50) for one in program)
+            complete += together and well
+            if not (together and well):
+                problems += [f"rc {one.rc} {one.text()}" for one in program]
+        finally:
+            over.set()
+            feeder.join()
+        for client in fed:
+            client.ended(30)
+    return Result({"problems": problems}, complete == count, f"all four at once: {complete} of {count}", problems)
+
+
+# --- a drain is a closed gate -----------------------------------------------------------------------------------------
+
+
+def drain(stage: Stage, count: int) -> Result:
+    """Drained while A works and B waits: nobody new is let in and nobody refused; `resume` lets them in at once, also
+    while A still works."""
+    agent = stage.with_agent(LIMITS)
+    problems: list[str] = []
+    waits: list[float] = []
+    for turn in range(count):
+        works = stage.client(A, "sleep", 4.0 if turn % 2 else 1.0)
+        works.working()
+        status, said = stage.cli(agent, "drain")
+        if status:
+            problems.append(f"drain: {status} {said}")
+        late = [stage.client(A), stage.client(B)]
+        for client in late:
+            client.queued()
+        if not turn % 2:
+            works.ended()
+        time.sleep(0.5)
+        if ended := [client for client in late if client.rc is not None]:
+            problems += [f"not held during the drain: rc {client.rc} {client.text()}" for client in ended]
+        stage.cli(agent, "resume")
+        since = time.monotonic()
+        late[0].ended()
+        waits.append(time.monotonic() - since)
+        late[1].ended()
+        problems += [f"rc {client.rc} {client.text()}" for client in late if not client.inside(50)]
+        if turn % 2 and works.rc is not None and works.rc != 0:
+            problems.append(f"running work was touched: {works.text()}")
+        works.ended()
+    figures = {"the holder's next client served after `resume` (s)": spread(waits), "problems": problems}
+    return Result(figures, not problems, f"drained and resumed {count} times, nobody refused", problems)
+
+
+def denied(stage: Stage, count: int) -> Result:
+    """Refused by policy: the proper error at once, also while somebody works and others wait; nobody else notices."""
+    stage.with_agent(f'{LIMITS}[user.{C}]\naccess = "deny"\n')
+    refused = served = 0
+    for _ in range(count):
+        works = stage.client(A, "sleep", 1.0)
+        works.working()
+        waiting = stage.client(B)
+        waiting.queued()
+        unwanted = stage.client(C)
+        refused += unwanted.ended(10) == 10 and "MPS_CONNECTION_FAILED" in unwanted.text() and works.rc is None
+        waiting.ended()
+        works.ended()
+        served += waiting.inside(50) and works.inside(50)
+    return Result(
+        {}, refused == served == count, f"refused {refused} of {count}, neighbours served {served} of {count}"
+    )
 
 
 # --- starvation -------------------------------------------------------------------------------------------------------
@@ -208,9 +308,12 @@ def dead_waiter_plain(stage: Stage, count: int) -> Result:
 
 SCENES = (
     *(
-        Scene(name, "Change of user: the GPU does not idle", play, 10, 1, 15 + 4.6 * (float(name[6:]) + 3))  # type: ignore[arg-type]
-        for name, play in NUDGES
+        Scene(name, "Change of user: the GPU does not idle", play, 10, 1, 15 + 6.6 * (float(name[7:]) + 3))
+        for name, play in CHANGES
     ),
+    Scene("whole-program", "A program of four processes is never split", whole, 5, 1, 60),
+    Scene("drain", "A drain is a closed gate, and resume opens it again", drain, 6, 2, 40),
+    Scene("denied", "Somebody is refused by policy", denied, 10, 2, 20),
     Scene("starvation", "A sends clients for ever, B is served", starvation, 20, 2, 60),
     Scene("starvation-plain", "Control: B starves without the agent", starved, 2, 1, 52),
     Scene("dead-waiter", "A client dies in the queue, another user waits behind it", dead_waiter, 10, 4, 50),
