@@ -89,7 +89,7 @@ class Api:
 
     async def start(self, sock: socket.socket, administrators: socket.socket | None = None) -> None:
         """Serve on listening Unix sockets. ``administrators``: one that only root and the admin group can connect to,
-        so that nobody else can fill its backlog."""
+        so that no other user can fill its backlog."""
         await self._runner.setup()
         inner = self._runner.server
         assert inner is not None

@@ -44,10 +44,10 @@ def table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
 
 
 def user(one: Json) -> str:
-    """``alice`` or ``uid 1001``."""
+    """``alice`` or ``user 1001``."""
     if one.get("user"):
         return safe(one["user"], 40)
-    return "?" if one.get("uid") is None else f"uid {one['uid']}"
+    return "?" if one.get("uid") is None else f"user {one['uid']}"
 
 
 def many(count: int, one: str) -> str:
@@ -167,13 +167,15 @@ def _in_use(body: Json, now: datetime) -> tuple[str, str]:
     turn, holder = body["turn"], body["holder"]
     if turn is None:
         return "by no user", "dim"
+    if not turn["processes"] and not turn["ending"] and not body["waiting_users"]:
+        server = "" if holder is None else f", and its server {holder['pid']} is {safe(holder['status'])}"
+        return f"by no user; {user(turn)} had it last{server}", "dim"
     text = f"by {user(turn)} since {local(turn['since'], now)}, {many(turn['processes'], 'process')}"
+    text += f", {limits(turn['limits'])} each"
     colour = "good"
-    if holder is not None:
-        text += f", {limits(holder['wanted'])} each" if holder["wanted"] else ""
-        if holder["status"] != "ACTIVE":
-            text += f"; server {holder['pid']} is {safe(holder['status'])}"
-            colour = "bad" if holder["status"] == "FAULT" else "warn"
+    if holder is not None and holder["status"] != "ACTIVE":
+        text += f"; server {holder['pid']} is {safe(holder['status'])}"
+        colour = "bad" if holder["status"] == "FAULT" else "warn"
     return f"{text}; {_until(turn, now)}", colour
 
 
@@ -285,7 +287,8 @@ def event(one: Json, now: datetime) -> list[str]:
 
 class Pairs:
     """Events with each action and its outcome in one line: the beginning of an action is left out when its outcome
-    comes. ``take`` gives what can be shown now, ``rest`` the actions whose outcome is still to come."""
+    comes. ``take`` gives what can be shown now, ``rest`` the actions whose outcome is still to come. Questions to the
+    control daemon that went well are left out: there is one every two minutes."""
 
     MOST = 256
 
@@ -298,6 +301,8 @@ class Pairs:
             return [self._begun.pop(next(iter(self._begun)))] if len(self._begun) > self.MOST else []
         if one.get("kind") == "action.done":
             self._begun.pop(one.get("begun", -1), None)
+            if one.get("action") == "Reconcile" and one.get("ok"):
+                return []
         return [one]
 
     def rest(self) -> list[Json]:

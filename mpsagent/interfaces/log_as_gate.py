@@ -1,6 +1,6 @@
 """What the gate would have told of an old log: pending lines as knocks, connections as hand-overs, leaving as ends.
 
-Logs that were written without a gate have no word of it, and the engine believes nobody but the gate. So each line that
+Logs that were written without a gate have no word of it, and the engine believes the gate alone. So each line that
 speaks of a client becomes what the gate would have said, as far as the engine's table of admissions lets that user in.
 
 Only the first few connections of each user, and of all, are shown to the engine at a time: what it decides hangs on who

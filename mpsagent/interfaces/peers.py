@@ -9,7 +9,7 @@ than the user's allowance. aiohttp parses whatever has come at once, and a buffe
 the loop for longer than a client at the gate should wait.
 
 :class:`Peers` counts. Each user has a bound of its own, and when all places are taken, the user who has the most gives
-one up for a user who has fewer: nobody is locked out by others, however many they are. Root, and whoever comes by the
+one up for a user who has fewer: no user is locked out by others, however many they are. Root, and whoever comes by the
 administrators' socket, have places apart.
 """
 

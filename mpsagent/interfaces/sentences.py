@@ -128,7 +128,7 @@ def _turn_ended(w: _Words) -> str:
 
 def _quitting(w: _Words) -> str:
     until = "when its last client has gone" if w.get("timeout") is None else f"within {w['timeout']} s"
-    return f"the control daemon was told to quit and will {until}"
+    return f"the control daemon has accepted a quit and ends {until}"
 
 
 def _server_ended(w: _Words) -> str:

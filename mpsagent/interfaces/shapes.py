@@ -80,15 +80,19 @@ class Limits(TypedDict):
 
 
 class Turn(TypedDict):
-    """Who has the GPU. ``contested``: since when another user waits for it; ``ends``: when it is over at the latest
-    (null: while no user waits, or never); ``after``, ``grace``: what the policy gives from then on, null: no end;
-    ``action``: what happens at its end; ``ending``: since when that is under way."""
+    """Who has the GPU.
+
+    ``limits``: of each of its processes, by the policy. ``contested``: since when another user waits for it; ``ends``:
+    when it is over at the latest (null: while no user waits, or never); ``after``, ``grace``: what the policy gives
+    from then on, null: no end; ``action``: what happens at its end; ``ending``: since when that is under way.
+    """
 
     uid: int
     user: str | None
     since: str
     seconds: float
     processes: int
+    limits: Limits
     contested: str | None
     warned: str | None
     ends: str | None

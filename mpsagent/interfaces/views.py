@@ -236,6 +236,7 @@ def turn(view: View, now: float) -> shapes.Turn | None:
         "since": iso(one.since),
         "seconds": span(one.since, now),
         "processes": len(view.state.clients_of_user(one.uid)),
+        "limits": limits(view.limits(one.uid)),
         "contested": iso_or_none(one.contested),
         "warned": iso_or_none(one.warned),
         "ends": None if times is None else iso(times[1]),

@@ -1,4 +1,4 @@
-"""A peer that is slow, big, many or broken is dropped; nobody else notices."""
+"""A peer that is slow, big, many or broken is dropped; others do not notice."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_slow_reader_of_a_stream_is_dropped_and_others_are_not(served: Served)
 
 
 def test_a_reader_that_does_not_take_a_plain_answer_is_dropped_too(served: Served) -> None:
-    """Pipelined requests whose answers nobody reads fill the buffer and end the connection."""
+    """Pipelined requests whose answers are not read fill the buffer and end the connection."""
     for _ in range(500):
         served.backend.happen("big", text="x" * 4000)
     with connect(served) as sock:

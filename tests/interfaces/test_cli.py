@@ -198,7 +198,7 @@ def test_terminate_says_what_became_of_it(served: Served) -> None:
 
 
 def test_a_restart_says_whose_work_it_costs(served: Served) -> None:
-    """In a script it needs --yes; with nobody at work it needs nothing."""
+    """In a script it needs --yes; while no client is at work it needs nothing."""
     done = run(served, "restart", "--dry-run")
     assert (done.returncode, done.stdout) == (0, "1 client of alice would lose work\n")
     done = run(served, "restart")

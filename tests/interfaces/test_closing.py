@@ -1,4 +1,4 @@
-"""The agent stops or is upgraded: who was let in is still heard, and nobody else is waited for."""
+"""The agent stops or is upgraded: who was let in is still heard, and others are not waited for."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def answer(reader: asyncio.StreamReader) -> bytes:
 
 
 def test_one_who_has_not_asked_yet_is_heard(play: Callable[[Scenario], None]) -> None:
-    """Its connection left systemd's socket for ours: nobody else could answer it."""
+    """Its connection left systemd's socket for ours: no other could answer it."""
 
     async def scenario(api: Api, path: str) -> None:
         reader, writer = await asyncio.open_unix_connection(path)
@@ -75,7 +75,7 @@ def test_one_who_goes_without_asking_is_not_waited_for(play: Callable[[Scenario]
 
 
 def test_one_who_was_answered_is_not_waited_for(play: Callable[[Scenario], None]) -> None:
-    """Nor does a stop with nobody connected take longer than it must."""
+    """Nor does a stop without connections take longer than it must."""
 
     async def scenario(api: Api, path: str) -> None:
         reader, writer = await asyncio.open_unix_connection(path)

@@ -131,7 +131,7 @@ def _root(served: Served, count: int = 40) -> None:
 @as_users
 @pytest.mark.root
 @pytest.mark.parametrize("code", [_CONNECT, _EVENTS, _FOLLOW], ids=["connect", "events", "follow"])
-def test_four_users_in_a_loop_lock_out_nobody(served: Served, code: str) -> None:
+def test_four_users_in_a_loop_lock_out_no_other(served: Served, code: str) -> None:
     """261 of 338 of root's connections were refused while one process connected in a loop; four users with 16
     connections each locked out the fifth."""
     with flooding(served, code):
@@ -144,7 +144,7 @@ def test_four_users_in_a_loop_lock_out_nobody(served: Served, code: str) -> None
 
 @as_users
 @pytest.mark.root
-def test_root_has_a_socket_that_nobody_else_can_fill(served: Served) -> None:
+def test_root_has_a_socket_that_no_other_user_can_fill(served: Served) -> None:
     """The administrators' socket is there for root, and no user can connect to it at all."""
     admin = served.path.with_name("mpsagent-admin.sock")
     assert client._administrators(str(served.path)) == str(admin)

@@ -37,7 +37,7 @@ def test_a_living_agent_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_socket_is_left_alone(tmp_path: Path) -> None:
-    """A wrong path in a unit must not cost somebody a file; a symbolic link is not followed either."""
+    """A wrong path in a unit must not cost a user a file; a symbolic link is not followed either."""
     (tmp_path / "data").write_text("precious")
     (tmp_path / "link").symlink_to("data")
     for name in ("data", "link"):
@@ -92,7 +92,7 @@ def test_systemds_socket_is_taken_and_its_variables_are_not_passed_on(tmp_path: 
 
 
 def test_sockets_for_another_process_are_left_alone(tmp_path: Path) -> None:
-    """LISTEN_PID names somebody else: inherited variables, not ours."""
+    """LISTEN_PID names another process: inherited variables, not ours."""
     with listen.bind(tmp_path / "s") as sock:
         assert _child([sock], pid="1") == "0 [] True []"
 

@@ -105,7 +105,7 @@ def test_one_users_connections_do_not_lock_out_another_user_or_root() -> None:
 
 
 def test_many_users_with_few_places_each_are_refused_at_the_bound() -> None:
-    """As many as there are places, each with one: nobody has more than the next one, so the next one is told."""
+    """As many as there are places, each with one: no user has more than the next one, so the next one is told."""
     with serve(bounds=Bounds(connections=3, header_time=30)) as served:
         held = [_hold(served, USER + 100 + number, 1) for number in range(3)]
         try:

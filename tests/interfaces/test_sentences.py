@@ -56,7 +56,7 @@ def test_what_happened_is_told(happened: tr.Transition, text: str) -> None:
 
 
 def test_every_transition_has_a_sentence_of_its_own() -> None:
-    """A new one that nobody thought of would be told as its kind and numbers."""
+    """A new one without words would be told as its kind and numbers."""
     kinds = {one.kind for one in typing.get_args(tr.Transition)}
     assert kinds <= _SENTENCES.keys()
 
