@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 import socket
 import stat
@@ -20,6 +21,26 @@ def test_a_new_socket_is_open_to_everybody(tmp_path: Path) -> None:
     with listen.bind(tmp_path / "s"):
         assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o666
         assert os.listdir(tmp_path) == ["s"]
+
+
+def test_the_administrators_socket_is_closed_to_others(tmp_path: Path) -> None:
+    """Root alone, or root and a group; one that does not exist is no reason to open it."""
+    path = listen.administrators_path(tmp_path / "mpsagent.sock")
+    assert path.name == "mpsagent-admin.sock"
+    group = grp.getgrgid(os.getgid()).gr_name
+    for name, mode in ((None, 0o600), ("there-is-no-such-group", 0o600), (group, 0o660)):
+        with listen.bind_administrators(path, name):
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+    assert path.stat().st_gid == os.getgid()
+
+
+def test_sockets_that_systemd_passes_are_told_apart_by_their_names(tmp_path: Path) -> None:
+    """In whichever order they come; either may be missing."""
+    path = tmp_path / "mpsagent.sock"
+    with listen.bind(path) as public, listen.bind_administrators(listen.administrators_path(path), None) as admin:
+        assert listen.split([admin, public], path) == (public, admin)
+        assert listen.split([public], path) == (public, None)
+        assert listen.split([], path) == (None, None)
 
 
 def test_a_dead_agents_socket_is_replaced(tmp_path: Path) -> None:
