@@ -37,7 +37,9 @@ def test_the_administrators_socket_is_closed_to_others(tmp_path: Path) -> None:
 def test_sockets_that_systemd_passes_are_told_apart_by_their_names(tmp_path: Path) -> None:
     """In whichever order they come; either may be missing."""
     path = tmp_path / "mpsagent.sock"
-    with listen.bind(path) as public, listen.bind_administrators(listen.administrators_path(path), None) as admin:
+    with socket.socket(socket.AF_UNIX) as public, socket.socket(socket.AF_UNIX) as admin:
+        public.bind(str(path))
+        admin.bind(str(listen.administrators_path(path)))
         assert listen.split([admin, public], path) == (public, admin)
         assert listen.split([public], path) == (public, None)
         assert listen.split([], path) == (None, None)
