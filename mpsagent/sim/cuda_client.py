@@ -26,7 +26,7 @@ import time
 from mpsagent.sim import gpu, limits, registry, rendezvous, wire
 
 SUCCESS = "CUDA_SUCCESS"
-_NOT_READY = 807
+_ERRORS = {805: "MPS_CONNECTION_FAILED", 806: "MPS_RPC_FAILURE", rendezvous.NOT_READY: "MPS_SERVER_NOT_READY"}
 
 
 class Cuda:
@@ -73,7 +73,7 @@ class Cuda:
         if not greeted:
             return self._see(self.devices)
         # only the probe decides about inside or outside: whatever fails from here on is an error
-        answer, lines = self._meet(0, "-")
+        answer, lines = self._meet(0, rendezvous.NO_DEVICE)
         word, *rest = answer.split()
         if word == "FAIL" or lines is None:
             return "CUDA_ERROR_" + rest[0]
@@ -82,7 +82,7 @@ class Cuda:
         self.speed = float(rest[0])
         return self._see([gpu.Device(int(ordinal)) for ordinal in rest[1].split(",")])
 
-    def _meet(self, context: int, device: int | str) -> tuple[str, wire.Lines | None]:
+    def _meet(self, context: int, device: int) -> tuple[str, wire.Lines | None]:
         """A whole rendezvous, as for each context: the server's answer, and the connection if that is no refusal."""
         failed = "FAIL MPS_CONNECTION_FAILED"
         try:
@@ -93,13 +93,17 @@ class Cuda:
         if connection is None:
             control.close()
             return failed, None
+        status = rendezvous.meet(connection, context, device)
+        if status is None:
+            control.close()
+            connection.close()
+            return failed, None
         lines = wire.Lines(connection)
-        rendezvous.send_credentials(connection, f"CLIENT {context} {device} {self._name()}\n".encode())
-        answer = lines.wait()
-        if answer is not None:
-            # a server in FAULT refuses ahead of this word, a full one behind it
-            rendezvous.acknowledge(control, _NOT_READY if answer.endswith("NOT_READY") else 0)
+        if status == 0:
+            wire.send(connection, f"NAME {self._name()}")
+        rendezvous.send_status(control, status)
         control.close()
+        answer = f"FAIL {_ERRORS.get(status, 'UNKNOWN')}" if status else lines.wait()
         if answer is not None and answer.startswith("OK"):
             return answer, lines
         connection.close()

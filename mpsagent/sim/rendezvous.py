@@ -6,7 +6,17 @@
     OUTBCUFD\\0 with one descriptor                     to a client: the descriptor leads to its server
                                         00 00 00 00     the client has met its server; both close. Other numbers are
                                                         the client's CUDA error (27 03 00 00: the server is in FAULT)
-The daemon takes pid, user and group from the message: a relay run by root that passes them on is taken for the client.
+The daemon takes pid, user and group from the message: it starts the server of that user, and names that pid in its log,
+which may be a relay's own. Over the descriptor the client meets its server, which learns the client's pid from there
+(G1; measured on an H100: docs/measured/2026-11-21-H100-580.159.04, answer 2):
+
+    server                              client
+    OUTBCUFD\\0 with one descriptor                     four times
+    \\0
+                                        OUTBCRED\\0 with SCM_CREDENTIALS
+                                        00 00 00 00     which context; 0 is the channel
+                                        ff 00 00 00     the channel has no device
+    00 00 00 00                                         or the CUDA error: 27 03 00 00 in FAULT
 SOCK_SEQPACKET with SO_PASSCRED: a client that finds another kind of socket runs outside MPS.
 """
 
@@ -21,6 +31,10 @@ CLIENT = b"\2\0\0\0"
 DEBUGGER = b"\3\0\0\0"
 FRONT_END = b"\4\0\0\0"
 FAILED = b"\12\0\0\0"  # said by a server that could not start
+EXTRA_DESCRIPTORS = 4
+READY = b"\0"
+NO_DEVICE = 0xFF
+NOT_READY = 807
 _ANCILLARY = 512
 
 
@@ -121,8 +135,21 @@ def answer(connection: _socket.socket) -> _socket.socket | None:
     return _socket.socket(fileno=message.descriptors[0])
 
 
-def acknowledge(connection: _socket.socket, status: int) -> None:
-    """The client's last word, when it has met its server: 0, or the CUDA error that it got there."""
+def meet(connection: _socket.socket, context: int, device: int) -> int | None:
+    """The client's part of the handshake with its server: the status that it ends with; None when the server goes."""
+    while (message := receive(connection)).data != READY:
+        message.close()
+        if not message.data:
+            return None
+    send_credentials(connection, CREDENTIALS)
+    send(connection, context.to_bytes(4, "little"))
+    send(connection, device.to_bytes(4, "little"))
+    status = receive(connection, 4).data
+    return int.from_bytes(status, "little") if len(status) == 4 else None
+
+
+def send_status(connection: _socket.socket, status: int) -> None:
+    """0, or a CUDA error: a server's last word of the handshake, and the client's acknowledgement to the daemon."""
     send(connection, status.to_bytes(4, "little"))
 
 

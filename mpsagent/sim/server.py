@@ -1,7 +1,8 @@
 """A server process: contexts of clients, faults, termination. Forked by the control daemon, run as the user.
 
-The daemon hands over one end of a pair of sockets for each connection of a client; the client, at the other end, says
-who it is with its credentials, and which context. The server waits for that, and does nothing else (recorded: X1).
+The daemon hands over one end of a pair of sockets for each connection of a client; at the other end the client shakes
+hands as in recording 08, G1. The server waits for that and does nothing else; a client that goes away in the middle
+leaves it stuck for ever (X1, X15, and measured on an H100: docs/measured/2026-11-21-H100-580.159.04, answers 1 and 5).
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
@@ -238,32 +239,29 @@ class Server:
     def attach(self) -> None:
         connection = _socket.socket(fileno=self.control.fds.pop(0))
         self.log.write(texts.REQUEST.format(pid=self.noise[0], context=self.noise[1]))
-        pid, words = self.introduction(connection)
-        if pid is None:
-            # a client that died while it waited: the server never answers anybody again
+        found = self.handshake(connection)
+        if found is None:
             self.log.write(texts.NO_CREDENTIALS)
             self.hung = True
             return
-        if len(words) != 4 or words[0] != "CLIENT" or not words[1].isdigit():
-            connection.close()
-            return
-        number, device, name = int(words[1]), words[2], words[3]
+        pid, number, at = found
         self.noise = (pid, number)
         if self.faulted:
             self.log.write(
                 texts.TEARDOWN.format(pid=pid, context=number), texts.NOT_ACCEPTED.format(pid=pid, context=number)
             )
-            self.refuse(connection, "MPS_SERVER_NOT_READY")
+            rendezvous.send_status(connection, rendezvous.NOT_READY)
+            connection.close()
             return
-        for at in sorted(self.destroyed):
-            self.log.write(texts.CREATING_CONTEXT.format(device=at, name=gpu.NAME))
+        for device in sorted(self.destroyed):
+            self.log.write(texts.CREATING_CONTEXT.format(device=device, name=gpu.NAME))
             time.sleep(self.delays.recreate())
         self.destroyed.clear()
+        rendezvous.send_status(connection, 0)
         client = self.clients.get(pid)
         if number == 0:
-            client = Client(pid, name, self.percentage, dict(self.limits))
+            client = Client(pid, "3f", self.percentage, dict(self.limits))
             self.clients[pid] = client
-        at = int(device) if device.isdigit() else 0
         if client is None or at >= len(self.devices):
             self.refuse(connection, "MPS_RPC_FAILURE")
             return
@@ -288,17 +286,37 @@ class Server:
         )
         wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)}")
 
-    def introduction(self, connection: _socket.socket) -> tuple[int | None, list[str]]:
-        """The client's pid, from its credentials, and what it says, as long as it takes; None when it has gone."""
+    def handshake(self, connection: _socket.socket) -> tuple[int, int, int] | None:
+        """The client's pid from its credentials, which context it is (0: the channel) and on which device; as long as it
+        takes. None when nobody is left at the other end."""
+        spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        for _ in range(rendezvous.EXTRA_DESCRIPTORS):
+            rendezvous.send(connection, rendezvous.DESCRIPTOR, spare)
+        os.close(spare)
+        rendezvous.send(connection, rendezvous.READY)
+        pid: int | None = None
+        words: list[int] = []
+        for size in (len(rendezvous.CREDENTIALS), 4, 4):
+            self._wait_for(connection)
+            message = rendezvous.receive(connection, size)
+            message.close()
+            if not message.data:
+                return None
+            if pid is None:
+                if message.credentials is None:
+                    return None
+                pid = message.credentials[0]
+            else:
+                words.append(int.from_bytes(message.data, "little"))
+        assert pid is not None
+        return pid, words[0], 0 if words[1] == rendezvous.NO_DEVICE else words[1]
+
+    def _wait_for(self, connection: _socket.socket) -> None:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         poll.register(self.control.connection.fileno(), 0)
         if connection.fileno() not in {fd for fd, _ in poll.poll()}:
             self.leave()  # the daemon has gone
-        message = rendezvous.receive(connection, wire.MESSAGE)
-        message.close()
-        pid = message.credentials[0] if message.data and message.credentials else None
-        return pid, message.data.decode("utf-8", "replace").split()
 
     def refuse(self, connection: _socket.socket, why: str) -> None:
         wire.send(connection, f"FAIL {why}")
@@ -307,7 +325,9 @@ class Server:
     def hear(self, link: Link) -> None:
         link.lines.read()
         while (line := link.lines.pop()) is not None:
-            if line in ("KERNEL", "IDLE"):
+            if line.startswith("NAME "):
+                link.client.name = line[5:]
+            elif line in ("KERNEL", "IDLE"):
                 link.kernel = line == "KERNEL"
             elif line == "TERMINATED" and link.terminating:
                 time.sleep(self.delays.terminate())

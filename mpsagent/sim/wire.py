@@ -1,10 +1,8 @@
 """What daemon, servers and clients of the simulator say to each other once they have met, and the log writer.
 
 NVIDIA's own messages at the control socket are in `rendezvous`. What follows them is a little line protocol of our own:
-a server answers the orders of its daemon; a client tells its server, over the descriptor that the daemon gave it,
-    CLIENT context device name
-                            a client's channel (context 0) or context (1 and up), its name in hexadecimal digits;
-                            with its credentials, from which the server knows the client's pid
+a server answers the orders of its daemon; a client that has shaken hands with its server tells it
+    NAME name               what it is called, in hexadecimal digits
 """
 
 import _socket
@@ -40,7 +38,7 @@ class Lines:
         """One read (blocking if nothing is there). A reset counts as the end."""
         try:
             data, ancillary, _, _ = self.connection.recvmsg(MESSAGE, 256)
-        except InterruptedError:
+        except (InterruptedError, ConnectionResetError):  # a reset is said once, ahead of what was sent before it
             return
         except OSError:
             self.ended = True

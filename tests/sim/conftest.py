@@ -158,6 +158,10 @@ class Mps:
     def server(self) -> int:
         return int(self.ctl("get_server_list"))
 
+    def server_process(self) -> int:
+        """The server by the log, without asking the daemon."""
+        return int(self.saw("control.log", r"NEW SERVER (\d+): Ready")[1])
+
     def clean_up(self) -> None:
         for client in self.clients:
             with contextlib.suppress(ProcessLookupError):

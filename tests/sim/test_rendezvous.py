@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,8 +33,16 @@ def test_the_daemons_part_byte_for_byte(mps: Mps) -> None:
         assert (answer, who, len(descriptors)) == (b"OUTBCUFD\0", (daemon, 0, 0), 1)
         with socket.socket(fileno=descriptors[0]) as server:
             assert server.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_SEQPACKET
-            relay.say(server, b"CLIENT 0 - 78\n", own())
-            assert relay.packet(server)[0].startswith(b"OK")
+            serving = mps.server_process()
+            for _ in range(4):
+                said, who, more = relay.packet(server)
+                assert (said, who, len(more)) == (b"OUTBCUFD\0", (serving, 0, 0), 1)
+                os.close(more[0])
+            assert relay.packet(server) == (b"\0", (serving, 0, 0), [])
+            relay.say(server, b"OUTBCRED\0", own())
+            relay.say(server, bytes(4))
+            relay.say(server, b"\xff\0\0\0")
+            assert relay.packet(server) == (bytes(4), (serving, 0, 0), [])
             relay.say(client, bytes(4))
             assert relay.packet(client)[0] == b""
     assert f"NEW CLIENT {os.getpid()} from user 0: Server is not ready" in mps.log("control.log")
@@ -174,6 +183,35 @@ def test_a_descriptor_that_is_closed_without_a_word_hangs_the_server(mps: Mps) -
     mps.saw("control.log", f"NEW CLIENT {late.pid} from user {A}: Server already exists")
     os.kill(server, signal.SIGKILL)
     assert late.end() == 10
+
+
+@pytest.mark.parametrize("said", [0, 1, 2])
+def test_whoever_goes_away_in_the_middle_of_the_handshake_leaves_the_server_stuck(mps: Mps, said: int) -> None:
+    """X1, X15 and answer 5 of the H100: the server is not heard of again, the daemon waits for it at the next question.
+    Where in the handshake the client was has not been told apart on real MPS."""
+    mps.start(MPSSIM_SPEED="10")
+    with relay.introduced(mps.pipe / "control", CLIENT) as client:
+        (descriptor,) = relay.packet(client)[2]
+        with socket.socket(fileno=descriptor) as server:
+            for word in (b"OUTBCRED\0", bytes(4))[:said]:
+                relay.say(server, word, own())
+    mps.saw("server.log", "User did not send valid credentials")
+    with pytest.raises(subprocess.TimeoutExpired):
+        mps.run(f"get_server_status {mps.server_process()}", timeout=0.5)
+
+
+def test_whoever_finishes_the_handshake_for_a_client_frees_the_server(mps: Mps) -> None:
+    """A relay has a duplicate of the descriptor: the server sees a client with the relay's pid, which leaves."""
+    mps.start(MPSSIM_SPEED="10")
+    with relay.introduced(mps.pipe / "control", CLIENT) as client:
+        (descriptor,) = relay.packet(client)[2]
+        with socket.socket(fileno=descriptor) as server:
+            for word in (b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"):
+                relay.say(server, word, own())
+            while relay.packet(server)[0] != bytes(4):
+                pass
+    mps.saw("server.log", f"Client process {os.getpid()} disconnected")
+    assert mps.client(0, "query").end() == 0
 
 
 def test_who_says_nothing_or_half_holds_up_everybody(mps: Mps) -> None:
