@@ -34,10 +34,14 @@ def with_descriptors(descriptors: Iterable[int]) -> Ancillary:
     return ((socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers.tobytes()),) if numbers else ()
 
 
-def take(sock: socket.socket, longest: int, descriptors: int = 0) -> tuple[bytes, Credentials | None, list[int]]:
-    """One message. Descriptors beyond the number expected are never installed. Raises OSError."""
+def take(
+    sock: socket.socket, longest: int, descriptors: int = 0, *, peek: bool = False
+) -> tuple[bytes, Credentials | None, list[int]]:
+    """One message; with ``peek`` it stays in the socket too, and the descriptors are copies. Descriptors beyond the
+    number expected are never installed. Raises OSError."""
     space = socket.CMSG_SPACE(CREDENTIALS_SIZE) + (socket.CMSG_SPACE(4 * descriptors) if descriptors else 0)
-    data, ancillary, _, _ = sock.recvmsg(longest, space, socket.MSG_CMSG_CLOEXEC)
+    flags = socket.MSG_CMSG_CLOEXEC | (socket.MSG_PEEK if peek else 0)
+    data, ancillary, _, _ = sock.recvmsg(longest, space, flags)
     who: Credentials | None = None
     taken: list[int] = []
     for level, kind, content in ancillary:
@@ -51,7 +55,9 @@ def take(sock: socket.socket, longest: int, descriptors: int = 0) -> tuple[bytes
 
 
 class Channel:
-    """``receive`` gets each message; ``closed`` is called once when the peer hangs up, never after :meth:`close`."""
+    """``receive`` gets each message; ``closed`` is called once when the peer hangs up, never after :meth:`close`.
+    ``peek``: a message is taken out of the socket only after ``receive`` has returned, so that it is still there for a
+    gate that comes after one killed in between."""
 
     def __init__(
         self,
@@ -63,6 +69,7 @@ class Channel:
         longest: int = LONGEST_MESSAGE,
         descriptors: int = 0,
         most_waiting: int = MOST_WAITING,
+        peek: bool = False,
     ) -> None:
         self.sock = sock
         self._loop = loop
@@ -71,6 +78,7 @@ class Channel:
         self._longest = longest
         self._descriptors = descriptors
         self._most_waiting = most_waiting
+        self._peek = peek
         self._waiting: deque[tuple[bytes, Ancillary]] = deque()
         self._reading = False
         self.open = True
@@ -137,7 +145,7 @@ class Channel:
             if not self._reading:
                 return
             try:
-                data, who, descriptors = take(self.sock, self._longest, self._descriptors)
+                data, who, descriptors = take(self.sock, self._longest, self._descriptors, peek=self._peek)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -150,6 +158,9 @@ class Channel:
                 self._end()
                 return
             self._receive(data, who, descriptors)
+            if self._peek and self.open:
+                with suppress(OSError):
+                    self.sock.recv(1)
 
     def _write(self) -> None:
         while self._waiting:

@@ -104,15 +104,26 @@ def accepted(sock: socket.socket, number: int, keep: Callable[[Connection], None
     return connection
 
 
+def ghost(number: int) -> Connection:
+    """In the place of a client that left in the middle of its hand-over: nobody is there to be given anything."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    ours.setblocking(False)
+    who = identity.peer(ours)
+    return Connection(number, ours, who, 0, False, Handshake(who))
+
+
 def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:
     """A connection out of the descriptor store; None when its process has gone or its pid is another's now."""
     try:
         sock.setblocking(False)
         who = identity.peer(sock)
     except OSError:
+        sock.close()
         return None
     start = identity.start_of_peer(sock, who.pid, name.start)
     if not start:
+        sock.close()
         return None
     handshake = Handshake(who, restored=True)
     return Connection(name.number, sock, who, start, name.privileged, handshake, stored=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import IntEnum
 
 from mpsagent.gate.channel import Channel, as_process, with_descriptors
 from mpsagent.gate.connection import Connection
@@ -14,36 +16,53 @@ from mpsagent.gate.handover import (
     Action,
     Connect,
     Doubt,
-    Failed,
     Give,
     HandOver,
-    Left,
+    Outcome,
     Passed,
     Patience,
-    Plan,
     Stage,
     Tell,
 )
 from mpsagent.gate.handover import Run as RunSession
 from mpsagent.gate.lane import CONTROL, FIRST_PAUSE, LONGEST_PAUSE, Lane, Run, connect
 from mpsagent.gate.session import How, Session
-from mpsagent.mps.rendezvous import Credentials
+from mpsagent.gate.store import DaemonName, Store
+from mpsagent.mps.rendezvous import CREDENTIALS, Credentials
 
-Outcome = Passed | Failed | Left
+
+class Told(IntEnum):
+    """What the daemon may have heard, kept as the priority of the connection to it (see handshake.Mark)."""
+
+    NOTHING = 0
+    CREDENTIALS = 1
+    ALL = 2
+
+
+def told(daemon: socket.socket) -> Told:
+    try:
+        return Told(daemon.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY))
+    except (OSError, ValueError):
+        return Told.NOTHING
 
 
 class Handing:
     """``passing`` is called just before the descriptor goes out, ``doubt`` when limits are not confirmed, ``done`` once
     with what came of it. After ``done`` the client's socket is the caller's again, unless the acknowledgement is
-    outstanding: then :meth:`take_late` has to be fed."""
+    outstanding: then :meth:`late_message` has to be told of it.
+
+    The connection to the daemon lies in the store as long as it lasts: a server waits for ever for a client whose relay
+    dies after the daemon was told (seen on an H100), so the next gate goes on with it.
+    """
 
     def __init__(
         self,
         lane: Lane,
         connection: Connection,
-        plan: Plan,
+        machine: HandOver,
         patience: Patience,
         own: Credentials,
+        store: Store,
         *,
         passing: Callable[[], None],
         doubt: Callable[[Doubt], None],
@@ -54,12 +73,14 @@ class Handing:
         self._lane = lane
         self._patience = patience
         self._own = own
+        self._store = store
         self._passing = passing
         self._doubt = doubt
         self._done = done
-        self._machine = HandOver(plan)
+        self._machine = machine
         self._run: Run | None = None
         self._daemon: Channel | None = None
+        self._name = ""
         self._descriptors: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -75,6 +96,18 @@ class Handing:
     def start(self) -> None:
         self._do(self._machine.start())
 
+    def resume(self, daemon: socket.socket, name: DaemonName, *, gone: bool) -> None:
+        """Goes on with an earlier gate's connection to the daemon, which has been told everything."""
+        self._name = str(name)
+        self._do(self._machine.resume(fail_safe=name.fail_safe, gone=gone))
+        self._listen(daemon)
+
+    def outlast(self, daemon: socket.socket, name: DaemonName) -> None:
+        """Only the acknowledgement is outstanding, of a hand-over that an earlier gate has made."""
+        self._name = str(name)
+        self._machine.stage = Stage.DONE
+        self._listen(daemon)
+
     # --- the client's side, fed by who watches its socket ---
 
     def client_message(self, data: bytes) -> None:
@@ -89,6 +122,10 @@ class Handing:
             self._tell(data)
         self.close()
 
+    def withdraw(self) -> None:
+        """The client is not admitted any more."""
+        self._do(self._machine.withdraw())
+
     def close(self) -> None:
         """Ends everything here but the client's socket."""
         for timer in (self._timer, self._retry):
@@ -98,6 +135,7 @@ class Handing:
             self._run.cancel()
         if self._daemon is not None:
             self._daemon.close()
+            self._store.drop(self._name)
         self._drop_descriptors()
 
     # --- actions ---
@@ -127,7 +165,7 @@ class Handing:
                 self._give(data)
             case Doubt():
                 self._doubt(action)
-            case Passed() | Failed() | Left():
+            case _:
                 self._finish(action)
 
     def _session(self, session: Session | None, why: str) -> None:
@@ -148,8 +186,16 @@ class Handing:
         except OSError as error:
             self._do(self._machine.unreachable(f"the control daemon cannot be reached: {error.strerror}"))
             return
-        self._daemon = Channel(self._lane.loop, sock, self._from_daemon, self._daemon_closed, descriptors=4)
+        name = DaemonName(self.connection.number, self._machine.limits, self._machine.fail_safe)
+        self._name = str(name)
+        self._store.keep(self._name, sock.fileno())
+        self._listen(sock)
         self._do(self._machine.connected())
+
+    def _listen(self, daemon: socket.socket) -> None:
+        self._daemon = Channel(
+            self._lane.loop, daemon, self._from_daemon, self._daemon_closed, descriptors=4, peek=True
+        )
 
     def _from_daemon(self, data: bytes, _who: Credentials | None, descriptors: list[int]) -> None:
         assert self._daemon is not None
@@ -158,13 +204,23 @@ class Handing:
         self._drop_descriptors()
         self._descriptors = descriptors
         self._do(self._machine.daemon_message(data, len(descriptors)))
+        self._drop_descriptors()
 
     def _daemon_closed(self) -> None:
+        self._store.drop(self._name)
         self._do(self._machine.daemon_closed())
 
     def _tell(self, data: bytes) -> None:
         assert self._daemon is not None
-        error = self._daemon.send(data, as_process(self.connection.peer))
+        if self._machine.stage is Stage.ANSWER:
+            mark = Told.CREDENTIALS if data == CREDENTIALS else Told.ALL
+            with suppress(OSError):
+                self._daemon.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, int(mark))
+        who = self.connection.peer
+        error = self._daemon.send(data, as_process(who))
+        if isinstance(error, PermissionError):
+            # without CAP_SYS_ADMIN: the server learns the client's pid from the client itself (seen on an H100)
+            error = self._daemon.send(data, as_process(Credentials(self._own.pid, who.uid, who.gid)))
         if isinstance(error, ProcessLookupError):
             if self._machine.stage is Stage.DONE:  # only its acknowledgement, and the process has ended since
                 self._daemon.send(data)
@@ -177,7 +233,6 @@ class Handing:
             self.connection.sock.sendmsg([data], with_descriptors(self._descriptors))
         except OSError:  # it has gone, or never reads: its buffer held nothing but the greeting
             self._do(self._machine.undeliverable())
-        self._drop_descriptors()
 
     def _drop_descriptors(self) -> None:
         for descriptor in self._descriptors:

@@ -13,7 +13,15 @@ from enum import StrEnum
 
 from mpsagent.gate import limits as texts
 from mpsagent.mps.limits import Limits
-from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, HELLO, Kind, kind_bytes
+from mpsagent.mps.rendezvous import (
+    CREDENTIALS,
+    DESCRIPTOR,
+    HELLO,
+    Kind,
+    acknowledgement_status,
+    error_name,
+    kind_bytes,
+)
 
 MOST_SESSIONS = 4
 """Sessions for one set of limits, while the servers change under our hands."""
@@ -110,6 +118,8 @@ class Failed:
     why: str
     lost: bool = False
     daemon: bool = False
+    status: int | None = None
+    """The CUDA error that the client has met at its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,13 @@ class Left:
     """Over: the client left before it had anything."""
 
 
-Action = Run | Connect | Tell | Give | Doubt | Passed | Failed | Left
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """Over: it is not admitted any more, and the daemon has not been told of it."""
+
+
+Outcome = Passed | Failed | Left | Withdrawn
+Action = Run | Connect | Tell | Give | Doubt | Outcome
 
 
 class HandOver:
@@ -129,7 +145,8 @@ class HandOver:
         self.servers = plan.servers
         """The servers that the last session found."""
         self.fail_safe = False
-        self._limits = plan.limits
+        self.limits = plan.limits
+        """Those that are being set, or are: the plan's or, with ``fail_safe``, the fail-safe ones."""
         self._sessions = 0
         self._gone = False
 
@@ -139,9 +156,17 @@ class HandOver:
             return [Connect()]
         return [self._session()]
 
+    def resume(self, *, fail_safe: bool, gone: bool) -> list[Action]:
+        """Goes on where an earlier gate was cut: the daemon has been told, its answer is outstanding. A server waits
+        for ever for a client whose relay has left in this moment (seen on an H100). ``gone``: the client has left."""
+        self.stage = Stage.ANSWER
+        self.fail_safe = fail_safe
+        self._gone = gone
+        return []
+
     def _session(self) -> Action:
         self._sessions += 1
-        return Run(tuple(texts.commands(self._limits, self.plan.devices, self.servers)))
+        return Run(tuple(texts.commands(self.limits, self.plan.devices, self.servers)))
 
     # --- the limits' sessions ---
 
@@ -151,7 +176,7 @@ class HandOver:
             return []
         if answers is None:
             return self._left() if self._gone else self._fail(why, daemon=True)
-        verdict = texts.judge(self._limits, self.plan.devices, self.servers, answers)
+        verdict = texts.judge(self.limits, self.plan.devices, self.servers, answers)
         self.servers = verdict.servers
         if self._gone:
             return self._left()
@@ -163,8 +188,8 @@ class HandOver:
         doubt = verdict.why or "the servers changed each time they were asked for"
         if self.fail_safe:
             return self._fail(f"neither the user's limits nor the fail-safe limits are confirmed: {doubt}", daemon=True)
-        actions: list[Action] = [Doubt(self._limits, doubt)]
-        self._limits = self.plan.fail_safe
+        actions: list[Action] = [Doubt(self.limits, doubt)]
+        self.limits = self.plan.fail_safe
         self.fail_safe = True
         self._sessions = 0
         return [*actions, self._session()]
@@ -209,6 +234,10 @@ class HandOver:
     def client_message(self, data: bytes) -> list[Action]:
         if self.stage is not Stage.ACKNOWLEDGEMENT:
             return []
+        status = acknowledgement_status(data)
+        if status:
+            why = f"the client was not served: CUDA_ERROR_{error_name(status)}"
+            return [Tell(data), *self._fail(why, lost=True, status=status)]
         return [Tell(data), self._passed(acknowledged=True)]
 
     def client_closed(self) -> list[Action]:
@@ -227,6 +256,15 @@ class HandOver:
 
     # --- ends ---
 
+    def withdraw(self) -> list[Action]:
+        """The client is not admitted any more. What the daemon has been told cannot be taken back."""
+        if self.stage not in (Stage.LIMITS, Stage.CONNECT, Stage.GREETING):
+            return []
+        if self._gone:
+            return self._left()
+        self.stage = Stage.DONE
+        return [Withdrawn()]
+
     def expired(self) -> list[Action]:
         """The stage's deadline has passed."""
         if self.stage is Stage.ACKNOWLEDGEMENT:
@@ -239,11 +277,11 @@ class HandOver:
 
     def _passed(self, *, acknowledged: bool) -> Passed:
         self.stage = Stage.DONE
-        return Passed(self._limits, self.fail_safe, acknowledged)
+        return Passed(self.limits, self.fail_safe, acknowledged)
 
-    def _fail(self, why: str, *, lost: bool = False, daemon: bool = False) -> list[Action]:
+    def _fail(self, why: str, *, lost: bool = False, daemon: bool = False, status: int | None = None) -> list[Action]:
         stage, self.stage = self.stage, Stage.DONE
-        return [Failed(stage, why, lost, daemon)]
+        return [Failed(stage, why, lost, daemon, status)]
 
     def _left(self) -> list[Action]:
         self.stage = Stage.DONE

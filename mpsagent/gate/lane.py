@@ -154,6 +154,8 @@ class Lane:
         """A hand-over is under way."""
         self.open_to_questions = False
         """It waits for the daemon's answer or the client: commands that set nothing may come in between."""
+        self.quiet = True
+        """Nothing is started yet: what an earlier gate has left is still being put into order."""
         self._begin = begin
         self._greeting = greeting
         self._last: tuple[bytes, int] | None = None
@@ -189,6 +191,11 @@ class Lane:
         """The daemon could not be reached, or not be worked with: nothing is tried for a while that doubles."""
         self._down_pause = min(LONGEST_DOWN_PAUSE, self._down_pause * 2 or 0.05)
         self._down_until = self.loop.time() + self._down_pause
+        self._wake_at(self._down_until)
+
+    def rest(self, seconds: float) -> None:
+        """No hand-over begins for so long."""
+        self._down_until = max(self._down_until, self.loop.time() + seconds)
         self._wake_at(self._down_until)
 
     @property
@@ -243,7 +250,7 @@ class Lane:
 
     def pump(self) -> None:
         """Starts what may start: one session, one hand-over; front-ends and hand-overs by turns, users by turns."""
-        if self._pumping:
+        if self._pumping or self.quiet:
             return
         self._pumping = True
         try:

@@ -117,7 +117,8 @@ class Passed:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A hand-over failed at ``stage`` (limits, connect, greeting, answer, acknowledgement). ``lost``: the client has
-    gone from us and cannot be served again; otherwise it is held on and tried again."""
+    gone from us and cannot be served again; otherwise it is held on and tried again. ``status``: the CUDA error with
+    which the client itself has answered its descriptor (807: its server is in FAULT)."""
 
     kind: ClassVar[str] = "failed"
     connection: int
@@ -126,6 +127,7 @@ class Failed:
     why: str
     stage: str
     lost: bool = False
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,35 @@ class KnownName:
     def __str__(self) -> str:
         words = [_short(self.uid), _short(self.gid), _short(self.start), _short(round(self.since * 1000))]
         if self.limits is not None:
-            words.append(_short(round(self.limits.threads * 10)))
-            words += [f"{_short(device)}={_short(size)}" for device, size in sorted(self.limits.memory.items())]
+            words += _limit_words(self.limits)
         text = "k" + ".".join(words)
         return text if len(text) < 250 else str(KnownName(self.uid, self.gid, self.start, self.since))
 
 
-def parse_name(text: str) -> ConnectionName | KnownName | None:
+@dataclass(frozen=True, slots=True)
+class DaemonName:
+    """The connection to the daemon of the hand-over of connection ``number``, and the limits that were set for it."""
+
+    number: int
+    limits: Limits
+    fail_safe: bool
+
+    def __str__(self) -> str:
+        words = [_short(self.number), _short(int(self.fail_safe)), *_limit_words(self.limits)]
+        return "d" + ".".join(words)
+
+
+def _limit_words(limits: Limits) -> list[str]:
+    memory = [f"{_short(device)}={_short(size)}" for device, size in sorted(limits.memory.items())]
+    return [_short(round(limits.threads * 10)), *memory]
+
+
+def _limits_of(words: list[str]) -> Limits:
+    pairs = [word.split("=", 1) for word in words[1:]]
+    return Limits(_long(words[0]) / 10, {_long(device): _long(size) for device, size in pairs})
+
+
+def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
     """None for a name that is not ours."""
     words = text[1:].split(".")
     try:
@@ -63,11 +85,10 @@ def parse_name(text: str) -> ConnectionName | KnownName | None:
             return ConnectionName(_long(words[0]), _long(words[1]), text[0] == "p")
         if text[:1] == "k" and len(words) >= 4:
             uid, gid, start, since = map(_long, words[:4])
-            limits = None
-            if len(words) > 4:
-                pairs = [word.split("=", 1) for word in words[5:]]
-                limits = Limits(_long(words[4]) / 10, {_long(device): _long(size) for device, size in pairs})
+            limits = _limits_of(words[4:]) if len(words) > 4 else None
             return KnownName(uid, gid, start, since / 1000, limits)
+        if text[:1] == "d" and len(words) >= 3:
+            return DaemonName(_long(words[0]), _limits_of(words[2:]), _long(words[1]) == 1)
     except ValueError:
         pass
     return None

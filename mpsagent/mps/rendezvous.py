@@ -19,7 +19,7 @@ HELLO = b"OUTBHELL\0"
 CREDENTIALS = b"OUTBCRED\0"
 DESCRIPTOR = b"OUTBCUFD\0"
 ACKNOWLEDGED = bytes(4)
-"""What a client sends when it has its descriptor."""
+"""What a client sends when it has met its server. Another word is the CUDA error that it has met instead."""
 LONGEST_MESSAGE = 4 + 4096
 """No message at this socket is longer: a front-end reads answers into four and 4,096 bytes."""
 LONGEST_COMMAND = 1024
@@ -41,6 +41,27 @@ class Kind(IntEnum):
     CLIENT = 2
     DEBUGGER = 3
     FRONT_END = 4
+
+
+SERVER_NOT_READY = 807
+_ERRORS = {
+    805: "MPS_CONNECTION_FAILED",
+    806: "MPS_RPC_FAILURE",
+    SERVER_NOT_READY: "MPS_SERVER_NOT_READY",
+    808: "MPS_MAX_CLIENTS_REACHED",
+    809: "MPS_MAX_CONNECTIONS_REACHED",
+    810: "MPS_CLIENT_TERMINATED",
+}
+
+
+def acknowledgement_status(message: bytes) -> int:
+    """0 when the client was served, else the CUDA error that it has met (807 in FAULT: ``27 03 00 00``, seen on an
+    H100). Anything that is no such word counts as served: it is the client's own affair."""
+    return int(_WORD.unpack(message)[0]) if len(message) == _WORD.size else 0
+
+
+def error_name(status: int) -> str:
+    return _ERRORS.get(status, f"error {status}")
 
 
 def kind_bytes(kind: Kind) -> bytes:

@@ -156,6 +156,9 @@ def one():
     got = server.recv(4096)
     if mode == "stop": os.kill(os.getpid(), signal.SIGSTOP)
     if mode == "leave": return say("left")
+    if mode == "fault":
+        s.send(struct.pack("<I", 807))
+        return say("refused", why="807")
     s.send(bytes(4))
     s.close()
     say("served", **json.loads(got))

@@ -72,6 +72,14 @@ class Daemon:
                 elif number in self.peers:
                     self.read(self.peers[number])
 
+    def lost(self, peer):
+        """Whether nobody has the other end of what was given: a real server waits for ever for that client."""
+        if peer.given is None:
+            return False
+        poll = select.poll()
+        poll.register(peer.given, 0)
+        return bool(poll.poll(0))
+
     def send(self, peer, data, descriptor=None):
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
         with contextlib.suppress(OSError):
@@ -92,7 +100,7 @@ class Daemon:
             data, ancillary = b"", []
         if not data:
             if peer.kind == 2:
-                self.say("hung up", pid=peer.who[0], given=peer.given is not None)
+                self.say("hung up", pid=peer.who[0], given=peer.given is not None, lost=self.lost(peer))
             self.close(peer)
             return
         who = next((struct.unpack("iII", c[:12]) for _, k, c in ancillary if k == socket.SCM_CREDENTIALS), None)

@@ -6,7 +6,21 @@ from collections.abc import Callable
 
 import pytest
 
-from mpsagent.gate.handover import Action, Connect, Doubt, Failed, Give, HandOver, Left, Passed, Plan, Run, Stage, Tell
+from mpsagent.gate.handover import (
+    Action,
+    Connect,
+    Doubt,
+    Failed,
+    Give,
+    HandOver,
+    Left,
+    Passed,
+    Plan,
+    Run,
+    Stage,
+    Tell,
+    Withdrawn,
+)
 from mpsagent.mps.limits import Limits
 
 WANTED, SAFE = Limits(60), Limits(10)
@@ -163,3 +177,40 @@ def test_a_client_that_leaves_early_is_not_handed_over(stage: Stage, event: Call
 
 def test_a_client_whose_process_has_gone_cannot_be_named_to_the_daemon() -> None:
     assert until(Stage.ANSWER).undeliverable() == [Left()]
+
+
+def test_an_acknowledgement_is_the_clients_own_status() -> None:
+    """807 in FAULT: the daemon gives a descriptor all the same (seen on an H100)."""
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    tell, failed = machine.client_message(bytes.fromhex("27030000"))
+    assert tell == Tell(bytes.fromhex("27030000"))
+    assert isinstance(failed, Failed)
+    assert (failed.stage, failed.lost, failed.daemon, failed.status) == (Stage.ACKNOWLEDGEMENT, True, False, 807)
+    assert "MPS_SERVER_NOT_READY" in failed.why
+
+
+@pytest.mark.parametrize("stage", [Stage.LIMITS, Stage.CONNECT, Stage.GREETING])
+def test_until_the_daemon_is_told_a_hand_over_can_be_withdrawn(stage: Stage) -> None:
+    machine = until(stage)
+    assert machine.withdraw() == [Withdrawn()]
+    assert machine.stage is Stage.DONE
+
+
+@pytest.mark.parametrize("stage", [Stage.ANSWER, Stage.ACKNOWLEDGEMENT])
+def test_afterwards_it_goes_on(stage: Stage) -> None:
+    machine = until(stage)
+    assert machine.withdraw() == []
+    assert machine.stage is stage
+
+
+def test_one_that_was_cut_waits_for_the_answer() -> None:
+    machine = HandOver(PLAN)
+    assert machine.resume(fail_safe=False, gone=False) == []
+    assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
+    assert machine.client_message(bytes(4))[-1] == Passed(WANTED, False, True)
+
+
+def test_one_that_was_cut_and_whose_client_left_takes_the_descriptor_to_close_it() -> None:
+    machine = HandOver(PLAN)
+    machine.resume(fail_safe=False, gone=True)
+    assert machine.daemon_message(ANSWER, 1) == [Left()]

@@ -119,16 +119,40 @@ def test_a_client_in_the_backlog_of_a_dead_gate_is_greeted_by_the_next(rig: Rig)
     client.served()
 
 
-def test_a_hand_over_that_was_cut_while_a_server_started_begins_anew(rig: Rig) -> None:
-    daemon = rig.start_daemon("start=1")
+def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> None:
+    """On the same connection to the daemon: a server waits for ever for a client whose relay left after the daemon was
+    told (seen on an H100)."""
+    daemon = rig.start_daemon("start=2")
     rig.start_gate()
     agent = rig.agent()
-    agent.say(admissions(others=User(0, "all", limits(30))))
+    agent.say(admissions(others=User(0, "all", limits(30, 4))))
     client = rig.waiting_client(A)
     wait_for(lambda: daemon.saw("starting"))
     rig.kill_gate()
-    client.served()
-    assert not client.saw("refused")
+    agent = rig.agent()
+    agent.wait(Synced)
+    assert client.served()["memory"] == {"0": 4096}
+    passed = agent.wait(Passed)
+    assert (passed.pid, passed.limits, passed.fail_safe) == (client.pid, limits(30, 4), False)
+    rig.client(B).served()
+    assert len(daemon.saw("starting")) == 1
+    assert len(daemon.saw("gave", pid=client.pid)) == 1
+    assert not daemon.saw("hung up")
+
+
+def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_behind(rig: Rig) -> None:
+    """The next gate takes its descriptor and closes it, so that the server sees the end."""
+    daemon = rig.start_daemon("start=2")
+    rig.start_gate()
+    rig.agent().say(admissions(others=User(0, "all", limits(30))))
+    client = rig.waiting_client(A)
+    wait_for(lambda: daemon.saw("starting"))
+    pid = rig.gate_pid()
+    os.kill(pid, signal.SIGSTOP)
+    client.end()
+    os.kill(pid, signal.SIGKILL)
+    rig.client(B).served()
+    assert wait_for(lambda: daemon.saw("hung up", pid=client.pid))[0]["given"]
 
 
 def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig) -> None:
@@ -145,6 +169,8 @@ def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig
     agent = rig.agent()
     wait_for(lambda: agent.all(Known, pid=client.pid) or agent.all(Passed, pid=client.pid) or resync(rig, client.pid))
     assert len(client.saw("served")) == 1
+    wait_for(lambda: daemon.saw("acknowledged", pid=client.pid))
+    assert not daemon.saw("hung up", pid=client.pid)
     rig.client(B).served()
 
 

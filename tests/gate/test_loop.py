@@ -14,6 +14,7 @@ import time
 import pytest
 
 from mpsagent.gate.link import (
+    Applied,
     Failed,
     Handing,
     HandshakeSeen,
@@ -338,6 +339,44 @@ def test_a_client_that_leaves_with_its_descriptor_is_lost(rig: Rig) -> None:
     again.wait(Synced)
     assert not again.all(Known)
     rig.client(B).served()
+
+
+def test_a_client_that_meets_a_server_in_fault_is_reported_and_the_others_wait(rig: Rig) -> None:
+    """The agent needs a moment to hear of the fault; who is handed over in it is lost."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    client = rig.client(A, "fault")
+    failed = agent.wait(Failed, pid=client.pid)
+    assert (failed.stage, failed.lost, failed.status) == ("acknowledgement", True, 807)
+    waiting = rig.waiting_client(B)
+    agent.say(admissions(open=False))
+    agent.wait(Knock, pid=waiting.pid)
+    assert not daemon.saw("gave", pid=waiting.pid)
+    agent.say(admissions(others=everybody()))
+    waiting.served()
+    again = rig.agent()
+    again.wait(Synced)
+    assert [one.pid for one in again.all(Known)] == [waiting.pid]
+
+
+def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)  # holds the limits' session up
+    agent.say(admissions(others=everybody()))
+    client = rig.waiting_client(A)
+    agent.wait(Handing)
+    agent.say(admissions(open=False, number=7))
+    agent.wait(Applied, number=7)
+    other.close()
+    time.sleep(0.2)
+    assert not daemon.saw("gave")
+    assert not client.saw("served")
+    agent.say(admissions(others=everybody()))
+    client.served()
 
 
 def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> None:

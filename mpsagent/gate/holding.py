@@ -1,0 +1,129 @@
+"""The connections of CUDA clients that wait: their sockets, their knocks, their place in the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from mpsagent.gate import identity, link
+from mpsagent.gate.channel import take
+from mpsagent.gate.connection import Connection
+from mpsagent.gate.handshake import Mark
+from mpsagent.gate.queue import Queue
+from mpsagent.gate.store import Store
+from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
+
+Tell = Callable[[link.FromGate, Callable[[], int | None] | None], None]
+
+
+class Holding:
+    """``special`` is offered what happens at a socket first: a message, or nothing for its end; it says True when it
+    was meant."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        queue: Queue,
+        store: Store,
+        tell: Tell,
+        special: Callable[[Connection, bytes], bool],
+        changed: Callable[[], None],
+    ) -> None:
+        self.queue = queue
+        self._loop = loop
+        self._store = store
+        self._tell = tell
+        self._special = special
+        self._changed = changed
+        self._connections: dict[int, Connection] = {}
+        self._knocks: dict[int, link.Knock] = {}
+
+    def get(self, number: int) -> Connection | None:
+        return self._connections.get(number)
+
+    def knocks(self) -> Iterator[tuple[link.Knock, Callable[[], int | None]]]:
+        """In order of arrival, each with a way to its pidfd."""
+        for number in sorted(self._knocks):
+            yield self._knocks[number], self._pidfd_of(self._connections[number])
+
+    def hold(self, connection: Connection) -> None:
+        """A CUDA client that has said all it has to say."""
+        peer = connection.peer
+        why = self.queue.full_for(peer.uid)
+        if why is not None:
+            self.refused(connection, why)
+            self.close(connection)
+            return
+        if not connection.stored:
+            connection.stored = self._store.keep(connection.name, connection.sock.fileno())
+        self._connections[connection.number] = connection
+        self._knocks[connection.number] = knock = link.Knock(
+            connection.number,
+            peer.pid,
+            peer.uid,
+            peer.gid,
+            connection.start,
+            connection.since,
+            identity.cgroup(peer.pid),
+            identity.pid_namespace(peer.pid),
+            identity.command(peer.pid),
+        )
+        self.queue.add(connection.held())
+        self.watch(connection)
+        self._tell(knock, self._pidfd_of(connection))
+        self._changed()
+
+    @staticmethod
+    def _pidfd_of(connection: Connection) -> Callable[[], int | None]:
+        return lambda: identity.peer_pidfd(connection.sock, connection.peer.pid, connection.start)
+
+    def watch(self, connection: Connection) -> None:
+        self._loop.add_reader(connection.sock.fileno(), self._read, connection)
+
+    def unwatch(self, connection: Connection) -> None:
+        """It has hung up, and that has been told."""
+        self._loop.remove_reader(connection.sock.fileno())
+
+    def _read(self, connection: Connection) -> None:
+        """A held client has nothing to say."""
+        try:
+            data, _, _ = take(connection.sock, 64)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if self._special(connection, data):
+            return
+        if not data:
+            self.left(connection)
+        elif data not in _GREETING and connection.mark is Mark.HELD:
+            self.refused(connection, "said something while it was held")
+            self.close(connection)
+
+    def left(self, connection: Connection) -> None:
+        """Its client, or its process, has gone."""
+        self._tell(link.Left(connection.number), None)
+        self.close(connection)
+
+    def refused(self, connection: Connection, why: str) -> None:
+        self._tell(link.Refused(connection.number, connection.peer.pid, connection.peer.uid, why), None)
+
+    def release(self, connection: Connection) -> None:
+        """It does not wait any more, but is still ours."""
+        self.queue.remove(connection.number)
+        self._connections.pop(connection.number, None)
+        self._knocks.pop(connection.number, None)
+
+    def close(self, connection: Connection) -> None:
+        """It is not ours any more, for whatever reason."""
+        self.release(connection)
+        if connection.sock.fileno() >= 0:
+            self._loop.remove_reader(connection.sock.fileno())
+        connection.sock.close()
+        if connection.stored:
+            self._store.drop(connection.name)
+            connection.stored = False
+
+
+_GREETING = (CREDENTIALS, kind_bytes(Kind.CLIENT))
+"""An earlier gate may have left these in the socket."""
