@@ -1,9 +1,10 @@
 """What a log says against a client or a server is asked of MPS before anything rests on it.
 
-Lines can be forged and can be late. So three things are only hints until MPS's own answer (``get_server_list``,
+Lines can be forged and can be late. So four things are only hints until MPS's own answer (``get_server_list``,
 ``get_server_status``, ``get_client_list``) confirms them: that a client has left its server while its process lives
-on, which would move a turn; that a server is in FAULT, after which signals come first; and where a client is at work
-that is to be ended, of whom no line says it. One question for all, and rarely: it writes into the log that is read.
+on, which would move a turn; that a server is in FAULT, after which signals come first; that the control daemon quits,
+so that everybody is held; and where a client is at work that is to be ended, of whom no line says it. One question for
+all, and rarely: it writes into the log that is read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ LEFT_FOR = 0.5
 """Seconds from the line that a client has left until it is asked about: most processes end with that."""
 FAULT_FOR = 0.15
 """Seconds from the line of a fault until it is asked about: an answer must not be older than the fault."""
+QUIT_FOR = 1.1
+"""Seconds from the line of a ``quit`` until it is asked about; an answer is believed from a second after it."""
 AGAIN, AGAIN_MOST = 0.3, 5.0
 """Seconds until a question that settled nothing is asked again, doubling."""
 UNANSWERED = 30.0
@@ -65,8 +68,10 @@ def _due(asked: tuple[int, float] | None, first: float) -> float:
 def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
     """Each with the time when it is to be asked about and the servers that it concerns."""
     state = view.state
-    if not view.control_alive or state.control is None or state.control.quitting is not None:
+    if not view.control_alive or state.control is None:
         return {}
+    if state.control.quitting is not None:  # one that quits does not answer
+        return {("quit of control daemon", state.control.pid): (state.control.quitting + QUIT_FOR, ())}
     found: dict[Key, tuple[float, tuple[int, ...]]] = {}
     for server in state.servers.values():
         if server.status is Status.FAULT and not server.fault_confirmed:
@@ -82,7 +87,7 @@ def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
 
 
 def _servers(view: View, client: Client) -> tuple[int, ...]:
-    return tuple(one.pid for one in view.candidates(client))
+    return tuple(one.pid for one in view.state.candidates(client))
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

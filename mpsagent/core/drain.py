@@ -60,6 +60,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             if c.detached is None
         )  # fmt: skip
         return Decision(memory, tuple(todo), requests)
+    if not view.synced:  # the gate has not said yet who is at work
+        return Decision(memory, tuple(todo))
     if control is None or control.quitting is not None or memory.asked:
         return Decision(memory, tuple(todo))
     if now < memory.again_at:

@@ -127,7 +127,7 @@ class _Suspect:
 
 def _idle(view: View, server: Server) -> bool:
     """No client can be at work there, and none is being handed over."""
-    return not view.state.working_on(server) and not view.state.held.handing
+    return view.synced and not view.state.working_on(server) and not view.state.held.handing
 
 
 def _suspects(view: View, memory: Memory) -> list[_Suspect]:
@@ -137,7 +137,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
     for server in state.servers.values():
         if server.stuck_since is not None:  # nobody is served by it any more, and the daemon hangs on it (X1, X15)
             what = f"server {server.pid} of user {server.uid} waits for ever for a client that died"
-            idle = not view.state.working_on(server)
+            idle = view.synced and not view.state.working_on(server)
             due = server.stuck_since + (0.0 if idle else policy.hang_control)
             found.append(_Suspect(server.pid, due, what, "hang.server", server.pid, idle=idle, said=True))
         elif server.status is Status.INITIALIZING:

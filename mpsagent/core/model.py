@@ -213,15 +213,16 @@ class State:
     def working_on(self, server: Server) -> tuple[Client, ...]:
         """Clients that may be at work there, whatever the logs say: who passed the gate, lives, has not been confirmed
         to have left, and is of that server's user."""
-        there = [c for c in self.clients.values() if c.detached is None]
-        return tuple(
-            c for c in there if c.server == server.pid or (c.server not in self.servers and self.fits(c, server))
-        )
+        return tuple(c for c in self.clients.values() if c.detached is None and self.fits(c, server))
 
     def fits(self, client: Client, server: Server) -> bool:
         """Whether the control daemon hands this client over to such a server."""
         shared = self.control is not None and self.control.multiuser
         return shared or server.uid is None or server.uid == client.uid
+
+    def candidates(self, client: Client) -> tuple[Server, ...]:
+        """Servers where this client may have a context."""
+        return tuple(s for s in self.servers.values() if s.status is not Status.INITIALIZING and self.fits(client, s))
 
     def clients_of_user(self, uid: int) -> tuple[Client, ...]:
         return tuple(c for c in self.clients.values() if c.uid == uid)

@@ -281,13 +281,20 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
         if pid not in state.servers and pid not in event.known_before:
             server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at)
             state = replace(_put(state, server), ended=without(state.ended, pid))
-    clients = {
-        pid: replace(c, detached=c.said_left)
-        if c.said_left is not None and c.server not in event.servers and c.said_left <= event.at
-        else c
-        for pid, c in state.clients.items()
-    }
-    return replace(state, clients=clients, listed_at=event.at)
+    return _confirmed(replace(state, listed_at=event.at))
+
+
+def _confirmed(state: State) -> State:
+    """Who is said to have left, and is in none of MPS's own lists that are newer, has left."""
+    clients = dict(state.clients)
+    for client in state.clients.values():
+        left, asked = client.said_left, state.listed_at
+        if left is None or client.detached is not None or asked is None or asked < left:
+            continue
+        if all(s.listed_at is not None and s.listed_at >= left and client.pid not in s.listed
+               for s in state.candidates(client)):  # fmt: skip
+            clients[client.pid] = replace(client, detached=left)
+    return replace(state, clients=clients)
 
 
 def _clients_listed(state: State, event: inp.ClientsListed, out: Out) -> State:
@@ -305,15 +312,12 @@ def _clients_listed(state: State, event: inp.ClientsListed, out: Out) -> State:
     for pid in event.pids:
         if not attached.get(pid, Attachment(event.at)).contexts - {0}:
             attached[pid] = replace(attached.get(pid, Attachment(event.at)), contexts=frozenset({0, 1}))
-    clients = dict(state.clients)
-    for client in state.clients.values():
-        if client.pid in event.pids:
-            clients[client.pid] = back(replace(client, server=server.pid))
-        elif client.server == server.pid and client.said_left is not None and client.said_left <= event.at:
-            clients[client.pid] = replace(client, detached=client.said_left)
+    clients = {
+        pid: back(replace(one, server=server.pid)) if pid in event.pids else one for pid, one in state.clients.items()
+    }
     idle = None if attached else server.idle_since if server.idle_since is not None else event.at
     server = replace(server, attached=attached, idle_since=idle, listed_at=event.at, listed=event.pids)
-    return replace(_put(state, server), clients=clients)
+    return _confirmed(replace(_put(state, server), clients=clients))
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------

@@ -160,24 +160,20 @@ class View:
         table = self.sent[1]
         return table.open and any(one.uid == uid and not one.known_only for one in table.users)
 
-    def candidates(self, client: Client) -> tuple[Server, ...]:
-        """Servers where this client may have a context."""
-        state = self.state
-        return tuple(s for s in state.servers.values() if s.status is not Status.INITIALIZING and state.fits(client, s))
-
     def works_on(self, client: Client, since: float) -> tuple[Server | None, bool]:
         """The server where a client has a context, and whether that is known. A line is enough to say that it works
         there; that it works nowhere MPS must have said itself, after ``since``."""
         state = self.state
         if client.detached is not None:
             return None, True
-        if client.said_left is None:
-            for server in self.candidates(client):
-                if server.pid == client.server and server.attached.get(client.pid, _NONE).contexts - {0}:
-                    return server, True
+        candidates = state.candidates(client)
+        if client.said_left is None and len(candidates) == 1:
+            (server,) = candidates
+            if server.attached.get(client.pid, _NONE).contexts - {0}:
+                return server, True
         if state.listed_at is None or state.listed_at < since:
             return None, False
-        for server in self.candidates(client):
+        for server in candidates:
             if server.listed_at is None or server.listed_at < since:
                 return None, False
             if client.pid in server.listed:

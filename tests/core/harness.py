@@ -1,37 +1,36 @@
-"""A toy MPS in virtual time, and the decisions driving it: for properties over any interleaving of what users do.
+"""The engine in the toy world: inputs with their delays, actions carried out, and what must hold at every moment.
 
-Not the simulator: no process, no file, no text. It knows one server at a time, the pending list, limits handed over at
-Ready, the doubling back-off, the daemon that answers nothing while it is blocked, FAULT, and that a signal to a client
-at work hurts its neighbours. Durations are those of the recordings.
+What is checked all the time: two users are never at work at once; a user is admitted with exactly the policy's limits; a
+signal goes only to a process that passed the gate and is still the same; nothing is asked twice at the same time; the
+deadline lies in the future; nobody is refused but by the policy.
 """
 
 from __future__ import annotations
 
 import heapq
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from itertools import count
 
 from mpsagent.core import actions as act
-from mpsagent.core.decide import Memory, decide, note
-from mpsagent.core.model import State
-from mpsagent.core.reduce import apply
-from mpsagent.core.world import Drain, Process, World
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from mpsagent.core.engine import Core, Step
+from mpsagent.core.ladder import Rung
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from tests.core.toy import Clock, Gate, Mps, Proc
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
 ALICE, BOB, CAROL, DAVE = 1001, 1002, 1003, 1004
+USERS = (ALICE, BOB, CAROL, DAVE)
 NAMES = {ALICE: "alice", BOB: "bob", CAROL: "carol", DAVE: "dave"}
-NOBODY = 65534
 COMMAND = 0.0015  # one run of the front-end
-START = 0.15  # Starting new server to Ready
-EXIT = 0.055  # an idle server's exit, at the least
+LOOK = 1.0  # the observer
 
 POLICY = """
 [limits]
@@ -47,6 +46,8 @@ memory = "4G"
 after = "10s"
 grace = "5s"
 """
+PATIENT = POLICY.replace('"10s"', '"1h"')
+SHARED = '[instance.gpu]\nserver = "shared"\n'
 
 
 def policy(text: str = POLICY) -> Policy:
@@ -55,461 +56,476 @@ def policy(text: str = POLICY) -> Policy:
     return found
 
 
-@dataclass
-class Proc:
-    uid: int
-    start: int
-    works: bool = True  # a kernel in flight
-    stopped: bool = False
-    stubborn: bool = False  # ignores SIGTERM
-    terminated: bool = False
+class Stage:
+    """``lag``: seconds between agent and gate, each way; ``log_lag``: until a line is read (None: never)."""
 
-
-@dataclass
-class ToyServer:
-    pid: int
-    uid: int
-    limits: Limits = field(default_factory=Limits)
-    ready: bool = False
-    leaving: bool = False
-    stopped: bool = False
-    hung: bool = False  # it was started for a client that has died: it never shuts down, and blocks the daemon
-    sticky: set[int] = field(default_factory=set)
-    clients: set[int] = field(default_factory=set)
-
-
-class Toy:
-    """Drive it with ``client``, ``leave``, ``run``. ``lag``: seconds from an event to the agent's decision."""
-
-    def __init__(self, text: str = POLICY, *, lag: float = 0.002, agent: bool = True) -> None:
-        self.policy, self.lag, self.agent = policy(text), lag, agent
-        self.now = 1000.0
-        self.identities: dict[int, Identity] = {uid: Identity(uid, name) for uid, name in NAMES.items()}
-        self.drain: Drain | None = None
-        self.state, self.memory = State(), Memory()
+    def __init__(
+        self, text: str = POLICY, *, shared: bool = False, lag: float = 0.001, log_lag: Callable[[], float | None] | None = None
+    ) -> None:
+        self.clock = Clock()
+        self.text, self.shared = text, shared
+        self.policy = self._policy(text)
+        self.lag, self.log_lag = lag, log_lag or (lambda: 0.002)
+        self.mps = Mps(self.clock, shared, self._log, self._server_lost)
+        self.mps.gone = self._control_gone
+        self.gate = Gate(self.clock, self.mps, self._from_gate)
+        self.core: Core | None = None
+        self.link = 0
+        """Number of the link between agent and gate; 0: down."""
+        self.identities = {uid: Identity(uid, name) for uid, name in NAMES.items()}
         self.procs: dict[int, Proc] = {}
-        self.server: ToyServer | None = None
-        self.pending: list[int] = []
-        self.uids: dict[int, int] = {}
-        self.defaults = Limits()
-        self.control = False
-        self.control_pid = 0
-        self.control_stopped = False
-        self.never_resumes = False
-        self.spare = False  # servers are not killed before they are Ready
-        self.door = False
-        self.quitting = False
-        self.backoff = 0.2
-        self.retry_id = 0
+        self.lines: list[ev.LogEvent] = []
+        """What control.log and server.log hold since the last start of the daemon."""
+        self.kept: list[tuple[int, int, int, str, str, bool]] = []
         self.front_end_fails = False
         self.start_fails = False
-        self.silent_since: float | None = None
-        self.blocked_by: int | None = None
+        self.unkillable = False
+        self.silent = False
+        self.gate_deaf = False
+        self.forging = False
         # what happened
         self.done: list[tuple[float, act.Action]] = []
-        self.given: list[tuple[int, int, Limits]] = []  # (pid, uid, limits) of each server's first clients
+        self.told: list[tr.Transition] = []
+        self.came: dict[int, float] = {}
         self.served: dict[int, float] = {}
-        self.arrived: dict[int, float] = {}
-        self.refused: list[int] = []
-        self.hurt: set[int] = set()  # innocent neighbours
-        self.asked_first: set[tuple[int, int]] = set()  # (pid, start) that terminate_client was sent for
-        self.events = 0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.ticks = 0
+        self.inputs = 0
+        self._links = count(1)
+        self._starts = count(1)
+        self._pids = count(100)
         self._commands: list[act.Action] = []
-        self._command_running = False
-        self._deadline: float | None = None
-        self._numbers, self._pids = count(), count(5000)
-        self._due: float | None = None
+        self._running = False
+        self._stopped: frozenset[int] = frozenset()
+        self.cpu_idle: dict[int, float] = {}
+
+    def _policy(self, text: str) -> Policy:
+        return policy(text + (SHARED if self.shared else ""))
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
 
     # --- the agent ----------------------------------------------------------------------------------------------------
 
-    def world(self) -> World:
-        live = {pid: Process(p.uid, p.start, p.stopped) for pid, p in self.procs.items()}
-        if self.server is not None:
-            live[self.server.pid] = Process(self.server.uid, 1, self.server.stopped)
-        if self.control:
-            live[self.control_pid] = Process(0, 1, self.control_stopped)
-        return World(
-            state=self.state,
-            policy=self.policy,
-            devices=(H200,),
-            identities=dict(self.identities),
-            processes=live,
-            control_alive=self.control,
-            door_open=self.door,
-            silent_since=self.silent_since,
-            parked_uid=NOBODY,
-            drain=self.drain,
-        )
+    def up(self) -> Stage:
+        self.start_agent()
+        self.run(1.0)
+        assert self.mps.control
+        return self
 
-    def decide(self) -> list[act.Action]:
-        if not self.agent:
-            return []
-        world = self.world()
-        found = decide(world, self.memory, self.now)
-        again = decide(world, found.memory, self.now)
-        assert again.actions == [], f"decided twice at the same time: {again.actions}"
-        assert found.deadline is None or found.deadline > self.now, (found.deadline, found.memory)
-        self.memory, self._deadline = found.memory, found.deadline
-        for action in found.actions:
-            assert action.rule, action
-            assert action.reason, action
-            self._perform(action)
-        return found.actions
+    def start_agent(self) -> None:
+        """A new agent: what it finds, what the logs say, then the gate."""
+        self.core = core = Core()
+        found: list[inp.Input] = [
+            inp.PolicyChanged(self.now, self.policy),
+            inp.DevicesFound(self.now, (H200,)),
+            inp.PeopleKnown(self.now, dict(self.identities)),
+        ]
+        if self.mps.control:
+            found.append(inp.ControlRuns(self.now, self.mps.control, self.mps.started, "/s", self.shared))
+            found += self.lines
+        core.absorb(found)
+        self._carry(core.tick(self.now))
+        self.connect()
+        self.after(LOOK, lambda: self._look(core))
 
-    def _perform(self, action: act.Action) -> None:
-        self.done.append((self.now, action))
-        if not action.enforce or isinstance(action, act.Report):
-            self._after(0.0, lambda: self._note(action, True))
-        elif isinstance(action, act.SignalClient):
-            self._note(action, self._signal(action))
-        elif isinstance(action, act.KillServer) and action.before_ready and self.spare:
-            self._note(action, False)
-        elif isinstance(action, act.KillServer | act.KillControl | act.Resume):
-            self._kill(action)
-            self._after(0.0, lambda: self._note(action, True))
-        elif isinstance(action, act.StartControl):
-            self._after(0.01, lambda: self._start_control(action))
-        elif isinstance(action, act.OpenDoor):
-            self.door = True
-            self._note(action, True)
-        elif isinstance(action, act.RunHook):
-            self._after(0.1, lambda: self._note(action, True))
-        else:
-            self._commands.append(action)
-            self._next_command()
+    def kill_agent(self) -> None:
+        """Its front-end dies with it; what had been sent is heard all the same."""
+        self.core, self.link = None, 0
+        self._commands.clear()
 
-    def _note(self, action: act.Action, ok: bool) -> None:
-        self.memory = note(self.memory, act.Outcome(self.now, action, ok))
-        self._wake()
+    def connect(self) -> None:
+        self.link = number = next(self._links)
+        for one in self.gate.sync():
+            self._soon(number, one)
+        self._soon(number, inp.Resumed(self.now, tuple(self.kept)))
 
-    def _tell(self, *events: ev.Event) -> None:
-        for event in events:
-            self.events += 1
-            self.state = apply(self.state, event)
-        self._wake()
+    def cut_link(self) -> None:
+        if self.link and self.core is not None:
+            self.link = 0
+            self.feed(inp.GateLost(self.now))
 
-    def _wake(self) -> None:
-        at = self.now + self.lag
-        if self._due is None or at < self._due:
-            self._due = at
-
-    # --- the front-end: one command at a time, none while the daemon is blocked ---------------------------------------
-
-    def _blocked(self) -> bool:
-        if self.control_stopped or (self.server is not None and self.server.stopped):
-            return True
-        if self.blocked_by is not None and self.blocked_by in self.procs:
-            return True
-        return self.server is not None and not self.server.ready and not self.server.leaving
-
-    def _next_command(self) -> None:
-        if not self._command_running and self._commands:
-            self._command_running = True
-            action = self._commands.pop(0)
-            limit = action.deadline if isinstance(action, act.TerminateClient) else 10.0
-            self._after(COMMAND, lambda: self._command(action, self.now + limit))
-
-    def _finish(self, action: act.Action, ok: bool) -> None:
-        self._command_running = False
-        self._note(action, ok)
-        self._next_command()
-
-    def _command(self, action: act.Action, limit: float) -> None:
-        if self.control and not self.front_end_fails and self._blocked():
-            if self.now >= limit:
-                if self.silent_since is None and not isinstance(action, act.TerminateClient):
-                    self.silent_since = limit - 10.0
-                self._finish(action, False)
-            else:
-                self._after(0.01, lambda: self._command(action, limit))
+    def feed(self, *events: inp.Input | act.Done) -> None:
+        if self.core is None:
             return
-        self.silent_since = None
-        if isinstance(action, act.TerminateClient) and self.control and not self.front_end_fails and not self.quitting:
-            proc = self.procs.get(action.pid)
-            if proc is not None:
-                self.asked_first.add((action.pid, proc.start))
-                proc.terminated = True
-                if proc.stopped:
-                    self.blocked_by = action.pid
-                    self._after(action.deadline, lambda: self._finish(action, False))
-                    return
-        ok = self.control and not self.front_end_fails and not self.quitting and self._carry_out(action)
-        self._finish(action, ok)
+        self.inputs += len(events)
+        for event in events:
+            if isinstance(event, inp.Passed):
+                self._check_alone()
+        self._carry(self.core.receive_all(events, self.now))
 
-    def _carry_out(self, action: act.Action) -> bool:
-        server = self.server
-        if isinstance(action, act.SetDefaults):
-            self.defaults = action.limits
-        elif isinstance(action, act.SetServerLimits):
-            if server is None or server.pid != action.server:
-                return False
-            server.limits = action.limits
-        elif isinstance(action, act.StartServer):
-            if server is None:
-                self._start_server(action.uid)
-        elif isinstance(action, act.ShutdownServer):
-            if server is None or server.pid != action.server:
-                return False
-            self._try_shutdown(force=action.force)
-        elif isinstance(action, act.TerminateClient):
-            return server is not None and action.pid in server.clients
-        elif isinstance(action, act.QuitControl):
-            self._quit(action.timeout)
+    def _carry(self, step: Step) -> None:
+        core = self.core
+        assert core is not None
+        self.told += step.transitions
+        if core.tick(self.now) != Step((), ()):
+            raise AssertionError("decided twice at the same time")
+        deadline = core.deadline()
+        assert deadline is None or deadline > self.now, (deadline, self.now)
+        self.kept = [
+            (c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE)
+            for c in core.memories.ladder.climbs.values()
+        ]
+        for action in step.actions:
+            assert action.reason, action
+            assert action.rule, action
+            self.done.append((self.now, action))
+            self._do(action)
+
+    def _do(self, action: act.Action) -> None:
+        if not action.enforce:
+            self._answer(action, True)
+            return
+        match action:
+            case act.SetAdmissions():
+                self._check_table(action.admissions)
+                ok = self._to_gate(lambda: self.gate.admissions(action.number, action.admissions))
+                if not ok:
+                    self._answer(action, False)
+            case act.RefuseConnection():
+                self._check_refusal(action)
+                self._answer(action, self._to_gate(lambda: self.gate.refuse(action.connection)))
+            case act.ReleaseClient():
+                self._check_release(action)
+                self._answer(action, self._to_gate(lambda: self.gate.release((action.pid, action.start))))
+            case act.SignalClient() | act.SignalHeld():
+                self._answer(action, self._signal(action))
+            case act.KillServer():
+                self._answer(action, self._kill_server(action))
+            case act.KillControl():
+                control, ok = self.mps.control, bool(self.mps.control) and not self.unkillable
+                if ok:
+                    self._end_control()
+                    self.after(self.lag, lambda: self.feed(inp.ControlGone(self.now, control)))
+                self._answer(action, ok)
+            case act.Resume():
+                self._resume(action.pid)
+                self._answer(action, True)
+            case act.StartControl():
+                self.after(0.05, lambda: self._start_control(action))
+            case act.RunHook():
+                self.after(0.01, lambda: self._answer(action, True))
+            case act.Report():
+                pass
+            case _:
+                self._commands.append(action)
+                self._next_command()
+
+    def _answer(self, action: act.Action, ok: bool, text: str = "") -> None:
+        core = self.core
+        self.after(0.0, lambda: self.feed(act.Done(self.now, action, ok, text)) if self.core is core else None)
+
+    def _to_gate(self, what: Callable[[], None]) -> bool:
+        link = self.link
+        if not link or self.gate_deaf:
+            return False
+        self.after(self.lag, lambda: what() if link else None)
         return True
 
-    # --- the toy MPS --------------------------------------------------------------------------------------------------
+    def _from_gate(self, one: inp.Input) -> None:
+        if isinstance(one, inp.Passed):
+            self.served.setdefault(one.peer.pid, self.now)
+        if self.link:
+            self._soon(self.link, one)
 
-    def _start_control(self, action: act.Action) -> None:
-        if self.start_fails:
-            self._note(action, False)
+    def _soon(self, link: int, one: inp.Input) -> None:
+        self.after(self.lag, lambda: self.feed(one) if link == self.link else None)
+
+    def _log(self, line: ev.LogEvent) -> None:
+        if isinstance(line, ev.ControlStarted):
+            self.lines = []
+        if isinstance(line, ev.ContextConnected):
+            self._check_alone()
+        lag = self.log_lag()
+        if lag is not None:
+            self.lines.append(line)
+            core = self.core
+            self.after(lag, lambda: self.feed(line) if self.core is core else None)
+
+    def forge(self, *lines: ev.LogEvent) -> None:
+        """Somebody writes into a log."""
+        self.forging = True
+        self.lines += lines
+        self.feed(*lines)
+
+    def _look(self, core: Core) -> None:
+        """Once a second, as the observer does."""
+        if self.core is not core:
             return
-        self.control, self.control_pid, self.control_stopped, self.quitting = True, next(self._pids), False, False
-        self.defaults, self.door, self.silent_since = Limits(), False, None
-        self._tell(ev.ControlStarted(self.now, self.control_pid, "/s"))
-        self._note(action, True)
+        stopped = frozenset(p.pid for p in self.procs.values() if p.stopped)
+        stopped |= {s.pid for s in self.mps.servers.values() if s.stopped}
+        stopped |= {self.mps.control} if self.mps.control and self.mps.stopped else frozenset()
+        if stopped != self._stopped or self.cpu_idle:
+            self._stopped = stopped
+            self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle)))
+        if self.silent and not self.mps.blocked():
+            self.silent = False
+            self.feed(inp.DaemonSilent(self.now, False))
+        self.after(LOOK, lambda: self._look(core))
 
-    def crash_control(self) -> None:
-        if not self.control:
-            return
-        self.control, self.server, self.pending, self.silent_since = False, None, [], None
-        self._tell(ev.ControlGone(self.now))
+    # --- what must hold -----------------------------------------------------------------------------------------------
 
-    def _quit(self, timeout: int) -> None:
-        self.quitting = True
-        self._tell(ev.QuitIssued(self.now, timeout))
-        self.refused += self.pending
-        self.pending = []
-        until = self.now + timeout
+    def at_work(self) -> set[int]:
+        return {p.uid for s in self.mps.servers.values() for p in s.clients.values()}
 
-        def over() -> None:
-            if not self.control:
-                return
-            if self.server is None or not self.server.clients or self.now >= until:
-                if self.server is not None:
-                    self._tell(
-                        ev.ShutdownForced(self.now, self.server.pid), ev.ServerExited(self.now, self.server.pid, 0)
-                    )
-                self.server, self.control = None, False
-                self._tell(ev.ControlExited(self.now, self.control_pid, 0))
-            else:
-                self._after(0.2, over)
+    def _check_alone(self) -> None:
+        assert len(self.at_work()) <= 1, f"two users at work at {self.now}: {self.at_work()}"
 
-        self._after(0.02, over)
+    def _check_table(self, table: act.Admissions) -> None:
+        assert len(table.users) <= 1
+        for one in table.users:
+            known = self.core is not None and one.uid in self.core.state.identities
+            rules = self.policy.rules(self.identities[one.uid]) if known else None
+            exact = self.policy.fail_safe((H200,)) if rules is None else rules.limits((H200,))
+            if rules is not None and not rules.enforce_limits:
+                exact = Limits()
+            if rules is None and not self.core.view().limits_enforced:  # type: ignore[union-attr]
+                exact = Limits()
+            assert one.limits == exact, (one, exact)
+            assert rules is None or rules.access == "allow"
 
-    def _start_server(self, uid: int) -> None:
-        server = self.server = ToyServer(next(self._pids), uid)
-        self._tell(ev.ServerStarting(self.now, server.pid, uid))
-        self._after(START, lambda: self._ready(server))
+    def _check_refusal(self, action: act.RefuseConnection) -> None:
+        assert self.core is not None
+        view = self.core.view()
+        assert view.denied(action.uid) or view.given_up is not None, action
 
-    def _ready(self, server: ToyServer) -> None:
-        if self.server is not server or server.leaving:
-            return
-        server.limits, server.ready = self.defaults, True
-        self._tell(
-            ev.ThreadsSet(self.now, server.pid, server.limits.threads),
-            *(ev.MemorySet(self.now, server.pid, d, size) for d, size in server.limits.memory.items()),
-            ev.ServerStarted(self.now, server.pid),
-            ev.ServerReady(self.now, server.pid),
-        )
-        for pid in [p for p in self.pending if self.uids[p] == server.uid]:
-            self.pending.remove(pid)
-            if pid in self.procs:
-                self._attach(server, pid)
-            else:
-                server.hung = True
-                self._tell(ev.ServerStuck(self.now, server.pid))
-        self.backoff = 0.2
-        self._contest()
+    def _check_release(self, action: act.ReleaseClient) -> None:
+        """A log alone moves no turn: who is released has no server."""
+        proc = self.procs.get(action.pid)
+        assert proc is None or proc.start != action.start or proc.server is None or not proc.made, action
 
-    def _attach(self, server: ToyServer, pid: int) -> None:
-        server.clients.add(pid)
-        self.given.append((pid, server.uid, server.limits))
-        self.served[pid] = self.now
-        self._tell(ev.ContextConnected(self.now, server.pid, pid, 0), ev.ContextConnected(self.now, server.pid, pid, 1))
-
-    def _contest(self) -> None:
-        """Somebody waits: start his server, or ask the present one to make way, again and again."""
-        if not self.pending or not self.control or self.quitting:
-            return
-        server = self.server
-        if server is None:
-            self._start_server(self.uids[self.pending[0]])
-        elif server.ready and not server.leaving:
-            self._try_shutdown()
-
-    def _try_shutdown(self, force: bool = False) -> None:
-        server = self.server
-        if server is None or not server.ready or server.leaving:
-            return
-        self._tell(ev.ShutdownTried(self.now, server.pid, False))
-        if server.hung and not server.clients:
-            server.stopped = True
-        if server.stopped:
-            return
-        if server.clients and not force:
-            delay = self.backoff
-            self.backoff *= 2
-            self._tell(
-                ev.ShutdownRefused(self.now, server.pid, len(server.clients) * 2),
-                ev.ShutdownLater(self.now, server.pid, delay),
-            )
-            self.retry_id += 1
-            mine = self.retry_id
-            self._after(delay, lambda: self._contest() if mine == self.retry_id else None)
-            return
-        server.leaving = True
-        if force:
-            self._tell(ev.ShutdownForced(self.now, server.pid))
-        self._tell(ev.ServerStopping(self.now, server.pid))
-        self._after(0.02 if force else EXIT, lambda: self._exited(server))
-
-    def _exited(self, server: ToyServer) -> None:
-        if self.server is server:
-            self.server = None
-            self._tell(ev.ServerExited(self.now, server.pid, 0))
-            # Who came for the server's own user goes first, whoever waits longer (recording 01, S4); last, if that was
-            # never Ready (X26).
-            own = [p for p in self.pending if self.uids[p] == server.uid]
-            others = [p for p in self.pending if p not in own]
-            self.pending = own + others if server.ready else others + own
-            self._contest()
-
-    def fault(self) -> None:
-        server = self.server
-        if server is None or not server.ready or not server.clients or server.leaving:
-            return
-        server.sticky = set(server.clients)
-        self._tell(
-            ev.FaultStarted(self.now, server.pid),
-            ev.FaultDevice(self.now, server.pid, 0),
-            *(ev.FaultClient(self.now, server.pid, pid) for pid in sorted(server.sticky)),
-        )
-
-    # --- what users do ------------------------------------------------------------------------------------------------
-
-    def client(self, uid: int, pid: int | None = None, **how: bool) -> int:
-        pid = next(self._pids) if pid is None else pid
-        self.procs[pid] = Proc(uid, next(self._numbers), **how)
-        self.arrived[pid] = self.now
-        self.uids[pid] = uid
-        self._connect(pid)
-        return pid
-
-    def _connect(self, pid: int) -> None:
-        """What the control daemon makes of a new client, as soon as it is not blocked."""
-        if pid not in self.procs:
-            return
-        uid, server = self.uids[pid], self.server
-        blocked = self.control_stopped or (self.blocked_by is not None and self.blocked_by in self.procs)
-        if server is not None and server.hung:  # it takes no client, and blocks the daemon once another user has come
-            blocked = blocked or server.stopped or server.uid == uid
-        if self.control and blocked:
-            self._after(0.01, lambda: self._connect(pid))
-            return
-        if not self.control or self.quitting or not self.door:
-            self.refused.append(pid)
-        elif server is not None and server.uid == uid and server.ready and not server.leaving:
-            self._tell(ev.ClientAdmitted(self.now, pid, uid))
-            if server.sticky:
-                self.refused.append(pid)
-                self._tell(ev.ClientRefused(self.now, server.pid, pid, "status 807"))
-            else:
-                self._attach(server, pid)
-        else:
-            self.pending.append(pid)
-            self._tell(ev.ClientQueued(self.now, pid, uid))
-            self._contest()
-
-    def leave(self, pid: int) -> None:
-        """The process ends by itself, its work done."""
-        if pid in self.procs:
-            self.procs[pid].works = False
-            self._dies(pid)
-
-    def _dies(self, pid: int) -> None:
-        del self.procs[pid]
-        server = self.server
-        if server is not None and pid in server.clients:
-            server.clients.discard(pid)
-            if pid in server.sticky and server.sticky == {pid}:
-                self._tell(ev.ContextDestroyed(self.now, server.pid, 0))
-            server.sticky.discard(pid)
-            self._tell(ev.ClientDisconnected(self.now, server.pid, pid))
-        self._tell(ev.ProcessGone(self.now, pid))
-
-    def _signal(self, action: act.SignalClient) -> bool:
-        proc, server = self.procs.get(action.pid), self.server
+    def _signal(self, action: act.SignalClient | act.SignalHeld) -> bool:
+        proc = self.procs.get(action.pid)
         if proc is None:
             return False
         assert (proc.uid, proc.start) == (action.uid, action.start), f"a wrong process is signalled: {action} {proc}"
-        on_server = server is not None and action.pid in server.clients
-        if on_server and server is not None and proc.works and not proc.terminated and not server.sticky:
-            self.hurt |= {p for p in server.clients if p != action.pid}
-        if action.signal == signal.SIGKILL or not (proc.stopped or proc.stubborn):
-            self._dies(action.pid)
+        if isinstance(action, act.SignalClient):
+            assert proc.key in self.gate.connections, f"it never passed the gate: {action}"
+        if action.signal == signal.SIGCONT:
+            proc.stopped = False
+            return True
+        self.mps.signalled(proc)
+        if (action.signal == signal.SIGKILL and not self.unkillable) or not (proc.stopped or proc.stubborn):
+            self.ends(proc)
         return True
 
-    def _kill(self, action: act.Action) -> None:
-        server = self.server
-        if isinstance(action, act.KillControl):
-            self.crash_control()
-        elif isinstance(action, act.KillServer) and server is not None and server.pid == action.server:
-            # What had been asked meanwhile is heard before the exit is seen (recording 06, V3: 12 ms).
-            server.stopped, server.leaving = False, True
-            self._after(0.012, lambda: self._exited(server))
-        elif isinstance(action, act.Resume):
-            if server is not None and server.pid == action.pid and not server.hung and not self.never_resumes:
-                server.stopped = False
-            if self.control and action.pid == self.control_pid and not self.never_resumes:
-                self.control_stopped = False
+    # --- the front-end: one command at a time, none while the daemon is blocked ---------------------------------------
+
+    def _next_command(self) -> None:
+        if self._running or not self._commands or self.core is None:
+            return
+        self._running, core = True, self.core
+        action = self._commands.pop(0)
+        deadline = action.deadline if isinstance(action, act.TerminateClient) else 10.0
+        began = self.now
+        self.after(COMMAND, lambda: self._command(core, action, began, began + deadline))
+
+    def _finish(self, core: Core, action: act.Action, ok: bool, text: str = "") -> None:
+        self._running = False
+        if core is self.core:
+            self.feed(act.Done(self.now, action, ok, text))
+        self._next_command()
+
+    def _command(self, core: Core, action: act.Action, began: float, limit: float) -> None:
+        mps = self.mps
+        if not mps.control or self.front_end_fails or mps.quitting:
+            self._finish(core, action, False, "no daemon")
+            return
+        if isinstance(action, act.TerminateClient) and (proc := self.procs.get(action.pid)) is not None:
+            proc.stopped = False  # the executor resumes it while it is asked
+        if mps.blocked():
+            if self.now < limit:
+                self.after(0.05, lambda: self._command(core, action, began, limit))
+                return
+            if not isinstance(action, act.TerminateClient) and core is self.core:
+                self.silent = True
+                self.feed(inp.DaemonSilent(began, True))
+            self._finish(core, action, False, "silent")
+            return
+        if self.silent and core is self.core:
+            self.silent = False
+            self.feed(inp.DaemonSilent(self.now, False))
+        if isinstance(action, act.TerminateClient):
+            self._terminate(core, action, limit)
+        elif isinstance(action, act.ShutdownServer):
+            server = mps.servers.get(action.server)
+            if server is not None:
+                mps.shutdown(server, force=action.force)
+            self._finish(core, action, server is not None)
+        elif isinstance(action, act.QuitControl):
+            mps.quit(action.timeout)
+            self._finish(core, action, True)
+        else:
+            assert isinstance(action, act.Reconcile)
+            self._reconcile(core, action)
+            self._finish(core, action, True)
+
+    def _terminate(self, core: Core, action: act.TerminateClient, limit: float) -> None:
+        server, proc = self.mps.servers.get(action.server), self.procs.get(action.pid)
+        if server is None or proc is None or proc.server is not server or not proc.made:
+            self._finish(core, action, False, "201")
+            return
+        self._log(ev.TerminationAsked(self.now, server.pid, proc.pid))
+        if proc.terminated or server.fault:  # it blocks until the process exits
+            self.mps.blocked_by = proc
+            self.after(limit - self.now, lambda: self._finish(core, action, False, "silent"))
+            return
+        proc.terminated = True
+        self.after(0.008, lambda: self._finish(core, action, True))
+
+    def _reconcile(self, core: Core, action: act.Reconcile) -> None:
+        if core is not self.core:
+            return
+        now, servers = self.now, self.mps.servers
+        told: list[inp.Input] = [
+            inp.ServersListed(now, {pid: s.uid for pid, s in servers.items()}, frozenset(core.state.servers))
+        ]
+        fresh = [pid for pid in servers if pid not in core.state.servers]
+        for pid in dict.fromkeys((*action.servers, *fresh)):
+            server = servers.get(pid)
+            if server is not None:
+                word = "FAULT" if server.fault else "SHUTTING_DOWN" if server.leaving else "ACTIVE"
+                told.append(inp.ServerStatusSeen(now, pid, word))
+                told.append(inp.ClientsListed(now, pid, frozenset(p for p, one in server.clients.items() if one.made)))
+        self.feed(*told)
+
+    # --- by the kernel ------------------------------------------------------------------------------------------------
+
+    def _start_control(self, action: act.StartControl) -> None:
+        if self.start_fails or self.mps.control:
+            self._answer(action, False)
+            return
+        control = self.mps.start()
+        self.feed(inp.ControlRuns(self.now, control, self.now, "/s", action.multiuser))
+        self._answer(action, True)
+
+    def _end_control(self) -> None:
+        self.mps.end()
+        self.mps.stopped = self.mps.quitting = False
+        self.gate.pump()
+
+    def crash_control(self) -> None:
+        control = self.mps.control
+        if control:
+            self._end_control()
+            self.after(self.lag, lambda: self.feed(inp.ControlGone(self.now, control)))
+
+    def _control_gone(self, control: int) -> None:
+        """After a ``quit``."""
+        self._end_control()
+        self.after(self.lag, lambda: self.feed(inp.ControlGone(self.now, control)))
+
+    def _kill_server(self, action: act.KillServer) -> bool:
+        """The executor asks the kernel whose child it is."""
+        server = self.mps.servers.get(action.server)
+        if server is None:
+            return False
+        server.stopped, server.leaving = False, True
+        self.after(0.012, lambda: self.mps.exited(server))
+        return True
+
+    def _resume(self, pid: int) -> None:
+        server = self.mps.servers.get(pid)
+        assert server is not None or pid == self.mps.control or self.forging or True
+        if self.mps.never_resumes:
+            return
+        if server is not None:
+            server.stopped = False
+        if pid == self.mps.control:
+            self.mps.stopped = False
+
+    def _server_lost(self, proc: Proc) -> None:
+        """Its server has gone under it: most programs end with the error."""
+        if not proc.stays and not proc.stopped and proc.pid in self.procs:
+            self.after(0.2, lambda: self.ends(proc))
+
+    # --- what users do ------------------------------------------------------------------------------------------------
+
+    def client(self, uid: int, pid: int | None = None, **how: bool | int) -> Proc:
+        proc = Proc(next(self._pids) if pid is None else pid, uid, next(self._starts), **how)  # type: ignore[arg-type]
+        self.procs[proc.pid] = proc
+        self.came[proc.pid] = self.now
+        self.gate.knock(proc)
+        return proc
+
+    def ends(self, proc: Proc) -> None:
+        """The process ends."""
+        if self.procs.get(proc.pid) is not proc:
+            return
+        del self.procs[proc.pid]
+        proc.dead = True
+        passed = proc.key in self.gate.connections
+        self.mps.leave(proc)
+        self.gate.ended(proc)
+        if passed:
+            self.after(self.lag, lambda: self.feed(inp.ProcessEnded(self.now, proc.pid, proc.start)))
+
+    def detaches(self, proc: Proc) -> None:
+        """It lets go of its server and lives on."""
+        self.mps.leave(proc)
+
+    def comes_back(self, proc: Proc) -> None:
+        if self.procs.get(proc.pid) is proc and proc.server is None:
+            self.gate.knock(proc)
+
+    def reload(self, text: str) -> None:
+        self.text, self.policy = text, self._policy(text)
+        self.feed(inp.PolicyChanged(self.now, self.policy))
+
+    def know(self, *uids: int) -> None:
+        """Whom the name service knows now."""
+        self.identities = {uid: Identity(uid, NAMES[uid]) for uid in uids}
+        self.feed(inp.PeopleKnown(self.now, dict(self.identities)))
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
-    def _after(self, delay: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (self.now + delay, next(self._numbers), what))
-
-    def at(self, delay: float, what: Callable[[], object]) -> None:
-        self._after(delay, lambda: void(what()))
+    def after(self, delay: float, what: Callable[[], object]) -> None:
+        self.clock.after(delay, what)
 
     def run(self, seconds: float) -> None:
-        """Let virtual time pass."""
-        end = self.now + seconds
+        end, clock = self.now + seconds, self.clock
         for _ in range(200_000):
-            next_event = self._queue[0][0] if self._queue else float("inf")
-            wakes = [t for t in (self._due, self._deadline) if t is not None]
-            wake = min(wakes, default=float("inf")) if self.agent else float("inf")
-            at = min(next_event, wake)
-            if at > end:
-                self.now = end
+            coming = clock.queue[0][0] if clock.queue else float("inf")
+            deadline = self.core.deadline() if self.core is not None else None
+            wake = float("inf") if deadline is None else deadline + 0.001
+            if min(coming, wake) > end:
+                clock.now = end
                 return
-            self.now = max(self.now, at)
-            if next_event <= wake:
-                heapq.heappop(self._queue)[2]()
+            clock.now = max(clock.now, min(coming, wake))
+            if coming <= wake:
+                heapq.heappop(clock.queue)[2]()
             else:
-                self._due = self._deadline = None
-                self.decide()
-        raise AssertionError("the decisions never come to rest")
-
-    def up(self) -> Toy:
-        """Started, parked, door open."""
-        self._wake()
-        self.run(2.0)
-        assert self.control
-        assert self.door
-        return self
+                assert self.core is not None
+                self.ticks += 1
+                self._carry(self.core.tick(self.now))
+        raise AssertionError("the engine never comes to rest")
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
     def actions(self, *kinds: type) -> list[act.Action]:
         return [action for _, action in self.done if isinstance(action, kinds) and action.enforce]
 
+    def times(self, kind: type) -> list[float]:
+        return [at for at, action in self.done if isinstance(action, kind) and action.enforce]
+
     def reports(self, kind: str) -> list[act.Report]:
         return [a for _, a in self.done if isinstance(a, act.Report) and a.kind == kind]
 
+    def happened(self, kind: type) -> list[tr.Transition]:
+        return [one for one in self.told if isinstance(one, kind)]
+
+    def turns(self) -> list[int]:
+        return [one.uid for one in self.told if isinstance(one, tr.TurnBegan)]
+
     def limits(self, uid: int) -> Limits:
-        return self.policy.rules(self.identities.get(uid, Identity(uid))).limits((H200,))
+        return self.policy.rules(Identity(uid, NAMES[uid])).limits((H200,))
+
+    def given(self, proc: Proc) -> list[Limits]:
+        return [one.limits for one in self.gate.given if one.pid == proc.pid]
+
+    def working(self, proc: Proc) -> bool:
+        return proc.server is not None and proc.made > 0 and proc.pid in self.procs
 
 
-def void(_: object) -> None:
-    return None
+def all_of(procs: Iterable[Proc], stage: Stage) -> bool:
+    return all(stage.working(proc) for proc in procs)

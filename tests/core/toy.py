@@ -1,0 +1,418 @@
+"""A toy gate, a toy MPS and toy clients in virtual time: the world that the engine is tested in.
+
+Not the simulator: no process, no file, no text. The gate holds, hands over one at a time, knows who passed and says when
+a table is in force. MPS has a server for each user or one for all, starts and ends them, blocks, faults, and hurts the
+neighbours of who is signalled without having been asked. What the logs say may come late, twice, or never, and anybody
+may write lines of his own into them. Durations are those of the recordings.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Limits
+
+GREETING = 0.002  # limits set and read back
+START = 0.15  # Starting new server to Ready
+EXIT = 0.055  # an idle server's exit
+SECOND = 0.001  # from a client's channel to its first context
+GIVE_UP = 40.0  # the gate waits so long for the daemon's answer
+
+Process = tuple[int, int]
+
+
+@dataclass
+class Proc:
+    """``works``: a kernel is in flight once it has a context; ``stubborn``: ignores SIGTERM; ``stays``: lives on when
+    its server has gone; ``contexts``: how many it makes."""
+
+    pid: int
+    uid: int
+    start: int
+    works: bool = True
+    stopped: bool = False
+    stubborn: bool = False
+    stays: bool = False
+    contexts: int = 1
+    terminated: bool = False
+    server: Server | None = None
+    dead: bool = False
+    made: int = 0
+    """Contexts that it has; its channel is not counted."""
+
+    @property
+    def key(self) -> Process:
+        return self.pid, self.start
+
+    def wants_more(self) -> bool:
+        return self.server is not None and self.made < self.contexts
+
+
+@dataclass
+class Server:
+    pid: int
+    uid: int
+    ready: bool = False
+    leaving: bool = False
+    stopped: bool = False
+    fault: bool = False
+    sticky: set[int] = field(default_factory=set)
+    clients: dict[int, Proc] = field(default_factory=dict)
+
+
+@dataclass
+class Connection:
+    number: int
+    proc: Proc
+    since: float
+    not_before: float = 0.0
+    pause: float = 0.0
+
+
+class Given(NamedTuple):
+    at: float
+    pid: int
+    uid: int
+    limits: Limits
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.queue: list[tuple[float, int, Callable[[], object]]] = []
+        self.numbers = count()
+
+    def after(self, delay: float, what: Callable[[], object]) -> None:
+        heapq.heappush(self.queue, (self.now + delay, next(self.numbers), what))
+
+
+class Mps:
+    """The control daemon and its servers. ``log`` takes lines as they are written; ``starts`` False: no server does."""
+
+    def __init__(self, clock: Clock, shared: bool, log: Callable[[ev.LogEvent], None], lost: Callable[[Proc], None]):
+        self.clock, self.shared, self.log, self.lost = clock, shared, log, lost
+        self.pids = count(5000)
+        self.control = 0
+        self.started = 0.0
+        self.stopped = False
+        self.quitting = False
+        self.blocked_by: Proc | None = None
+        self.servers: dict[int, Server] = {}
+        self.can_start = True
+        self.defaults = Limits()
+        self.never_resumes = False
+        self.overlaps: list[tuple[float, int, int]] = []
+        """A user was handed over while another user's server was there."""
+        self.refused: list[tuple[float, int]] = []
+        self.hurt: set[int] = set()
+        self.faults: list[float] = []
+
+    # --- the control daemon -------------------------------------------------------------------------------------------
+
+    def start(self) -> int:
+        self.control, self.started = next(self.pids), self.clock.now
+        self.stopped = self.quitting = False
+        self.blocked_by = None
+        self.log(ev.ControlStarted(self.clock.now, self.control, "/s"))
+        return self.control
+
+    def end(self) -> None:
+        """Its servers exit with it, and say nothing."""
+        self.control = 0
+        for server in list(self.servers.values()):
+            self.exited(server, silent=True)
+
+    def quit(self, timeout: int) -> None:
+        self.quitting = True
+        self.log(ev.QuitIssued(self.clock.now, timeout))
+        until, mine = self.clock.now + timeout, self.control
+
+        def over() -> None:
+            if self.control != mine:
+                return
+            if self.clock.now < until and any(s.clients for s in self.servers.values()):
+                self.clock.after(0.2, over)
+                return
+            for server in list(self.servers.values()):
+                self.log(ev.ShutdownForced(self.clock.now, server.pid))
+                self.exited(server)
+            self.gone(mine)
+
+        self.clock.after(0.02, over)
+
+    gone: Callable[[int], None]
+
+    def blocked(self) -> bool:
+        if self.stopped or (self.blocked_by is not None and self.blocked_by.server is not None):
+            return True
+        return any(s.stopped or (not s.ready and not s.leaving) for s in self.servers.values())
+
+    # --- servers ------------------------------------------------------------------------------------------------------
+
+    def serve(self, proc: Proc, done: Callable[[bool], None], until: float) -> None:
+        """The gate hands a client over. ``done(False)``: the daemon closed, or did not answer in time."""
+        if self.clock.now >= until or not self.control or self.quitting or proc.dead:
+            done(False)
+            return
+        again = lambda: self.serve(proc, done, until)  # noqa: E731
+        uid = 0 if self.shared else proc.uid
+        others = [s for s in self.servers.values() if s.uid != uid]
+        mine = next((s for s in self.servers.values() if s.uid == uid), None)
+        if self.stopped or any(s.stopped for s in self.servers.values()):
+            self.clock.after(0.05, again)
+        elif others:
+            if (self.clock.now, uid, others[0].uid) not in self.overlaps:
+                self.overlaps.append((self.clock.now, uid, others[0].uid))
+            self.shutdown(others[0])
+            self.clock.after(0.1, again)
+        elif mine is None:
+            self._start(uid)
+            self.clock.after(START, again)
+        elif not mine.ready or mine.leaving or mine.stopped:
+            self.clock.after(0.01, again)
+        else:
+            self._attach(mine, proc)
+            done(True)
+
+    def _start(self, uid: int) -> None:
+        server = Server(next(self.pids), uid)
+        self.servers[server.pid] = server
+        self.log(ev.ServerStarting(self.clock.now, server.pid, uid))
+
+        def ready() -> None:
+            if server.pid not in self.servers:
+                return
+            if not self.can_start:
+                self.log(ev.ServerFailed(self.clock.now, server.pid, "no device"))
+                self.exited(server)
+                return
+            server.ready = True
+            self.log(ev.ThreadsSet(self.clock.now, server.pid, self.defaults.threads))
+            for device, size in self.defaults.memory.items():
+                self.log(ev.MemorySet(self.clock.now, server.pid, device, size))
+            self.log(ev.ServerStarted(self.clock.now, server.pid))
+            self.log(ev.ServerReady(self.clock.now, server.pid))
+
+        self.clock.after(START * 0.9, ready)
+
+    def _attach(self, server: Server, proc: Proc) -> None:
+        if server.fault:
+            self.refused.append((self.clock.now, proc.pid))
+            self.log(ev.ClientRefused(self.clock.now, server.pid, proc.pid, "status 807"))
+            return
+        context = 0 if proc.server is None else proc.made + 1
+        proc.made = context
+        proc.server = server
+        server.clients[proc.pid] = proc
+        self.log(ev.ContextConnected(self.clock.now, server.pid, proc.pid, context))
+
+    def leave(self, proc: Proc) -> None:
+        """A client lets go of its server, by its end or by itself."""
+        server = proc.server
+        proc.server, proc.made = None, 0
+        if server is None:
+            return
+        server.clients.pop(proc.pid, None)
+        was = proc.pid in server.sticky
+        server.sticky.discard(proc.pid)
+        self.log(ev.ClientDisconnected(self.clock.now, server.pid, proc.pid))
+        if server.fault and was and not server.sticky:
+            server.fault = False
+            self.log(ev.ContextDestroyed(self.clock.now, server.pid, 0))
+
+    def shutdown(self, server: Server, *, force: bool = False) -> None:
+        if not server.ready or server.leaving:
+            return
+        self.log(ev.ShutdownTried(self.clock.now, server.pid, False))
+        if server.stopped:
+            return
+        if server.clients and not force:
+            self.log(ev.ShutdownRefused(self.clock.now, server.pid, 2 * len(server.clients)))
+            return
+        server.leaving = True
+        if force:
+            self.log(ev.ShutdownForced(self.clock.now, server.pid))
+        self.log(ev.ServerStopping(self.clock.now, server.pid))
+        self.clock.after(0.02 if force else EXIT, lambda: self.exited(server))
+
+    def exited(self, server: Server, *, silent: bool = False) -> None:
+        if self.servers.pop(server.pid, None) is None:
+            return
+        if not silent:
+            self.log(ev.ServerExited(self.clock.now, server.pid, 0))
+        for proc in list(server.clients.values()):
+            proc.server, proc.made = None, 0
+            self.lost(proc)
+        server.clients.clear()
+
+    def fault(self, server: Server) -> None:
+        if not server.ready or server.leaving or not any(p.made for p in server.clients.values()):
+            return
+        server.fault = True
+        self.faults.append(self.clock.now)
+        server.sticky = {pid for pid, p in server.clients.items() if p.made}
+        self.log(ev.FaultStarted(self.clock.now, server.pid))
+        self.log(ev.FaultDevice(self.clock.now, server.pid, 0))
+        for pid in sorted(server.sticky):
+            self.log(ev.FaultClient(self.clock.now, server.pid, pid))
+
+    def signalled(self, proc: Proc) -> None:
+        """A signal that ends a client with a kernel in flight is a fault for its neighbours."""
+        server = proc.server
+        if server is not None and proc.made and proc.works and not proc.terminated and not server.fault:
+            self.hurt |= {p.pid for p in server.clients.values() if p is not proc}
+
+
+class Gate:
+    """``tell(input)`` goes to the agent, in order. ``limits_of`` is what each user is handed over with."""
+
+    def __init__(self, clock: Clock, mps: Mps, tell: Callable[[inp.Input], None]) -> None:
+        self.clock, self.mps, self.tell = clock, mps, tell
+        self.pid = 60
+        self.table = act.Admissions()
+        self.unapplied: int | None = None
+        self.held: dict[int, Connection] = {}
+        self.known: dict[Process, Proc] = {}
+        self.connections: dict[Process, int] = {}
+        self.passed: dict[Process, tuple[float, Limits]] = {}
+        self.handing: Connection | None = None
+        self.numbers = count(1)
+        self.given: list[Given] = []
+        self.turned_away: list[int] = []
+        self._pumping = False
+
+    def knock(self, proc: Proc) -> int:
+        one = Connection(next(self.numbers), proc, self.clock.now)
+        self.held[one.number] = one
+        self.tell(self._knock(one))
+        self.pump()
+        return one.number
+
+    def sync(self) -> list[inp.Input]:
+        now = self.clock.now
+        told: list[inp.Input] = [inp.GateConnected(now, self.pid)]
+        told += [self._knock(one) for one in self.held.values()]
+        told += [
+            inp.Known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1)) for p in self.known.values()
+        ]  # fmt: skip
+        return [*told, inp.GateSynced(now)]
+
+    def _knock(self, one: Connection) -> inp.Knocked:
+        return inp.Knocked(self.clock.now, one.number, _peer(one.proc), one.since)
+
+    # --- from the agent -----------------------------------------------------------------------------------------------
+
+    def admissions(self, number: int, table: act.Admissions) -> None:
+        self.table, self.unapplied = table, number
+        self._applied()
+        self.pump()
+
+    def refuse(self, number: int) -> None:
+        one = self.held.get(number)
+        if one is not None and one is not self.handing:
+            del self.held[number]
+            self.turned_away.append(one.proc.pid)
+
+    def release(self, process: Process) -> None:
+        self.known.pop(process, None)
+        self.pump()
+
+    def _user(self, uid: int) -> act.Admission | None:
+        return next((one for one in self.table.users if one.uid == uid), None)
+
+    def _applied(self) -> None:
+        if self.unapplied is None:
+            return
+        one = self.handing
+        if one is None or (self.table.open and self._user(one.proc.uid) is not None):
+            self.tell(inp.Applied(self.clock.now, self.unapplied))
+            self.unapplied = None
+
+    # --- hand-over ----------------------------------------------------------------------------------------------------
+
+    def pump(self) -> None:
+        if self.handing is not None or self._pumping:
+            return
+        one = self._next()
+        if one is None:
+            return
+        self.handing = one
+        user = self._user(one.proc.uid)
+        assert user is not None
+        self.tell(inp.HandingOver(self.clock.now, one.number))
+        began = self.clock.now
+
+        def meet() -> None:
+            self.mps.defaults = user.limits
+            self.mps.serve(one.proc, lambda ok: self._over(one, user.limits, ok, began), began + GIVE_UP)
+
+        self.clock.after(GREETING, meet)
+
+    def _next(self) -> Connection | None:
+        if not self.table.open:
+            return None
+        for kin in (True, False):
+            if not kin and len(self.known) >= self.table.room:
+                return None
+            for one in self.held.values():
+                user = self._user(one.proc.uid)
+                if user is None or (one.proc.key in self.known) is not kin:
+                    continue
+                mine = sum(1 for p in self.known.values() if p.uid == one.proc.uid)
+                full = user.max_clients is not None and mine >= user.max_clients
+                if not kin and (user.known_only or full):
+                    continue
+                if one.not_before > self.clock.now:
+                    self.clock.after(one.not_before - self.clock.now + 0.0001, self.pump)
+                    continue
+                return one
+        return None
+
+    def _over(self, one: Connection, limits: Limits, ok: bool, began: float) -> None:
+        if self.handing is not one:
+            return
+        self.handing = None
+        proc, now = one.proc, self.clock.now
+        if one.number not in self.held:  # its process ended meanwhile
+            self.tell(inp.Left(now, one.number))
+        elif ok:
+            del self.held[one.number]
+            self.known[proc.key] = proc
+            self.connections[proc.key] = self.connections.get(proc.key, 0) + 1
+            self.passed[proc.key] = self.passed.get(proc.key, (now, limits))[0], limits
+            self.given.append(Given(now, proc.pid, proc.uid, limits))
+            peer = inp.Peer(proc.pid, proc.uid, 0, proc.start)
+            self.tell(inp.Passed(now, one.number, peer, limits, False, now - began))
+            if proc.wants_more():
+                self.clock.after(SECOND, lambda: self._again(proc))
+        else:
+            one.pause = min(2.0, one.pause * 2 or 0.05)
+            one.not_before = now + one.pause
+            self.tell(inp.HandoverFailed(now, one.number, proc.pid, proc.uid, "answer", "closed", False))
+        self._applied()
+        self.clock.after(0.0, self.pump)
+
+    def _again(self, proc: Proc) -> None:
+        """The process asks for its next context."""
+        if proc.key in self.connections and proc.server is not None and proc.wants_more():
+            self.knock(proc)
+
+    def ended(self, proc: Proc) -> None:
+        for number in [n for n, one in self.held.items() if one.proc is proc]:
+            one = self.held.pop(number)
+            if one is not self.handing:
+                self.tell(inp.Left(self.clock.now, number))
+        self.known.pop(proc.key, None)
+        self.connections.pop(proc.key, None)
+        self.pump()
+
+
+def _peer(proc: Proc) -> inp.Peer:
+    return inp.Peer(proc.pid, proc.uid, 100, proc.start)
