@@ -304,7 +304,7 @@ def _ended(status: int) -> str:
 
 def gate_command(arguments: Sequence[str]) -> list[str]:
     """The gate itself, run by this interpreter."""
-    return [sys.executable, "-I", "-m", "mpsagent.gate.main", "run", *arguments]
+    return [sys.executable, "-P", "-m", "mpsagent.gate.main", "run", *arguments]
 
 
 def check_state_directory(directory: Path) -> None:
