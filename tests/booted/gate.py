@@ -17,6 +17,12 @@ CONTROL = "mpsagent-control@default.service"
 GATE, SOCKETS = "mpsagent-gate.service", ("mpsagent-gate.socket", "mpsagent-gate-privileged.socket")
 
 
+def start_gate(node: Machine) -> None:
+    """Sockets and service."""
+    node.systemctl("start", GATE)
+    assert [node.systemctl("is-active", unit) for unit in (*SOCKETS, GATE)] == ["active"] * 3
+
+
 def start_daemon(node: Machine, threads: float = 20.0) -> None:
     """What the agent does before it starts a control daemon (one server for all users), and its start."""
     node.run("/usr/lib/mpsagent/mpsagent-directories", "instance", "default")

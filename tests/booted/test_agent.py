@@ -68,7 +68,7 @@ def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: st
         running.run("kill", f"-{how}", pid)
     assert api(running, "/healthz", patience=40) is not None, "a request during the restart waits for the new agent"
     until("a new agent", lambda: agent_pid(running) not in ("0", pid), 40)
-    assert api(running, "/v1/servers") == before
+    until("the state is as before", lambda: api(running, "/v1/servers") == before)
     assert [client["uid"] for client in api(running, "/v1/clients")["clients"]] == [int(ALICE)]
     worker.finish()
     assert_served_exactly(running, BOB)

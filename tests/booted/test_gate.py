@@ -20,15 +20,11 @@ from tests.booted.gate import (
     gate_pid,
     held,
     start_daemon,
+    start_gate,
     waiting_client,
 )
 from tests.booted.machine import Machine
 from tests.booted.service import ALICE, BOB, CLIENT, MULTIPROCESSORS, multiprocessors, until
-
-
-def start_gate(node: Machine) -> None:
-    node.systemctl("start", GATE)
-    assert [node.systemctl("is-active", unit) for unit in (*SOCKETS, GATE)] == ["active"] * 3
 
 
 def stored(node: Machine) -> int:

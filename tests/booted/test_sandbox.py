@@ -1,7 +1,7 @@
-"""The agent's sandbox, tried from inside: what the agent has to do is allowed, and what it must not do is not.
+"""The sandboxes of agent and gate, tried from inside: what each has to do is allowed, and what it must not do is not.
 
-The probe runs as mpsagent.service itself, with only its program replaced, so that a directive that is one too many
-shows here and not at three in the morning.
+The probe runs as the service itself, with only its program replaced, so that a directive that is one too many shows
+here and not at three in the morning.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import json
 
 import pytest
 
+from tests.booted.gate import CONTROL, GATE, HIDDEN, start_daemon, start_gate
 from tests.booted.machine import Machine
 
-PROBE = r"""
-import ctypes, json, os, signal, socket, subprocess, sys, traceback
+START = r"""
+import array, ctypes, json, os, signal, socket, struct, subprocess, sys
 
 sys.path.insert(0, "/usr/lib/mpsagent/lib/python%d.%d" % sys.version_info[:2])
 other, daemon = int(sys.argv[1]), int(sys.argv[2])
@@ -28,63 +29,6 @@ def attempt(name):
         except BaseException as error:
             results[name] = "%s: %s" % (type(error).__name__, error)
     return run
-
-
-@attempt("make the pipe directory and open its door")
-def _():
-    os.mkdir("/tmp/nvidia-mps-probe", 0o700)
-    os.chmod("/tmp/nvidia-mps-probe", 0o755)
-
-@attempt("write where its files are")
-def _():
-    for place in ("/run/mpsagent", "/var/lib/mpsagent", "/var/log/nvidia-mps"):
-        with open(place + "/probe", "w") as file:
-            file.write("x")
-
-@attempt("clear away what others put into its pipe directory")
-def _():
-    os.unlink("/tmp/nvidia-mps/left-by-a-user")
-
-@attempt("prove what a daemon is")
-def _():
-    os.readlink("/proc/%d/exe" % daemon)
-    open("/proc/%d/environ" % daemon, "rb").read()
-    open("/proc/%d/cmdline" % daemon, "rb").read()
-
-@attempt("end another user's process by its pidfd")
-def _():
-    fd = os.pidfd_open(other)
-    signal.pidfd_send_signal(fd, signal.SIGTERM)
-
-@attempt("run the front-end")
-def _():
-    done = subprocess.run(["nvidia-cuda-mps-control"], input=b"get_server_list\n", capture_output=True, timeout=10,
-                          env={"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps", "PATH": "/usr/bin"})
-    assert done.returncode == 0, done.stderr
-
-@attempt("watch files")
-def _():
-    from asyncinotify import Inotify, Mask
-    with Inotify() as watch:
-        watch.add_watch("/var/log/nvidia-mps", Mask.CREATE)
-
-@attempt("lower a helper's priority")
-def _():
-    os.setpriority(os.PRIO_PROCESS, 0, 0)
-
-@attempt("start a unit over D-Bus")
-def _():
-    from pystemd.systemd1 import Manager
-    with Manager() as manager:
-        manager.Manager.StartUnit(b"probe-target.target", b"replace")
-
-@attempt("call through ctypes")
-def _():
-    assert ctypes.CDLL(None).getpid() == os.getpid()
-
-@attempt("speak to a user database over its socket")
-def _():
-    socket.socket(socket.AF_UNIX)
 
 @attempt("FORBIDDEN: reach the network")
 def _():
@@ -108,49 +52,175 @@ def _():
 
 @attempt("FORBIDDEN: give files away")
 def _():
-    os.chown("/var/lib/mpsagent/probe", 2001, 2001)
+    os.chown("/run/mpsagent/probe", 2001, 2001)
 
 @attempt("FORBIDDEN: make a device")
 def _():
-    os.mknod("/tmp/null", 0o600 | 0o020000, os.makedev(1, 3))
+    os.mknod("/run/mpsagent/null", 0o600 | 0o020000, os.makedev(1, 3))
 
 @attempt("FORBIDDEN: mount")
 def _():
     failed = ctypes.CDLL(None, use_errno=True).mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None)
     assert not failed, os.strerror(ctypes.get_errno())
 
+@attempt("FORBIDDEN: put something into the public directory")
+def _():
+    open("/tmp/nvidia-mps/probe", "w")
+"""
+
+END = r"""
 with open("/run/mpsagent/results.json", "w") as file:
     json.dump(results, file)
 """
 
+AGENT = r"""
+@attempt("write where its files are")
+def _():
+    for place in ("/run/mpsagent", "/var/lib/mpsagent", "/var/log/nvidia-mps"):
+        with open(place + "/probe", "w") as file:
+            file.write("x")
 
-@pytest.fixture
-def results(node: Machine) -> dict[str, str]:
-    node.run("install", "-d", "-m", "0755", "/tmp/nvidia-mps", "/var/log/nvidia-mps")
-    node.run("install", "-o", "2001", "-m", "0600", "/dev/null", "/tmp/nvidia-mps/left-by-a-user")
-    pipe = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps", "CUDA_MPS_LOG_DIRECTORY": "/var/log/nvidia-mps"}
-    node.run("nvidia-cuda-mps-control", "-d", environment=pipe)
-    daemon = node.path("/tmp/nvidia-mps/nvidia-cuda-mps-control.pid").read_text().strip()
+@attempt("make the hidden directory, and look what is in the public one's way")
+def _():
+    from mpsagent.system import directories
+    where = directories.directories("probe", "/tmp/nvidia-mps", "/var/log/nvidia-mps")
+    directories.prepare_hidden(where)
+    directories.prepare_log(where.log)
+    assert directories.refusal(where.public) is None
+    assert "control" in os.listdir(where.public)
+
+@attempt("prove what a daemon is, and which directory it serves")
+def _():
+    open("/proc/%d/environ" % daemon, "rb").read()
+    open("/proc/%d/cmdline" % daemon, "rb").read()
+    os.stat("/proc/%d/root/run" % daemon)
+    os.stat("/proc/1/ns/mnt")
+
+@attempt("end another user's process by its pidfd")
+def _():
+    fd = os.pidfd_open(other)
+    signal.pidfd_send_signal(fd, signal.SIGTERM)
+
+@attempt("run the front-end")
+def _():
+    done = subprocess.run(["nvidia-cuda-mps-control"], input=b"get_server_list\n", capture_output=True, timeout=10,
+                          env={"CUDA_MPS_PIPE_DIRECTORY": HIDDEN, "PATH": "/usr/bin"})
+    assert done.returncode == 0, done.stderr
+
+@attempt("speak to the gate")
+def _():
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect("/run/mpsagent/gate.sock")
+    assert b"hello" in sock.recv(4096)
+
+@attempt("watch files")
+def _():
+    from asyncinotify import Inotify, Mask
+    with Inotify() as watch:
+        watch.add_watch("/var/log/nvidia-mps", Mask.CREATE)
+
+@attempt("lower a helper's priority")
+def _():
+    os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+@attempt("start a unit over D-Bus")
+def _():
+    from pystemd.systemd1 import Manager
+    with Manager() as manager:
+        manager.Manager.StartUnit(b"probe-target.target", b"replace")
+
+@attempt("call through ctypes")
+def _():
+    assert ctypes.CDLL(None).getpid() == os.getpid()
+"""
+
+GATE_PROBE = r"""
+def notify(text, *descriptors):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(os.environ["NOTIFY_SOCKET"])
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        sock.sendmsg([text], rights)
+
+@attempt("have both public sockets by name")
+def _():
+    names = sorted(os.environ["LISTEN_FDNAMES"].split(":"))
+    assert names == ["control", "control_privileged"], names
+
+@attempt("pass on another process's credentials")
+def _():
+    one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    two.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    said = struct.pack("3i", other, 2001, 2001)
+    one.sendmsg([b"x"], [(socket.SOL_SOCKET, 2, said)])
+    assert two.recvmsg(1, 64)[1][0][2] == said
+
+@attempt("know the process: pidfd, start time, name, cgroup")
+def _():
+    os.close(os.pidfd_open(other))
+    for name in ("stat", "comm", "cgroup"):
+        assert open("/proc/%d/%s" % (other, name)).read()
+
+@attempt("reach the hidden daemon")
+def _():
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(HIDDEN + "/control_privileged")
+    assert sock.recv(64) == b"OUTBHELL\0"
+
+@attempt("keep its state and its link")
+def _():
+    open("/run/mpsagent/probe", "w").write("x")
+    socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).bind("/run/mpsagent/probe.sock")
+
+@attempt("put a descriptor into the store")
+def _():
+    notify(b"FDSTORE=1\nFDNAME=probe", os.pidfd_open(other))
+
+@attempt("FORBIDDEN: signal another user's process")
+def _():
+    signal.pidfd_send_signal(os.pidfd_open(other), signal.SIGCONT)
+
+@attempt("FORBIDDEN: read another user's environment")
+def _():
+    open("/proc/%d/environ" % other, "rb").read()
+
+@attempt("FORBIDDEN: see devices")
+def _():
+    open("/dev/zero-of-the-machine", "rb")
+"""
+
+
+def probed(node: Machine, unit: str, probe: str) -> dict[str, str]:
+    """What came of each attempt, made by the unit itself with only its program replaced."""
+    start_gate(node)
+    start_daemon(node)
+    daemon = node.show(CONTROL, "MainPID")["MainPID"]
     # Inside its own pid namespace the other user's process has another number than out here.
     other = node.run("sh", "-c", "setpriv --reuid 2001 --regid 2001 --clear-groups sleep 600 >/dev/null 2>&1 & echo $!")
     node.write("/etc/systemd/system/probe-target.target", "[Unit]\nDescription=Probe\n")
-    node.write("/opt/probe.py", PROBE)
+    node.write("/opt/probe.py", f'HIDDEN = "{HIDDEN}"\n{START}{probe}{END}')
     node.write(
-        "/etc/systemd/system/mpsagent.service.d/probe.conf",
-        "[Service]\nType=oneshot\nRestart=no\nWatchdogSec=0\nExecStart=\n"
+        f"/etc/systemd/system/{unit}.d/probe.conf",
+        "[Service]\nType=oneshot\nRestart=no\nWatchdogSec=0\nExecStartPre=\nExecStartPost=\nExecStart=\n"
         f"ExecStart=/usr/bin/python3 -I /opt/probe.py {other.stdout.strip()} {daemon}\n",
     )
     node.systemctl("daemon-reload")
-    node.systemctl("start", "mpsagent.service")
+    if unit == GATE:
+        node.systemctl("stop", GATE)
+    node.systemctl("start", unit)
     found: dict[str, str] = json.loads(node.path("/run/mpsagent/results.json").read_text())
-    assert node.systemctl("is-active", "probe-target.target") == "active"
     return found
 
 
-def test_the_sandbox_lets_the_agent_work_and_nothing_else(results: dict[str, str]) -> None:
+@pytest.mark.parametrize(("unit", "probe"), [("mpsagent.service", AGENT), (GATE, GATE_PROBE)])
+def test_the_sandbox_lets_it_work_and_nothing_else(node: Machine, unit: str, probe: str) -> None:
     """One machine for both directions: booting one for each attempt would take a minute."""
+    results = probed(node, unit, probe)
     wanted = {name: said for name, said in results.items() if not name.startswith("FORBIDDEN")}
     unwanted = {name: said for name, said in results.items() if name.startswith("FORBIDDEN")}
     assert set(wanted.values()) == {"done"}, json.dumps(wanted, indent=2)
     assert "done" not in unwanted.values(), json.dumps(unwanted, indent=2)
     assert len(unwanted) >= 8
+    if unit == GATE:
+        assert node.show(GATE, "NFileDescriptorStore")["NFileDescriptorStore"] == "0", "it has stopped for good"
+    else:
+        assert node.systemctl("is-active", "probe-target.target") == "active"

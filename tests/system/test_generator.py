@@ -1,4 +1,4 @@
-"""The units' drop-ins for a policy that puts things elsewhere: what may stand in a unit file, and that it never fails."""
+"""Drop-ins for a policy that puts things elsewhere: what may stand in a unit file, and that it never fails."""
 
 from __future__ import annotations
 
