@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 PROGRAM = "mpsagent.gate.main"
 AGAIN = 2.0
 """Seconds until a public directory that cannot be used is looked at again."""
-REST = 0.3
-"""Seconds from the end of a keeper or gate to the look at what is left."""
+REST, LONGEST_REST = 0.3, 10.0
+"""Seconds from the end of a keeper or gate to the look at what is left, doubling while they do not last."""
+LASTED = 10.0
 
 
 class GateKeeper:
@@ -34,6 +35,7 @@ class GateKeeper:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._held: Process | None = None
+        self._since, self._rest = float("-inf"), REST
 
     @property
     def _public(self) -> str:
@@ -96,7 +98,7 @@ class GateKeeper:
         if process is None:
             self._agent.spawn(self._later(REST))
             return
-        self._held = process
+        self._held, self._since = process, self._agent.clock.now()
         process.when_gone(lambda: self._gone(process, who))
 
     def _gone(self, process: Process, who: str) -> None:
@@ -106,7 +108,8 @@ class GateKeeper:
         text = f"{who} (process {process.pid}) has ended; see {agent.settings.run_directory}/gate.log"
         agent.record("gate.keeper_ended", agent.clock.now(), pid=process.pid, text=text)
         agent.conditions.set("gate keeper", text, agent.clock.now(), "it is started again when the gate has gone too")
-        agent.spawn(self._later(REST))
+        self._rest = REST if agent.clock.now() > self._since + LASTED else min(2 * self._rest, LONGEST_REST)
+        agent.spawn(self._later(self._rest))
 
     # --- starting one -------------------------------------------------------------------------------------------------
 

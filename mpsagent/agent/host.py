@@ -103,6 +103,8 @@ class Agent(Recorder):
         """What the gate has said since its hello; it is taken together, so that no decision rests on a part of it."""
         self._open = missed.open_ends(history.since(0, history.newest))
         self._checking = False
+        self._daemons: set[int] = set()
+        """The pids of our control daemons: an earlier one's last lines may come late."""
 
     @property
     def state(self) -> State:
@@ -121,6 +123,10 @@ class Agent(Recorder):
     def socket_path(self) -> str:
         """Of the control daemon."""
         return f"{self.where.hidden}/control"
+
+    def name_of(self, uid: int) -> str | None:
+        known = self.people.known.get(uid)
+        return None if known is None else known.name
 
     def view(self) -> View:
         return self.core.view()
@@ -281,16 +287,20 @@ class Agent(Recorder):
             for old in [key for key in self._parsers if key[0] == name][:-KEPT_PARSERS]:
                 del self._parsers[old]
             self._parsers[name, chunk.inode] = parser
+        control = self.state.control
+        parser.daemon = control.pid if control is not None and control.proven else None
+        parser.ours = None
+        if parser.daemon is not None:
+            self._daemons.add(parser.daemon)
+            parser.ours = startup.child_of(parser.daemon)
         events = parser.feed(chunk.data, self.clock.shift())
         if name == "control" and events:
             self.executor.heard(events[-1].at)
         self.counts["log lines"] += len(events)
-        if any(foreign(event, self.socket_path) for event in events):
-            events = [event for event in events if not foreign(event, self.socket_path)]
-            what = "another control daemon, with another pipe directory, writes into the same log files"
-            do = f"give it a log directory of its own; {self.policy.log_directory} is this instance's"
-            now = self.clock.now()
-            self.conditions.set("other daemon", what, now, do, until=now + FORGET)
+        events = [event for event in events if not foreign(event, self.socket_path)]
+        if parser.other is not None and parser.other not in self._daemons:
+            self._observer.other_daemon(parser.other)
+        parser.other = None
         self.take(events)
 
     def _from_gate(self, message: link.FromGate, process: Process | None) -> None:

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 
 from mpsagent.agent import bypass
 from mpsagent.agent.executor import mps_environment
+from mpsagent.agent.recorder import FORGET
 from mpsagent.core import inputs as inp
 from mpsagent.system import devices as gpus
 from mpsagent.system.control_search import foreign
-from mpsagent.system.processes import stopped
+from mpsagent.system.processes import start_time, stopped
 from mpsagent.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mpsagent.agent.host import Agent
 
 DISK_EVERY = 10.0
-FOREIGN_EVERY = 30.0
+FOREIGN_EVERY, FOREIGN_AGAIN = 30.0, 3.0
+"""Seconds between two looks for daemons of others; sooner while there is one."""
 CPU_EVERY = 5.0
 """Seconds between two readings of the CPU time of clients."""
 BLIND = "faults and server ends are not seen meanwhile"
@@ -33,6 +35,7 @@ class Observer:
         self._disk_at = self._foreign_at = self._survey_at = self._cpu_at = float("-inf")
         self._disk_busy = self._foreign_busy = self._survey_busy = False
         self._idle: dict[int, float] = {}
+        self._other: int | None = None
 
     def once(self) -> list[inp.Input]:
         """One round, without waiting for anything; what the engine should know of it."""
@@ -43,12 +46,23 @@ class Observer:
         agent.bypass.drop_ended()
         agent.conditions.set("bypass", agent.bypass.trouble(), now, bypass.advice(agent.policy.pipe_directory))
         agent.conditions.expire(now)
+        if self._other is not None and start_time(self._other) is None:
+            self._other = None
+            agent.conditions.set("other daemon", None, now)
         if not self._survey_busy and now >= self._survey_at and (state.clients or state.held):
             self.survey()
         if not self._foreign_busy and now >= self._foreign_at:
             self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
             agent.spawn(self._foreign())
         return [self._processes(now)]
+
+    def other_daemon(self, pid: int) -> None:
+        """Lines of another control daemon stand in our logs. Said for as long as that runs, or for a while."""
+        self._other = pid
+        now, directory = self._agent.clock.now(), self._agent.policy.log_directory
+        what = f"another control daemon (process {pid}) writes into the same log files"
+        do = f"give it a log directory of its own; {directory} is this instance's"
+        self._agent.conditions.set("other daemon", what, now, do, until=now + FORGET)
 
     def _processes(self, now: float) -> inp.ProcessesSeen:
         agent, state = self._agent, self._agent.state
@@ -110,6 +124,8 @@ class Observer:
         finally:
             self._foreign_busy = False
         serving = [one for one in found if one.public]
+        if serving:
+            self._foreign_at = agent.clock.now() + FOREIGN_AGAIN
         what = "; ".join(one.text() for one in serving) or None
         do = " && ".join(one.command() for one in serving)
         agent.conditions.set("foreign daemon", what, agent.clock.now(), do)

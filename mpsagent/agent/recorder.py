@@ -11,6 +11,7 @@ import structlog
 
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
+from mpsagent.core.sentences import sentence
 from mpsagent.system.history import History
 
 FORGET = 600.0
@@ -28,10 +29,14 @@ class Recorder:
         self.conditions = Conditions()
         self.tasks: set[asyncio.Task[None]] = set()
 
+    def name_of(self, uid: int) -> str | None:
+        """A user's name, where it is known; for sentences."""
+        return None
+
     def record(self, kind: str, at: float, **fields: object) -> int:
         """Into the journal and the history; returns its number there. Never raises."""
         try:
-            log.info(kind, **fields)
+            log.info(kind, **fields, sentence=sentence({"kind": kind, **fields}, self.name_of))
             return self.history.append(kind, at, **fields)
         except Exception as error:  # a field that cannot be written must not stop what it is about
             self.conditions.set("records", f"{kind} could not be written down: {error!r}", at, "", until=at + FORGET)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
 from pathlib import Path
@@ -15,6 +16,7 @@ from mpsagent.core.transitions import transition_fields
 from mpsagent.mps.loglines import LogParser
 from mpsagent.system.control import ProblemKind, Running
 from mpsagent.system.logfiles import Position
+from mpsagent.system.processes import parent
 
 if TYPE_CHECKING:
     from mpsagent.agent.host import Agent
@@ -32,6 +34,7 @@ async def adopt(agent: Agent) -> None:
     found = await agent.supervisor.adopt()
     now = agent.clock.now()
     if isinstance(found, Running):
+        agent.up_since = now
         agent.absorb([control_runs(found, agent.where, now)])
         agent.record("control.adopted", now, pid=found.pid, how=found.how)
     elif found.kind is ProblemKind.UNSAFE:
@@ -46,6 +49,8 @@ async def read_logs(agent: Agent) -> dict[str, tuple[Position | None, LogParser]
     control, server = LogParser("control", UTC), LogParser("server", UTC)
     caught = Caught([], None, None)
     if agent.supervisor.running is not None:
+        control.daemon = agent.supervisor.running.pid
+        server.ours = child_of(control.daemon)
         caught = await asyncio.to_thread(
             catch_up, f"{directory}/control.log", f"{directory}/server.log", control, server, agent.socket_path
         )
@@ -59,6 +64,12 @@ async def read_logs(agent: Agent) -> dict[str, tuple[Position | None, LogParser]
     else:
         caught = caught._replace(control=_end(f"{directory}/control.log"), server=_end(f"{directory}/server.log"))
     return {"server": (caught.server, server), "control": (caught.control, control)}
+
+
+def child_of(daemon: int) -> Callable[[int], bool]:
+    """Whether a server is this daemon's, as the kernel says. One that has gone already may have been: what its log says
+    is a hint in any case."""
+    return lambda pid: parent(pid) in (None, daemon)
 
 
 def _end(path: str) -> Position | None:

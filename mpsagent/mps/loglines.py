@@ -12,6 +12,7 @@ like.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, tzinfo
 from typing import Literal
 
@@ -60,6 +61,13 @@ class LogParser:
         self._second_at: float | None = None
         """The same minute an hour later, when it comes twice."""
         self._newest = float("-inf")
+        self.daemon: int | None = None
+        """When set: only lines of the control daemon with this pid count. Another one may write into the same file."""
+        self.other: int | None = None
+        """The pid of another one, whose lines were left out."""
+        self.ours: Callable[[int], bool] | None = None
+        """When set: whether a server is one of ours. Asked once for each that starts; lines of others are left out."""
+        self._servers: dict[int, bool] = {}
         self._last_at = 0.0
         self._heads: dict[str, tuple[str, int] | None] = {}
         self._answering = False
@@ -118,10 +126,23 @@ class LogParser:
         who, pid = head
         message = line[stop + 2 :]
         if who == "Control":
+            if self.daemon is not None and pid != self.daemon:
+                self.other = pid
+                return None
             return self._control(at, pid, message)
+        if self.ours is not None and not self._is_ours(self.ours, pid, message == "Startup"):
+            return None
         if who == "Client":
             return ev.ClientLine(at, pid, message[:SHOWN])
         return self._server(at, pid, message)
+
+    def _is_ours(self, ours: Callable[[int], bool], pid: int, fresh: bool) -> bool:
+        known = None if fresh else self._servers.get(pid)
+        if known is None:
+            if len(self._servers) >= 256:
+                self._servers.clear()
+            known = self._servers[pid] = ours(pid)
+        return known
 
     def _head(self, key: str) -> tuple[str, int] | None:
         """``Control   471`` -> ("Control", 471); None for what no such head is or does not belong in this log."""

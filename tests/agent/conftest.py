@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.agent.stage import Machine, Stage
 from tests.conformance import rig as rigs
-from tests.scenes.stage import Machine, Stage, backend_of
+from tests.scenes.stage import backend_of
 
 
 @pytest.fixture(scope="session")

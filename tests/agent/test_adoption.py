@@ -1,4 +1,4 @@
-"""What the agent finds when it comes: daemons of others, rotated logs, what the agent before it had begun."""
+"""What an agent finds when it comes: one before it, its gate and daemon, rotated logs, daemons of others."""
 
 from __future__ import annotations
 
@@ -6,185 +6,200 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
-from tests.scenes.stage import A, Agent, B, Stage
+from tests.agent.stage import A, B, C, Stage, alive
+from tests.conformance import rig as rigs
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
 
 
-def killed(stage: Stage, agent: Agent) -> None:
-    stage.stop_agent(agent, signal.SIGKILL)
-
-
-def again(stage: Stage) -> Agent:
-    agent = stage.start_agent()
-    stage.answering(agent)
-    return agent
-
-
-def exact(stage: Stage, uid: int, percent: float) -> None:
-    """A new first client gets what it is due."""
-    client = stage.client(uid)
-    assert client.ended() == 0
-    assert client.inside(percent), client.text()
-
-
-def test_a_daemon_started_by_hand_is_taken_over_without_a_scratch(stage: Stage) -> None:
-    """Whoever installs the agent on a node that works already; the open directory is closed to others."""
-    stage.policy(POLICY)
-    stage.rig.pipe.mkdir(exist_ok=True)
-    stage.rig.pipe.chmod(0o777)
-    stage.without_agent()
-    client = stage.client(A, "sleep", 4)
-    client.working()
-    agent = again(stage)
-    assert agent.found("control.adopted")
-    stage.until(lambda: len(agent.api.get("/v1/clients")["clients"]) == 1, "the client is known")
-    assert stage.rig.pipe.stat().st_mode & 0o777 == 0o755
-    assert agent.api.status()["limits"]["drifted"], "it runs without limits, and that is said"
-    assert client.ended() == 0
-    exact(stage, B, 20)
-    stage.until(lambda: not agent.api.problems(), "healthy once that server has gone")
-
-
-def test_a_daemon_that_logs_elsewhere_is_refused_with_the_way_out(stage: Stage) -> None:
-    """Following the wrong files would mean seeing nobody, without a word; its door stays as it is."""
-    stage.policy(POLICY)
-    elsewhere = stage.place / "elsewhere"
-    elsewhere.mkdir()
-    environment = {**stage.rig.environment(), "CUDA_MPS_LOG_DIRECTORY": str(elsewhere)}
-    subprocess.run([stage.backend.control, "-d"], env=environment, check=True, timeout=30)
-    stage.rig.pipe.chmod(0o755)
-    agent = again(stage)
-    stage.until(lambda: any("writes its logs to" in one for one in agent.api.problems()), "it says so")
-    problem = next(one for one in agent.api.problems() if "writes its logs to" in one)
-    assert f"writes its logs to {elsewhere}" in problem
-    assert "quit -t 30" in problem
-    time.sleep(2)
-    assert stage.rig.pipe.stat().st_mode & 0o777 == 0o755, "shutting it out would send its clients outside MPS"
-
-
-def test_after_a_rotation_the_next_agent_still_holds_the_limits(stage: Stage) -> None:
-    """copytruncate removes the daemon's first line: its process and one question have to be enough."""
+def test_an_agent_that_comes_back_goes_on_with_what_it_finds(stage: Stage) -> None:
+    """Same daemon, same gate; who works and who waits is known as before, and on record once."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 8)
+    before = stage.control(agent), stage.gate(agent)
+    holder = stage.client(A, "sleep", 6)
     holder.working()
-    killed(stage, agent)
-    for name in ("control", "server"):
-        os.truncate(stage.rig.log / f"{name}.log", 0)
-    agent = again(stage)
-    stage.until(lambda: agent.api.get("/v1/clients")["clients"], "the client is found by asking MPS")
-    (server,) = agent.api.get("/v1/servers")["servers"]
-    assert (server["uid"], server["limits"]["threads"], server["verified"]) == (A, 40.0, True)
+    waiting = stage.client(B)
+    stage.waiting(waiting)
+    stage.killed(agent)
+    agent = stage.again()
+    assert (stage.control(agent), stage.gate(agent)) == before
+    (client,) = [one for one in agent.api.get("/v1/clients")["clients"] if one["state"] != "waiting"]
+    assert (client["pid"], client["uid"], client["limits"]["threads"]) == (holder.pid, A, 40.0)
+    assert [one["uid"] for one in agent.api.get("/v1/queue")["queue"]] == [B]
     assert holder.ended() == 0
-    exact(stage, B, 20)
-    assert agent.api.problems() == []
+    assert waiting.ended() == 0
+    assert waiting.inside(20), waiting.text()
+    stage.record("client.ended", pid=waiting.pid)
+    for kind in ("client.waiting", "client.connected", "client.ended"):
+        assert sorted(one["pid"] for one in stage.records(kind)) == sorted([holder.pid, waiting.pid]), kind
+    stage.no_problem(agent)
 
 
-def test_the_lines_that_nobody_read_are_on_record_once(stage: Stage) -> None:
-    """A night without an agent, and no gap in what is known of it."""
+def test_what_happened_without_an_agent_is_on_record_once(stage: Stage) -> None:
+    """The gate goes on with whom it was told of last: a night without an agent, and no gap in what is known of it."""
     agent = stage.with_agent(POLICY)
-    killed(stage, agent)
-    for uid in (A, B, A):
-        assert stage.client(uid).ended() == 0
+    first = stage.client(A, "sleep", 3)
+    first.working()
+    left = stage.client(B, "sleep", 60)
+    stage.waiting(left)
+    stage.record("turn.began", uid=A)
+    stage.killed(agent)
+    second = stage.client(A, "sleep", 60)
+    assert second.working(), "the user whose turn it was is served by the gate alone"
+    assert first.ended() == 0
+    left.kill()
     stage.rig.drain()
     ready = sum("Ready" in line for line in stage.rig.logs["control"].lines)
-    agent = again(stage)
-    assert len(agent.found("server.ready")) == ready
-    killed(stage, agent)
-    agent = again(stage)
-    assert len(agent.found("server.ready")) == ready
-    numbers = [event["cursor"] for event in agent.news()]
+    for _ in range(2):
+        agent = stage.again()
+        stage.record("client.connected", pid=second.pid)
+        stage.record("client.ended", pid=first.pid)
+        stage.record("client.left", pid=left.pid)
+        assert len(stage.records("server.ready")) == ready
+        stage.killed(agent)
+    for kind, pids in (("client.connected", [first.pid, second.pid]), ("client.ended", [first.pid])):
+        assert [one["pid"] for one in stage.records(kind)] == pids
+    numbers = [one["seq"] for one in stage.records()]
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_a_drain_outlives_the_agent(stage: Stage) -> None:
-    """An upgrade in the middle of maintenance must not let users back in."""
+def test_after_ten_thousand_records_nothing_is_written_twice(stage: Stage) -> None:
+    """A client that has run for a month: the record of its coming is out of sight."""
     agent = stage.with_agent(POLICY)
-    assert stage.cli(agent, "drain")[0] == 0
-    killed(stage, agent)
-    agent = again(stage)
-    assert agent.api.status()["drain"]["draining"]
-    assert stage.cli(agent, "resume")[0] == 0
-    killed(stage, agent)
-    agent = again(stage)
-    assert not agent.api.status()["drain"]["draining"]
-    stage.parked(agent)
-
-
-def test_when_the_agent_dies_the_defaults_go_back_to_the_floor(stage: Stage) -> None:
-    """It dies after it has armed for A: the next user's server must not start with what was meant for A."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(B, "sleep", 3)
+    holder = stage.client(A, "sleep", 60)
     holder.working()
-    waiting = stage.client(A, "query")
-    waiting.queued()
-    stage.until(lambda: agent.found("action.done", action="SetDefaults", uid=A), "it has armed for A")
-    killed(stage, agent)
-    said = []
-
-    def at_the_floor() -> bool:
-        said.append(stage.rig.ctl("get_default_active_thread_percentage").out.strip())
-        return said[-1] == "10.0"
-
-    stage.until(at_the_floor, "the floor is set by what the agent left behind", 5)
-    assert waiting.ended() == 0
-    assert waiting.inside(10)
-
-
-def test_a_daemon_replaced_by_hand_is_followed(stage: Stage) -> None:
-    """An administrator restarts MPS under the agent."""
-    agent = stage.with_agent(POLICY)
-    old = agent.api.status()["control"]["pid"]
-    assert stage.rig.ctl("quit").rc == 0
-    stage.rig.start("-d")
-    stage.until(lambda: (agent.api.status()["control"] or {}).get("pid") not in (None, old), "another daemon")
-    stage.parked(agent)
-    exact(stage, A, 40)
-    assert agent.api.problems() == []
+    waiting = stage.client(B, "sleep", 60)
+    stage.waiting(waiting)
+    stage.record("client.connected", pid=holder.pid)
+    stage.killed(agent)
+    path = stage.place / "state" / "history.jsonl"
+    newest = stage.records()[-1]
+    with path.open("a") as file:
+        for number in range(10_000):
+            at = newest["at"] + number / 1e6
+            file.write(f'{{"seq":{newest["seq"] + 1 + number},"at":{at},"kind":"log.unknown","text":"{number}"}}\n')
+    agent = stage.again()
+    stage.until(lambda: len(agent.api.get("/v1/clients")["clients"]) == 2, "both are known")
+    for kind, client in (("client.waiting", holder), ("client.connected", holder), ("client.waiting", waiting)):
+        assert len(stage.records(kind, pid=client.pid)) == 1
+    assert stage.records("client.ended") == []
+    holder.kill()
+    assert waiting.working()
+    assert waiting.seen() is not None
 
 
-def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
-    """Somebody's second MPS with the default log directory: its start ends nothing of ours."""
+def test_after_a_rotation_the_next_agent_still_knows_everything(stage: Stage) -> None:
+    """copytruncate removes the daemon's first line: its process, its gate and one question have to be enough."""
     agent = stage.with_agent(POLICY)
     holder = stage.client(A, "sleep", 5)
     holder.working()
+    stage.killed(agent)
+    for name in ("control", "server"):
+        os.truncate(stage.rig.log / f"{name}.log", 0)
+    agent = stage.again()
+    stage.until(lambda: agent.api.status()["servers"], "the server is found by asking MPS")
+    (client,) = agent.api.get("/v1/clients")["clients"]
+    assert (client["pid"], client["limits"]["threads"]) == (holder.pid, 40.0)
+    assert holder.ended() == 0
+    stage.exact(B, 20)
+    stage.no_problem(agent)
+
+
+def test_a_daemon_that_dies_is_replaced_and_who_waits_is_served(stage: Stage) -> None:
+    """Nobody is refused; who was at work has lost his server."""
+    agent = stage.with_agent(POLICY)
+    old = stage.control(agent)
+    holder = stage.client(A, "sleep", 60)
+    holder.working()
+    waiting = stage.client(B)
+    stage.waiting(waiting)
+    rigs.send_signal(old, signal.SIGKILL)
+    assert holder.saw("CUDA_ERROR_MPS_RPC_FAILURE")
+    assert stage.record("client.ended", pid=holder.pid)["outcome"] == "lost"
+    assert waiting.ended() == 0
+    assert waiting.inside(20), waiting.text()
+    assert stage.control(agent) != old
+    stage.no_problem(agent)
+
+
+def test_a_daemon_of_others_on_the_public_directory_is_left_until_it_goes(stage: Stage) -> None:
+    """Whoever installs the agent on a node that works already: said at once, with the way out; its place is taken when
+    it has gone, and its clients are not touched."""
+    stage.policy(POLICY)
+    stage.without_agent()
+    theirs = int((stage.rig.pipe / "nvidia-cuda-mps-control.pid").read_text())
+    client = stage.client(C, "sleep", 3)
+    client.working()
+    agent = stage.again(ready=False)
+    problem = stage.problem(agent, "not by the gate")
+    assert f"process {theirs} of user 0" in problem
+    assert "echo quit | CUDA_MPS_PIPE_DIRECTORY=" in problem
+    assert client.ended() == 0, "it was not disturbed"
+    assert alive(theirs)
+    assert stage.rig.ctl("quit").rc == 0
+    stage.until(lambda: not stage.waits_for(agent), "the agent takes the place")
+    stage.exact(B, 20)
+    stage.no_problem(agent)
+
+
+def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
+    """Somebody's second MPS with the same log directory: its start ends nothing of ours."""
+    agent = stage.with_agent(POLICY)
+    holder = stage.client(A, "sleep", 4)
+    holder.working()
+    ours = stage.control(agent)
     environment = {**stage.rig.environment(), "CUDA_MPS_PIPE_DIRECTORY": str(stage.place / "pipe2")}
     subprocess.run([stage.backend.control, "-d"], env=environment, check=True, timeout=30)
-    stage.until(lambda: any("same log files" in one for one in agent.api.problems()), "it is said")
+    stage.problem(agent, "same log files")
     status = agent.api.status()
-    assert status["clients"] == 1
-    assert status["control"]["socket"].startswith(str(stage.rig.pipe))
+    assert (status["clients"], status["control"]["pid"]) == (1, ours)
     assert holder.ended() == 0
-    exact(stage, B, 20)
+    stage.exact(B, 20)
 
 
-def test_without_its_directory_a_daemon_is_replaced_when_nobody_works_any_more(stage: Stage) -> None:
-    """Somebody cleans /tmp: nobody reaches MPS, so new programs run outside it; those at work keep their work."""
-    agent = stage.with_agent(POLICY + '[hang]\ncontrol = "2s"\n')
-    holder = stage.client(A, "sleep", 6)
-    holder.working()
-    old = agent.api.status()["control"]["pid"]
-    shutil.rmtree(stage.rig.pipe)
-    stage.until(lambda: any("has gone" in one for one in agent.api.problems()), "it is said")
-    assert holder.ended() == 0, holder.text()
-    stage.until(lambda: (agent.api.status()["control"] or {}).get("pid") not in (None, old), "MPS is started anew")
-    stage.parked(agent)
-    exact(stage, B, 20)
-    stage.until(lambda: not agent.api.problems(), "healthy again")
-
-
-def test_without_its_logs_it_says_so_and_users_get_the_floor(stage: Stage) -> None:
-    """MPS never opens them again; an agent that comes then cannot see who waits."""
+def test_a_public_directory_that_goes_is_said(stage: Stage) -> None:
+    """Somebody cleans /tmp: nobody reaches the gate, so new programs run outside MPS; those at work keep their work."""
     agent = stage.with_agent(POLICY)
-    killed(stage, agent)
+    holder = stage.client(A, "sleep", 3)
+    holder.working()
+    shutil.rmtree(stage.rig.pipe)
+    assert "runs outside MPS" in stage.problem(agent, "has gone")
+    assert holder.ended() == 0, holder.text()
+
+
+def test_without_its_logs_it_says_so_and_serves_exactly_all_the_same(stage: Stage) -> None:
+    """MPS never opens them again. Who comes and with which limits is the gate's to know."""
+    agent = stage.with_agent(POLICY)
+    stage.killed(agent)
     for path in Path(stage.rig.log).iterdir():
         path.unlink()
-    agent = again(stage)
-    stage.until(lambda: any("control.log has gone" in one for one in agent.api.problems()), "it is said")
-    client = stage.client(A)
-    assert client.ended() == 0
-    assert client.inside(10), client.text()
+    agent = stage.again()
+    stage.problem(agent, "control.log has gone")
+    stage.exact(A, 40)
     assert stage.cli(agent, "status")[0] == 1
+
+
+def test_a_keeper_that_dies_is_said_and_its_gate_goes_on(stage: Stage) -> None:
+    """The gate itself still serves; both are new when it has gone too."""
+    agent = stage.with_agent(POLICY)
+    keeper, gate = stage.keeper(agent), stage.gate(agent)
+    holder = stage.client(A, "sleep", 5)
+    holder.working()
+    waiting = stage.client(B)
+    stage.waiting(waiting)
+    rigs.send_signal(keeper, signal.SIGKILL)
+    stage.problem(agent, "without its keeper")
+    stage.killed(agent)
+    agent = stage.again()
+    stage.problem(agent, "without its keeper")
+    assert holder.ended() == 0
+    assert waiting.ended() == 0
+    assert waiting.inside(20), waiting.text()
+    rigs.send_signal(gate, signal.SIGKILL)
+    stage.until(lambda: agent.api.status()["gate"]["pid"] not in (None, gate), "another gate")
+    stage.until(lambda: not stage.waits_for(agent), "it is ready")
+    stage.exact(A, 40)
+    stage.no_problem(agent)
+    assert stage.keeper(agent) != keeper
