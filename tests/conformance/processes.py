@@ -80,7 +80,9 @@ def exited(process: subprocess.Popen[bytes], timeout: float) -> bool:
 
 
 def send_signal(pid: int, number: int) -> bool:
-    """Signal a process through a pidfd; False if it is gone."""
+    """Signal a process through a pidfd; False if it is gone, or none was found: 0 would be everybody here."""
+    if pid <= 0:
+        return False
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
