@@ -28,6 +28,10 @@ def gone(pid: int) -> bool:
     return False
 
 
+def gone_now(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
 def modes(directory: Path) -> dict[str, str]:
     return {path.name: stat.filemode(path.lstat().st_mode) for path in directory.iterdir()}
 
@@ -243,5 +247,6 @@ def test_a_hundred_changes_of_user(mps: Mps) -> None:
     before = len(os.listdir(f"/proc/{daemon}/fd"))
     for turn in range(100):
         assert mps.client((A, B)[turn % 2], "query").end() == 0
+        assert not gone_now(daemon), mps.log("control.log")[-3000:]
     assert len(os.listdir(f"/proc/{daemon}/fd")) <= before + 3
     assert len(os.listdir(mps.processes)) <= 2
