@@ -14,6 +14,8 @@ from mpsagent.core.model import Server
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View, limits_text, same_limits
 
+FIRST = 5.0
+"""Seconds from Ready in which a client is one of those that the server was started for."""
 PROMISE = "promise 1: every client gets exactly its policy"
 
 
@@ -32,7 +34,10 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     for server in servers.values():
         if server.pid in seen or not server.reported or server.ready is None or not view.limits_enforced:
             continue
-        given = [client.limits for client in view.state.clients_of(server.pid)]
+        clients = view.state.clients_of(server.pid)
+        given = [client.limits for client in clients if client.since <= server.ready + FIRST]
+        if clients and not given:  # its first ones have gone
+            seen |= {server.pid}
         if not given:  # its first client's hand-over is not finished, or nobody is served by it
             continue
         seen |= {server.pid}

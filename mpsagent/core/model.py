@@ -222,7 +222,7 @@ class State:
 
     def candidates(self, client: Client) -> tuple[Server, ...]:
         """Servers where this client may have a context."""
-        return tuple(s for s in self.servers.values() if s.status is not Status.INITIALIZING and self.fits(client, s))
+        return tuple(server for server in self.servers.values() if self.fits(client, server))
 
     def clients_of_user(self, uid: int) -> tuple[Client, ...]:
         return tuple(c for c in self.clients.values() if c.uid == uid)

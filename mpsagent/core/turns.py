@@ -61,6 +61,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     happened: list[tr.Transition] = []
     wakes: list[float] = []
     memory, happened = _adopt(view, memory, now)
+    if memory.turn is not None and view.turn is None:  # its own clients do not contest it
+        view = replace(view, turn=memory.turn)
     if memory.turn is not None:
         memory, made, asked, told, at = _present(view, memory, now)
         todo += made
@@ -249,6 +251,8 @@ def _next(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Acti
     if not waiting or state.drain is not None or not view.control_alive or view.given_up is not None:
         return memory, [], [], []
     if state.control is not None and state.control.quitting is not None:
+        return memory, [], [], []
+    if not view.settled:  # somebody whom an earlier table let in may be on his way through the gate
         return memory, [], [], []
     uid = waiting[0]
     if uid not in state.identities:

@@ -146,16 +146,20 @@ class View:
 
     def shut_out(self, uid: int) -> bool:
         """No process of this user can pass the gate: a table without the user is in force there."""
-        gate = self.state.gate
-        if gate is None or self.sent is None:
+        if self.sent is None or not self.settled:
             return False
-        number, table = self.sent
-        return gate.applied >= number and not (table.open and any(one.uid == uid for one in table.users))
+        table = self.sent[1]
+        return not (table.open and any(one.uid == uid for one in table.users))
+
+    @property
+    def settled(self) -> bool:
+        """The table that the gate was told last is in force."""
+        gate = self.state.gate
+        return gate is not None and self.sent is not None and gate.applied >= self.sent[0]
 
     def let_in(self, uid: int) -> bool:
         """The gate lets this user in now, and has said so."""
-        gate = self.state.gate
-        if gate is None or self.sent is None or gate.applied < self.sent[0]:
+        if self.sent is None or not self.settled:
             return False
         table = self.sent[1]
         return table.open and any(one.uid == uid and not one.known_only for one in table.users)

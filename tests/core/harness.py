@@ -295,12 +295,13 @@ class Stage:
         assert proc is None or proc.start != action.start or proc.server is None or not proc.made, action
 
     def _signal(self, action: act.SignalClient | act.SignalHeld) -> bool:
+        """By the pidfd that was taken at the gate: a process that has ended gets nothing, whoever has its pid now."""
+        key = action.pid, action.start
+        came = self.gate.came if isinstance(action, act.SignalHeld) else self.gate.ever
+        assert came.get(key) == action.uid, f"it never passed the gate: {action}"
         proc = self.procs.get(action.pid)
-        if proc is None:
+        if proc is None or proc.start != action.start:
             return False
-        assert (proc.uid, proc.start) == (action.uid, action.start), f"a wrong process is signalled: {action} {proc}"
-        if isinstance(action, act.SignalClient):
-            assert proc.key in self.gate.connections, f"it never passed the gate: {action}"
         if action.signal == signal.SIGCONT:
             proc.stopped = False
             return True

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
-from hypothesis import event, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
@@ -146,7 +146,6 @@ def test_every_client_gets_exactly_its_policy_and_its_turn(
         assert one.limits == stage.limits(one.uid), one
     assert stage.mps.overlaps == []
     assert stage.gate.turned_away == []
-    event(f"served: {min(len(stage.served), 10)}")
 
 
 @settings(max_examples=250, deadline=None)

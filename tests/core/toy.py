@@ -285,12 +285,16 @@ class Gate:
         self.handing: Connection | None = None
         self.numbers = count(1)
         self.given: list[Given] = []
+        self.came: dict[Process, int] = {}
+        self.ever: dict[Process, int] = {}
+        """User of each process that ever came, that ever passed."""
         self.turned_away: list[int] = []
         self._pumping = False
 
     def knock(self, proc: Proc) -> int:
         one = Connection(next(self.numbers), proc, self.clock.now)
         self.held[one.number] = one
+        self.came[proc.key] = proc.uid
         self.tell(self._knock(one))
         self.pump()
         return one.number
@@ -385,6 +389,7 @@ class Gate:
         elif ok:
             del self.held[one.number]
             self.known[proc.key] = proc
+            self.ever[proc.key] = proc.uid
             self.connections[proc.key] = self.connections.get(proc.key, 0) + 1
             self.passed[proc.key] = self.passed.get(proc.key, (now, limits))[0], limits
             self.given.append(Given(now, proc.pid, proc.uid, limits))

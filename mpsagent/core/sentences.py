@@ -1,0 +1,275 @@
+"""Records as sentences: what happened, to whom, why, and what came of it. Pure; for the API, the command line and logs.
+
+A record is what the history keeps: ``kind`` and its fields. Texts of others (process names, MPS's answers) are passed
+on as they are: who prints them makes them safe.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpsagent.mps.units import duration_text, limit_text
+
+Record = Mapping[str, Any]
+Names = Callable[[int], str | None]
+"""The name of a uid, None where it is not known."""
+_USER = re.compile(r"\b(?:user|uid) (\d{1,10})\b", re.ASCII)
+_USERS = re.compile(r"\busers: (\d[\d, ]*)", re.ASCII)
+_OWN = frozenset({"cursor", "seq", "at", "kind", "sentence", "user", "rule", "policy", "enforce", "start", "begun"})
+
+
+def sentence(record: Record, names: Names = lambda uid: None) -> str:
+    """One line, never empty. A record of a later version, or one with fields that are missing, is told plainly."""
+    kind = str(record.get("kind", ""))
+    try:
+        if kind in ("action", "action.done"):
+            return _action(record, names)
+        rule = _SENTENCES.get(kind)
+        if rule is not None:
+            return rule(_Words(record, names))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    return _plain(record, names)
+
+
+class _Words:
+    """A record's parts in words."""
+
+    def __init__(self, record: Record, names: Names) -> None:
+        self.record, self.names = record, names
+
+    def __getitem__(self, key: str) -> Any:
+        return self.record[key]
+
+    def get(self, key: str) -> Any:
+        return self.record.get(key)
+
+    def user(self, key: str = "uid") -> str:
+        return _user(self.record.get(key), self.names)
+
+    def of_user(self) -> str:
+        """`` of alice``, or nothing where the record has no user."""
+        return "" if self.record.get("uid") is None else f" of {self.user()}"
+
+    def text(self, key: str = "reason") -> str:
+        return named(str(self.record.get(key, "")), self.names)
+
+    def span(self, key: str) -> str:
+        return duration_text(float(self.record[key]))
+
+
+def named(text: str, names: Names) -> str:
+    """``user 1001`` and ``users: 1001, 1002`` with their names, where these are known."""
+
+    def one(match: re.Match[str]) -> str:
+        return names(int(match[1])) or match[0]
+
+    def several(match: re.Match[str]) -> str:
+        return "users: " + ", ".join(names(int(uid)) or uid for uid in re.findall(r"\d+", match[1]))
+
+    return _USERS.sub(several, _USER.sub(one, text))
+
+
+def limits_words(value: Any) -> str:
+    """``20 %, 1G``; several devices with equal limits are said once."""
+    if not isinstance(value, Mapping) or value.get("threads") is None:
+        return "-"
+    memory = value.get("memory") or {}
+    texts = [limit_text(int(size)) for size in memory.values()]
+    if not texts:
+        size = "no memory limit"
+    elif len(set(texts)) == 1:
+        size = texts[0] + (" on each GPU" if len(texts) > 1 else "")
+    else:
+        size = " ".join(f"{device}={text}" for device, text in zip(memory, texts, strict=True))
+    return f"{float(value['threads']):g} %, {size}"
+
+
+def _user(uid: Any, names: Names) -> str:
+    if not isinstance(uid, int):
+        return "an unknown user"
+    return names(uid) or ("root" if uid == 0 else f"user {uid}")
+
+
+# --- what happened ----------------------------------------------------------------------------------------------------
+
+
+def _client_ended(w: _Words) -> str:
+    how = {
+        "faulted": ", with a sticky error",
+        "ended": ", ended by mpsagent",
+        "lost": ": its server had ended under it",
+    }.get(str(w.get("outcome")), "")
+    return f"client {w['pid']}{w.of_user()} ended after {w.span('seconds')}{how}"
+
+
+def _connected(w: _Words) -> str:
+    strict = " (the fail-safe limits)" if w.get("fail_safe") else ""
+    waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
+    return f"process {w['pid']}{w.of_user()} was let in{waited} with {limits_words(w['limits'])}{strict}"
+
+
+def _handover_failed(w: _Words) -> str:
+    then = "it cannot be served any more" if w["lost"] else "it is held and tried again"
+    return f"process {w['pid']}{w.of_user()} was not handed over ({w['stage']}: {w['why']}); {then}"
+
+
+def _turn_began(w: _Words) -> str:
+    gap = "" if w.get("gap") is None else f", {w.span('gap')} after the user before"
+    return f"the GPU goes to {w.user()}{gap}"
+
+
+def _turn_ended(w: _Words) -> str:
+    return f"the turn of {w.user()} is over after {w.span('seconds')}{', by the policy' if w['forced'] else ''}"
+
+
+def _quitting(w: _Words) -> str:
+    until = "when its last client has gone" if w.get("timeout") is None else f"within {w['timeout']} s"
+    return f"the control daemon has accepted a quit and ends {until}"
+
+
+def _server_ended(w: _Words) -> str:
+    status = w.get("status")
+    return f"server {w['pid']}{w.of_user()} has ended{f' with status {status}' if status else ''}"
+
+
+def _start_failed(w: _Words) -> str:
+    count = "" if w["count"] == 1 else f" ({w['count']} in a row)"
+    return f"server {w['pid']} did not start{count}: {w.text() or 'MPS gives no reason'}"
+
+
+def _fault_over(w: _Words) -> str:
+    if w["recovered"]:
+        return f"server {w['server']} recovered from its fault after {w.span('seconds')}"
+    return f"server {w['server']} ended {w.span('seconds')} after its fault"
+
+
+def _loaded(w: _Words) -> str:
+    return f"the policy was loaded from {', '.join(w['files']) or 'the defaults'} ({str(w['digest'])[:12]})"
+
+
+def _rejected(w: _Words) -> str:
+    errors = w["errors"]
+    more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
+    return f"the policy was rejected, the one before stays in force: {errors[0]}{more}"
+
+
+def _bypass(w: _Words) -> str:
+    return f"process {w['pid']}{w.of_user()} uses the GPU outside MPS, without limits"
+
+
+def _drain(w: _Words) -> str:
+    timeout = w.get("timeout")
+    until = "" if timeout is None else f"; what still runs after {duration_text(float(timeout))} is ended"
+    return f"{w.user('by')} ordered a drain: nothing new is let in{until}"
+
+
+_SENTENCES: dict[str, Callable[[_Words], str]] = {
+    "control.started": lambda w: f"control daemon {w['pid']} runs",
+    "control.ended": lambda w: f"control daemon {w['pid']} has ended",
+    "control.quitting": _quitting,
+    "control.adopted": lambda w: f"control daemon {w['pid']} was running already and was adopted",
+    "control.restart_ordered": lambda w: f"{w.user('by')} ordered a restart of the control daemon",
+    "server.starting": lambda w: f"server {w['pid']}{w.of_user()} is starting",
+    "server.ready": lambda w: f"server {w['pid']}{w.of_user()} is ready",
+    "server.ended": _server_ended,
+    "server.start_failed": _start_failed,
+    "server.full": lambda w: f"server {w['server']} is full ({w['limit']} clients)",
+    "server.fault": lambda w: f"server {w['server']}{w.of_user()} is in FAULT and takes no new clients",
+    "server.fault_over": _fault_over,
+    "client.waiting": lambda w: f"process {w['pid']}{w.of_user()} waits at the gate",
+    "client.left": lambda w: f"process {w['pid']}{w.of_user()} went away after waiting {w.span('waited')}",
+    "client.connected": _connected,
+    "client.ended": _client_ended,
+    "client.refused": lambda w: f"process {w['pid']}{w.of_user()} was refused: {w.text('why')}",
+    "client.handover_failed": _handover_failed,
+    "client.sticky": lambda w: f"client {w['pid']} of server {w['server']} has a sticky error",
+    "client.end_ordered": lambda w: f"{w.user('by')} ordered the end of client {w['pid']}{w.of_user()}",
+    "turn.began": _turn_began,
+    "turn.ended": _turn_ended,
+    "gate.connected": lambda w: f"the gate (process {w['pid']}) is connected",
+    "gate.lost": lambda w: "the connection to the gate is lost; it goes on as it was told last",
+    "gate.handshake_unknown": lambda w: (
+        f"the control daemon's greeting is not known ({w['greeting']}): clients are passed on untouched"
+    ),
+    "limits.unconfirmed": lambda w: f"MPS did not confirm the limits of {w.user()}: {w['why']}",
+    "front_end": lambda w: f"{w.user()} (process {w['pid']}) told the control daemon: {w['command']}",
+    "log.unknown": lambda w: f"a line of {w['source']}.log was not understood: {w['text']}",
+    "policy.loaded": _loaded,
+    "policy.rejected": _rejected,
+    "bypass": _bypass,
+    "drain.ordered": _drain,
+    "drain.resumed": lambda w: f"{w.user('by')} ended the drain",
+}
+
+
+# --- what the agent did -----------------------------------------------------------------------------------------------
+
+
+def _admissions(w: _Words) -> str:
+    table = w["admissions"]
+    users = [_user(uid, w.names) for uid in table["users"]]
+    if not table["open"] or not users:
+        return "told the gate to hold everybody"
+    return f"told the gate to let in {', '.join(users[:5])}{' and others' if len(users) > 5 else ''}"
+
+
+def _signal_name(number: Any) -> str:
+    try:
+        return signal.Signals(int(number)).name
+    except ValueError:
+        return f"signal {number}"
+
+
+_PHRASES: dict[str, Callable[[_Words], str]] = {
+    "SetAdmissions": _admissions,
+    "RefuseConnection": lambda w: f"refused process {w['pid']}{w.of_user()}",
+    "ReleaseClient": lambda w: f"released client {w['pid']}{w.of_user()}",
+    "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
+    "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
+    "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",
+    "SignalHeld": lambda w: f"sent {_signal_name(w['signal'])} to process {w['pid']}{w.of_user()} at its hand-over",
+    "KillServer": lambda w: f"killed server {w['server']}",
+    "Resume": lambda w: f"continued the stopped process {w['pid']}",
+    "QuitControl": lambda w: f"told the control daemon to quit within {w['timeout']} s",
+    "KillControl": lambda w: "killed the control daemon",
+    "StartControl": lambda w: "started the control daemon",
+    "Reconcile": lambda w: "asked the control daemon for its servers",
+    "RunHook": lambda w: f"ran the hook {w['program']}",
+}
+_ADMISSION_REASONS = ("admitted users:", "everybody is held")
+
+
+def _action(record: Record, names: Names) -> str:
+    w = _Words(record, names)
+    name = str(record.get("action", "an action"))
+    phrase = _PHRASES[name](w) if name in _PHRASES else name
+    if record.get("enforce") is False:
+        phrase = f"not enforced, would have {phrase}"
+    reason = w.text()
+    if name in ("SignalClient", "SignalHeld"):
+        reason = reason.rpartition("; ")[0] or reason  # it says itself which signal to whom
+    if name == "SetAdmissions" and reason.startswith(_ADMISSION_REASONS):
+        reason = ""
+    text = f"{phrase}: {reason}" if reason else phrase
+    if record.get("kind") == "action":
+        return f"{text} (begun)"
+    answer = w.text("text").strip()
+    if record.get("ok") is False:
+        return f"{text}; this FAILED{f': {answer}' if answer else ''}"
+    return text
+
+
+def _plain(record: Record, names: Names) -> str:
+    """A kind that no rule knows: its reason or text, then the other fields."""
+    w = _Words(record, names)
+    said = w.text("reason") or w.text("text")
+    if said:
+        return said
+    rest = ", ".join(
+        f"{key} {value}" for key, value in record.items() if key not in _OWN and value not in (None, "", [], {})
+    )
+    return f"{record.get('kind') or 'an event'}{f': {rest}' if rest else ''}"
