@@ -458,6 +458,7 @@ class Agent(Recorder):
         if self._kept is None:
             self.store.put("ending", kept.ending_rows(self.core))
             self.store.put("turn", kept.turn_row(self.core))
+            self.store.put("served", kept.served_rows(self.core))
 
     def _dispatch(self, action: act.Action, now: float) -> None:
         self.counts[type(action).__name__] += 1

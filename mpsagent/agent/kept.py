@@ -33,6 +33,11 @@ def turn_row(core: Core) -> list[Any] | None:
     return None if turn is None else [turn.uid, turn.since, turn.contested, turn.warned, turn.ending]
 
 
+def served_rows(core: Core) -> list[list[Any]]:
+    """Who had a turn and waits again: behind those who came meanwhile."""
+    return [[uid, at] for uid, at in core.memories.turns.served.items()]
+
+
 def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
     """Maintenance goes on: an upgrade in the middle of it must not let users back in."""
     with suppress(KeyError, TypeError, ValueError):
@@ -57,7 +62,10 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input])
     """Before the engine decides for the first time: the turn goes on where the earlier agent was with it, when its user
     has a client among what the gate has ``told``."""
     with suppress(ValueError, TypeError, KeyError):
+        served = {int(uid): float(at) for uid, at in kept["served"][:MOST]}
+        core.memories = replace(core.memories, turns=Memory(served=served))
+    with suppress(ValueError, TypeError, KeyError):
         uid, since, contested, warned, end = kept["turn"]
         turn = Turn(int(uid), float(since), *(None if at is None else float(at) for at in (contested, warned, end)))
         if any(isinstance(one, inp.Known) and one.peer.uid == turn.uid for one in told):
-            core.memories = replace(core.memories, turns=Memory(turn=turn))
+            core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn))

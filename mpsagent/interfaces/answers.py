@@ -10,10 +10,10 @@ from typing import Any
 import mpsagent
 from mpsagent.agent import requests
 from mpsagent.agent.host import Agent
+from mpsagent.core.sentences import sentence
 from mpsagent.interfaces import views, waits
 from mpsagent.interfaces.backend import CursorGone, Json, Problem
 from mpsagent.interfaces.recent import Recent
-from mpsagent.interfaces.sentences import sentence
 from mpsagent.policy.identity import Identity
 
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.interfaces.sentences import limits_words
+from mpsagent.core.sentences import limits_words
 from mpsagent.mps.units import duration_text, limit_text
 
 Json = dict[str, Any]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import signal
+import socket as socketlib
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,7 +21,7 @@ from mpsagent.agent.settings import Settings
 from mpsagent.agent.startup import at_work, hopeless
 from mpsagent.interfaces.answers import Answers, one_line
 from mpsagent.interfaces.api import Api
-from mpsagent.interfaces.listen import bind, inherited
+from mpsagent.interfaces.listen import administrators_path, bind, bind_administrators, inherited, split
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.control_child import ControlChild
@@ -111,7 +112,8 @@ async def _serve(settings: Settings) -> int:
     loop.add_signal_handler(signal.SIGHUP, reload.set)
     try:
         held = _lock(settings)
-        sock = next(iter(inherited()), None) or bind(Path(settings.socket))
+        sock, admin = split(inherited(), Path(settings.socket))
+        sock = sock or bind(Path(settings.socket))
     except (OSError, AlreadyLocked) as error:
         log.error("the agent cannot start", reason=str(error))
         return 1
@@ -123,7 +125,7 @@ async def _serve(settings: Settings) -> int:
     try:
         if not await _started(agent, settings, stop):
             return 0
-        await api.start(sock)
+        await api.start(sock, admin or _administrators(agent, Path(settings.socket)))
         await _opened(agent, stop)
         notifier.tell("READY=1", f"STATUS={one_line(agent)}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
@@ -140,8 +142,17 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
+def _administrators(agent: Agent, path: Path) -> socketlib.socket | None:
+    """The administrators' own socket; without it root has a reserve on the public one."""
+    try:
+        return bind_administrators(administrators_path(path), agent.policy.admin_group)
+    except OSError as error:
+        log.warning("no socket for administrators", reason=str(error))
+        return None
+
+
 async def _started(agent: Agent, settings: Settings, stop: asyncio.Event) -> bool:
-    """Start it, unless somebody wants it stopped before that is done."""
+    """Start it, unless it is to be stopped before that is done."""
     starting = asyncio.ensure_future(agent.start(_supervisor(settings)))
     stopped = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopped), return_when=asyncio.FIRST_COMPLETED)
@@ -156,15 +167,15 @@ async def _started(agent: Agent, settings: Settings, stop: asyncio.Event) -> boo
 
 
 async def _opened(agent: Agent, stop: asyncio.Event) -> None:
-    """Wait until users may come: who runs CUDA before the door is open runs outside MPS, and no unit that is ordered
-    after this one may. Not for ever, and not at all where only a person can help."""
+    """Wait until clients are served, for units that are ordered after this one. Not for ever, and not at all where only
+    a person can help."""
     until = asyncio.get_running_loop().time() + OPENING
     while not (at_work(agent) or hopeless(agent) or stop.is_set()) and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(0.01)
 
 
 async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
-    """Keep systemd informed until somebody stops us. The watchdog hears from us only while the loop turns."""
+    """Keep systemd informed until we are stopped. The watchdog hears from us only while the loop turns."""
     every = min(1.0, notifier.watchdog / 3) if notifier.watchdog else 1.0
     said = ""
     while not stop.is_set():

@@ -13,8 +13,8 @@ from typing import Any
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
+from mpsagent.core.sentences import sentence
 from mpsagent.interfaces.log_as_gate import LogAsGate
-from mpsagent.interfaces.sentences import sentence
 from mpsagent.interfaces.views import iso
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device

@@ -107,7 +107,9 @@ def text_line(record: MutableMapping[str, Any]) -> str:
     now = time.time()
     clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
     kind, level = str(record.pop("event", "")), str(record.pop("level", "info"))
-    return f"{clock} {level:<7} {_safe(kind):<20} {_rest(record)}".rstrip() + "\n"
+    said = record.pop("sentence", None)
+    text = _rest(record) if said is None else _printable(str(said))
+    return f"{clock} {level:<7} {_safe(kind):<20} {text}".rstrip() + "\n"
 
 
 class _Journal:
@@ -127,9 +129,11 @@ class _Journal:
 
 def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
     """A record in journald's native protocol; values are cut and may hold anything."""
-    reason = record.get("reason") or record.get("text")
+    reason = record.get("sentence") or record.get("reason") or record.get("text")
+    if reason and "sentence" not in record:
+        reason = f"{kind}: {reason}"
     fields: dict[str, object] = {
-        "MESSAGE": f"{kind}: {reason}" if reason else f"{kind} {_rest(record)}".strip(),
+        "MESSAGE": reason or f"{kind} {_rest(record)}".strip(),
         "PRIORITY": min(_PRIORITIES.get(level, 6), 4 if kind in _GRAVE or record.get("ok") is False else 7),
         "SYSLOG_IDENTIFIER": "mpsagent",
         "MPSAGENT_EVENT": kind,
@@ -153,6 +157,11 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
 
 def _rest(record: Mapping[str, Any]) -> str:
     return " ".join(f"{_safe(str(key))}={json.dumps(value, default=str)}" for key, value in record.items())
+
+
+def _printable(text: str) -> str:
+    """Names and texts of others reach a terminal without anything that steers it."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _safe(text: str) -> str:

@@ -24,7 +24,7 @@ from mpsagent.interfaces import listen, views
 from mpsagent.interfaces.api import Api
 from mpsagent.interfaces.backend import CursorGone, Problem
 from mpsagent.interfaces.peers import Bounds
-from mpsagent.interfaces.sentences import sentence
+from mpsagent.core.sentences import sentence
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
-from mpsagent.interfaces.sentences import _PHRASES, _SENTENCES, named, sentence
+from mpsagent.core.sentences import _PHRASES, _SENTENCES, named, sentence
 from mpsagent.mps.limits import Limits
 
 NAMES = {1001: "alice", 1002: "bob", 0: "root"}.get
