@@ -1,0 +1,211 @@
+"""What an agent keeps for the next one, and what it writes down of the time between them: nothing lost, nothing twice,
+and nothing done to a process that was not meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpsagent.agent import kept, missed
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from mpsagent.core.engine import Core
+from mpsagent.core.inputs import Peer
+from mpsagent.mps.limits import Limits
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+
+NOW = 1000.0
+ALICE, BOB = Peer(71, 1001, 1001, 5), Peer(72, 1002, 1002, 6)
+
+
+def core(text: str = '[switch]\nafter = "10s"\ngrace = "20s"\n') -> Core:
+    """With two users whose names are known, a control daemon and a gate that has not told anything yet."""
+    policy, errors = load([("p", "[limits]\nthreads = 20\n" + text)])
+    assert policy is not None, errors
+    found = Core()
+    identities = {1001: Identity(1001, "alice"), 1002: Identity(1002, "bob")}
+    found.absorb([
+        inp.PolicyChanged(NOW, policy), inp.PeopleKnown(NOW, identities), inp.ControlRuns(NOW, 50, NOW - 1, "/p/control"),
+    ])  # fmt: skip
+    return found
+
+
+def told(*more: inp.Input) -> list[inp.Input]:
+    return [inp.GateConnected(NOW, 60), *more, inp.GateSynced(NOW)]
+
+
+def at_work(peer: Peer = ALICE, since: float = 900.0) -> inp.Known:
+    return inp.Known(NOW, peer, since, Limits(20.0))
+
+
+def holder(one: Core, events: list[inp.Input]) -> int:
+    """Whose turn it is once the gate works by what it is told."""
+    actions = one.receive_all(events, NOW).actions
+    for action in actions:
+        if isinstance(action, act.SetAdmissions):
+            one.receive(inp.Applied(NOW, action.number), NOW)
+    turn = one.view().turn
+    assert turn is not None
+    return turn.uid
+
+
+def kinds(actions: tuple[act.Action, ...]) -> list[str]:
+    return [one.kind if isinstance(one, act.Report) else type(one).__name__ for one in actions]
+
+
+# --- a drain ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_drain_goes_on() -> None:
+    (order,) = kept.drain({"drain": {"since": 10.0, "until": 70.0}}, NOW)
+    assert order == inp.DrainOrdered(NOW, 10.0, 70.0)
+    assert kept.drain({"drain": {"since": 10, "until": None}}, NOW) == [inp.DrainOrdered(NOW, 10.0, None)]
+    assert kept.drain({}, NOW) == []
+
+
+@pytest.mark.parametrize("broken", [None, 7, [], {"since": 1.0}, {"since": "x", "until": None}, {"until": 3.0}])
+def test_what_is_no_drain_is_none(broken: object) -> None:
+    assert kept.drain({"drain": broken}, NOW) == []
+
+
+# --- who is being ended -----------------------------------------------------------------------------------------------
+
+
+def ladder(asked: bool, peer: Peer = ALICE, start: int | None = None) -> dict[str, Any]:
+    row = [peer.pid, peer.start if start is None else start, peer.uid, "its turn is over", "switch.after", asked]
+    return {"ending": [row]}
+
+
+def resumed(kept_values: dict[str, Any], *clients: inp.Input) -> tuple[act.Action, ...]:
+    one = core()
+    return one.receive_all([*told(*clients), kept.ending(kept_values, NOW)], NOW).actions
+
+
+def test_what_mps_was_asked_is_not_asked_again() -> None:
+    """A second terminate_client hangs the daemon until the process exits (conformance scenario X8)."""
+    actions = resumed(ladder(asked=True), at_work())
+    (signal,) = [one for one in actions if isinstance(one, act.SignalClient)]
+    assert (signal.pid, signal.start, signal.signal) == (ALICE.pid, ALICE.start, 15)
+    assert "TerminateClient" not in kinds(actions)
+
+
+def test_no_other_process_is_put_on_the_ladder() -> None:
+    """Numbers are used again, and users differ."""
+    hits = {"SignalClient", "TerminateClient", "RunHook"}
+    assert not hits & set(kinds(resumed(ladder(True, start=4), at_work()))), "another process with that number"
+    assert not hits & set(kinds(resumed(ladder(True), at_work(ALICE._replace(uid=1002))))), "of another user"
+    assert not hits & set(kinds(resumed(ladder(True)))), "it has ended"
+
+
+@pytest.mark.parametrize("broken", [None, 7, "x", [7], [["x"] * 6], [[1, 2]], {"a": 1}])
+def test_what_is_no_ladder_is_none(broken: object) -> None:
+    assert kept.ending({"ending": broken}, NOW).ending == ()
+
+
+def test_what_is_kept_is_what_the_next_one_reads() -> None:
+    """Both ends of the file together."""
+    one = core()
+    one.receive_all(told(at_work()), NOW)
+    one.receive(inp.EndClient(NOW, ALICE.pid, 0, True), NOW)
+    rows = kept.ending_rows(one)
+    assert [row[:3] for row in rows] == [[ALICE.pid, ALICE.start, ALICE.uid]]
+    assert kept.ending({"ending": rows}, NOW).ending[0][:3] == (ALICE.pid, ALICE.start, ALICE.uid)
+
+
+# --- whose turn it is -------------------------------------------------------------------------------------------------
+
+
+def waits(since: float = 980.0) -> inp.Knocked:
+    return inp.Knocked(NOW, 1, BOB, since)
+
+
+def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() -> None:
+    """Otherwise an agent that is restarted now and then lets a turn last for ever."""
+    first = core()
+    first.receive_all(told(at_work(), waits()), NOW)
+    row = kept.turn_row(first)
+    assert row is not None
+    assert row[:4] == [1001, 900.0, 980.0, NOW], "warned now, ten seconds after bob came"
+    second, later, events = core(), NOW + 15.0, told(at_work(), waits())
+    kept.take_up_turn(second, {"turn": row}, events)
+    assert "turn.warning" not in kinds(second.receive_all(events, later).actions)
+    assert "turn.ending" in kinds(second.tick(NOW + 20.1).actions), "20 s after the first warning"
+    third = core()
+    assert "turn.warning" in kinds(third.receive_all(events, later).actions), "without what was kept it would be"
+
+
+def test_a_turn_of_a_user_who_has_gone_is_over() -> None:
+    """Kept for a user without a client it would hold up everybody."""
+    one, events = core(), told(waits())
+    kept.take_up_turn(one, {"turn": [1001, 900.0, 980.0, 990.0, None]}, events)
+    assert holder(one, events) == 1002
+
+
+def test_who_had_a_turn_stays_behind_who_came_meanwhile() -> None:
+    """The order of the queue outlives the agent."""
+    one, events = core(), told(inp.Knocked(NOW, 1, ALICE, 940.0), waits(950.0))
+    kept.take_up_turn(one, {"served": [[1001, 960.0]]}, events)
+    assert holder(one, events) == 1002
+    assert [1001, 960.0] in kept.served_rows(one)
+
+
+@pytest.mark.parametrize("broken", [None, 7, "x", [], [1001], [1001, "x", None, None, None], {"a": 1}])
+def test_what_is_no_turn_is_none(broken: object) -> None:
+    one = core()
+    before = one.memories
+    kept.take_up_turn(one, {"turn": broken, "served": broken or None}, told(at_work()))
+    assert one.memories is before
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def records(*rows: tuple[str, float, dict[str, Any]], first: int = 1) -> list[dict[str, Any]]:
+    return [{"seq": first + n, "kind": kind, "at": at, **fields} for n, (kind, at, fields) in enumerate(rows)]
+
+
+WAITS = ("client.waiting", 890.0, {"pid": 71, "uid": 1001, "connection": 3})
+WORKS = ("client.connected", 900.001, {"pid": 71, "uid": 1001, "waited": 10.0})
+
+
+def written(known: list[dict[str, Any]], *events: inp.Input) -> list[tr.Transition]:
+    one = core()
+    one.receive_all(told(*events), NOW)
+    return missed.missed(missed.open_ends(known), one.state, told(*events), NOW)
+
+
+def test_who_is_on_record_is_not_written_again() -> None:
+    assert written(records(WAITS, WORKS), at_work()) == []
+    known = missed.open_ends(records(WAITS))
+    assert not missed.is_new(known, tr.ClientWaiting(890.0, 71, 1001, 3))
+    assert missed.is_new(known, tr.ClientWaiting(891.0, 71, 1001, 4)), "another wait of the same process"
+
+
+def test_who_came_and_went_without_an_agent_is_written_once() -> None:
+    (one,) = written(records(), at_work())
+    assert isinstance(one, tr.ClientConnected)
+    assert (one.at, one.pid) == (900.0, 71)
+    (one,) = written(records(WORKS))
+    assert isinstance(one, tr.ClientEnded)
+    assert (one.pid, one.uid, one.outcome) == (71, 1001, "unknown")
+    assert one.seconds == pytest.approx(NOW - 900.0, abs=0.1)
+    (one,) = written(records(WAITS))
+    assert isinstance(one, tr.ClientLeft)
+    assert written(records(WORKS, ("client.ended", 950.0, {"pid": 71, "uid": 1001}))) == []
+
+
+def test_a_number_that_is_used_again_is_another_client() -> None:
+    """The first has ended and the second has come while nobody looked."""
+    found = written(records(WORKS), at_work(ALICE._replace(start=9), 950.0))
+    assert [type(one).__name__ for one in found] == ["ClientConnected", "ClientEnded"]
+
+
+def test_what_is_older_than_all_records_in_sight_is_on_record() -> None:
+    """10,000 are; a client may have run for a month."""
+    known = records(("turn.began", 950.0, {"uid": 1002}), first=777)
+    assert written(known, at_work()) == []
+    assert not missed.is_new(missed.open_ends(known), tr.ClientWaiting(890.0, 71, 1001, 3))
+    assert missed.is_new(missed.open_ends(known), tr.ClientWaiting(960.0, 71, 1001, 3))
