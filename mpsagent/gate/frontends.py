@@ -129,6 +129,12 @@ class FrontEnd:
         Farewell(self._owner.loop, self._channel.detach(), status)
 
     def _receive(self, data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
+        try:
+            self._hear(data)
+        except Exception:  # a front-end that finds a fault of ours ends its own connection, and nothing else
+            self._end(1)
+
+    def _hear(self, data: bytes) -> None:
         if self._length is None:
             self._length = length_of(data)
             if not self._length:  # its end, or what NVIDIA's daemon takes for one

@@ -110,15 +110,16 @@ class Kept:
         if descriptor is not None:
             _close(descriptor)
 
-    def forget_hung_up(self) -> None:
-        """Before a start: who has gone in between need not be given to the gate."""
+    def forget_the_dead(self) -> None:
+        """Before a start: processes that have ended need not be given to the gate."""
         poll = select.poll()
-        for descriptor in self._descriptors.values():
-            poll.register(descriptor, 0)
-        gone = {descriptor for descriptor, event in poll.poll(0) if event & (select.POLLHUP | select.POLLNVAL)}
-        for name, descriptor in self.items():
+        for name, descriptor in self._descriptors.items():
             # what a client sent before it hung up may say that it has its descriptor: the gate looks at those itself
-            if descriptor in gone and name.startswith("k"):
+            if name.startswith("k"):
+                poll.register(descriptor, select.POLLIN)
+        gone = {descriptor for descriptor, _ in poll.poll(0)}
+        for name, descriptor in self.items():
+            if descriptor in gone:
                 self.drop(name)
 
 
@@ -170,7 +171,8 @@ class Keeper:
             now = time.monotonic()
             if not self._child and now >= start_at:
                 started = now
-                self._listen_to_the_dead()
+                self._listen()
+                self._kept.forget_the_dead()
                 try:
                     self._child = self._start()
                 except OSError as error:
@@ -223,10 +225,6 @@ class Keeper:
         return status
 
     # --- notifications ---
-
-    def _listen_to_the_dead(self) -> None:
-        self._listen()
-        self._kept.forget_hung_up()
 
     def _listen(self) -> None:
         while True:

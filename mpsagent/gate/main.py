@@ -7,9 +7,11 @@ import contextlib
 import os
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -23,6 +25,8 @@ DAEMON = "/run/mpsagent/mps"
 PUBLIC = "/tmp/nvidia-mps"
 LINK = "/run/mpsagent/gate/link"
 STATE = "/run/mpsagent/gate"
+SETTLED = 5.0
+"""Seconds after a start from which on an error of its own makes the gate start again."""
 _Made = TypeVar("_Made")
 STRICT = 10.0
 """The active thread percentage of ``pass`` when no agent has ever said what is safe."""
@@ -110,6 +114,7 @@ def _serve(options: Options, given: list[tuple[str, int]] | None = None) -> None
         say("mpsagent-gate: no sockets were given; start it by its socket unit, or by `mpsagent-gate keep`")
         sys.exit(2)
     loop = asyncio.new_event_loop()
+    loop.set_exception_handler(_unexpected(time.monotonic()))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, loop.stop)
     gate = _checked(lambda: Gate(loop, options, descriptors))
@@ -119,6 +124,20 @@ def _serve(options: Options, given: list[tuple[str, int]] | None = None) -> None
     with contextlib.suppress(OSError):
         sys.stderr.flush()
     os._exit(0)
+
+
+def _unexpected(started: float) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """What to do about an error in the gate itself: end, and be started again with everything that lies in the store.
+    Not right after a start: what has caused it may lie there too."""
+
+    def handle(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        lines = traceback.format_exception(error) if isinstance(error, BaseException) else [str(context["message"])]
+        say("mpsagent-gate: an error of its own: " + "".join(lines)[-4000:])
+        if time.monotonic() - started > SETTLED:
+            os._exit(70)
+
+    return handle
 
 
 def _checked(action: Callable[[], _Made]) -> _Made:

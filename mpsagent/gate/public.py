@@ -199,7 +199,9 @@ class PublicSockets:
             return
         except OSError:
             self._close(connection)
-            return
+        except Exception as error:  # a peer that finds a fault of ours ends its own connection, and nothing else
+            self._refused(connection, f"an error of the gate's own: {error!r}")
+            self._close(connection)
 
     def _hear(self, connection: Connection, verdict: More | Is | Refuse) -> None:
         if isinstance(verdict, Refuse):
