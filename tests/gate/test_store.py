@@ -109,3 +109,10 @@ def test_a_file_that_others_may_write_or_that_is_damaged_is_not_believed(tmp_pat
     path.symlink_to("/etc/passwd")
     with pytest.raises(state.StateError, match="cannot be read"):
         state.load(tmp_path)
+
+
+@given(st.integers(0, 1 << 32), st.integers(0, 1 << 40), st.dictionaries(st.integers(0, 63), st.integers(0, 1 << 45)))
+def test_a_name_that_was_read_is_written_the_same(uid: int, since: int, memory: dict[int, int]) -> None:
+    """It is by its name that something is taken out of the store again."""
+    text = str(KnownName(uid, uid, 5, since / 1000, Limits(12.5, memory)))
+    assert str(parse_name(text)) == text

@@ -1,0 +1,125 @@
+"""The parent for machines without systemd: it must not die, and what it keeps is the gate's alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpsagent.gate.link import Knock, Synced, User
+from tests.gate.rig import ROOT, A, Rig, admissions, limits, wait_for
+
+pytestmark = pytest.mark.root
+
+
+def kept(rig: Rig) -> int:
+    """Descriptors of the keeper."""
+    assert rig.keeper is not None
+    return len(os.listdir(f"/proc/{rig.keeper.pid}/fd"))
+
+
+def test_a_gate_that_cannot_start_is_tried_again_and_clients_wait_in_the_backlog(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.link = rig.directory / "later" / "link"  # the directory is not there yet
+    words = ["--public", rig.public, "--daemon", rig.hidden, "--state", rig.state, "--link", rig.link]
+    with rig.errors.open("wb") as errors:
+        command = [sys.executable, "-m", "mpsagent.gate.main", "keep", *map(str, words)]
+        rig.keeper = subprocess.Popen(command, cwd=ROOT, stderr=errors)
+    wait_for(lambda: rig.errors.read_text().count("started again") >= 2)
+    assert "exit status 1" in rig.errors.read_text()
+    assert "No such file or directory" in rig.errors.read_text()
+    client = rig.client(A)
+    time.sleep(0.2)
+    assert not client.read()
+    rig.link.parent.mkdir()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    client.served()
+
+
+def test_only_its_own_child_puts_something_into_its_store(rig: Rig) -> None:
+    rig.start_gate()
+    rig.agent().wait(Synced)
+    before = kept(rig)
+    read, write = os.pipe()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.connect(str(rig.state / "notify"))
+        for number in range(5):
+            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, read.to_bytes(4, "little") * 8)]
+            sock.sendmsg([f"FDSTORE=1\nFDNAME=c{number}.0".encode()], rights)
+        sock.send(os.urandom(64))
+        sock.send(b"x" * 60_000)
+    os.close(read)
+    os.close(write)
+    client = rig.waiting_client(A)
+    wait_for(lambda: kept(rig) == before + 1)
+    rig.kill_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    assert [one.pid for one in agent.all(Knock)] == [client.pid]
+    assert kept(rig) == before + 1
+
+
+def test_its_store_can_be_reached_by_root_only(rig: Rig) -> None:
+    rig.start_gate()
+    assert (rig.state / "notify").stat().st_mode & 0o777 == 0o600
+    assert rig.state.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_state_directory_of_another_user_is_not_used(rig: Rig) -> None:
+    rig.state.mkdir()
+    os.chown(rig.state, A, A)
+    with pytest.raises(AssertionError, match="nobody else may write to"):
+        rig.start_gate()
+    rig.may_end = True
+
+
+def test_told_to_stop_it_takes_the_gate_along(rig: Rig) -> None:
+    rig.start_gate()
+    assert rig.keeper is not None
+    gate = rig.gate_pid()
+    rig.keeper.send_signal(signal.SIGTERM)
+    assert rig.keeper.wait(30) == 0
+    assert not Path(f"/proc/{gate}").exists()
+    assert not (rig.state / "notify").exists()
+    rig.may_end = True
+
+
+def test_it_passes_on_that_the_gate_is_ready(rig: Rig) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        address = rig.directory / "manager"
+        sock.bind(str(address))
+        sock.settimeout(30)
+        before = os.environ.get("NOTIFY_SOCKET")
+        os.environ["NOTIFY_SOCKET"] = str(address)
+        try:
+            rig.start_gate()
+        finally:
+            del os.environ["NOTIFY_SOCKET"]
+            if before is not None:
+                os.environ["NOTIFY_SOCKET"] = before
+        assert b"READY=1" in sock.recv(4096).splitlines()
+
+
+def test_an_error_of_the_gates_own_ends_it_once_it_has_settled() -> None:
+    """What lies in the store is taken up by the next one. Right after a start it may be the cause."""
+    script = (
+        "import asyncio, sys\n"
+        "from mpsagent.gate import main\n"
+        "loop = asyncio.new_event_loop()\n"
+        "loop.set_exception_handler(main._unexpected(loop.time() - float(sys.argv[1])))\n"
+        "loop.call_soon(lambda: 1 / 0)\n"
+        "loop.call_later(0.05, loop.stop)\n"
+        "loop.run_forever()\n"
+    )
+    for lived, status in (("60", 70), ("0", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", script, lived], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == status
+        assert "ZeroDivisionError" in done.stderr
