@@ -1,7 +1,7 @@
-"""Half a minute of the agent at work: four users do ordinary and nasty things on a simulated GPU.
+"""Half a minute of agent and gate at work: four users do ordinary and nasty things on a simulated GPU.
 
-What happens is shown as it happens, from the agent's own event stream; the summary at the end is computed from what the
-clients printed and from those events. Exit status 0: the four promises were kept; 1: one was not.
+What happens is shown as it happens, from the agent's own event stream; the summary at the end is judged by what the
+clients printed and how they ended. Exit status 0: the four promises were kept; 1: one was not.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from demo.verdict import Facts, judge
 
 ALICE, BOB, CAROL, DAVE = 20001, 20002, 20003, 20004
 NAMES = {ALICE: "alice", BOB: "bob", CAROL: "carol", DAVE: "dave"}
-LIMITS = {ALICE: (60.0, 6), BOB: (30.0, 3), CAROL: (20.0, 2), DAVE: (10.0, 1)}
-"""Percent of the multiprocessors, GiB of device memory."""
+LIMITS: dict[int, tuple[float, str]] = {
+    ALICE: (60.0, "25%"),
+    BOB: (30.0, "3G"),
+    CAROL: (20.0, "2G"),
+    DAVE: (10.0, "1G"),
+}
+"""Percent of the multiprocessors, and device memory as the policy has it."""
 POLICY = """\
 [limits]
 threads = 10
@@ -58,7 +63,7 @@ class Demo:
         return client
 
     def play(self) -> None:
-        scenes = [self.works, self.waits, self.starves, self.stops, self.faults, self.kills]
+        scenes = [self.works, self.waits, self.blocks, self.starves, self.stops, self.faults, self.kills, self.gates]
         for scene in scenes:
             if self.root or scene not in (self.waits, self.starves):
                 scene()
@@ -71,8 +76,8 @@ class Demo:
         self.show.deed(ALICE, f"could use {sms} of 132 multiprocessors and {free} MiB")
 
     def waits(self) -> None:
-        self.show.scene("Two users: the second waits, and is served as soon as the first has left")
-        first = self.start(ALICE, "work", "100" if self.quick else "300", doing="works")
+        self.show.scene("Two users: the second waits at the gate, and is let in as soon as the first has left")
+        first = self.start(ALICE, "work", "100" if self.quick else "200", doing="works")
         first.saw("^ctx")
         second = self.start(BOB, "sleep", "0.5", doing="wants the GPU as well")
         first.wait()
@@ -80,10 +85,29 @@ class Demo:
         self.facts.changed(first, second)
         second.wait()
 
+    def blocks(self) -> None:
+        self.show.scene("Connections that say nothing, and an open front-end: one alone would stop MPS for all")
+        self.stage.guest(DAVE, "silent", 50)
+        self.show.deed(DAVE, "connects fifty times to the control socket and says nothing")
+        self.stage.guest(CAROL, "front-end")
+        self.show.deed(CAROL, "opens nvidia-cuda-mps-control and goes for lunch")
+        client = self.start(BOB, "query", doing="wants the GPU")
+        client.saw("^ctx")
+        self.facts.blocked(client)
+        client.wait()
+        began = time.time()
+        answer = self.stage.command("get_server_list", BOB).split()
+        self.show.deed(BOB, f"asks for the servers, by nvidia-cuda-mps-control: {' '.join(answer) or 'none'}")
+        self.facts.trouble("a front-end beside an open one", time.time() - began, limit=1.0)
+
     def starves(self) -> None:
-        self.show.scene("Starvation: carol starts client after client; MPS alone would never let dave in")
+        self.show.scene("Starvation: carol starts client after client and stops one; MPS would never let dave in")
         greedy = [self.start(CAROL, "sleep", "1.5", doing="starts a client every half second, for ever")]
         greedy[0].saw("^ctx")
+        stopped = self.start(CAROL, "sleep", "600")
+        stopped.saw("^ctx")
+        stopped.signal(signal.SIGSTOP)
+        self.show.deed(CAROL, f"stops one of them (SIGSTOP {stopped.pid})")
         patient = self.start(DAVE, "query", doing="waits for a turn")
         while patient.served() is None and patient.ended is None:
             if time.time() - patient.began > 60:
@@ -92,14 +116,13 @@ class Demo:
                 greedy.append(self.start(CAROL, "sleep", "1.5"))
             time.sleep(0.02)
         self.facts.turn(patient)
-        patient.wait()
-        for one in greedy:  # those that were ended, those that are served once more
+        for one in (patient, stopped, *greedy):  # those that were ended, those that are served once more
             one.wait()
-        self.show.deed(CAROL, f"gives up after {len(greedy)} clients")
+        self.show.deed(CAROL, f"gives up after {len(greedy) + 1} clients")
 
     def stops(self) -> None:
         self.show.scene("One client has to go: stopped, a kernel in flight. A plain SIGKILL would break its neighbour")
-        neighbour = self.start(BOB, "work", "150" if self.quick else "300", doing="works")
+        neighbour = self.start(BOB, "work", "150" if self.quick else "250", doing="works")
         neighbour.saw("^ctx")
         stuck = self.start(BOB, "spin", "600", doing="has a kernel that never ends")
         stuck.saw("^launch")
@@ -113,69 +136,74 @@ class Demo:
         neighbour.wait()
 
     def faults(self) -> None:
-        self.show.scene("A fault with a leftover: its owner ignores the error and SIGTERM; MPS refuses everybody")
+        self.show.scene("A fault with a leftover: its owner ignores the error and SIGTERM; MPS takes no new clients")
         leftover = self.start(ALICE, "sleep", "600", "--ignore-term", doing="has a client that ignores every error")
         leftover.saw("^ctx")
         culprit = self.start(ALICE, "oob", "0.2", doing="runs a kernel with an illegal access")
         culprit.wait()
-        self.facts.trouble("fault with a leftover", self.served_again(ALICE), limit=2.0)
+        self.facts.trouble("fault with a leftover", self.served(ALICE), limit=2.0)
         leftover.wait()
 
     def kills(self) -> None:
-        self.show.scene("The control daemon: stopped while somebody arrives, then killed while somebody works")
+        self.show.scene("The control daemon: stopped while a client arrives, then killed while one works")
         pid = self.stage.control_pid()
         self.show.deed(0, f"kill -STOP {pid}, the control daemon")
-        began = time.time()
         os.kill(pid, signal.SIGSTOP)
-        client = self.start(CAROL, "query", doing="wants the GPU")
-        client.saw("^ctx")
-        self.facts.trouble("stopped control daemon", time.time() - began, limit=2.0 + 2.0)
-        client.wait()
+        self.facts.trouble("stopped control daemon", self.served(CAROL), limit=2.0 + 2.0)
         victim = self.start(CAROL, "sleep", "600", doing="works")
         victim.saw("^ctx")
         pid = self.stage.control_pid()
         self.show.deed(0, f"kill -KILL {pid}, the control daemon")
-        began = time.time()
         os.kill(pid, signal.SIGKILL)
-        until("a new control daemon", self.up_again)
-        self.facts.trouble("killed control daemon", time.time() - began + self.served_again(BOB), limit=2.0)
+        took = self.served(CAROL)
+        self.facts.trouble("killed control daemon", took, limit=2.0)
         victim.signal(signal.SIGTERM)
         victim.wait()
 
-    def up_again(self) -> bool:
-        control = self.stage.ask("/v1/status")["control"]
-        return bool(control and control["running"]) and any(
-            server["parked"] and server["ready"] for server in self.stage.ask("/v1/status")["servers"]
-        )
-
-    def served_again(self, uid: int) -> float:
-        """Seconds until a client of this user is served: one that is refused tries again at once."""
-        began = time.time()
-        self.show.deed(uid, "tries to work, again and again")
-        while time.time() < began + 60:
-            client = self.start(uid, "query")
-            until("the client", lambda client=client: client.served() or client.ended)  # type: ignore[misc]
-            if (at := client.served()) is not None:
-                client.wait()
-                return at - began
+    def gates(self) -> None:
+        self.show.scene("The gate is killed while one works and one waits, then the agent; CUDA work does not notice")
+        worker = self.start(ALICE, "work", "200", doing="works")
+        worker.saw("^ctx")
+        held = self.start(BOB, "query", doing="waits")
+        self.stage.held(held, served=not self.root)
+        pid = self.stage.gate_pid()
+        self.show.deed(0, f"kill -KILL {pid}, the gate")
+        os.kill(pid, signal.SIGKILL)
+        assert self.stage.agent is not None
+        self.show.deed(0, f"kill -KILL {self.stage.agent.pid}, the agent")
+        self.stage.stop_agent(signal.SIGKILL)
+        mine = self.start(ALICE, "query", doing="starts another client")
+        mine.saw("^ctx")
+        self.facts.trouble("killed gate and agent, one more client of the user at work", mine.waited(), limit=1.0)
+        self.stage.start_agent()
+        back = time.time()  # without the agent nobody else gets the GPU
+        worker.wait()
+        held.saw("^ctx")
+        if self.root:
+            self.facts.changed(worker, held, back)
+        self.facts.undisturbed.append(worker)
+        for client in (mine, held):
             client.wait()
-            time.sleep(0.2)
-        raise StageError("nobody was served again within a minute")
+
+    def served(self, uid: int) -> float:
+        """Seconds from a new client's start until it is served; it is held as long as MPS is not there."""
+        client = self.start(uid, "query", doing="wants the GPU")
+        until("the client", lambda: client.served() or client.ended)
+        client.wait()
+        return client.waited()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The agent at work on a simulated GPU.")
+    parser = argparse.ArgumentParser(description="Agent and gate at work on a simulated GPU.")
     parser.add_argument("--quick", action="store_true", help="shorter waits, for tests")
     quick = parser.parse_args().quick
     after, grace = (1.0, 0.5) if quick else (3.0, 1.0)
     users = "\n".join(
-        f'[user.{uid}]  # {NAMES[uid]}\nthreads = {threads:g}\nmemory = "{memory}G"'
+        f'[user.{uid}]  # {NAMES[uid]}\nthreads = {threads:g}\nmemory = "{memory}"'
         for uid, (threads, memory) in LIMITS.items()
     )
-    root = os.geteuid() == 0
-    me = os.geteuid()
-    limits = LIMITS if root else {me: (10.0, 1)}
-    facts = Facts(limits, wait_limit=after + grace + 2.0)
+    root, me = os.geteuid() == 0, os.geteuid()
+    facts = Facts(LIMITS if root else dict.fromkeys(LIMITS, (10.0, "1G")), wait_limit=after + grace + 2.0)
     show = Show(NAMES if root else {**NAMES, me: "you"})
     show.title("mpsagent at work. MPS and the GPU are SIMULATED; processes, users and signals are real.")
     if not root:
@@ -187,9 +215,11 @@ def main() -> int:
         with Stage(POLICY.format(users=users if root else "", after=after, grace=grace)) as stage:
             stage.start_agent()
             with show.following(stage.socket) as events:
-                stage.open_door()
+                stage.open()
                 Demo(stage, show, facts, quick=quick).play()
                 stage.stop_agent()
+            stage.end_guests()
+            stage.stop_gate()
             left = stage.processes()
     except StageError as error:
         show.title(f"The demo could not go on: {error}")

@@ -17,33 +17,17 @@ from mpsagent.interfaces.cli_text import safe
 
 Json = dict[str, Any]
 _COLOURS = {"bad": "31", "good": "32", "warn": "33", "agent": "36", "dim": "2", "bold": "1"}
-_QUIET = {"Reconcile", "RunHook"}
+_QUIET = {"policy.loaded", "directory", "client.left", "turn.warned"}
+"""Kinds that a spectator can do without."""
+_QUIET_ACTIONS = {"Reconcile", "SetAdmissions", "RunHook", "ReleaseClient"}
 _STYLES = {
-    "client.waiting": "warn", "turn.warning": "warn", "turn.ended": "warn", "fault": "bad", "fault.over": "good",
-    "control.gone": "bad", "client.sticky": "bad", "client.refused": "bad", "limits.verified": "good",
-    "limits.mismatch": "bad", "server.forced": "warn", "client.connected": "good",
+    "client.waiting": "warn", "client.connected": "good", "client.refused": "bad", "client.sticky": "bad",
+    "client.handover_failed": "bad", "limits.verified": "good", "limits.mismatch": "bad", "limits.unconfirmed": "bad",
+    "turn.warning": "warn", "turn.ended": "warn", "server.fault": "bad", "server.fault_over": "good",
+    "control.ended": "bad", "gate.lost": "bad", "front_end": "warn",
 }  # fmt: skip
-_TEXTS = {
-    "control.started": "control daemon {pid} has started",
-    "control.gone": "control daemon {pid} is gone",
-    "control.quitting": "control daemon: quit, {timeout} s for those who work",
-    "client.waiting": "client {pid} of {who} waits",
-    "client.connected": "client {pid} of {who} is served",
-    "client.disconnected": "client {pid} of {who} has left",
-    "client.sticky": "client {pid} of {who} is in the fault",
-    "client.refused": "client {pid} is refused: {reason}",
-    "client.termination_asked": "client {pid} of {who} is asked to end",
-    "server.ready": "server {pid} of {who} is ready",
-    "server.exited": "server {pid} has ended",
-    "server.forced": "server {pid} is shut down by force",
-}
-_DEEDS = {
-    "SetDefaults": "sets the limits", "StartServer": "starts a server for {who}",
-    "ShutdownServer": "ends server {server}",
-    "TerminateClient": "terminate_client {pid}", "SignalClient": "signal {signal} to {pid}",
-    "StartControl": "starts the control daemon", "OpenDoor": "opens the door", "Resume": "resumes process {pid}",
-    "KillServer": "kills server {server}", "KillControl": "kills the control daemon", "QuitControl": "asks MPS to quit",
-}  # fmt: skip
+_OF_MPS = ("control.", "server.", "log.")
+_OF_THE_GATE = ("client.waiting", "client.connected", "client.left", "client.refused", "client.handover_failed")
 
 
 class Show:
@@ -89,19 +73,13 @@ class Show:
 
     def event(self, event: Json) -> None:
         """One line for one event of the agent's stream, or nothing for what only a machine wants to know."""
-        kind, fields = event["kind"], {**event, "who": self._who(event.get("uid"))}
-        at = datetime.fromisoformat(event["at"]).timestamp()
-        if kind == "action":
-            if event["action"] not in _QUIET:
-                deed = _DEEDS.get(event["action"], event["action"]).format_map(_Known(fields))
-                self._line(at, "agent", f"{deed}: {self._named(event['reason'])}", "agent")
-        elif kind == "action.done":
-            if not event["ok"]:
-                self._line(at, "agent", f"{event['action']} was not done: {event['text']}", "warn")
-        elif kind in _TEXTS:
-            self._line(at, "MPS", _TEXTS[kind].format_map(_Known(fields)), _STYLES.get(kind, ""))
-        elif "reason" in event:  # a report
-            self._line(at, "agent", f"{kind}: {self._named(event['reason'])}", _STYLES.get(kind, "agent"))
+        kind, action = event["kind"], event.get("action")
+        if kind in _QUIET or action in _QUIET_ACTIONS or (kind == "action.done" and event["ok"]):
+            return
+        who = "gate" if kind in _OF_THE_GATE else "MPS" if kind.startswith(_OF_MPS) else "agent"
+        style = "warn" if kind == "action.done" else _STYLES.get(kind, "agent" if who == "agent" else "")
+        text = self._named(event["sentence"].removesuffix(" (begun)"))
+        self._line(datetime.fromisoformat(event["at"]).timestamp(), who, text, style)
 
     def _named(self, reason: str) -> str:
         for uid, name in self._names.items():
@@ -112,21 +90,22 @@ class Show:
     def following(self, socket: str) -> Iterator[list[Json]]:
         """Show the agent's events from the first one on while the block runs; yields the list of them."""
         events: list[Json] = []
+        over = threading.Event()
 
         def follow() -> None:
-            with suppress(api.Unreachable, api.Refused):
-                for line in api.lines(socket, "/v1/events?follow=1&cursor=0&limit=1000"):
-                    event = json.loads(line)
-                    if "kind" in event:
-                        events.append(event)
-                        self.event(event)
+            cursor = 0
+            while not over.is_set():  # an agent that was killed comes back, with its history
+                with suppress(api.Unreachable, api.Refused):
+                    for line in api.lines(socket, f"/v1/events?follow=1&cursor={cursor}&limit=1000"):
+                        event = json.loads(line)
+                        cursor = event.get("cursor", cursor)
+                        if "kind" in event:
+                            events.append(event)
+                            self.event(event)
+                over.wait(0.05)
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
         yield events
+        over.set()
         thread.join(5)
-
-
-class _Known(dict[str, Any]):
-    def __missing__(self, key: str) -> str:
-        return "?"

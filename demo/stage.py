@@ -1,4 +1,4 @@
-"""A node on a stage: simulated MPS, the agent, and clients of several users, all in a temporary directory.
+"""A node on a stage: simulated MPS, agent and gate, and clients of several users, all in a temporary directory.
 
 Demo and benchmarks share it. Everything started here carries the directory in its environment, so that the end can
 find all of it, also what MPS has started, and nothing else.
@@ -83,10 +83,23 @@ class Client:
         found = self.find(r"^ctx CUDA_SUCCESS")
         return None if found is None else found[0]
 
+    def waited(self) -> float:
+        """Seconds from its start until it had its context; infinite when it never had one."""
+        return (self.served() or float("inf")) - self.began
+
     def limits(self) -> tuple[int, int] | None:
         """Multiprocessors, and MiB of device memory that it might allocate; None before it is served."""
         found = self.find(r"^sms (\d+) .*free (\d+) MiB")
         return None if found is None else (int(found[1][1]), int(found[1][2]))
+
+    def error(self) -> str | None:
+        """The CUDA error with which it was turned away, or None: it was served, or has not been yet."""
+        found = self.find(r"^(?:cuInit|ctx) (CUDA_ERROR_\w+)")
+        return None if found is None else found[1][1]
+
+    def outside(self) -> bool:
+        """Whether it ran without MPS, and so without limits."""
+        return self.find("^mps no") is not None
 
     def wait(self, patience: float = PATIENCE) -> int:
         until(f"the end of client {self.pid}", lambda: self.ended is not None, patience)
@@ -98,9 +111,10 @@ class Client:
 
 
 class Stage:
-    """``policy``: TOML without its [instance] section. Use it in a ``with``: the end ends everything."""
+    """``policy``: TOML without its [instance] section; ``server``: "own" or "shared". Use it in a ``with``: the end
+    ends everything."""
 
-    def __init__(self, policy: str, *, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, policy: str, *, environment: dict[str, str] | None = None, server: str = "own") -> None:
         self.directory = Path(tempfile.mkdtemp(prefix=f"mpsagent-{os.getpid()}-", dir="/tmp"))
         self.directory.chmod(0o755)
         self.sim, self.pipe, self.logs = (self.directory / name for name in ("sim", "pipe", "log"))
@@ -111,15 +125,19 @@ class Stage:
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
             "MPSSIM_REGISTRY": str(self.sim / "processes"),
+            "SAY_MPS": "1",
             MARK: str(self.directory),
             **(environment or {}),
         }
         simulator.install(self.sim, gpus=1)
         (self.directory / "policy.toml").write_text(
             f'{policy}\n[instance.stage]\npipe_directory = "{self.pipe}"\nlog_directory = "{self.logs}"\n'
-            f'control_program = "{self.control}"\n'
+            f'control_program = "{self.control}"\nserver = "{server}"\n'
         )
+        shutil.copyfile(Path(__file__).with_name("guest.py"), self.directory / "guest.py")
+        self.python = simulator.interpreter()
         self.clients: list[Client] = []
+        self.others: list[subprocess.Popen[bytes]] = []
         self.agent: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Stage:
@@ -145,6 +163,7 @@ class Stage:
             "policy": self.directory / "policy.toml",
             "socket": self.socket,
             "state-directory": self.directory / "state",
+            "run-directory": self.directory / "run",
             "devices": self.sim / "devices.json",
             "log-format": "text",
         }
@@ -174,6 +193,16 @@ class Stage:
             self.agent.wait()
             self.agent = None
 
+    def stop_gate(self) -> None:
+        """It outlives the agent, and without systemd only its keeper can end it."""
+        keepers = [
+            pid for pid in self.processes() if b"keep" in _command(pid) and b"mpsagent.gate.main" in _command(pid)
+        ]
+        for pid in keepers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        until("the end of the gate", lambda: not any(_command(pid) for pid in keepers))
+
     def ask(self, target: str, method: str = "GET", body: Any = None) -> Json:
         answer: Json = api.ask(self.socket, method, target, body)[0]
         return answer
@@ -182,9 +211,30 @@ class Stage:
         found: list[Json] = self.ask(f"/v1/events?cursor={cursor}&limit={limit}")["events"]
         return found
 
-    def open_door(self) -> None:
-        """Wait until clients may come: limits set, the parked server Ready."""
-        until("the parked server", lambda: any(s["ready"] for s in self.ask("/v1/status")["servers"]))
+    def open(self) -> Json:
+        """Wait until a client that comes now would be handed over; the status."""
+
+        def is_open() -> Json | None:
+            status = self.ask("/v1/status")
+            gate, control = status["gate"], status["control"]
+            good = control and control["running"] and all(gate[name] for name in ("synced", "handshake", "in_force"))
+            return status if good and gate["open"] else None
+
+        status: Json = until("the open gate", is_open)
+        return status
+
+    def held(self, client: Client, *, served: bool = False) -> None:
+        """Wait until the gate holds it; ``served``: or it has been served at once."""
+
+        def is_held() -> bool:
+            if served and client.served() is not None:
+                return True
+            return any(client.pid in one["clients"] for one in self.ask("/v1/queue")["queue"])
+
+        until(f"client {client.pid} at the gate", is_held)
+
+    def gate_pid(self) -> int:
+        return int(until("the gate", lambda: self.ask("/v1/status")["gate"]["pid"]))
 
     # --- MPS and clients ----------------------------------------------------------------------------------------------
 
@@ -194,26 +244,44 @@ class Stage:
         self.logs.mkdir(mode=0o755, exist_ok=True)
         subprocess.run([str(self.control), "-d"], env=self.environment, stdin=subprocess.DEVNULL, check=True)
 
-    def command(self, text: str) -> str:
-        """One run of the front-end."""
+    def command(self, text: str, uid: int = 0) -> str:
+        """One run of the front-end in the public directory."""
         done = subprocess.run(
             [str(self.control)], input=text + "\n", env=self.environment, capture_output=True, text=True, timeout=30,
-            check=False,
+            check=False, **_as(uid),
         )  # fmt: skip
         return done.stdout
 
     def control_pid(self) -> int:
-        return int((self.pipe / "nvidia-cuda-mps-control.pid").read_text())
+        if self.agent is None:
+            return int((self.pipe / "nvidia-cuda-mps-control.pid").read_text())
+        return int(self.ask("/v1/status")["control"]["pid"])
+
+    def guest(self, uid: int, what: str, count: int = 1) -> subprocess.Popen[bytes]:
+        """Somebody at the control socket who is no CUDA client; see demo/guest.py. Returns when it is there."""
+        process = subprocess.Popen(
+            [self.python, "-IS", str(self.directory / "guest.py"), what, str(self.pipe / "control"), str(count)],
+            env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd="/", **_as(uid),
+        )  # fmt: skip
+        self.others.append(process)
+        assert process.stdout is not None
+        if process.stdout.readline() != b"there\n":
+            raise StageError(f"{what} at the control socket did not come about")
+        return process
 
     def client(self, uid: int, *arguments: str) -> Client:
         """Starts ``cuda-client`` as that user (without root: as the one who runs this)."""
-        who: Json = {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
         process = subprocess.Popen(
             [str(self.sim / "cuda-client"), *arguments], env=self.environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/", **who,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/", **_as(uid),
         )  # fmt: skip
         self.clients.append(Client(process, uid))
         return self.clients[-1]
+
+    def end_guests(self) -> None:
+        for other in self.others:
+            other.kill()
+            other.wait()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -224,6 +292,7 @@ class Stage:
             self.agent.wait()
         for one in self.clients:
             one.signal(signal.SIGKILL)
+        self.end_guests()
         end = time.monotonic() + 10
         while left := self.processes():
             for pid in left:
@@ -237,6 +306,18 @@ class Stage:
     def processes(self) -> list[int]:
         """Every live process with this stage's mark in the environment that it was started with."""
         return list(_with(f"={self.directory}".encode()))
+
+
+def _as(uid: int) -> Json:
+    """For Popen: as that user, without root as the one who runs this."""
+    return {"user": uid, "group": uid, "extra_groups": []} if os.geteuid() == 0 else {}
+
+
+def _command(pid: int) -> list[bytes]:
+    """Empty when the process has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    return []
 
 
 def _with(mark: bytes) -> Iterable[int]:
