@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import signal
 import subprocess
@@ -133,6 +134,52 @@ def start_bare(stage: Stage, population: Population, server: str) -> list[tuple[
         (2 * third + 1.0, started),
         (2 * third + 2, lambda: limits(1)),
     ]
+
+
+KILLED = {
+    "agent": ("mpsagent", " run"), "gate": ("mpsagent", "gate", " run"), "daemon": (rigs.CONTROL,),
+    "server": ("nvidia-cuda-mps-server",),
+}  # fmt: skip
+"""What can be killed, by words in its arguments. The gate's keeper, which stands in for systemd, is left alone."""
+
+
+class Killer:
+    """SIGKILLs parts of the product and of MPS, and starts the agent again as systemd would."""
+
+    def __init__(self, stage: Stage, now: Callable[[], float], later: Callable[[float, Callable[[], None]], None]):
+        self._stage, self._now, self._later = stage, now, later
+        self.done: list[tuple[float, str]] = []
+        self.agents: list[Agent] = []
+        """Those that were killed."""
+
+    def kill(self, what: str) -> None:
+        words = KILLED[what]
+        found = [one.pid for one in self._stage.rig.ours() if all(word in one.arguments for word in words)
+                 and (what == "gate") == ("gate" in one.arguments)]  # fmt: skip
+        if what == "agent":
+            found = [agent.pid for agent in self._stage.agents[-1:]]
+        if what == "server":
+            found = [pid for pid in found if pid not in self._daemons()]
+        for pid in found:
+            rigs.send_signal(pid, signal.SIGKILL)
+        if found:
+            self.done.append((self._now(), what))
+        if what == "agent":
+            self._later(self._now() + 0.3, self._again)
+
+    def _daemons(self) -> set[int]:
+        return {one.pid for one in self._stage.rig.ours() if rigs.CONTROL in one.arguments}
+
+    def _again(self) -> None:
+        self.agents.append(self._stage.agents.pop())
+        self._stage.start_agent()
+
+
+def kills(seed: int, count: int, what: str, seconds: float) -> list[tuple[float, str]]:
+    """When what is killed: `what` has the choice, with commas."""
+    draw = random.Random(seed)
+    choice = [word for word in what.split(",") if word]
+    return sorted((draw.uniform(1.0, seconds), draw.choice(choice)) for _ in range(count))
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@
     --sim | --real        the simulator, or the real MPS of this machine (root, an NVIDIA GPU)
     --bare                without the product: MPS as it is, to see that this test can fail
     --busy N              N processes that keep the cores busy beside it
+    --kills N --kill W    N SIGKILLs beside it of what W names: agent,gate,daemon,server
     --out DIR             verdict.json, records.json, the policy and the logs go there
 
 Exit status 0: every client got exactly what the policy says; 1: not; 2: the run could not begin.
@@ -30,8 +31,8 @@ from tests.disorder import place as places
 from tests.disorder.clients import Field
 from tests.disorder.population import populate
 from tests.disorder.verdict import Verdict, judge
+from tests.scenes.stage import Agent, Stage, look_at
 from tests.scenes.stage import Machine as StageMachine
-from tests.scenes.stage import Stage, look_at
 
 DRAIN = 180.0
 """Seconds after the last start in which everybody must have been served."""
@@ -49,6 +50,8 @@ class Options:
     gpus: int = 1
     busy: int = 0
     bare: bool = False
+    kills: int = 0
+    kill: str = "agent,gate,daemon,server"
     drain: float = DRAIN
     out: Path | None = None
     echo: Callable[[str], None] | None = None
@@ -84,27 +87,30 @@ def _run(options: Options, base: Path) -> Verdict:
         entitled = places.entitled_on_the_simulator(population, machine)
     say(f"entitled: {entitled}")
     with Stage(backend, base / "s", looked) as stage, places.busy(options.busy):
-        agent, extra = None, []
+        extra = []
         if options.bare:
             extra = places.start_bare(stage, population, options.server)
         else:
-            agent = places.start_product(stage, population, backend.control)
+            places.start_product(stage, population, backend.control)
         field = Field(
             backend.client,
             places.guest_command(base, population.users[0].uid),
             places.environment_of(stage),
             [str(stage.rig.pipe / "control"), backend.control],
         )
+        killer = places.Killer(stage, field.now, field.at)
+        for at, what in places.kills(options.seed, options.kills, options.kill, options.seconds):
+            extra.append((at, lambda what=what: killer.kill(what)))  # type: ignore[misc]
         progress = [(float(n), lambda: say(_progress(field))) for n in range(5, int(options.seconds), 5)]
         try:
             field.play(population.deeds, [*extra, *progress])
             say(f"all started: {_progress(field)}")
             left = field.wait(options.drain)
             say(f"{len(left)} left after {field.now():.1f} s")
-            verdict = judge(field.records, population, machine, entitled, turns=not options.bare)
+            verdict = judge(field.records, population, machine, entitled, turns=not options.bare, kills=killer.done)
         finally:
             if options.out is not None:
-                _write(options.out, stage, field, population.policy, agent.log() if agent else "")
+                _write(options.out, stage, field, population.policy, [*killer.agents, *stage.agents])
             field.end()
         if options.out is not None:
             (options.out / "verdict.json").write_text(json.dumps(verdict.json(), indent=1))
@@ -116,10 +122,10 @@ def _progress(field: Field) -> str:
     return f"{field.now():6.1f} s: {len(field.records)} started, {served} served, {len(field.living)} live"
 
 
-def _write(out: Path, stage: Stage, field: Field, policy: str, log: str) -> None:
+def _write(out: Path, stage: Stage, field: Field, policy: str, agents: list[Agent]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / "policy.toml").write_text(policy)
-    (out / "agent.log").write_text(log)
+    (out / "agent.log").write_text("".join(agent.log() for agent in agents))
     with (out / "records.json").open("w") as file:
         for record in field.records:
             file.write(json.dumps(record.json()) + "\n")
@@ -137,6 +143,8 @@ def main() -> int:
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--drain", type=float, default=DRAIN)
     parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--kills", type=int, default=0, help="so many times something is killed")
+    parser.add_argument("--kill", default="agent,gate,daemon,server", help="what may be killed")
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--sim", dest="kind", action="store_const", const="sim", default="sim")

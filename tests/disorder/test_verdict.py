@@ -102,6 +102,21 @@ def test_a_kill_with_a_kernel_in_flight_is_a_fault() -> None:
     assert verdict(hit).counts["harmed"] == 1
 
 
+def test_kills_of_this_test_excuse_what_they_cut_and_an_agent_that_is_killed_excuses_nothing() -> None:
+    said = [(0.1, "cuInit CUDA_SUCCESS"), (3.0, "ctx CUDA_ERROR_MPS_RPC_FAILURE")]
+
+    def found(what: str) -> dict[str, int]:
+        cut = client("query", FREE.uid, refused(), started=0.9, rc=10)
+        between = client("query", FREE.uid, said, rc=12)
+        hit = client("sleep", FREE.uid, [*sees(), (1.2, "work now CUDA_ERROR_MPS_RPC_FAILURE")], rc=14)
+        entitled = {(user.uid, 0): RIGHT for user in POPULATION.users}
+        return dict(judge([cut, between, hit], POPULATION, MACHINE, entitled, kills=[(1.0, what)]).counts)
+
+    assert found("daemon") == found("server") == {"cut": 1, "hit": 2}
+    assert found("gate") == {"cut": 1, "refused": 1, "harmed": 1}
+    assert found("agent") == {"refused": 2, "harmed": 1}
+
+
 def test_a_hostage_excuses_the_neighbours_of_its_server() -> None:
     hostage = Record(next(NUMBERS), Deed(0.0, OTHER.uid, "hostage", guest=True), 100, 0.0)
     hostage.lines, hostage.rc, hostage.ended = [(2.0, "guest hostage: handed over")], 0, 5.0

@@ -9,8 +9,10 @@ Each client is counted once, under the first of these that holds:
     stuck        still there when the run was over
     refused      an error instead of a context, and no fault was near
     moment       the same, in the moment of a neighbour's fault
+    cut          the same, in the moment in which this test killed the gate, the control daemon or a server
+    cut          the same, in the moment in which this test killed the gate, the control daemon or a server
     died         killed by this test before it was served
-    hit          served exactly, then ended by a neighbour's fault
+    hit          under way or served exactly, then ended by a neighbour's fault or with its server
     turn         served exactly, then ended because its user's turn was over
     harmed       served exactly, then ended by something else than itself and this test
     broken       ended without a word: the test's own fault
@@ -70,6 +72,7 @@ class Verdict:
     unanswered: int = 0
     """Front-ends that got no answer."""
     guests: Counter[str] = field(default_factory=Counter)
+    killed: list[tuple[float, str]] = field(default_factory=list)
 
     @property
     def good(self) -> bool:
@@ -83,10 +86,12 @@ class Verdict:
 
     def text(self) -> str:
         counted = ", ".join(f"{name} {self.counts[name]}" for name in ORDER if self.counts[name] or name in NEVER)
+        killed = dict(Counter(what for _, what in self.killed))
         lines = [
             f"{sum(self.counts.values())} clients: {counted}",
-            f"faults {self.faults}; two users at once {self.together}, beyond max_clients {self.capped}, "
-            f"waited too long {self.late}, front-ends without an answer {self.unanswered}",
+            f"faults {self.faults}, killed {killed or 'nothing'}; two users at once {self.together}, "
+            f"beyond max_clients {self.capped}, waited too long {self.late}, "
+            f"front-ends without an answer {self.unanswered}",
         ]
         for uid, wait in sorted(self.waits.items()):
             lines.append(
@@ -100,29 +105,46 @@ class Verdict:
         return {
             "good": self.good, "counts": dict(self.counts), "waits": self.waits, "faults": self.faults,
             "together": self.together, "capped": self.capped, "late": self.late, "unanswered": self.unanswered,
-            "guests": dict(self.guests), "sentences": self.sentences,
+            "guests": dict(self.guests), "killed": self.killed, "sentences": self.sentences,
         }  # fmt: skip
 
 
-ORDER = ("exact", "turn", "hit", "moment", "died", "denied", *NEVER)
+ORDER = ("exact", "turn", "hit", "moment", "cut", "died", "denied", *NEVER)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is known of a run when one client is judged. `faults`: when work was lost that a neighbour may have had;
+    `cuts`: when this test killed something that was handing over. Seconds of the run."""
+
+    clients: Sequence[Record]
+    population: Population
+    machine: Machine
+    entitled: Entitlements
+    faults: Sequence[float]
+    cuts: Sequence[float] = ()
 
 
 def judge(
-    records: Sequence[Record], population: Population, machine: Machine, entitled: Entitlements, *, turns: bool = True
-) -> Verdict:
-    """`turns`: one user at a time, as the policy says; False for a bare MPS."""
+    records: Sequence[Record], population: Population, machine: Machine, entitled: Entitlements, *,
+    turns: bool = True, kills: Sequence[tuple[float, str]] = (),
+) -> Verdict:  # fmt: skip
+    """`turns`: one user at a time, as the policy says; False for a bare MPS. `kills`: when this test killed what
+    (agent, gate, daemon, server): with a server, also by its daemon, the work of its clients ends."""
     clients = [record for record in records if not record.deed.guest]
-    faults = fault_times(records)
+    lethal = [at for at, what in kills if what in ("daemon", "server")]
+    faults = sorted([*fault_times(records), *lethal])
+    case = Case(clients, population, machine, entitled, faults, [at for at, what in kills if what != "agent"])
     counts: Counter[str] = Counter()
     sentences = []
-    kinds = {}
     for record in clients:
-        kind = kinds[record.number] = outcome(record, clients, population, machine, entitled, faults)
-        counts[kind] += 1
-        if kind in NEVER:
-            sentences.append(f"{kind}: {told(record, entitled)}")
+        word = outcome(record, case)
+        counts[word] += 1
+        if word in NEVER:
+            sentences.append(f"{word}: {told(record, entitled)}")
     verdict = Verdict(counts, sentences, _waits(clients), len(faults))
-    _late(verdict, clients, population, faults)
+    verdict.killed = list(kills)
+    _late(verdict, clients, population, [*faults, *(at for at, _ in kills)])
     _capped(verdict, clients, population)
     if turns:
         _together(verdict, clients)
@@ -135,19 +157,16 @@ def judge(
 # --- one client -------------------------------------------------------------------------------------------------------
 
 
-def outcome(
-    record: Record, clients: Sequence[Record], population: Population, machine: Machine, entitled: Entitlements,
-    faults: Sequence[float],
-) -> str:  # fmt: skip
+def outcome(record: Record, case: Case) -> str:
     """One word for what became of a client (see above)."""
-    user = population.user(record.deed.uid)
+    user = case.population.user(record.deed.uid)
     got = seen(record)
     error = next((match[1] for _, line in record.lines if (match := ERROR.search(line))), None)
     ours = any(name in ("KILL", "TERM") for _, name in record.signals)
     if got is not None:
         if user.denied:
             return "over"
-        amount = _amount(record, got, entitled[user.uid, record.deed.device], machine)
+        amount = _amount(record, got, case.entitled[user.uid, record.deed.device], case.machine)
         if amount != "exact":
             return amount
     if record.ended is None:
@@ -156,14 +175,23 @@ def outcome(
         if user.denied:
             return "denied"
         when = record.at(error) or record.ended
-        return "moment" if any(-0.5 <= when - fault <= NEAR_FAULT for fault in faults) else "refused"
+        connected = record.between("cuInit CUDA_SUCCESS")
+        if connected is not None and any(connected[0] <= at <= when for at in case.faults):
+            return "hit"  # its server ended between its channel and its context
+        if _near(when, case.cuts):
+            return "cut"
+        return "moment" if _near(when, case.faults) else "refused"
     if got is None:
         if ours:
             return "died"
-        return _ended_early(record, clients, faults) if record.rc in (-9, -15) else "broken"
+        return _ended_early(record, case) if record.rc in (-9, -15) else "broken"
     if ours or record.rc == RC.get(record.deed.kind, 0):
         return "exact"
-    return _ended_early(record, clients, faults)
+    return _ended_early(record, case)
+
+
+def _near(when: float, events: Sequence[float]) -> bool:
+    return any(-0.5 <= when - event <= NEAR_FAULT for event in events)
 
 
 def seen(record: Record) -> tuple[int, int] | None:
@@ -188,15 +216,15 @@ def _amount(record: Record, got: tuple[int, int], right: Entitled, machine: Mach
     return "exact"
 
 
-def _ended_early(record: Record, clients: Sequence[Record], faults: Sequence[float]) -> str:
+def _ended_early(record: Record, case: Case) -> str:
     """It was served, and something that is not itself and not this test ended it."""
     ended = record.ended or 0.0
     since = (record.at("cuInit") or record.started) - 0.1
     first = next((read for read, line in record.lines if "work now" in line or "sync CUDA_ERROR" in line), ended)
-    if any(since <= fault <= min(first, ended) + 0.1 for fault in faults):
+    if any(since <= fault <= min(first, ended) + 0.1 for fault in case.faults):
         return "hit"
     # Its turn may be over: somebody of another user has been waiting for as long as the policy says.
-    for other in clients:
+    for other in case.clients:
         if other.deed.uid != record.deed.uid and other.started <= first - AFTER:
             until = other.at("] sms ") or other.ended
             if until is None or until > first - GRACE - 0.5:
