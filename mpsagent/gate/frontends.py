@@ -18,9 +18,11 @@ from mpsagent.mps.rendezvous import Credentials, answer_message, clean_command, 
 MOST_OF_A_USER = 16
 """Front-ends of one user at a time. The daemon itself takes one in all."""
 MOST = 256
+MOST_UNREAD = 512
+"""Answers that one front-end may leave unread, beyond what its socket holds."""
 LINGER = 1.0
 PATIENCE = 120.0
-"""Seconds for one command: ``terminate_client`` may wait for a client for half a minute."""
+"""Seconds for one command, its wait for a turn included: ``terminate_client`` may take half a minute."""
 
 QUESTIONS = frozenset({"ps", "device_query", "lspart", "help", "version"})
 """Commands that change nothing, beside ``get_...``."""
@@ -65,6 +67,7 @@ class FrontEnds:
         self.loop = loop
         self.lane = lane
         self.report = report
+        self.leaving: dict[Farewell, None] = {}
         self._open: dict[int, int] = {}
 
     def add(self, connection: Connection) -> None:
@@ -72,7 +75,7 @@ class FrontEnds:
         uid = connection.peer.uid
         mine = self._open.get(uid, 0)
         if mine >= MOST_OF_A_USER or sum(self._open.values()) >= MOST:
-            Farewell(self.loop, connection.sock, 1, f"mpsagent: user {uid} has {mine} front-ends open already")
+            Farewell(self, connection.sock, 1, f"mpsagent: user {uid} has {mine} front-ends open already")
             return
         self._open[uid] = mine + 1
         FrontEnd(self, connection)
@@ -87,23 +90,21 @@ class Farewell:
     """Says why not, or nothing more, and the exit status; then waits for the front-end to hang up. Closed at once, what
     it has sent and is not read would reset the connection, and the answers be lost to it."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, status: int, why: str = "") -> None:
-        self._channel = Channel(loop, sock, lambda *_: None, self._close)
+    def __init__(self, owner: FrontEnds, sock: socket.socket, status: int, why: str = "") -> None:
+        self._leaving = owner.leaving
+        self._channel = Channel(owner.loop, sock, lambda *_: None, self._close)
         if why:
             self._channel.send(answer_message(why))
         self._channel.send(exit_message(status))
-        self._timer = loop.call_later(LINGER, self._close)
-        _farewells[self] = None
-        if len(_farewells) > MOST:
-            next(iter(_farewells))._close()
+        self._timer = owner.loop.call_later(LINGER, self._close)
+        self._leaving[self] = None
+        if len(self._leaving) > MOST:
+            next(iter(self._leaving))._close()
 
     def _close(self) -> None:
-        _farewells.pop(self, None)
+        self._leaving.pop(self, None)
         self._timer.cancel()
         self._channel.close()
-
-
-_farewells: dict[Farewell, None] = {}
 
 
 class FrontEnd:
@@ -114,19 +115,24 @@ class FrontEnd:
         self._peer = connection.peer
         self._length: int | None = None
         self._request: Request | None = None
+        self._limit: asyncio.TimerHandle | None = None
         self._ended = False
-        self._channel = Channel(owner.loop, connection.sock, self._receive, self._closed, longest=4200)
+        self._channel = Channel(
+            owner.loop, connection.sock, self._receive, self._closed, longest=4200, most_waiting=MOST_UNREAD
+        )
 
     def _closed(self) -> None:
         if not self._ended:
             self._ended = True
+            if self._limit is not None:
+                self._limit.cancel()
             if self._request is not None:
                 self._owner.lane.withdraw(self._request)
             self._owner.gone(self._peer.uid)
 
     def _end(self, status: int) -> None:
         self._closed()
-        Farewell(self._owner.loop, self._channel.detach(), status)
+        Farewell(self._owner, self._channel.detach(), status)
 
     def _receive(self, data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
         try:
@@ -167,9 +173,17 @@ class FrontEnd:
             self._request = None
             self._channel.resume()
             self._channel.send(answer_message("mpsagent: too many commands are waiting; it was not passed on"))
+        elif self._request is not None:
+            self._limit = self._owner.loop.call_later(PATIENCE, self._too_late)
+
+    def _too_late(self) -> None:
+        self._channel.send(answer_message(f"mpsagent: the control daemon has been busy for {PATIENCE:g} s"))
+        self._end(1)
 
     def _answered(self, session: Session | None, why: str) -> None:
         self._request = None
+        if self._limit is not None:
+            self._limit.cancel()
         if self._ended:
             return
         if session is None:
