@@ -299,7 +299,8 @@ def note(memory: Memory, done: act.Done) -> Memory:
     """What did not get through is sent again, after a moment."""
     action, asked = done.action, memory.shutdown
     if isinstance(action, act.ShutdownServer) and not done.ok and asked is not None and asked[0] == action.server:
-        return replace(memory, shutdown=(action.server, done.at - SHUTDOWN_AGAIN + 0.1, asked[2]))
+        soon = 0.1 if asked[2] <= 3 else SHUTDOWN_AGAIN
+        return replace(memory, shutdown=(action.server, done.at + soon - SHUTDOWN_AGAIN, min(asked[2], 4)))
     if isinstance(action, act.QuitControl) and not done.ok and memory.quit is not None and action.rule != "drain":
         return replace(memory, quit=(memory.quit[0], done.at - AGAIN))
     return memory
