@@ -296,13 +296,16 @@ def _late(verdict: Verdict, clients: Sequence[Record], population: Population, f
 
 
 def _span(record: Record) -> tuple[float, float, float] | None:
-    """Its first result, at the earliest and at the latest, and a moment at which it certainly still was there."""
+    """Its first result, at the earliest and at the latest, and a moment at which it certainly still was under MPS."""
     served = record.between("] sms ")
     if served is None:
         return None
     last = max([served[0], *(at for at, _ in record.signals if record.ended is None or at < record.ended)])
     if (stamped := record.between(record.lines[-1][1])) is not None:
         last = max(last, stamped[0])
+    for _, line in record.lines:
+        if "work now CUDA_ERROR" in line and (broken := record.between(line)) is not None:
+            last = min(last, broken[0])  # from then on it lives on without its server
     return served[0], served[1], last
 
 

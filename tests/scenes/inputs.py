@@ -131,7 +131,7 @@ def _default_directories(control: str) -> Iterator[list[str]]:
 
 
 def bad_start(stage: Stage, count: int) -> Result:
-    """Ten mistakes in the policy at the start, and no earlier policy: all ten are listed and no one is let in, until the
+    """Ten mistakes in the policy at the start, no earlier policy: all ten are listed and no one is let in until the
     policy is repaired. Started again with the mistakes, the last good policy stays in force."""
     problems: list[str] = []
     said = again = ""
