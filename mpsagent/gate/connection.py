@@ -32,6 +32,8 @@ class Connection:
     privileged: bool
     handshake: Handshake
     stored: bool = False
+    attempt: int = 0
+    """How often it was announced to a daemon."""
 
     @property
     def since(self) -> float:
@@ -47,10 +49,7 @@ class Connection:
     @property
     def mark(self) -> Mark:
         """Kept as the socket's priority, which means nothing for Unix sockets and lives as long as the socket."""
-        try:
-            return Mark(self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY))
-        except (OSError, ValueError):
-            return Mark.NEW
+        return mark_of(self.sock)
 
     @mark.setter
     def mark(self, mark: Mark) -> None:
@@ -73,6 +72,13 @@ class Connection:
         except OSError:
             return False
         return amount[0] > 0
+
+
+def mark_of(sock: socket.socket) -> Mark:
+    try:
+        return Mark(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY))
+    except (OSError, ValueError):
+        return Mark.NEW
 
 
 class Numbers:
@@ -102,15 +108,6 @@ def accepted(sock: socket.socket, number: int, keep: Callable[[Connection], None
     if early:
         connection.start = identity.start_time(who.pid)
     return connection
-
-
-def ghost(number: int) -> Connection:
-    """In the place of a client that left in the middle of its hand-over: nobody is there to be given anything."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    theirs.close()
-    ours.setblocking(False)
-    who = identity.peer(ours)
-    return Connection(number, ours, who, 0, False, Handshake(who))
 
 
 def restored(sock: socket.socket, name: ConnectionName) -> Connection | None:

@@ -3,57 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from enum import IntEnum
 
-from mpsagent.gate.channel import Channel, as_process, with_descriptors
+from mpsagent.gate.announcement import Announcement, close_all
+from mpsagent.gate.channel import with_descriptors
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handover import (
+    Abandon,
+    Acknowledge,
     Action,
+    Announce,
     Connect,
     Doubt,
     Give,
     HandOver,
     Outcome,
-    Passed,
     Patience,
+    Rescue,
     Stage,
-    Tell,
 )
 from mpsagent.gate.handover import Run as RunSession
+from mpsagent.gate.handshake import Mark
 from mpsagent.gate.lane import CONTROL, FIRST_PAUSE, LONGEST_PAUSE, Lane, Run, connect
+from mpsagent.gate.orphans import Orphans
+from mpsagent.gate.rescue import Rescuer
 from mpsagent.gate.session import How, Session
 from mpsagent.gate.store import DaemonName, Store
-from mpsagent.mps.rendezvous import CREDENTIALS, Credentials
-
-
-class Told(IntEnum):
-    """What the daemon may have heard, kept as the priority of the connection to it (see handshake.Mark)."""
-
-    NOTHING = 0
-    CREDENTIALS = 1
-    ALL = 2
-
-
-def told(daemon: socket.socket) -> Told:
-    try:
-        return Told(daemon.getsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY))
-    except (OSError, ValueError):
-        return Told.NOTHING
+from mpsagent.mps.limits import Limits
+from mpsagent.mps.rendezvous import Credentials
 
 
 class Handing:
-    """``passing`` is called just before the descriptor goes out, ``doubt`` when limits are not confirmed, ``done`` once
-    with what came of it. After ``done`` the client's socket is the caller's again, unless the acknowledgement is
-    outstanding: then :meth:`late_message` has to be told of it.
-
-    The connection to the daemon lies in the store as long as it lasts: a server waits for ever for a client whose relay
-    dies after the daemon was told (seen on an H100), so the next gate goes on with it.
-    """
+    """``passing`` is called just before the descriptor goes out, and says whether the client's process lives; ``doubt``
+    when limits are not confirmed; ``done`` once with what came of it. The client's socket is the caller's again then,
+    and :meth:`keepsake` what is left of a hand-over that was not acknowledged."""
 
     def __init__(
         self,
@@ -63,8 +47,9 @@ class Handing:
         patience: Patience,
         own: Credentials,
         store: Store,
+        orphans: Orphans,
         *,
-        passing: Callable[[], None],
+        passing: Callable[[], bool],
         doubt: Callable[[Doubt], None],
         done: Callable[[Outcome], None],
     ) -> None:
@@ -74,13 +59,13 @@ class Handing:
         self._patience = patience
         self._own = own
         self._store = store
+        self._orphans = orphans
         self._passing = passing
         self._doubt = doubt
         self._done = done
         self._machine = machine
         self._run: Run | None = None
-        self._daemon: Channel | None = None
-        self._name = ""
+        self._daemon: Announcement | None = None
         self._descriptors: list[int] = []
         self._timer: asyncio.TimerHandle | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -93,20 +78,28 @@ class Handing:
     def stage(self) -> Stage:
         return self._machine.stage
 
+    @property
+    def limits(self) -> Limits:
+        return self._machine.limits
+
+    @property
+    def fail_safe(self) -> bool:
+        return self._machine.fail_safe
+
     def start(self) -> None:
         self._do(self._machine.start())
 
-    def resume(self, daemon: socket.socket, name: DaemonName, *, gone: bool) -> None:
+    def resume(self, daemon: Announcement) -> None:
         """Goes on with an earlier gate's connection to the daemon, which has been told everything."""
-        self._name = str(name)
-        self._do(self._machine.resume(fail_safe=name.fail_safe, gone=gone))
-        self._listen(daemon)
-
-    def outlast(self, daemon: socket.socket, name: DaemonName) -> None:
-        """Only the acknowledgement is outstanding, of a hand-over that an earlier gate has made."""
-        self._name = str(name)
-        self._machine.stage = Stage.DONE
-        self._listen(daemon)
+        self._daemon = daemon
+        mark = self.connection.mark
+        if mark is Mark.PASSED or (mark is Mark.PASSING and self.connection.unread_by_peer()):
+            self._passing()
+            _, self._descriptors = daemon.answer() or (b"", [])
+            self._do(self._machine.resume_given(fail_safe=daemon.name.fail_safe))
+        else:
+            self._do(self._machine.resume(fail_safe=daemon.name.fail_safe))
+            daemon.await_answer(self._answered, self._daemon_closed)
 
     # --- the client's side, fed by who watches its socket ---
 
@@ -116,17 +109,15 @@ class Handing:
     def client_closed(self) -> None:
         self._do(self._machine.client_closed())
 
-    def late_message(self, data: bytes) -> None:
-        """The acknowledgement of a client that had not given it in time."""
-        if self._daemon is not None:
-            self._tell(data)
-        self.close()
+    def keepsake(self) -> int | None:
+        """The copy of the client's descriptor; the caller's from now on."""
+        return self._descriptors.pop() if self._descriptors else None
 
     def withdraw(self) -> None:
         """The client is not admitted any more."""
         self._do(self._machine.withdraw())
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Ends everything here but the client's socket."""
         for timer in (self._timer, self._retry):
             if timer is not None:
@@ -135,8 +126,7 @@ class Handing:
             self._run.cancel()
         if self._daemon is not None:
             self._daemon.close()
-            self._store.drop(self._name)
-        self._drop_descriptors()
+            self._daemon = None
 
     # --- actions ---
 
@@ -159,10 +149,19 @@ class Handing:
                 self._run = Run(self._lane, commands, self._own, self._patience.limits, self._session)
             case Connect():
                 self._connect()
-            case Tell(data):
-                self._tell(data)
+            case Announce():
+                self._announce()
             case Give(data):
                 self._give(data)
+            case Rescue(untouched):
+                self._rescue(untouched=untouched)
+            case Acknowledge(data):
+                if self._daemon is not None:
+                    self._daemon.acknowledge(data)
+            case Abandon():
+                if self._daemon is not None:
+                    self._orphans.add(self._daemon)
+                    self._daemon = None
             case Doubt():
                 self._doubt(action)
             case _:
@@ -177,6 +176,11 @@ class Handing:
         self._do(actions)
 
     def _connect(self) -> None:
+        if self._machine.stage is not Stage.CONNECT:
+            return
+        if self._store.congested:  # what is given to the store now would not be safe there
+            self._store.when_free(self._connect)
+            return
         try:
             sock = connect(self._lane.directory, CONTROL)
         except BlockingIOError:
@@ -186,77 +190,87 @@ class Handing:
         except OSError as error:
             self._do(self._machine.unreachable(f"the control daemon cannot be reached: {error.strerror}"))
             return
-        name = DaemonName(self.connection.number, self._machine.limits, self._machine.fail_safe)
-        self._name = str(name)
-        self._store.keep(self._name, sock.fileno())
-        self._listen(sock)
-        self._do(self._machine.connected())
-
-    def _listen(self, daemon: socket.socket) -> None:
-        self._daemon = Channel(
-            self._lane.loop, daemon, self._from_daemon, self._daemon_closed, descriptors=4, peek=True
+        connection, machine = self.connection, self._machine
+        connection.attempt += 1
+        name = DaemonName(
+            connection.number,
+            connection.attempt,
+            connection.peer.uid,
+            connection.peer.gid,
+            machine.fail_safe,
+            machine.limits,
         )
+        self._daemon = Announcement(self._lane.loop, self._store, sock, name)
+        self._daemon.greeting(self._greeted, self._daemon_closed)
+        self._do(machine.connected())
 
-    def _from_daemon(self, data: bytes, _who: Credentials | None, descriptors: list[int]) -> None:
+    def _greeted(self, data: bytes) -> None:
         assert self._daemon is not None
-        if self._machine.stage is Stage.GREETING:
-            self._lane.greeted(data, self._daemon.sock)
-        self._drop_descriptors()
+        self._lane.greeted(data, self._daemon.sock)
+        self._do(self._machine.daemon_message(data, 0))
+
+    def _announce(self) -> None:
+        if self._daemon is None or self._machine.stage is not Stage.ANSWER:
+            return
+        if self._store.congested:
+            self._store.when_free(self._announce)
+            return
+        try:
+            self._daemon.announce()
+        except OSError as error:
+            self._do(self._machine.unannounced(f"the client could not be announced to the daemon: {error.strerror}"))
+            return
+        self._daemon.await_answer(self._answered, self._daemon_closed)
+
+    def _answered(self, data: bytes, descriptors: list[int]) -> None:
         self._descriptors = descriptors
         self._do(self._machine.daemon_message(data, len(descriptors)))
-        self._drop_descriptors()
 
     def _daemon_closed(self) -> None:
-        self._store.drop(self._name)
         self._do(self._machine.daemon_closed())
 
-    def _tell(self, data: bytes) -> None:
-        assert self._daemon is not None
-        if self._machine.stage is Stage.ANSWER:
-            mark = Told.CREDENTIALS if data == CREDENTIALS else Told.ALL
-            with suppress(OSError):
-                self._daemon.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, int(mark))
-        who = self.connection.peer
-        error = self._daemon.send(data, as_process(who))
-        if isinstance(error, PermissionError):
-            # without CAP_SYS_ADMIN: the server learns the client's pid from the client itself (seen on an H100)
-            error = self._daemon.send(data, as_process(Credentials(self._own.pid, who.uid, who.gid)))
-        if isinstance(error, ProcessLookupError):
-            if self._machine.stage is Stage.DONE:  # only its acknowledgement, and the process has ended since
-                self._daemon.send(data)
-            else:
-                self._do(self._machine.undeliverable())
-
     def _give(self, data: bytes) -> None:
-        self._passing()
+        """A gate that is killed in here is followed by one that gives it again, if it cannot know: the same descriptor,
+        and the client reads nothing after its first."""
+        alive = self._passing()
+        self.connection.mark = Mark.PASSING
         try:
-            self.connection.sock.sendmsg([data], with_descriptors(self._descriptors))
+            if alive:
+                self.connection.sock.sendmsg([data], with_descriptors(self._descriptors))
         except OSError:  # it has gone, or never reads: its buffer held nothing but the greeting
+            alive = False
+        if alive:
+            self.connection.mark = Mark.PASSED
+        else:
             self._do(self._machine.undeliverable())
 
-    def _drop_descriptors(self) -> None:
-        for descriptor in self._descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
-        self._descriptors = []
+    def _rescue(self, *, untouched: bool) -> None:
+        descriptor = self.keepsake()
+        if descriptor is None:  # the daemon has ended, and its servers with it
+            self._do(self._machine.rescued("nothing could be done for its server"))
+            return
+        Rescuer(self._lane.loop, descriptor, self.connection.peer, self._rescued, untouched=untouched)
+
+    def _rescued(self, why: str | None) -> None:
+        self._do(self._machine.rescued(why))
 
     def _finish(self, outcome: Outcome) -> None:
-        late = isinstance(outcome, Passed) and not outcome.acknowledged
-        if not late:
-            self.close()
+        self._close()
         self._done(outcome)
+        close_all(self._descriptors)
+        self._descriptors = []
 
     def _set_deadline(self) -> None:
         stage = self._machine.stage
         if stage is self._stage:
             return
         self._stage = stage
-        self._lane.open_to_questions = stage in (Stage.ANSWER, Stage.ACKNOWLEDGEMENT)
+        self._lane.open_to_questions = stage is Stage.ANSWER
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         seconds = self._patience.of(stage)
-        if seconds is not None and stage is not Stage.LIMITS:  # sessions have their own
+        if seconds is not None:
             self._timer = self._lane.loop.call_later(seconds, self._expired)
         if self._lane.open_to_questions:
             self._lane.loop.call_soon(self._lane.pump)

@@ -2,7 +2,9 @@
 
 Both the defaults and the servers' limits are set each time: whichever way MPS takes, a server that starts or one that
 runs, the limits are right (recording 08, G8). Strictly one hand-over at a time for a daemon, until the client has
-acknowledged its descriptor: 60 of 60 exact that way.
+acknowledged its descriptor: 60 of 60 exact that way. Between the daemon's answer and the end of the client's handshake
+with its server MPS answers nothing (measured on an H100, answer 1), so nothing is gained by going on sooner; and for a
+client that goes away before that end the gate says the rest, so that its server does not wait for ever (see rescue).
 """
 
 from __future__ import annotations
@@ -13,15 +15,7 @@ from enum import StrEnum
 
 from mpsagent.gate import limits as texts
 from mpsagent.mps.limits import Limits
-from mpsagent.mps.rendezvous import (
-    CREDENTIALS,
-    DESCRIPTOR,
-    HELLO,
-    Kind,
-    acknowledgement_status,
-    error_name,
-    kind_bytes,
-)
+from mpsagent.mps.rendezvous import ACKNOWLEDGED, DESCRIPTOR, HELLO, acknowledgement_status
 
 MOST_SESSIONS = 4
 """Sessions for one set of limits, while the servers change under our hands."""
@@ -35,21 +29,26 @@ class Stage(StrEnum):
     GREETING = "greeting"
     ANSWER = "answer"
     ACKNOWLEDGEMENT = "acknowledgement"
+    RESCUE = "rescue"
     DONE = "done"
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that each stage may take. ``answer`` is long: a server starts, or another user's has to leave first."""
+    """Seconds that each stage may take. ``answer`` is long: a server starts, or another user's has to leave first.
+    ``acknowledgement`` too: a stopped client is resumed or killed by the agent, and MPS answers nobody until then."""
 
     limits: float = 15.0
     connect: float = 5.0
     greeting: float = 15.0
     answer: float = 90.0
-    acknowledgement: float = 0.5
+    acknowledgement: float = 60.0
 
     def of(self, stage: Stage) -> float | None:
-        return None if stage is Stage.DONE else float(getattr(self, stage.value))
+        """None: no deadline, or one of its own."""
+        if stage in (Stage.LIMITS, Stage.RESCUE, Stage.DONE):
+            return None
+        return float(getattr(self, stage.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +78,35 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Send this to the daemon with the client's credentials."""
+class Announce:
+    """Tell the daemon that this client wants a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Give:
+    """Send this to the client with the daemon's descriptor. A copy of that is kept until the end."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
-    """Send this to the client with the daemon's descriptor."""
+class Rescue:
+    """Finish the client's handshake with its server over the copy; :meth:`HandOver.rescued` hears of it. ``untouched``:
+    the client never had the descriptor."""
+
+    untouched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Send this to the daemon as the client's last word."""
 
     data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Nobody waits for the daemon's answer here any more; hanging up would leave a server that waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +119,13 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Over: the client has its descriptor. Not ``acknowledged``: it has not said so in time."""
+    """Over: the client has its descriptor. Not ``acknowledged``: it has not said so in time. ``status``: what it has
+    said, 0 or the CUDA error that it met at its server (807 in FAULT)."""
 
     limits: Limits
     fail_safe: bool
     acknowledged: bool
+    status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +137,6 @@ class Failed:
     why: str
     lost: bool = False
     daemon: bool = False
-    status: int | None = None
-    """The CUDA error that the client has met at its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +150,7 @@ class Withdrawn:
 
 
 Outcome = Passed | Failed | Left | Withdrawn
-Action = Run | Connect | Tell | Give | Doubt | Outcome
+Action = Run | Connect | Announce | Give | Rescue | Acknowledge | Abandon | Doubt | Outcome
 
 
 class HandOver:
@@ -149,6 +166,7 @@ class HandOver:
         """Those that are being set, or are: the plan's or, with ``fail_safe``, the fail-safe ones."""
         self._sessions = 0
         self._gone = False
+        self._given = False
 
     def start(self) -> list[Action]:
         if not self.plan.set_limits:
@@ -156,12 +174,17 @@ class HandOver:
             return [Connect()]
         return [self._session()]
 
-    def resume(self, *, fail_safe: bool, gone: bool) -> list[Action]:
-        """Goes on where an earlier gate was cut: the daemon has been told, its answer is outstanding. A server waits
-        for ever for a client whose relay has left in this moment (seen on an H100). ``gone``: the client has left."""
+    def resume(self, *, fail_safe: bool) -> list[Action]:
+        """Goes on where an earlier gate was cut: the daemon has been told, its answer is outstanding or unread."""
         self.stage = Stage.ANSWER
         self.fail_safe = fail_safe
-        self._gone = gone
+        return []
+
+    def resume_given(self, *, fail_safe: bool) -> list[Action]:
+        """The same, and the client had its descriptor already."""
+        self.stage = Stage.ACKNOWLEDGEMENT
+        self.fail_safe = fail_safe
+        self._given = True
         return []
 
     def _session(self) -> Action:
@@ -212,15 +235,21 @@ class HandOver:
             if self._gone:
                 return self._left()
             self.stage = Stage.ANSWER
-            return [Tell(CREDENTIALS), Tell(kind_bytes(Kind.CLIENT))]
+            return [Announce()]
         if self.stage is Stage.ANSWER:
-            if self._gone:
-                return self._left()
             if data != DESCRIPTOR or descriptors != 1:
-                return self._fail(f"the daemon answered {data[:16].hex()} with {descriptors} descriptors")
+                why = f"the daemon answered {data[:16].hex()} with {descriptors} descriptors"
+                return self._left() if self._gone else self._fail(why)
+            if self._gone:
+                return self._rescue()
             self.stage = Stage.ACKNOWLEDGEMENT
+            self._given = True
             return [Give(data)]
         return []
+
+    def unannounced(self, why: str) -> list[Action]:
+        """The daemon could not be told of the client."""
+        return self._fail(why, daemon=True) if self.stage is Stage.ANSWER else []
 
     def daemon_closed(self) -> list[Action]:
         if self.stage is Stage.GREETING:
@@ -234,25 +263,38 @@ class HandOver:
     def client_message(self, data: bytes) -> list[Action]:
         if self.stage is not Stage.ACKNOWLEDGEMENT:
             return []
-        status = acknowledgement_status(data)
-        if status:
-            why = f"the client was not served: CUDA_ERROR_{error_name(status)}"
-            return [Tell(data), *self._fail(why, lost=True, status=status)]
-        return [Tell(data), self._passed(acknowledged=True)]
+        return [Acknowledge(data), self._passed(acknowledged=True, status=acknowledgement_status(data))]
 
     def client_closed(self) -> list[Action]:
-        """Before the daemon has answered the wait goes on: a connection that closes while its client is in the pending
-        list leaves a server that hangs (scenario X1); with the descriptor taken and closed it notices."""
+        """Once the daemon has been told, the wait for its answer goes on: a client that leaves while it is in the
+        pending list, or before it has met its server, leaves a server that waits for ever (X1 and X15)."""
         if self.stage is Stage.ACKNOWLEDGEMENT:
-            return self._fail("the client closed the connection without acknowledging its descriptor", lost=True)
+            return self._rescue()
         if self.stage is Stage.CONNECT:
             return self._left()
         self._gone = True
         return []
 
     def undeliverable(self) -> list[Action]:
-        """The client has gone: its descriptor could not be sent to it, or its credentials not to the daemon."""
-        return [] if self.stage is Stage.DONE else self._left()
+        """The client has gone: its descriptor could not be sent to it."""
+        if self.stage is not Stage.ACKNOWLEDGEMENT:
+            return []
+        self._given = False
+        return self._rescue()
+
+    def _rescue(self) -> list[Action]:
+        self.stage = Stage.RESCUE
+        return [Rescue(untouched=not self._given)]
+
+    def rescued(self, why: str | None) -> list[Action]:
+        """The server has been answered in the client's place; or ``why`` that is not certain."""
+        if self.stage is not Stage.RESCUE:
+            return []
+        self.stage = Stage.ACKNOWLEDGEMENT
+        if why is None and not self._given:
+            return [Acknowledge(ACKNOWLEDGED), *self._left()]
+        what = "the client went away before it had met its server"
+        return [Acknowledge(ACKNOWLEDGED), *self._fail(what if why is None else f"{what}, and {why}", lost=True)]
 
     # --- ends ---
 
@@ -268,20 +310,21 @@ class HandOver:
     def expired(self) -> list[Action]:
         """The stage's deadline has passed."""
         if self.stage is Stage.ACKNOWLEDGEMENT:
-            return [self._passed(acknowledged=False)]
-        if self.stage is Stage.DONE:
+            return [Acknowledge(ACKNOWLEDGED), self._passed(acknowledged=False)]
+        if self.stage in (Stage.RESCUE, Stage.DONE):
             return []
+        abandon: list[Action] = [Abandon()] if self.stage is Stage.ANSWER else []
         if self._gone:
-            return self._left()
-        return self._fail(f"no {self.stage.value} in time", daemon=self.stage is not Stage.ANSWER)
+            return [*abandon, *self._left()]
+        return [*abandon, *self._fail(f"no {self.stage.value} in time", daemon=self.stage is not Stage.ANSWER)]
 
-    def _passed(self, *, acknowledged: bool) -> Passed:
+    def _passed(self, *, acknowledged: bool, status: int = 0) -> Passed:
         self.stage = Stage.DONE
-        return Passed(self.limits, self.fail_safe, acknowledged)
+        return Passed(self.limits, self.fail_safe, acknowledged, status)
 
-    def _fail(self, why: str, *, lost: bool = False, daemon: bool = False, status: int | None = None) -> list[Action]:
+    def _fail(self, why: str, *, lost: bool = False, daemon: bool = False) -> list[Action]:
         stage, self.stage = self.stage, Stage.DONE
-        return [Failed(stage, why, lost, daemon, status)]
+        return [Failed(stage, why, lost, daemon)]
 
     def _left(self) -> list[Action]:
         self.stage = Stage.DONE

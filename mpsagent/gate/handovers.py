@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 
 from mpsagent.gate import handover, identity, link
-from mpsagent.gate.connection import Connection, ghost
-from mpsagent.gate.handing import Handing, Told, told
-from mpsagent.gate.handover import HandOver, Plan
+from mpsagent.gate.announcement import Announcement, Told, close_all
+from mpsagent.gate.connection import Connection
+from mpsagent.gate.handing import Handing
+from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding
 from mpsagent.gate.lane import Lane
 from mpsagent.gate.link import Admissions
+from mpsagent.gate.orphans import Orphans
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.queue import Process, Queue
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
-from mpsagent.mps.rendezvous import SERVER_NOT_READY, Credentials
+from mpsagent.mps.rendezvous import ACKNOWLEDGED, SERVER_NOT_READY, Credentials
 
 UNSURE = 0.5
 """Seconds in which a restored client that may have its descriptor shows that it has."""
+DYING = 0.05
 MOST_LATE = 256
 """Clients whose acknowledgement is outstanding; beyond it the oldest connection is closed."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
@@ -53,7 +57,11 @@ class HandOvers:
         self._tell = tell
         self._after = over
         self._own = Credentials(os.getpid(), os.geteuid(), os.getegid())
-        self._late: dict[Connection, Handing] = {}
+        self._orphans = Orphans(lane.loop)
+        self._late: dict[Connection, int | None] = {}
+        """Clients that have not acknowledged in time, each with a copy of its descriptor."""
+        self._cut: deque[tuple[Connection, Announcement]] = deque()
+        """Hand-overs that an earlier gate had begun."""
         self._not_ready = 0.0
 
     @property
@@ -66,6 +74,13 @@ class HandOvers:
         current = self.current
         if current is not None and (not admissions.open or admissions.user(current.connection.peer.uid) is None):
             current.withdraw()
+
+    def under_way(self) -> Iterator[Connection]:
+        """Clients that the daemon has been told of, or is about to be."""
+        if self.current is not None:
+            yield self.current.connection
+        for connection, _ in self._cut:
+            yield connection
 
     # --- one hand-over -----------------------------------------------------------------------------------------------
 
@@ -95,9 +110,8 @@ class HandOvers:
         return True
 
     def _handing(self, connection: Connection, machine: HandOver) -> Handing:
-        def passing() -> None:
-            connection.mark = Mark.PASSING
-            self._processes.prepare(connection, machine.limits)
+        def passing() -> bool:
+            return self._processes.prepare(connection, machine.limits)
 
         def doubt(what: handover.Doubt) -> None:
             self._tell(link.Unconfirmed(connection.peer.uid, what.wanted, what.why))
@@ -111,13 +125,19 @@ class HandOvers:
             self._patience,
             self._own,
             self._store,
+            self._orphans,
             passing=passing,
             doubt=doubt,
             done=lambda outcome: self._over(handing, outcome),
         )
         return handing
 
-    def _over(self, handing: Handing, outcome: handover.Outcome) -> None:
+    def _over(self, handing: Handing, outcome: handover.Outcome, *, sure: bool = False) -> None:
+        lives = self._processes.lives(handing.connection) if isinstance(outcome, handover.Failed) else False
+        if isinstance(outcome, handover.Failed) and outcome.lost and lives and not sure:
+            # a process that is killed hangs up a moment before it has ended
+            self._lane.loop.call_later(DYING, lambda: self._over(handing, outcome, sure=True))
+            return
         self.current = None
         self._lane.handing = False
         connection = handing.connection
@@ -125,23 +145,30 @@ class HandOvers:
             case handover.Passed():
                 self._passed(handing, outcome)
             case handover.Failed():
-                self._failed(connection, outcome)
+                self._failed(handing, outcome, lives=lives)
             case handover.Left():
                 self._processes.not_passed(connection)
                 self._holding.left(connection)
             case handover.Withdrawn():
                 pass
         self._after()
+        self._go_on()
         self._lane.loop.call_soon(self._lane.pump)
 
     def _passed(self, handing: Handing, outcome: handover.Passed) -> None:
         connection, who = handing.connection, handing.connection.peer
-        self._not_ready = 0.0
+        if outcome.status == SERVER_NOT_READY:
+            self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
+            self._lane.rest(self._not_ready)
+        elif outcome.acknowledged:
+            self._not_ready = 0.0
         self._processes.passed(connection, outcome.limits)
-        if outcome.acknowledged:
+        descriptor = handing.keepsake()
+        if outcome.acknowledged or descriptor is None:
             self._holding.close(connection)
+            close_all([] if descriptor is None else [descriptor])
         else:
-            self._be_late(connection, handing)
+            self._be_late(connection, descriptor)
         seconds = self._lane.loop.time() - handing.began
         self._tell(
             link.Passed(
@@ -154,20 +181,19 @@ class HandOvers:
                 time.time(),
                 outcome.fail_safe,
                 outcome.acknowledged,
+                outcome.status,
             )
         )
 
-    def _failed(self, connection: Connection, outcome: handover.Failed) -> None:
-        who, now = connection.peer, self._lane.loop.time()
+    def _failed(self, handing: Handing, outcome: handover.Failed, *, lives: bool) -> None:
+        connection, who = handing.connection, handing.connection.peer
+        if outcome.lost and lives:
+            # It had its descriptor: whatever it has done with it, it counts until it ends or is released.
+            self._passed(handing, handover.Passed(handing.limits, handing.fail_safe, acknowledged=False))
+            return
+        now = self._lane.loop.time()
         self._processes.not_passed(connection)
-        self._tell(
-            link.Failed(
-                connection.number, who.pid, who.uid, outcome.why, outcome.stage.value, outcome.lost, outcome.status
-            )
-        )
-        if outcome.status == SERVER_NOT_READY:
-            self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
-            self._lane.rest(self._not_ready)
+        self._tell(link.Failed(connection.number, who.pid, who.uid, outcome.why, outcome.stage.value, outcome.lost))
         held = self._queue.get(connection.number)
         if outcome.lost or held is None:
             self._holding.close(connection)
@@ -180,63 +206,107 @@ class HandOvers:
     # --- what clients do while, or after, they are handed over -------------------------------------------------------
 
     def special(self, connection: Connection, data: bytes) -> bool:
-        """A message of a client that is being handed over or was, or its end."""
-        late = self._late.pop(connection, None)
-        if late is not None:
-            late.late_message(data) if data else late.close()
-            self._holding.close(connection)
+        """A message of a client that is being handed over or was, or its end. The message is still in the socket."""
+        cut = next((one for one in self._cut if one[0] is connection), None)
+        if connection in self._late:
+            self._forget_late(connection, rescue=not data)
         elif self.current is not None and self.current.connection is connection:
             if data:
                 self.current.client_message(data)
             else:
                 self._holding.unwatch(connection)
                 self.current.client_closed()
-        elif connection.mark is Mark.PASSING and self._holding.get(connection.number) is not None:
+        elif cut is not None:
+            self._cut.remove(cut)
+            if data:
+                cut[1].acknowledge(data)
+                self._was_passed(connection)
+            else:
+                self._orphans.add(cut[1], untouched=connection.mark is Mark.HELD)
+                self._holding.left(connection)
+        elif connection.mark >= Mark.PASSING:
             self._was_passed(connection)  # by an earlier gate, and it has gone on
         else:
             return False
         return True
 
-    def _be_late(self, connection: Connection, handing: Handing) -> None:
-        """It is not held any more, but its acknowledgement still has to go to the daemon."""
+    def process_ended(self, process: Process) -> None:
+        """Its connection may live on in a child, which cannot meet the server in its place."""
+        current = self.current
+        if current is not None and current.stage is Stage.ACKNOWLEDGEMENT:
+            connection = current.connection
+            if (connection.peer.pid, connection.start) == process:
+                self._holding.look(connection)
+                if self.current is current and current.stage is Stage.ACKNOWLEDGEMENT:
+                    self._holding.unwatch(connection)
+                    current.client_closed()
+
+    def _be_late(self, connection: Connection, descriptor: int | None) -> None:
+        """It is not held any more. Should it go away without having met its server, that is still to be helped."""
         self._holding.release(connection)
-        self._late[connection] = handing
+        self._late[connection] = descriptor
         if len(self._late) > MOST_LATE:
-            oldest = next(iter(self._late))
-            self._late.pop(oldest).close()
-            self._holding.close(oldest)
+            self._forget_late(next(iter(self._late)), rescue=True)
+
+    def _forget_late(self, connection: Connection, *, rescue: bool) -> None:
+        descriptor = self._late.pop(connection)
+        if descriptor is not None and rescue:
+            self._orphans.rescue(descriptor, connection.peer)
+        elif descriptor is not None:
+            close_all([descriptor])
+        self._holding.close(connection)
 
     # --- what an earlier gate had begun ------------------------------------------------------------------------------
 
-    def resume(self, daemon: socket.socket, name: DaemonName) -> None:
-        """Goes on with a hand-over whose connection to the daemon was in the store; the client's is held again, unless
-        it has left."""
-        daemon.setblocking(False)
-        connection = self._holding.get(name.number)
-        if told(daemon) is not Told.ALL or self.current is not None:
-            daemon.close()
-            self._store.drop(str(name))
+    def resume(self, daemons: list[tuple[DaemonName, socket.socket]], last_words: Mapping[int, bytes]) -> None:
+        """Goes on with hand-overs whose connections to the daemon were in the store; their clients' are held again,
+        unless they have left. ``last_words``: what clients that may have had their descriptor have said since, by
+        connection; empty: nothing."""
+        newest: dict[int, Announcement] = {}
+        for name, sock in sorted(daemons, key=lambda one: (one[0].number, one[0].generation)):
+            announcement = Announcement(self._lane.loop, self._store, sock, name)
+            told = announcement.told
+            if told is Told.NOTHING:
+                announcement.close()
+                continue
+            announcement.make_sure()
+            if told is Told.ACKNOWLEDGED or last_words.get(name.number):
+                announcement.acknowledge(last_words.get(name.number) or ACKNOWLEDGED)
+                continue
+            older = newest.get(name.number)
+            if older is not None:
+                self._orphans.add(older)
+            newest[name.number] = announcement
+        for number, announcement in newest.items():
+            connection = self._holding.get(number)
+            if connection is None or announcement.told is Told.ABANDONED:
+                self._orphans.add(announcement, untouched=number not in last_words)
+            else:
+                connection.attempt = announcement.name.generation
+                self._cut.append((connection, announcement))
+        # who has a descriptor goes first: MPS waits for them
+        self._cut = deque(sorted(self._cut, key=lambda one: -one[0].mark))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """With the next hand-over that was cut."""
+        if self.current is not None or not self._cut:
             return
-        gone = connection is None
-        if connection is None:
-            connection = ghost(name.number)
-        plan = Plan(name.limits, name.limits)
-        if connection.mark is Mark.PASSING and (connection.unread_by_peer() or connection.unread_by_us()):
-            handing = self._handing(connection, HandOver(plan))
-            self.current = None
-            self._lane.handing = False
-            handing.outlast(daemon, name)
-            self._processes.passed(connection, name.limits)
-            self._be_late(connection, handing)
-        else:
-            self._handing(connection, HandOver(plan)).resume(daemon, name, gone=gone)
+        connection, announcement = self._cut.popleft()
+        limits = announcement.name.limits or Limits()
+        handing = self._handing(connection, HandOver(Plan(limits, limits)))
+        self._tell(link.Handing(connection.number, connection.peer.pid, connection.peer.uid, time.time()))
+        handing.resume(announcement)
 
     def resume_passing(self, connection: Connection) -> None:
-        """The last gate may have passed the descriptor on, or was about to, and its connection to the daemon is lost.
-        What lies unread in the socket says so; a client that stays silent for a while is taken up again from the start,
-        which one that has its descriptor does not notice."""
+        """The last gate may have passed the descriptor on, or was about to, and its connection to the daemon is not in
+        the store. What lies unread in the socket says so; a client that stays silent for a while is taken up again from
+        the start, unless its descriptor went out for certain."""
         if connection.unread_by_peer() or connection.unread_by_us():
             self._was_passed(connection)
+            return
+        if connection.mark is Mark.PASSED:
+            self._be_late(connection, None)
             return
         held = self._queue.get(connection.number)
         assert held is not None
@@ -245,7 +315,6 @@ class HandOvers:
     def _was_passed(self, connection: Connection) -> None:
         process: Process = (connection.peer.pid, connection.start)
         known = self._queue.known_process(process)
-        if known is None:
-            self._processes.prepare(connection, Limits())
+        if known is None and self._processes.prepare(connection, Limits()):
             self._processes.passed(connection, Limits()).limits = None
         self._holding.close(connection)

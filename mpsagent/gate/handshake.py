@@ -21,7 +21,9 @@ class Mark(IntEnum):
     HELD = 2
     """A CUDA client that has said all it has to say."""
     PASSING = 3
-    """Its descriptor may be on the way to it."""
+    """Its descriptor is being sent to it, or was."""
+    PASSED = 4
+    """Its descriptor was sent to it."""
 
 
 @dataclass(frozen=True, slots=True)

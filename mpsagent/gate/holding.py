@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from mpsagent.gate import identity, link
 from mpsagent.gate.channel import take
@@ -86,19 +88,22 @@ class Holding:
 
     def _read(self, connection: Connection) -> None:
         """A held client has nothing to say."""
-        try:
-            data, _, _ = take(connection.sock, 64)
-        except (BlockingIOError, InterruptedError):
+        data = first_unread(connection.sock)
+        if data is None:
             return
-        except OSError:
-            data = b""
-        if self._special(connection, data):
-            return
-        if not data:
-            self.left(connection)
-        elif data not in _GREETING and connection.mark is Mark.HELD:
-            self.refused(connection, "said something while it was held")
-            self.close(connection)
+        if not self._special(connection, data):
+            if not data:
+                self.left(connection)
+            elif data not in _GREETING and connection.mark is Mark.HELD:
+                self.refused(connection, "said something while it was held")
+                self.close(connection)
+        if data and connection.sock.fileno() >= 0:
+            _throw_away(connection.sock)
+
+    def look(self, connection: Connection) -> None:
+        """At what may have come just now."""
+        if connection.sock.fileno() >= 0:
+            self._read(connection)
 
     def left(self, connection: Connection) -> None:
         """Its client, or its process, has gone."""
@@ -119,10 +124,33 @@ class Holding:
         self.release(connection)
         if connection.sock.fileno() >= 0:
             self._loop.remove_reader(connection.sock.fileno())
+            _throw_away(connection.sock)
         connection.sock.close()
         if connection.stored:
             self._store.drop(connection.name)
             connection.stored = False
+
+
+def first_unread(sock: socket.socket) -> bytes | None:
+    """The next message of a client, which stays in the socket: a gate that is killed over it is followed by one that
+    has to find it there. Empty at the end of the connection; None when there is nothing yet."""
+    for _ in range(2):
+        try:
+            data, _, _ = take(sock, 64, peek=True)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except ConnectionResetError:  # it has left something unread, which is said once, ahead of its last words
+            continue
+        except OSError:
+            return b""
+        return data
+    return b""
+
+
+def _throw_away(sock: socket.socket) -> None:
+    """Left unread, it would reset the connection at its end."""
+    with suppress(OSError):
+        sock.recv(1)
 
 
 _GREETING = (CREDENTIALS, kind_bytes(Kind.CLIENT))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import select
 import socket
 import struct
 from contextlib import suppress
@@ -79,6 +80,12 @@ def open_pidfd(pid: int, start: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def pid_of(pidfd: int) -> int:

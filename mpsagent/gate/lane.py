@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpsagent.gate import identity
-from mpsagent.gate.channel import Channel, as_process
+from mpsagent.gate.channel import Channel, as_user
 from mpsagent.gate.session import How, Session
 from mpsagent.mps.rendezvous import HELLO, Credentials
 
@@ -88,7 +88,7 @@ class Run:
         assert self._channel is not None
         first = self._session.greeting is None
         for message in self._session.message(data):
-            self._channel.send(message, as_process(self._asker))
+            self._channel.send(message, as_user(self._asker))
         if first:
             self._lane.greeted(data, self._channel.sock)
         if self._session.how is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpsagent.gate import handover, identity, link, state
-from mpsagent.gate.connection import restored
+from mpsagent.gate.connection import Connection, mark_of, restored
 from mpsagent.gate.frontends import FrontEnds
 from mpsagent.gate.handovers import HandOvers
 from mpsagent.gate.handshake import Mark
-from mpsagent.gate.holding import Holding
+from mpsagent.gate.holding import Holding, first_unread
 from mpsagent.gate.lane import PRIVILEGED, Lane
 from mpsagent.gate.link import Admissions
 from mpsagent.gate.linkserver import LinkServer, Outgoing
@@ -59,6 +60,7 @@ class Gate:
         self._unapplied: int | None = None
         self._link: LinkServer | None = None
         self._status = ""
+        self._watchdog = "WATCHDOG_USEC" in os.environ
         self._store = Store(loop)
         self._queue = Queue()
         self._lane = Lane(loop, options.daemon, lambda: self._hand_overs.begin(), self._daemon_greets)
@@ -113,36 +115,55 @@ class Gate:
     def _restore(self, inherited: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """What an earlier gate has left in the store; the rest is returned. Processes first, because their connections
         go first; the hand-over that was cut last, because it needs its connection."""
-        kept = [(found, descriptor) for name, descriptor in inherited if (found := parse_name(name)) is not None]
-        self._store.adopt(str(found) for found, _ in kept)
+        kept = []
+        for name, descriptor in inherited:
+            found = parse_name(name)
+            if found is None:
+                continue
+            self._store.adopt([name])
+            is_socket = stat.S_ISSOCK(os.fstat(descriptor).st_mode)
+            if str(found) == name and is_socket is not isinstance(found, KnownName):
+                kept.append((found, descriptor))
+            else:
+                say(f"what lies in the descriptor store as {name!r} is not that; it is dropped")
+                self._store.drop(name)
+                os.close(descriptor)
         for found, descriptor in kept:
             if isinstance(found, KnownName) and not self._processes.restore(str(found), found, descriptor):
                 self._store.drop(str(found))
+        last_words: dict[int, bytes] = {}
         passing = []
         connections = [(found, descriptor) for found, descriptor in kept if isinstance(found, ConnectionName)]
         for found, descriptor in sorted(connections, key=lambda one: one[0].number):
-            self._public.numbers.seen(found.number)
-            connection = restored(socket.socket(fileno=descriptor), found)
-            if connection is None or self._holding.get(found.number) is not None:
-                self._store.drop(str(found))
-                continue
-            mark = connection.mark
-            if mark in (Mark.NEW, Mark.GREETED):
-                self._public.restore(connection)
-                continue
-            self._holding.hold(connection)
-            if mark is Mark.PASSING:
+            connection = self._restore_connection(found, socket.socket(fileno=descriptor), last_words)
+            if connection is not None:
                 passing.append(connection)
-        for found, descriptor in kept:
-            if isinstance(found, DaemonName):
-                self._hand_overs.resume(socket.socket(fileno=descriptor), found)
-        current = self._hand_overs.current
+        daemons = [(found, descriptor) for found, descriptor in kept if isinstance(found, DaemonName)]
+        self._hand_overs.resume([(found, socket.socket(fileno=one)) for found, one in daemons], last_words)
+        under_way = set(self._hand_overs.under_way())
         for connection in passing:
-            if self._holding.get(connection.number) is not None and (
-                current is None or current.connection is not connection
-            ):
+            if connection not in under_way and self._holding.get(connection.number) is not None:
                 self._hand_overs.resume_passing(connection)
         return [(name, descriptor) for name, descriptor in inherited if parse_name(name) is None]
+
+    def _restore_connection(
+        self, found: ConnectionName, sock: socket.socket, last_words: dict[int, bytes]
+    ) -> Connection | None:
+        """The connection, if its client may have its descriptor already; ``last_words`` gets what it has said since."""
+        self._public.numbers.seen(found.number)
+        mark = mark_of(sock)
+        if mark >= Mark.PASSING:
+            sock.setblocking(False)
+            last_words[found.number] = first_unread(sock) or b""
+        connection = restored(sock, found)
+        if connection is None or self._holding.get(found.number) is not None:
+            self._store.drop(str(found))
+        elif mark in (Mark.NEW, Mark.GREETED):
+            self._public.restore(connection)
+        else:
+            self._holding.hold(connection)
+            return connection if mark >= Mark.PASSING else None
+        return None
 
     def _listen(self, name: str, descriptor: int) -> None:
         listener = socket.socket(fileno=descriptor)
@@ -158,7 +179,8 @@ class Gate:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def _process_ended(self, _known: KnownProcess) -> None:
+    def _process_ended(self, known: KnownProcess) -> None:
+        self._hand_overs.process_ended(known.process)
         self._lane.pump()  # there is room for one more
 
     def _daemon_greets(self, greeting: bytes, pid: int) -> None:
@@ -174,10 +196,10 @@ class Gate:
 
     def _applied(self) -> None:
         """Tells the agent that its admissions are in force, once no hand-over that they do not allow is under way."""
-        number, handing, table = self._unapplied, self._hand_overs.current, self._hand_overs.admissions
+        number, table = self._unapplied, self._hand_overs.admissions
         if number is None:
             return
-        if handing is None or (table.open and table.user(handing.connection.peer.uid) is not None):
+        if all(table.open and table.user(one.peer.uid) is not None for one in self._hand_overs.under_way()):
             self._unapplied = None
             self._tell(link.Applied(number))
 
@@ -192,6 +214,8 @@ class Gate:
         if self._greeting is not None:
             yield self._greeting, None
         yield from self._holding.knocks()
+        for one in self._hand_overs.under_way():
+            yield link.Handing(one.number, one.peer.pid, one.peer.uid, time.time()), None
         for known in self._queue.known():
             message = link.Known(
                 known.pid,
@@ -235,4 +259,6 @@ class Gate:
         if text != self._status:
             self._status = text
             self._store.tell(f"STATUS={text}")
+        if self._watchdog:
+            self._store.tell("WATCHDOG=1")
         self._loop.call_later(STATUS_EVERY, self._tell_status)

@@ -34,19 +34,24 @@ class KnownProcesses:
         self._ended = ended
         self._watched: dict[Process, _Watched] = {}
 
-    def prepare(self, connection: Connection, limits: Limits) -> None:
-        """Before the descriptor goes out: from then on the process counts, whatever happens to this gate."""
+    def prepare(self, connection: Connection, limits: Limits) -> bool:
+        """Before the descriptor goes out: from then on the process counts, whatever happens to this gate. False when it
+        has ended."""
         process = (connection.peer.pid, connection.start)
         known = self._queue.known_process(process)
         if known is not None and (known.limits == limits or known.limits is None):
-            return
+            return True
         pidfd = identity.peer_pidfd(connection.sock, *process)
         if pidfd is None:
-            return
+            return False
+        if identity.has_ended(pidfd):
+            os.close(pidfd)
+            return False
         since = known.since if known is not None else time.time()
         who = connection.peer
         name = str(KnownName(who.uid, who.gid, connection.start, since, limits))
         self._replace(process, pidfd, name)
+        return True
 
     def _replace(self, process: Process, pidfd: int, name: str) -> None:
         before = self._watched.get(process)
@@ -58,6 +63,11 @@ class KnownProcesses:
             os.close(before.pidfd)
         self._watched[process] = _Watched(pidfd, name)
         self._loop.add_reader(pidfd, self._end, process)
+
+    def lives(self, connection: Connection) -> bool:
+        """Whether the process of a connection that was prepared has not ended yet."""
+        watched = self._watched.get((connection.peer.pid, connection.start))
+        return watched is not None and not identity.has_ended(watched.pidfd)
 
     def passed(self, connection: Connection, limits: Limits) -> KnownProcess:
         """The hand-over is done."""

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import Ancillary, Channel, as_process, with_descriptors
+from mpsagent.gate.channel import Ancillary, Channel, as_user, with_descriptors
 from mpsagent.gate.connection import Connection
 from mpsagent.mps.rendezvous import Credentials
 
@@ -38,7 +38,7 @@ class Relay:
         )
 
     def _from_client(self, data: bytes, who: Credentials | None, descriptors: list[int]) -> None:
-        self._pass(self._daemon, data, as_process(who or self._peer), descriptors)
+        self._pass(self._daemon, data, as_user(who or self._peer), descriptors)
 
     def _from_daemon(self, data: bytes, _who: Credentials | None, descriptors: list[int]) -> None:
         if self._greeted is not None:

@@ -12,14 +12,15 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpsagent.gate.channel import with_descriptors
 from mpsagent.mps.limits import Limits
 
 FIRST_DESCRIPTOR = 3
-NAMES_BUDGET = 120_000
-"""Bytes of all names with their separators."""
+NAMES_BUDGET = 116_000
+"""Bytes of all names with their separators, and what of it is for hand-overs that are under way."""
+RESERVED = 4_000
 MOST_WAITING = 32_768
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -56,15 +57,23 @@ class KnownName:
 
 @dataclass(frozen=True, slots=True)
 class DaemonName:
-    """The connection to the daemon of the hand-over of connection ``number``, and the limits that were set for it."""
+    """The connection to the daemon of a hand-over: the number of the client's connection, which attempt it is, whose
+    client, and the limits that were set for it."""
 
     number: int
-    limits: Limits
+    generation: int
+    uid: int
+    gid: int
     fail_safe: bool
+    limits: Limits | None = None
 
     def __str__(self) -> str:
-        words = [_short(self.number), _short(int(self.fail_safe)), *_limit_words(self.limits)]
-        return "d" + ".".join(words)
+        numbers = (self.number, self.generation, self.uid, self.gid, int(self.fail_safe))
+        words = [_short(number) for number in numbers]
+        if self.limits is not None:
+            words += _limit_words(self.limits)
+        text = "d" + ".".join(words)
+        return text if len(text) < 250 else str(replace(self, limits=None))
 
 
 def _limit_words(limits: Limits) -> list[str]:
@@ -87,8 +96,10 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
             uid, gid, start, since = map(_long, words[:4])
             limits = _limits_of(words[4:]) if len(words) > 4 else None
             return KnownName(uid, gid, start, since / 1000, limits)
-        if text[:1] == "d" and len(words) >= 3:
-            return DaemonName(_long(words[0]), _limits_of(words[2:]), _long(words[1]) == 1)
+        if text[:1] == "d" and len(words) >= 5:
+            number, generation, uid, gid, fail_safe = map(_long, words[:5])
+            limits = _limits_of(words[5:]) if len(words) > 5 else None
+            return DaemonName(number, generation, uid, gid, fail_safe == 1, limits)
     except ValueError:
         pass
     return None
@@ -163,11 +174,14 @@ class Store:
         """Puts a copy into the store; False when it has no room. Safe from the moment this returns."""
         if not self.present or name in self._names:
             return self.present
-        if self._used + len(name) + 1 > NAMES_BUDGET:
+        # a hand-over that is under way always has room
+        if self._used + len(name) + 1 > NAMES_BUDGET + (0 if name[:1] != "d" else RESERVED):
             return False
         self._names.add(name)
         self._used += len(name) + 1
-        self._tell(f"FDSTORE=1\nFDNAME={name}".encode(), descriptor)
+        # systemd would drop a socket that hangs up, and with it the client's last word (FDPOLL, systemd 246)
+        poll = "" if name[:1] == "k" else "\nFDPOLL=0"
+        self._tell(f"FDSTORE=1\nFDNAME={name}{poll}".encode(), descriptor)
         return True
 
     def drop(self, name: str) -> None:

@@ -44,24 +44,11 @@ class Kind(IntEnum):
 
 
 SERVER_NOT_READY = 807
-_ERRORS = {
-    805: "MPS_CONNECTION_FAILED",
-    806: "MPS_RPC_FAILURE",
-    SERVER_NOT_READY: "MPS_SERVER_NOT_READY",
-    808: "MPS_MAX_CLIENTS_REACHED",
-    809: "MPS_MAX_CONNECTIONS_REACHED",
-    810: "MPS_CLIENT_TERMINATED",
-}
-
 
 def acknowledgement_status(message: bytes) -> int:
     """0 when the client was served, else the CUDA error that it has met (807 in FAULT: ``27 03 00 00``, seen on an
     H100). Anything that is no such word counts as served: it is the client's own affair."""
     return int(_WORD.unpack(message)[0]) if len(message) == _WORD.size else 0
-
-
-def error_name(status: int) -> str:
-    return _ERRORS.get(status, f"error {status}")
 
 
 def kind_bytes(kind: Kind) -> bytes:

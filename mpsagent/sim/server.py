@@ -287,7 +287,7 @@ class Server:
         wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)}")
 
     def handshake(self, connection: _socket.socket) -> tuple[int, int, int] | None:
-        """The client's pid from its credentials, which context it is (0: the channel) and on which device; as long as it
+        """The client's pid from its credentials, which context it is (0: the channel), on which device; as long as it
         takes. None when nobody is left at the other end."""
         spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         for _ in range(rendezvous.EXTRA_DESCRIPTORS):

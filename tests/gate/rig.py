@@ -153,13 +153,24 @@ def one():
     if data != b"OUTBCUFD\0" or len(fds) != 1:
         return say("refused", why=data.hex())
     server = socket.socket(fileno=fds[0])
-    got = server.recv(4096)
-    if mode == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+    def at(point):
+        if mode == "stop" and point == "given": os.kill(os.getpid(), signal.SIGSTOP)
+        if mode == "die " + point: os.kill(os.getpid(), signal.SIGKILL)
+    at("given")
     if mode == "leave": return say("left")
+    while server.recvmsg(64, 64)[0] != b"\0": pass
+    at("0")
+    for number, word in enumerate((b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"), 1):
+        server.sendmsg([word], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        at(str(number))
+    assert server.recv(64) == bytes(4)
+    at("met")
+    got = server.recv(4096)
     if mode == "fault":
         s.send(struct.pack("<I", 807))
         return say("refused", why="807")
     s.send(bytes(4))
+    at("acknowledged")
     s.close()
     say("served", **json.loads(got))
     return server
@@ -330,5 +341,10 @@ def descriptor(sock: socket.socket) -> dict[str, Any]:
     assert data == DESCRIPTOR
     number = next(struct.unpack("i", content)[0] for _, kind, content in ancillary if kind == socket.SCM_RIGHTS)
     with socket.socket(fileno=number) as server:
+        while server.recv(64) != b"\0":
+            pass
+        for word in (CREDENTIALS, bytes(4), b"\xff\0\0\0"):
+            server.send(word)
+        assert server.recv(64) == bytes(4)
         sock.send(bytes(4))
         return dict(json.loads(server.recv(4096)))

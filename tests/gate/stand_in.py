@@ -3,10 +3,11 @@
     python stand_in.py DIRECTORY [OPTION]...
 
 It keeps limits (defaults and one server's), takes one front-end at a time as the real one does, prints memory in whole
-G, and hands out descriptors. A client reads from its descriptor the limits that were in force when it was given. Each
-line on stdout is an event. Options: greeting=HEX, start=SECONDS (a server starts that long), server=PID (one runs
-already), refuse=N (the first N clients are closed instead of answered), deaf=1 (accepts nothing), forget=1 (halves
-memory limits when asked).
+G, and hands out descriptors. Over its descriptor a client shakes hands (recording 08, G1) and reads the limits that
+were in force when it was given: `met`, with the pid that the client has there. One that goes away before is `stuck`: a
+real server would wait for it for ever. Each line on stdout is an event. Options: greeting=HEX, start=SECONDS (a server
+starts that long), server=PID (one runs already), refuse=N (the first N clients are closed instead of answered), deaf=1
+(accepts nothing), forget=1 (halves memory limits when asked).
 """
 
 from __future__ import annotations
@@ -30,6 +31,15 @@ class Peer:
         self.given = None
 
 
+class Given:
+    """The server's end of what a client was given."""
+
+    def __init__(self, sock, uid, limits):
+        self.sock, self.uid, self.limits = sock, uid, limits
+        self.said = []
+        self.pid = None
+
+
 class Daemon:
     def __init__(self, directory, options):
         self.options = options
@@ -41,6 +51,7 @@ class Daemon:
         self.refusals = int(options.get("refuse", 0))
         self.front_end = None
         self.peers = {}
+        self.given = {}
         self.listeners = {}
         for name, mode in (("control", 0o666), ("control_privileged", 0o755)):
             path = os.path.join(directory, name)
@@ -60,7 +71,7 @@ class Daemon:
     def run(self):
         while True:
             readable = [] if self.options.get("deaf") else list(self.listeners)
-            ready, _, _ = select.select([*readable, *self.peers], [], [], 5)
+            ready, _, _ = select.select([*readable, *self.peers, *self.given], [], [], 5)
             for number in ready:
                 if number in self.listeners:
                     listener, privileged = self.listeners[number]
@@ -71,14 +82,30 @@ class Daemon:
                     self.send(peer, self.greeting)
                 elif number in self.peers:
                     self.read(self.peers[number])
+                elif number in self.given:
+                    self.shake_hands(self.given[number])
 
-    def lost(self, peer):
-        """Whether nobody has the other end of what was given: a real server waits for ever for that client."""
-        if peer.given is None:
-            return False
-        poll = select.poll()
-        poll.register(peer.given, 0)
-        return bool(poll.poll(0))
+    def shake_hands(self, given):
+        data, ancillary = b"", []
+        with contextlib.suppress(OSError):
+            data, ancillary, _, _ = given.sock.recvmsg(64, 64)
+        if not data:
+            if len(given.said) < 3:
+                self.say("stuck", uid=given.uid, said=len(given.said))
+            else:
+                self.say("gone", pid=given.pid, uid=given.uid)
+            del self.given[given.sock.fileno()]
+            given.sock.close()
+            return
+        given.said.append(data)
+        if len(given.said) == 1:
+            given.pid = next(struct.unpack("iII", c[:12])[0] for _, k, c in ancillary if k == socket.SCM_CREDENTIALS)
+        if len(given.said) == 3:
+            well = given.said[0] == CREDENTIALS and [len(word) for word in given.said[1:]] == [4, 4]
+            self.say("met", pid=given.pid, uid=given.uid, well=well)
+            with contextlib.suppress(OSError):
+                given.sock.send(bytes(4))
+                given.sock.send(json.dumps(given.limits).encode())
 
     def send(self, peer, data, descriptor=None):
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
@@ -90,8 +117,6 @@ class Daemon:
         peer.sock.close()
         if self.front_end is peer:
             self.front_end = None
-        if peer.given is not None:
-            peer.given.close()
 
     def read(self, peer):
         try:
@@ -100,7 +125,7 @@ class Daemon:
             data, ancillary = b"", []
         if not data:
             if peer.kind == 2:
-                self.say("hung up", pid=peer.who[0], given=peer.given is not None, lost=self.lost(peer))
+                self.say("hung up", pid=peer.who[0], given=peer.given is not None, uid=peer.who[1])
             self.close(peer)
             return
         who = next((struct.unpack("iII", c[:12]) for _, k, c in ancillary if k == socket.SCM_CREDENTIALS), None)
@@ -119,7 +144,7 @@ class Daemon:
             else:
                 self.front_end = peer
         elif peer.kind == 2:
-            self.say("acknowledged", pid=peer.who[0], data=data.hex(), by=list(who or ()))
+            self.say("acknowledged", uid=peer.who[1], data=data.hex(), by=list(who or ()))
             self.close(peer)
         elif peer.length is None:
             (peer.length,) = struct.unpack("<Q", data)
@@ -145,10 +170,14 @@ class Daemon:
         server = str(self.servers[0])
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         limits = {"threads": self.threads[server], "memory": self.memory[server]}
-        ours.send(json.dumps(limits).encode())
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        for _ in range(4):
+            ours.sendmsg([DESCRIPTOR], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", 0))])
+        ours.send(b"\0")
         self.send(peer, DESCRIPTOR, theirs.fileno())
         theirs.close()
         peer.given = ours
+        self.given[ours.fileno()] = Given(ours, peer.who[1], json.loads(json.dumps(limits)))
         self.say("gave", pid=peer.who[0], uid=peer.who[1], gid=peer.who[2], **limits)
 
     def command(self, peer, text):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -261,15 +263,19 @@ def test_quit_ends_the_front_end_with_the_daemon(rig: Rig) -> None:
 
 @pytest.mark.root
 def test_a_setting_does_not_come_between_the_limits_and_the_hand_over(rig: Rig) -> None:
-    """While a server starts for a client with its limits, what root sets has to wait; what root asks does not."""
+    """Nor does a question between the descriptor and the acknowledgement: MPS would not answer it."""
     daemon = rig.start_daemon()
     rig.start_gate()
     agent = rig.agent()
     agent.say(admissions(User(A, "all", limits(30))))
     stopped = rig.client(A, "stop")
-    wait_for(lambda: daemon.saw("gave", pid=stopped.pid))
+    wait_for(lambda: daemon.saw("gave", uid=A))
     sock = front_end(rig)
     ask(sock, "get_default_active_thread_percentage", "set_default_active_thread_percentage 90")
     sock.send(END)
+    time.sleep(0.5)
+    assert not daemon.saw("command", text="set_default_active_thread_percentage 90")
+    os.kill(stopped.pid, signal.SIGCONT)
     assert answers(sock) == (["30.0", "90.0"], 0)
+    assert stopped.served()["threads"] == "30.0"
     rig.client(A).served()

@@ -7,7 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mpsagent.gate.handover import (
+    Abandon,
+    Acknowledge,
     Action,
+    Announce,
     Connect,
     Doubt,
     Failed,
@@ -16,9 +19,9 @@ from mpsagent.gate.handover import (
     Left,
     Passed,
     Plan,
+    Rescue,
     Run,
     Stage,
-    Tell,
     Withdrawn,
 )
 from mpsagent.mps.limits import Limits
@@ -52,9 +55,9 @@ def test_limits_then_daemon_then_client_then_acknowledgement() -> None:
     assert "set_default_active_thread_percentage 60.0" in run.commands
     assert machine.session(GOOD) == [Connect()]
     assert machine.connected() == []
-    assert machine.daemon_message(GREETING, 0) == [Tell(b"OUTBCRED\0"), Tell(b"\2\0\0\0")]
+    assert machine.daemon_message(GREETING, 0) == [Announce()]
     assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
-    assert machine.client_message(bytes(4)) == [Tell(bytes(4)), Passed(WANTED, False, True)]
+    assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), Passed(WANTED, False, True)]
     assert machine.stage is Stage.DONE
 
 
@@ -125,10 +128,9 @@ def expired(machine: HandOver) -> list[Action]:
         (Stage.GREETING, expired, False, True),
         (Stage.GREETING, lambda machine: machine.daemon_message(b"HELLO", 0), False, True),
         (Stage.ANSWER, closed, False, False),
-        (Stage.ANSWER, expired, False, False),
         (Stage.ANSWER, lambda machine: machine.daemon_message(ANSWER, 0), False, False),
         (Stage.ANSWER, lambda machine: machine.daemon_message(b"OUTBNOPE\0", 1), False, False),
-        (Stage.ACKNOWLEDGEMENT, lambda machine: machine.client_closed(), True, False),
+        (Stage.ANSWER, lambda machine: machine.unannounced("why"), False, True),
     ],
 )
 def test_what_goes_wrong_says_where(
@@ -142,8 +144,17 @@ def test_what_goes_wrong_says_where(
     assert machine.expired() == machine.daemon_closed() == machine.client_message(b"") == []
 
 
-def test_a_client_that_does_not_acknowledge_holds_nobody_up() -> None:
-    assert until(Stage.ACKNOWLEDGEMENT).expired() == [Passed(WANTED, False, False)]
+def test_a_client_that_does_not_acknowledge_in_a_minute_keeps_its_descriptor() -> None:
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    assert machine.expired() == [Acknowledge(bytes(4)), Passed(WANTED, False, False)]
+
+
+def test_an_answer_that_does_not_come_in_time_is_awaited_by_others() -> None:
+    """To hang up would leave a server that waits for ever (scenario X1)."""
+    abandon, failed = until(Stage.ANSWER).expired()
+    assert abandon == Abandon()
+    assert isinstance(failed, Failed)
+    assert (failed.stage, failed.lost, failed.daemon) == (Stage.ANSWER, False, False)
 
 
 def test_a_daemon_that_ends_before_the_acknowledgement_has_done_its_part() -> None:
@@ -152,11 +163,47 @@ def test_a_daemon_that_ends_before_the_acknowledgement_has_done_its_part() -> No
     assert machine.client_message(bytes(4))[-1] == Passed(WANTED, False, True)
 
 
-def test_a_client_that_dies_in_the_pending_list_is_waited_out() -> None:
+def test_a_client_that_dies_in_the_pending_list_is_replaced_when_its_answer_comes() -> None:
     """Closed early, the daemon would start a server for it that hangs (scenario X1)."""
     machine = until(Stage.ANSWER)
     assert machine.client_closed() == []
-    assert machine.daemon_message(ANSWER, 1) == [Left()]
+    assert machine.daemon_message(ANSWER, 1) == [Rescue(untouched=True)]
+    assert machine.rescued(None) == [Acknowledge(bytes(4)), Left()]
+
+
+def test_a_client_that_dies_with_its_descriptor_is_replaced() -> None:
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    assert machine.client_closed() == [Rescue(untouched=False)]
+    assert machine.expired() == machine.daemon_closed() == machine.client_message(bytes(4)) == []
+    acknowledge, failed = machine.rescued(None)
+    assert acknowledge == Acknowledge(bytes(4))
+    assert isinstance(failed, Failed)
+    assert (failed.stage, failed.lost, failed.daemon) == (Stage.ACKNOWLEDGEMENT, True, False)
+
+
+def test_a_descriptor_that_cannot_be_delivered_is_used_up() -> None:
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    assert machine.undeliverable() == [Rescue(untouched=True)]
+    assert machine.rescued(None) == [Acknowledge(bytes(4)), Left()]
+
+
+def test_a_rescue_that_may_have_failed_is_told() -> None:
+    machine = until(Stage.ANSWER)
+    machine.client_closed()
+    machine.daemon_message(ANSWER, 1)
+    _, failed = machine.rescued("its server has not answered")
+    assert isinstance(failed, Failed)
+    assert failed.lost
+    assert "has not answered" in failed.why
+
+
+def test_what_an_earlier_gate_had_begun_goes_on() -> None:
+    machine = HandOver(PLAN)
+    assert machine.resume(fail_safe=False) == []
+    assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
+    machine = HandOver(Plan(SAFE, SAFE))
+    assert machine.resume_given(fail_safe=True) == []
+    assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), Passed(SAFE, True, True)]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +213,6 @@ def test_a_client_that_dies_in_the_pending_list_is_waited_out() -> None:
         (Stage.LIMITS, lambda machine: machine.session(None, "why")),
         (Stage.GREETING, lambda machine: machine.daemon_message(GREETING, 0)),
         (Stage.ANSWER, closed),
-        (Stage.ANSWER, expired),
     ],
 )
 def test_a_client_that_leaves_early_is_not_handed_over(stage: Stage, event: Callable[[HandOver], list[Action]]) -> None:
@@ -175,18 +221,11 @@ def test_a_client_that_leaves_early_is_not_handed_over(stage: Stage, event: Call
     assert event(machine) == [Left()]
 
 
-def test_a_client_whose_process_has_gone_cannot_be_named_to_the_daemon() -> None:
-    assert until(Stage.ANSWER).undeliverable() == [Left()]
-
-
 def test_an_acknowledgement_is_the_clients_own_status() -> None:
     """807 in FAULT: the daemon gives a descriptor all the same (seen on an H100)."""
     machine = until(Stage.ACKNOWLEDGEMENT)
-    tell, failed = machine.client_message(bytes.fromhex("27030000"))
-    assert tell == Tell(bytes.fromhex("27030000"))
-    assert isinstance(failed, Failed)
-    assert (failed.stage, failed.lost, failed.daemon, failed.status) == (Stage.ACKNOWLEDGEMENT, True, False, 807)
-    assert "MPS_SERVER_NOT_READY" in failed.why
+    word = bytes.fromhex("27030000")
+    assert machine.client_message(word) == [Acknowledge(word), Passed(WANTED, False, True, 807)]
 
 
 @pytest.mark.parametrize("stage", [Stage.LIMITS, Stage.CONNECT, Stage.GREETING])
@@ -201,16 +240,3 @@ def test_afterwards_it_goes_on(stage: Stage) -> None:
     machine = until(stage)
     assert machine.withdraw() == []
     assert machine.stage is stage
-
-
-def test_one_that_was_cut_waits_for_the_answer() -> None:
-    machine = HandOver(PLAN)
-    assert machine.resume(fail_safe=False, gone=False) == []
-    assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
-    assert machine.client_message(bytes(4))[-1] == Passed(WANTED, False, True)
-
-
-def test_one_that_was_cut_and_whose_client_left_takes_the_descriptor_to_close_it() -> None:
-    machine = HandOver(PLAN)
-    machine.resume(fail_safe=False, gone=True)
-    assert machine.daemon_message(ANSWER, 1) == [Left()]

@@ -32,7 +32,7 @@ def test_who_waits_is_found_again_in_the_same_order(rig: Rig) -> None:
     agent.say(admissions(others=User(0, "all", limits(30))))
     for client in clients:
         assert client.served()["threads"] == "30.0"
-    assert [one["pid"] for one in daemon.saw("gave")] == [client.pid for client in clients]
+    assert [one["pid"] for one in daemon.saw("met")] == [client.pid for client in clients]
 
 
 def test_who_was_served_is_known_again_with_the_limits(rig: Rig) -> None:
@@ -136,12 +136,13 @@ def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> No
     assert (passed.pid, passed.limits, passed.fail_safe) == (client.pid, limits(30, 4), False)
     rig.client(B).served()
     assert len(daemon.saw("starting")) == 1
-    assert len(daemon.saw("gave", pid=client.pid)) == 1
+    assert [one["pid"] for one in daemon.saw("met", uid=A)] == [client.pid]
+    assert len(daemon.saw("gave", uid=A)) == 1
     assert not daemon.saw("hung up")
 
 
 def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_behind(rig: Rig) -> None:
-    """The next gate takes its descriptor and closes it, so that the server sees the end."""
+    """The next gate shakes hands in its place, so that the server sees a client that exits."""
     daemon = rig.start_daemon("start=2")
     rig.start_gate()
     rig.agent().say(admissions(others=User(0, "all", limits(30))))
@@ -152,7 +153,11 @@ def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_
     client.end()
     os.kill(pid, signal.SIGKILL)
     rig.client(B).served()
-    assert wait_for(lambda: daemon.saw("hung up", pid=client.pid))[0]["given"]
+    (met,) = wait_for(lambda: daemon.saw("met", uid=A))
+    assert (met["pid"], met["well"]) == (rig.gate_pid(), True)
+    wait_for(lambda: daemon.saw("gone", uid=A))
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("hung up")
 
 
 def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig) -> None:
@@ -162,15 +167,15 @@ def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig
     agent = rig.agent()
     agent.say(admissions(others=User(0, "all", limits(30, 4))))
     client = rig.client(A, "stop")
-    wait_for(lambda: daemon.saw("gave", pid=client.pid))
+    wait_for(lambda: daemon.saw("gave", uid=A))
     rig.kill_gate()
     os.kill(client.pid, signal.SIGCONT)
     client.served()
     agent = rig.agent()
     wait_for(lambda: agent.all(Known, pid=client.pid) or agent.all(Passed, pid=client.pid) or resync(rig, client.pid))
     assert len(client.saw("served")) == 1
-    wait_for(lambda: daemon.saw("acknowledged", pid=client.pid))
-    assert not daemon.saw("hung up", pid=client.pid)
+    wait_for(lambda: daemon.saw("acknowledged", uid=A))
+    assert not daemon.saw("hung up", uid=A)
     rig.client(B).served()
 
 

@@ -1,0 +1,52 @@
+"""The rest of a handshake that a client has begun, or has not."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.gate.rescue import PATIENCE, UNSURE, Rescue
+
+FD, READY = b"OUTBCUFD\0", b"\0"
+ALL = [b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"]
+
+
+@pytest.mark.parametrize("untouched", [True, False])
+def test_a_client_that_had_not_read_everything_had_said_nothing(untouched: bool) -> None:
+    rescue = Rescue(untouched=untouched)
+    assert [rescue.message(FD) for _ in range(4)] == [[]] * 4
+    assert rescue.message(READY) == ALL
+    assert (rescue.over, rescue.patience) == (False, PATIENCE)
+    assert rescue.message(bytes(4)) == []
+    assert (rescue.over, rescue.why) == (True, None)
+
+
+def test_a_client_that_had_said_everything_is_answered_soon() -> None:
+    rescue = Rescue(untouched=False)
+    assert rescue.patience == UNSURE
+    assert rescue.message(bytes(4)) == []
+    assert (rescue.over, rescue.why) == (True, None)
+
+
+def test_where_nothing_is_to_be_seen_everything_is_said() -> None:
+    rescue = Rescue(untouched=False)
+    assert rescue.silent() == ALL
+    assert rescue.silent() == []
+    assert rescue.over
+    assert "wait for ever" in (rescue.why or "")
+
+
+def test_one_that_never_had_it_is_not_hurried() -> None:
+    assert Rescue(untouched=True).patience == PATIENCE
+
+
+def test_a_server_that_goes_is_no_trouble() -> None:
+    rescue = Rescue(untouched=True)
+    rescue.closed()
+    assert (rescue.over, rescue.why, rescue.silent(), rescue.message(READY)) == (True, None, [], [])
+
+
+def test_an_error_of_the_server_is_its_answer_too() -> None:
+    rescue = Rescue(untouched=True)
+    rescue.message(READY)
+    rescue.message(bytes.fromhex("27030000"))
+    assert (rescue.over, rescue.why) == (True, None)
