@@ -50,7 +50,7 @@ async def read_logs(agent: Agent) -> dict[str, tuple[Position | None, LogParser]
     caught = Caught([], None, None)
     if agent.supervisor.running is not None:
         control.daemon = agent.supervisor.running.pid
-        server.ours = child_of(control.daemon)
+        control.ours = server.ours = child_of(control.daemon)
         caught = await asyncio.to_thread(
             catch_up, f"{directory}/control.log", f"{directory}/server.log", control, server, agent.socket_path
         )

@@ -126,7 +126,7 @@ class LogParser:
         who, pid = head
         message = line[stop + 2 :]
         if who == "Control":
-            if self.daemon is not None and pid != self.daemon:
+            if self.daemon is not None and pid != self.daemon and not self._starts(pid, message):
                 self.other = pid
                 return None
             return self._control(at, pid, message)
@@ -135,6 +135,11 @@ class LogParser:
         if who == "Client":
             return ev.ClientLine(at, pid, message[:SHOWN])
         return self._server(at, pid, message)
+
+    def _starts(self, pid: int, message: str) -> bool:
+        """The daemon's child says itself that it is to become a server (recording 02)."""
+        own = message.startswith(f"Starting new server {pid} ")
+        return own and (self.ours is None or self._is_ours(self.ours, pid, True))
 
     def _is_ours(self, ours: Callable[[int], bool], pid: int, fresh: bool) -> bool:
         known = None if fresh else self._servers.get(pid)

@@ -28,7 +28,8 @@ def core(text: str = '[switch]\nafter = "10s"\ngrace = "20s"\n') -> Core:
     found = Core()
     identities = {1001: Identity(1001, "alice"), 1002: Identity(1002, "bob")}
     found.absorb([
-        inp.PolicyChanged(NOW, policy), inp.PeopleKnown(NOW, identities), inp.ControlRuns(NOW, 50, NOW - 1, "/p/control"),
+        inp.PolicyChanged(NOW, policy), inp.PeopleKnown(NOW, identities),
+        inp.ControlRuns(NOW, 50, NOW - 1, "/p/control"),
     ])  # fmt: skip
     return found
 

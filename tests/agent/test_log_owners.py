@@ -1,0 +1,59 @@
+"""Several control daemons may write into the same log files: only the lines of ours, and of its servers, count."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.mps import events as ev
+from mpsagent.mps.loglines import LogParser
+
+CONTROL = b"""\
+[2026-11-20 23:56:21.000 Control    40] Accepting connection...
+[2026-11-20 23:56:21.001 Control    99] Cmd:quit
+[2026-11-20 23:56:21.002 Control    61] Starting new server 61 for user 1000
+[2026-11-20 23:56:21.003 Control    62] Starting new server 62 for user 1000
+[2026-11-20 23:56:21.004 Control    99] Starting new server 61 for user 1001
+[2026-11-20 23:56:21.005 Control    40] NEW SERVER 61: Ready
+[2026-11-20 23:56:21.006 Control    99] Server 61 exited with status 0
+"""
+SERVER = b"""\
+[2026-11-20 23:56:21.000 Other     61] Startup
+[2026-11-20 23:56:21.001 Other     62] Startup
+[2026-11-20 23:56:21.002 Server    61] Client {PID: 7, Context ID: 0} connected
+[2026-11-20 23:56:21.003 Server    62] Client {PID: 8, Context ID: 0} connected
+"""
+
+
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_lines_of_another_daemon_are_left_out_and_it_is_named(step: int) -> None:
+    """A `quit` that another daemon was given would stop all turns of ours."""
+    parser = LogParser("control")
+    parser.daemon, parser.ours = 40, lambda pid: pid == 61
+    found = [event for at in range(0, len(CONTROL), step) for event in parser.feed(CONTROL[at : at + step])]
+    assert [type(event) for event in found] == [ev.ConnectionLine, ev.ServerStarting, ev.ServerReady]
+    assert parser.other == 99
+
+
+def test_servers_of_another_daemon_are_left_out_and_asked_about_once() -> None:
+    """Each line would cost a look into /proc otherwise."""
+    asked: list[int] = []
+
+    def ours(pid: int) -> bool:
+        asked.append(pid)
+        return pid == 61
+
+    parser = LogParser("server")
+    parser.ours = ours
+    found = parser.feed(SERVER)
+    assert [(type(event), getattr(event, "server", None)) for event in found] == [
+        (ev.ServerStartup, 61), (ev.ContextConnected, 61),
+    ]  # fmt: skip
+    assert asked == [61, 62]
+    parser.feed(SERVER[: SERVER.index(b"\n") + 1])
+    assert asked == [61, 62, 61], "a number is used again"
+
+
+def test_without_a_daemon_everything_counts() -> None:
+    """Replay, and the moments in which ours is not known yet."""
+    assert len(LogParser("control").feed(CONTROL)) == 7
+    assert len(LogParser("server").feed(SERVER)) == 4
