@@ -56,7 +56,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     refused, turned_away = _refusals(view, memory.refused)
     released, leaving, wake = _releases(view, memory.released, now)
     fresh = replace(memory, number=number, sent=wanted, refused=refused, released=released)
-    wakes = [at for at in (wake, view.pause_until) if at is not None and at > now]
+    wakes = [at for at in (wake, view.pause_until, view.faulted(now)[1]) if at is not None and at > now]
     return Decision(
         fresh if fresh != memory else memory, (*todo, *turned_away, *leaving), wake=min(wakes, default=None)
     )
@@ -70,7 +70,7 @@ def admissions(view: View, now: float) -> act.Admissions:
     control = state.control
     able = view.control_alive and control is not None and control.quitting is None
     paused = view.pause_until is not None and now < view.pause_until
-    is_open = able and not view.faulted() and not paused and view.given_up is None
+    is_open = able and not view.faulted(now)[0] and not paused and view.given_up is None
     users: tuple[act.Admission, ...] = ()
     turn = view.turn
     if turn is not None and not view.closing and turn.ending is None and not view.denied(turn.uid):

@@ -2,9 +2,9 @@
 
 Lines can be forged and can be late. So four things are only hints until MPS's own answer (``get_server_list``,
 ``get_server_status``, ``get_client_list``) confirms them: that a client has left its server while its process lives
-on, which would move a turn; that a server is in FAULT, after which signals come first; that the control daemon quits,
-so that everybody is held; and where a client is at work that is to be ended, of whom no line says it. One question for
-all, and rarely: it writes into the log that is read.
+on, which would move a turn; that a server is in FAULT, after which signals come first; or in none any more; that the
+control daemon quits, so that everybody is held; and where a client is at work that is to be ended, of whom no line says
+it. One question for all, and rarely: it writes into the log that is read.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
     for server in state.servers.values():
         if server.status is Status.FAULT and not server.fault_confirmed:
             found["FAULT of server", server.pid] = ((server.fault_since or now) + FAULT_FOR, (server.pid,))
+        elif server.mended is not None:
+            found["end of the FAULT of server", server.pid] = (server.mended, (server.pid,))
     for client in state.clients.values():
         leaving = view.ending.get(client.pid)
         if leaving is not None and not leaving.blocks and not leaving.signalled:

@@ -58,7 +58,9 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 ]  # fmt: skip
             continue
         since = clear.setdefault(server.pid, now)
-        if view.state.working_on(server) or not view.synced:  # whose error it is the log has not said, or they are on another GPU
+        if (
+            view.state.working_on(server) or not view.synced
+        ):  # whose error it is the log has not said, or they are on another GPU
             since = max(since, due)
         if now < since + FORCE_AFTER:
             wakes.append(since + FORCE_AFTER)

@@ -129,7 +129,8 @@ def _wanted(view: View, climb: Climb) -> bool:
     if climb.section != "order" and not getattr(view.rules(climb.uid), f"enforce_{climb.section}"):
         return False
     client = view.state.clients[climb.pid]
-    if climb.rung > Rung.TERMINATE or climb.asked or client.detached is None:
+    asked = climb.rung is Rung.TERMINATE and climb.asked
+    if climb.rung > Rung.TERMINATE or asked or client.detached is None:
         return True
     return client.outcome != "ok"  # its server ended under it: the process is a leftover
 
@@ -191,8 +192,11 @@ def _terminate(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb,
     # The executor reports the outcome at the deadline; hang.control on top of it is for one that does not.
     given_up = climb.at + climb.deadline + view.policy.hang_control
     if climb.asked and not climb.blocks and climb.again_at is not None:
+        over = climb.at + climb.deadline
+        if now >= over:
+            return replace(climb, rung=Rung.SIGTERM, at=now, asked=False), [], None, True
         if now < climb.again_at:
-            return climb, [], climb.again_at, False
+            return climb, [], min(over, climb.again_at), False
     elif climb.asked and now < given_up:
         return climb, [], given_up, False
     if climb.asked and climb.blocks:

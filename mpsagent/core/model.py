@@ -85,6 +85,8 @@ class Server:
     fault_since: float | None = None
     fault_confirmed: bool = False
     """MPS said FAULT itself (``get_server_status``), not only its log."""
+    mended: float | None = None
+    """When its log said that a fault is over, until MPS says so, too: who is handed over in a fault is refused."""
     forced: bool = False
     stop_tried: float | None = None
     """When the control daemon asked it to shut down and has not heard back since."""

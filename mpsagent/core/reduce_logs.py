@@ -251,9 +251,13 @@ def _status_seen(state: State, event: inp.ServerStatusSeen, out: Out) -> State:
     server = state.servers.get(event.server)
     if server is None:
         return state
+    if event.status == Status.FAULT and server.mended is not None and event.at <= server.mended + _JUST_NOW:
+        return state
     if event.status == Status.FAULT and server.status is not Status.FAULT:
         out.append(tr.FaultBegan(event.at, server.pid, server.uid))
-        return _put(state, replace(server, status=Status.FAULT, fault_since=event.at, fault_confirmed=True))
+        return _put(
+            state, replace(server, status=Status.FAULT, fault_since=event.at, fault_confirmed=True, mended=None)
+        )
     if event.status == Status.FAULT:
         return state if server.fault_confirmed else _put(state, replace(server, fault_confirmed=True))
     if event.status != Status.ACTIVE:
@@ -261,9 +265,9 @@ def _status_seen(state: State, event: inp.ServerStatusSeen, out: Out) -> State:
     times = (server.fault_since, server.stuck_since, server.stop_tried, server.stopping_since)
     if any(at is not None and event.at <= at + _JUST_NOW for at in times):
         return state
-    fresh = replace(server, stuck_since=None, stop_tried=None, stopping_since=None, forced=False)
+    fresh = replace(server, stuck_since=None, stop_tried=None, stopping_since=None, forced=False, mended=None)
     if server.status is Status.FAULT:
-        return _put(state, _recovered(fresh, event.at, out))
+        return _put(state, replace(_recovered(fresh, event.at, out), mended=None))
     ready = event.at if server.ready is None else server.ready
     fresh = replace(fresh, status=Status.ACTIVE, ready=ready)
     return state if fresh == server else _put(state, fresh)
@@ -412,7 +416,7 @@ def _recovered(server: Server, at: float, out: Out) -> Server:
     status = Status.ACTIVE if server.stopping_since is None else Status.SHUTTING_DOWN
     out.append(tr.FaultOver(at, server.pid, max(0.0, at - (server.fault_since or at)), True))
     return replace(
-        server, status=status, sticky=(), devices_faulted=(), fault_since=None, fault_confirmed=False
+        server, status=status, sticky=(), devices_faulted=(), fault_since=None, fault_confirmed=False, mended=at
     )  # fmt: skip
 
 
@@ -422,7 +426,13 @@ def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
         return state
     out.append(tr.FaultBegan(event.at, server.pid, server.uid))
     server = replace(
-        server, status=Status.FAULT, fault_since=event.at, sticky=(), devices_faulted=(), fault_confirmed=False
+        server,
+        status=Status.FAULT,
+        fault_since=event.at,
+        sticky=(),
+        devices_faulted=(),
+        fault_confirmed=False,
+        mended=None,
     )
     return _put(state, server)
 

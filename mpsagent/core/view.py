@@ -141,8 +141,13 @@ class View:
         since += [client.since for client in self.state.clients.values() if client.uid != holder]
         return min(since, default=None)
 
-    def faulted(self) -> tuple[Server, ...]:
-        return tuple(server for server in self.state.servers.values() if server.status is Status.FAULT)
+    def faulted(self, now: float) -> tuple[bool, float | None]:
+        """Whether a server refuses who is handed over to it, or may still do so, and until when that is not known: in
+        the end the log is believed that says that a fault is over."""
+        until = [s.mended + self.policy.hang_control for s in self.state.servers.values() if s.mended is not None]
+        doubtful = [at for at in until if now < at]
+        fault = any(server.status is Status.FAULT for server in self.state.servers.values())
+        return fault or bool(doubtful), min(doubtful, default=None)
 
     def shut_out(self, uid: int) -> bool:
         """No process of this user can pass the gate: a table without the user is in force there."""

@@ -60,7 +60,12 @@ class Stage:
     """``lag``: seconds between agent and gate, each way; ``log_lag``: until a line is read (None: never)."""
 
     def __init__(
-        self, text: str = POLICY, *, shared: bool = False, lag: float = 0.001, log_lag: Callable[[], float | None] | None = None
+        self,
+        text: str = POLICY,
+        *,
+        shared: bool = False,
+        lag: float = 0.001,
+        log_lag: Callable[[], float | None] | None = None,
     ) -> None:
         self.clock = Clock()
         self.text, self.shared = text, shared
@@ -115,7 +120,7 @@ class Stage:
 
     def start_agent(self) -> None:
         """A new agent: what it finds, what the logs say, then the gate."""
-        self.core = core = Core()
+        self.core, kept = (core := Core()), tuple(self.kept)
         found: list[inp.Input] = [
             inp.PolicyChanged(self.now, self.policy),
             inp.DevicesFound(self.now, (H200,)),
@@ -126,7 +131,7 @@ class Stage:
             found += self.lines
         core.absorb(found)
         self._carry(core.tick(self.now))
-        self.connect()
+        self.connect(kept)
         self.after(LOOK, lambda: self._look(core))
 
     def kill_agent(self) -> None:
@@ -134,11 +139,11 @@ class Stage:
         self.core, self.link = None, 0
         self._commands.clear()
 
-    def connect(self) -> None:
+    def connect(self, kept: tuple[tuple[int, int, int, str, str, bool], ...] = ()) -> None:
         self.link = number = next(self._links)
         for one in self.gate.sync():
             self._soon(number, one)
-        self._soon(number, inp.Resumed(self.now, tuple(self.kept)))
+        self._soon(number, inp.Resumed(self.now, kept))
 
     def cut_link(self) -> None:
         if self.link and self.core is not None:

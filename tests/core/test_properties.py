@@ -178,13 +178,19 @@ def test_after_any_trouble_everybody_is_served_again(
             if proc.pid in stage.served and stage.working(proc):
                 stage.ends(proc)
     for proc in last:
-        assert proc.pid in stage.served or stage.procs.get(proc.pid) is not proc, (proc, stage.core.state, stage.core.memories)
+        assert proc.pid in stage.served or stage.procs.get(proc.pid) is not proc, (
+            proc,
+            stage.core.state,
+            stage.core.memories,
+        )
 
 
 @settings(max_examples=80, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.floats(0, 40), st.sampled_from(["client", "client", "stubborn", "leave", "frozen"]), st.integers(0, 5)),
+        st.tuples(
+            st.floats(0, 40), st.sampled_from(["client", "client", "stubborn", "leave", "frozen"]), st.integers(0, 5)
+        ),
         max_size=30,
     ),
     st.booleans(),
@@ -246,7 +252,9 @@ def test_nobody_is_overtaken_twice_by_the_same_user(program: list[Step], shared:
 
 
 @settings(max_examples=100, deadline=None)
-@given(programs("client", "client", "stubborn", "frozen", "freeze", "leave", "end", "reuse", "detach"), st.booleans(), LAGS)
+@given(
+    programs("client", "client", "stubborn", "frozen", "freeze", "leave", "end", "reuse", "detach"), st.booleans(), LAGS
+)
 def test_ending_clients_hurts_no_neighbour(program: list[Step], shared: bool, lag: float) -> None:
     """Promise 3: a signal comes after terminate_client. Clients that are ended too do not count as neighbours."""
     stage = Stage(PATIENT, shared=shared, lag=lag).up()

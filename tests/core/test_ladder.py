@@ -1,0 +1,261 @@
+"""Ending one client hurts no other: the steps of the ladder, their times, and what each rests on."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from mpsagent.mps import events as ev
+from tests.core.harness import ALICE, PATIENT, POLICY, Stage
+from tests.core.toy import Proc
+
+both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+HOOK = PATIENT + '[hooks]\nbefore_end = "/usr/bin/true"\n'
+
+
+def order(stage: Stage, proc: Proc, *, at_once: bool = True) -> None:
+    stage.feed(inp.EndClient(stage.now, proc.pid, 0, at_once))
+
+
+def steps(stage: Stage, since: float) -> list[tuple[float, str]]:
+    found = []
+    for at, one in stage.done:
+        if at >= since and isinstance(one, act.TerminateClient):
+            found.append((round(at - since, 1), "terminate"))
+        if at >= since and isinstance(one, act.SignalClient):
+            found.append((round(at - since, 1), signal.Signals(one.signal).name))
+    return found
+
+
+@both
+@pytest.mark.parametrize("how", [{}, {"works": False}, {"stubborn": True}, {"contexts": 3}])
+def test_ending_one_client_hurts_no_neighbour(how: dict[str, bool], shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    neighbour = stage.client(ALICE)
+    stage.run(1)
+    victim = stage.client(ALICE, **how)
+    stage.run(1)
+    order(stage, victim)
+    stage.run(20)
+    assert victim.pid not in stage.procs
+    assert stage.working(neighbour)
+    assert stage.mps.hurt == set()
+    assert stage.core is not None
+    assert stage.core.memories.ladder.climbs == {}
+    (ended,) = stage.happened(tr.ClientEnded)
+    assert isinstance(ended, tr.ClientEnded)
+    assert (ended.pid, ended.outcome) == (victim.pid, "ended")
+
+
+def test_a_plain_signal_would_have_hurt_the_neighbour() -> None:
+    """The control for the test above: the toy does show the damage."""
+    stage = Stage(PATIENT).up()
+    stage.client(ALICE)
+    victim = stage.client(ALICE)
+    stage.run(1)
+    stage._signal(act.SignalClient(pid=victim.pid, start=victim.start, uid=ALICE, signal=9, reason="x", rule="test"))
+    assert stage.mps.hurt
+
+
+@both
+def test_the_steps_and_their_times(shared: bool) -> None:
+    """terminate_client, SIGTERM when it is answered, kill_grace, SIGKILL, and a report when even that does not help."""
+    stage = Stage(PATIENT, shared=shared).up()
+    victim = stage.client(ALICE, stubborn=True)
+    stage.run(1)
+    stage.unkillable = True
+    began = stage.now
+    order(stage, victim)
+    stage.run(60)
+    assert steps(stage, began) == [(0.0, "terminate"), (0.0, "SIGTERM"), (5.0, "SIGKILL")]
+    assert len(stage.reports("client.unkillable")) == 1
+
+
+def test_no_signal_before_the_request_is_answered_or_over_its_deadline() -> None:
+    """The server logs the request before the client has let go: the line is not the answer."""
+    stage = Stage(PATIENT).up()
+    neighbour, victim = stage.client(ALICE), stage.client(ALICE)
+    stage.run(1)
+    stage.front_end_fails = False
+    stage._terminate = lambda core, action, limit: stage._log(  # type: ignore[method-assign]
+        ev.TerminationAsked(stage.now, action.server, action.pid)
+    )
+    began = stage.now
+    order(stage, victim)
+    stage.run(14.9)
+    assert steps(stage, began) == [(0.0, "terminate")]  # hang.terminate and hang.control: an executor that says nothing
+    stage.run(1)
+    assert steps(stage, began)[1] == (15.0, "SIGTERM")
+    assert stage.working(neighbour)
+
+
+def test_a_request_that_does_not_get_through_is_repeated_until_its_deadline() -> None:
+    stage = Stage(PATIENT).up()
+    victim = stage.client(ALICE)
+    stage.run(1)
+    stage.front_end_fails = True
+    began = stage.now
+    order(stage, victim)
+    stage.run(10)
+    found = steps(stage, began)
+    assert [name for _, name in found] == ["terminate"] * 5 + ["SIGTERM"]
+    assert found[-1][0] == pytest.approx(5.0, abs=0.3)
+
+
+def test_a_second_client_is_asked_only_when_the_daemon_hears_again() -> None:
+    """The first one blocks the daemon until its SIGKILL: a signal to the second would come first."""
+    stage = Stage(PATIENT).up()
+    neighbour = stage.client(ALICE)
+    stage.run(1)
+    blocking, second = stage.client(ALICE, stubborn=True, terminated=True), stage.client(ALICE)
+    stage.run(1)
+    order(stage, blocking)
+    order(stage, second)
+    stage.run(30)
+    assert not {blocking.pid, second.pid} & stage.procs.keys()
+    assert stage.working(neighbour)
+    assert stage.mps.hurt <= {blocking.pid, second.pid}
+    assert stage.actions(act.KillServer, act.KillControl) == []
+
+
+def test_a_client_that_was_terminated_before_is_not_asked_again() -> None:
+    """Asked a second time, the daemon would answer nothing until that process exits (conformance scenario X8): by this
+    agent, by the one before, by an administrator."""
+    stage = Stage(PATIENT).up()
+    first, second = stage.client(ALICE), stage.client(ALICE)
+    stage.run(1)
+    server = next(iter(stage.mps.servers))
+    stage.feed(inp.FrontEndUsed(stage.now, 1, 0, f"terminate_client {server} {first.pid}"))
+    stage.feed(inp.FrontEndUsed(stage.now, 1, ALICE, f"terminate_client {server} {second.pid}"))
+    for proc in (first, second):
+        order(stage, proc)
+    stage.run(1)
+    assert [a.pid for a in stage.actions(act.TerminateClient)] == [second.pid]  # type: ignore[attr-defined]
+    assert first.pid not in stage.procs
+
+
+def test_the_next_agent_goes_on_where_the_last_one_was() -> None:
+    stage = Stage(PATIENT).up()
+    victim, asked = stage.client(ALICE, stubborn=True), stage.client(ALICE)
+    stage.run(1)
+    order(stage, victim)
+    stage.run(1)
+    stage.kill_agent()
+    stage.run(1)
+    before = len(stage.actions(act.TerminateClient))
+    stage.start_agent()
+    stage.run(7)
+    assert len(stage.actions(act.TerminateClient)) == before
+    assert victim.pid not in stage.procs
+    assert stage.working(asked)
+
+
+def test_the_hook_comes_first_and_has_a_deadline() -> None:
+    stage = Stage(HOOK).up()
+    victim = stage.client(ALICE)
+    stage.run(1)
+    began = stage.now
+    order(stage, victim, at_once=False)
+    (hook,) = stage.actions(act.RunHook)
+    assert isinstance(hook, act.RunHook)
+    assert hook.subject["pid"] == victim.pid
+    assert steps(stage, began) == []
+    stage.run(1)
+    assert victim.pid not in stage.procs
+
+
+def test_a_client_that_leaves_by_itself_before_it_is_asked_is_left_in_peace() -> None:
+    stage = Stage(HOOK).up()
+    victim = stage.client(ALICE)
+    stage.run(1)
+    stage._do = lambda action: None  # type: ignore[method-assign]  # the hook takes its time
+    order(stage, victim, at_once=False)
+    del stage._do  # type: ignore[method-assign]
+    stage.detaches(victim)
+    stage.run(10)
+    assert stage.actions(act.TerminateClient, act.SignalClient) == []
+    assert victim.pid in stage.procs
+
+
+def test_a_reused_pid_is_never_signalled() -> None:
+    """The client dies while it climbs, and its number goes to another process of the same user."""
+    stage = Stage(PATIENT).up()
+    victim = stage.client(ALICE, stubborn=True)
+    stage.client(ALICE)
+    stage.run(1)
+    order(stage, victim)
+    stage.run(3)
+    assert stage.actions(act.SignalClient)
+    before = len(stage.actions(act.SignalClient))
+    stage.ends(victim)
+    again = stage.client(ALICE, pid=victim.pid)
+    stage.run(20)
+    assert len(stage.actions(act.SignalClient)) == before
+    assert stage.working(again)
+
+
+def test_a_late_word_of_an_end_is_not_taken_for_the_next_process_with_that_pid() -> None:
+    stage = Stage(PATIENT).up()
+    first = stage.client(ALICE)
+    stage.run(1)
+    stage.ends(first)
+    again = stage.client(ALICE, pid=first.pid)
+    stage.run(1)
+    stage.feed(inp.ProcessEnded(stage.now, first.pid, first.start))
+    assert stage.core is not None
+    assert stage.core.state.clients[again.pid].peer.start == again.start
+
+
+def test_who_never_passed_the_gate_cannot_be_ended() -> None:
+    stage = Stage(PATIENT).up()
+    stage.client(ALICE)
+    stage.run(1)
+    server = next(iter(stage.mps.servers))
+    stage.forge(ev.ContextConnected(stage.now, server, 4242, 1))
+    stage.feed(inp.EndClient(stage.now, 4242, 0, True))
+    stage.run(10)
+    assert stage.actions(act.TerminateClient, act.SignalClient) == []
+
+
+@both
+def test_where_the_logs_are_silent_mps_is_asked_first(shared: bool) -> None:
+    """No line says where the client works: it is not taken for one that works nowhere."""
+    stage = Stage(PATIENT, shared=shared, log_lag=lambda: None).up()
+    neighbour, victim = stage.client(ALICE), stage.client(ALICE)
+    stage.run(1)
+    order(stage, victim)
+    stage.run(3)
+    assert victim.pid not in stage.procs
+    assert stage.working(neighbour)
+    assert stage.mps.hurt == set()
+    assert stage.actions(act.TerminateClient)
+
+
+@both
+def test_a_client_without_a_context_needs_no_request(shared: bool) -> None:
+    """MPS knows no such client (X8), and nothing of it is in flight: its own list says so, not only the log."""
+    stage = Stage(PATIENT, shared=shared).up()
+    idle = stage.client(ALICE, contexts=0)
+    stage.run(1)
+    began = stage.now
+    order(stage, idle)
+    stage.run(1)
+    assert steps(stage, began) == [(0.0, "SIGTERM")]
+    assert [a.servers for a in stage.actions(act.Reconcile) if "confirm" in a.reason] != []  # type: ignore[attr-defined]
+
+
+def test_a_climb_stops_when_its_rule_is_enforced_no_longer() -> None:
+    stage = Stage(POLICY).up()
+    alice = stage.client(ALICE, stubborn=True)
+    stage.run(1)
+    stage.client(1002)
+    stage.run(15.05)
+    stage.reload("enforce = false\n" + POLICY)
+    before = len(stage.actions(act.SignalClient))
+    stage.run(60)
+    assert len(stage.actions(act.SignalClient)) == before
+    assert alice.pid in stage.procs
