@@ -1,0 +1,291 @@
+"""Who is let in: held, not refused; refused by the policy; bounds; drains; a gate that does not read."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from mpsagent.mps import events as ev
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
+
+both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+DENY = PATIENT + '[user.carol]\naccess = "deny"\n'
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_more_than_a_server_takes_are_held_and_follow_one_by_one(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    crowd = [stage.client(ALICE) for _ in range(60)]
+    stage.run(3)
+    assert sum(stage.working(p) for p in crowd) == 48
+    for proc in [p for p in crowd if stage.working(p)][:5]:
+        stage.ends(proc)
+    stage.run(1)
+    assert sum(stage.working(p) for p in crowd) == 48
+    assert stage.mps.refused == []
+
+
+@both
+def test_a_process_with_several_contexts_takes_the_room_of_several(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    big = stage.client(ALICE, contexts=9)
+    stage.run(1)
+    assert big.made == 9
+    for _ in range(60):
+        stage.client(ALICE)
+    stage.run(3)
+    assert len(stage.gate.known) == 48 - 8
+
+
+def test_lines_about_contexts_that_never_passed_the_gate_take_no_room() -> None:
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    server = next(iter(stage.mps.servers))
+    for context in range(2, 60):
+        stage.forge(ev.ContextConnected(stage.now, server, alice.pid, context))
+    stage.forge(*(ev.ContextConnected(stage.now, server, 9000 + n, 1) for n in range(100)))
+    for _ in range(47):
+        stage.client(ALICE)
+    stage.run(3)
+    assert len(stage.gate.known) == 48
+
+
+@both
+def test_the_most_clients_of_a_user_are_kept_by_the_gate(shared: bool) -> None:
+    stage = Stage(PATIENT + "[user.carol]\nmax_clients = 2\n", shared=shared).up()
+    crowd = [stage.client(CAROL) for _ in range(5)]
+    stage.run(1)
+    assert [stage.working(p) for p in crowd] == [True, True, False, False, False]
+    stage.ends(crowd[0])
+    stage.run(1)
+    assert stage.working(crowd[2])
+    assert stage.gate.turned_away == []
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_denied_user_is_refused_at_once_and_nobody_waits_for_him(shared: bool) -> None:
+    stage = Stage(DENY, shared=shared).up()
+    carol, alice = stage.client(CAROL), stage.client(ALICE)
+    stage.run(1)
+    assert stage.gate.turned_away == [carol.pid]
+    assert stage.working(alice)
+    (refused,) = stage.happened(tr.ClientRefused)
+    assert isinstance(refused, tr.ClientRefused)
+    assert (refused.pid, refused.uid) == (carol.pid, CAROL)
+    assert "denies" in refused.why
+    assert stage.core is not None
+    assert len(stage.core.state.held) == 0
+
+
+@both
+def test_a_user_who_is_denied_while_it_is_his_turn_gets_nobody_in_any_more(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    working = stage.client(CAROL)
+    stage.run(1)
+    stage.reload(DENY)
+    stage.run(0.1)
+    more = stage.client(CAROL)
+    stage.run(1)
+    assert stage.working(working)
+    assert not stage.working(more)
+    bob = stage.client(BOB)
+    stage.ends(working)
+    stage.run(1)
+    assert stage.working(bob)
+
+
+def test_a_refusal_that_meets_a_hand_over_is_repeated() -> None:
+    """The gate does not break off what it has begun; when that fails, the connection is held again, and then refused."""
+    stage = Stage(PATIENT, lag=0.05).up()
+    stage.mps.stopped = True
+    carol = stage.client(CAROL)
+    stage.run(0.06)
+    stage.mps.stopped = False
+    stage.mps.serve = lambda proc, done, until: stage.after(0.5, lambda: done(False))  # type: ignore[method-assign]
+    stage.run(0.2)
+    stage.reload(DENY)
+    stage.run(5)
+    assert stage.gate.turned_away == [carol.pid]
+    assert stage.core is not None
+    assert len(stage.core.state.held) == 0
+
+
+# --- a gate that does not read ----------------------------------------------------------------------------------------
+
+
+def test_what_the_gate_does_not_read_is_told_again_and_not_a_thousand_times() -> None:
+    stage = Stage(DENY).up()
+    stage.gate_deaf = True
+    before = len(stage.done)
+    alice, carol = stage.client(ALICE), stage.client(CAROL)
+    stage.run(10)
+    assert 10 <= len(stage.done) - before <= 200
+    stage.gate_deaf = False
+    stage.run(1)
+    assert stage.working(alice)
+    assert stage.gate.turned_away == [carol.pid]
+
+
+def test_a_release_that_was_lost_is_told_again() -> None:
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.detaches(alice)
+    stage.run(0.4)
+    stage.gate_deaf = True
+    stage.run(2)
+    assert not stage.working(bob)
+    stage.gate_deaf = False
+    stage.run(1)
+    assert stage.working(bob)
+
+
+# --- drain ------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_drain_lets_work_end_holds_who_comes_and_resume_serves_them_at_once(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    waiting = stage.client(BOB)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(0.1)
+    more = stage.client(ALICE)
+    stage.run(100)
+    assert stage.working(alice)
+    assert not stage.working(more)
+    stage.feed(inp.DrainResumed(stage.now))  # before its work has ended
+    stage.run(1)
+    assert stage.working(more)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.ends(alice)
+    stage.ends(more)
+    stage.run(20)
+    assert not stage.mps.control
+    assert [len(stage.reports(f"drain.{kind}")) for kind in ("begun", "done", "ended")] == [2, 1, 1]
+    stage.feed(inp.DrainResumed(stage.now))
+    stage.run(1)
+    assert stage.working(waiting)
+    assert stage.gate.turned_away == []
+
+
+@both
+def test_a_client_at_work_gets_its_further_contexts_in_a_drain(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(1)
+    alice.contexts = 2
+    stage.gate.knock(alice)
+    stage.run(1)
+    assert alice.made == 2
+
+
+def test_a_drain_with_a_time_ends_what_is_left_then() -> None:
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE, stubborn=True)
+    stage.run(1)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, stage.now + 60))
+    stage.run(59)
+    assert stage.working(alice)
+    stage.run(12)
+    assert alice.pid not in stage.procs
+    assert not stage.mps.control
+    assert stage.mps.hurt == set()
+
+
+def test_a_drain_whose_quit_does_not_get_through_asks_again_every_few_seconds() -> None:
+    stage = Stage(PATIENT).up()
+    stage.front_end_fails = True
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(30)
+    assert 4 <= len(stage.actions(act.QuitControl)) <= 8
+    stage.front_end_fails = False
+    stage.run(10)
+    assert not stage.mps.control
+
+
+@both
+def test_an_agent_that_starts_in_a_drain_ends_no_work(shared: bool) -> None:
+    """Until the gate has said who is there, nobody is known to be at work."""
+    stage = Stage(PATIENT, shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.kill_agent()
+    stage.start_agent()
+    stage.feed(inp.DrainOrdered(stage.now, stage.now - 10, None))
+    stage.run(60)
+    assert stage.working(alice)
+    assert stage.actions(act.QuitControl) == []
+
+
+def test_a_drain_waits_for_those_whom_the_gate_passed_untouched() -> None:
+    """With a handshake that is not known the gate knows no clients; then the logs are all there is."""
+    stage = Stage(PATIENT).up()
+    stage.feed(inp.HandshakeSeen(stage.now, False, "00"))
+    stage._log(ev.ServerStarting(stage.now, 4000, ALICE))
+    stage._log(ev.ContextConnected(stage.now, 4000, 4001, 1))
+    stage.run(0.1)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(5)
+    assert stage.actions(act.QuitControl) == []
+    stage._log(ev.ClientDisconnected(stage.now, 4000, 4001))
+    stage.run(5)
+    assert stage.actions(act.QuitControl)
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_changed_policy_holds_for_who_comes_next(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.reload(PATIENT.replace("threads = 60", "threads = 30"))
+    stage.run(0.1)
+    second = stage.client(ALICE)
+    stage.run(1)
+    assert {one.threads for one in stage.given(second)} == {30.0}
+
+
+def test_one_user_may_be_left_out_of_the_limits() -> None:
+    stage = Stage(PATIENT + "[user.carol]\nenforce = false\n").up()
+    carol = stage.client(CAROL)
+    stage.run(1)
+    assert stage.given(carol)[0].threads == 100.0
+    assert stage.given(carol)[0].memory == {}
+
+
+def test_a_server_that_started_with_something_else_is_reported_and_left_alone() -> None:
+    stage = Stage(PATIENT).up()
+    stage.client(ALICE)
+    stage.run(0.1)
+    server = stage.mps.servers[next(iter(stage.mps.servers))] if stage.mps.servers else None
+    assert server is not None
+    stage.forge(ev.ThreadsSet(stage.now, server.pid, 100.0), ev.ServerStarted(stage.now, server.pid))
+    stage.run(5)
+    assert [r.uid for r in stage.reports("limits.mismatch")] == [ALICE]
+    assert stage.actions(act.KillServer) == []
+
+
+def test_who_is_admitted_is_told_in_one_table_for_everybody() -> None:
+    """With nobody's limits enforced the defaults are left alone."""
+    stage = Stage("enforce = false\n" + POLICY).up()
+    stage.client(ALICE)
+    stage.run(1)
+    tables = [a.admissions for a in stage.actions(act.SetAdmissions) if isinstance(a, act.SetAdmissions)]
+    assert all(not table.set_limits for table in tables)
+    assert tables[-1].devices == (0,)

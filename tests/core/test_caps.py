@@ -1,0 +1,87 @@
+"""What a user's clients may do beside their limits: how long, and how idle while other users wait."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.core import actions as act
+from tests.core.harness import ALICE, BOB, PATIENT, Stage
+
+IDLE = PATIENT.replace("[limits]", '[limits]\nidle_timeout = "60s"')
+
+
+def idle(stage: Stage, *since: float | None) -> None:
+    """What the observer has seen of the CPU time of the clients, in the order of their pids."""
+    stage.cpu_idle = {
+        pid: at for pid, at in zip(sorted(stage.procs), since, strict=False) if at is not None
+    }  # fmt: skip
+    stage.run(1.1)
+
+
+def test_a_client_over_its_run_time_is_ended_at_its_edge() -> None:
+    stage = Stage(PATIENT + '[user.carol]\nmax_runtime = "60s"\n').up()
+    carol = stage.client(1003)
+    stage.run(60)
+    assert stage.actions(act.TerminateClient) == []
+    stage.run(1)
+    assert carol.pid not in stage.procs
+
+
+def test_idle_clients_of_a_holder_are_ended_when_the_time_is_over_and_the_next_is_served() -> None:
+    stage = Stage(IDLE).up()
+    first, second = stage.client(ALICE), stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(0.1)
+    idle(stage, stage.now, stage.now + 10)
+    began = stage.now
+    stage.run(65)
+    assert stage.working(first)
+    stage.run(5)
+    assert not {first.pid, second.pid} & stage.procs.keys()
+    assert stage.working(bob)
+    (one, *_) = stage.times(act.TerminateClient)
+    assert one - began == pytest.approx(69, abs=0.5)
+
+
+def test_one_that_works_keeps_them_all() -> None:
+    """Only a user all of whose clients are idle holds the GPU for nothing; not known is not idle."""
+    stage = Stage(IDLE).up()
+    stage.client(ALICE)
+    stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(0.1)
+    idle(stage, stage.now, None)
+    stage.run(600)
+    assert stage.actions(act.TerminateClient) == []
+
+
+def test_nobody_is_ended_while_nobody_waits() -> None:
+    stage = Stage(IDLE).up()
+    stage.client(ALICE)
+    stage.run(1)
+    idle(stage, stage.now)
+    stage.run(600)
+    assert stage.actions(act.TerminateClient) == []
+
+
+def test_what_is_not_enforced_is_only_reported_once() -> None:
+    stage = Stage(IDLE.replace("[limits]", "[limits]\nenforce = false")).up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(0.1)
+    idle(stage, stage.now)
+    stage.run(600)
+    assert len(stage.reports("client.over")) == 1
+    assert stage.actions(act.TerminateClient) == []
+
+
+def test_a_nearly_full_server_is_reported_once() -> None:
+    stage = Stage(PATIENT).up()
+    for _ in range(45):
+        stage.client(ALICE)
+        stage.run(0.1)
+    (report,) = stage.reports("clients.nearly_full")
+    assert "39 of at most 48" in report.reason

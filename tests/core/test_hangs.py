@@ -1,0 +1,333 @@
+"""Nothing hangs for ever: stopped and silent daemons and servers, quits, crash loops, servers that do not start."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from mpsagent.core import actions as act
+from mpsagent.core import hangs
+from mpsagent.core import inputs as inp
+from mpsagent.mps import events as ev
+from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
+
+both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+KILLS = (act.KillServer, act.KillControl)
+
+
+def server_of(stage: Stage) -> int:
+    return next(iter(stage.mps.servers))
+
+
+# --- stopped ----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_a_stopped_server_is_resumed_after_its_deadline(shared: bool) -> None:
+    """Nobody asks it anything: it is seen all the same, and nobody loses work by SIGCONT."""
+    stage = Stage(PATIENT, shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.mps.servers[server_of(stage)].stopped = True
+    began = stage.now
+    stage.run(stage.policy.hang_control + 2)
+    (resumed,) = stage.times(act.Resume)
+    assert began + stage.policy.hang_control <= resumed <= began + stage.policy.hang_control + 1.1
+    assert stage.actions(*KILLS) == []
+    assert stage.working(alice)
+
+
+def test_a_server_that_stays_stopped_is_killed_and_the_next_user_served() -> None:
+    stage = Stage(PATIENT).up()
+    stage.mps.never_resumes = True
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.mps.servers[server_of(stage)].stopped = True
+    bob = stage.client(BOB)
+    stage.run(20)
+    stage.ends(alice)
+    stage.run(5)
+    assert stage.working(bob)
+    assert len(stage.actions(act.KillServer)) == 1
+    assert stage.actions(act.KillControl) == []
+
+
+def test_a_stopped_daemon_that_nobody_asks_is_resumed_after_its_deadline() -> None:
+    stage = Stage(PATIENT).up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.mps.stopped = True
+    began = stage.now
+    stage.run(stage.policy.hang_control + 2)
+    (resumed,) = stage.times(act.Resume)
+    assert resumed >= began + stage.policy.hang_control
+    assert stage.actions(*KILLS) == []
+
+
+def test_a_daemon_that_goes_on_by_itself_is_left_alone() -> None:
+    """Somebody debugs it, say: the clock of the hang starts anew with each stop."""
+    stage = Stage(PATIENT).up()
+    for _ in range(5):
+        stage.mps.stopped = True
+        stage.run(stage.policy.hang_control - 3)
+        stage.mps.stopped = False
+        stage.run(3)
+    assert stage.actions(act.Resume, act.KillControl) == []
+
+
+@both
+def test_a_stopped_daemon_is_killed_if_need_be_and_who_waits_is_served_by_the_next(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    stage.mps.never_resumes = True
+    stage.mps.stopped = True
+    bob = stage.client(BOB)
+    stage.run(45)
+    kinds = [type(a) for a in stage.actions(act.Resume, *KILLS)]
+    assert kinds[0] is act.Resume
+    assert kinds.count(act.KillControl) == 1
+    assert stage.working(bob)
+    assert stage.gate.turned_away == []
+
+
+def test_a_daemon_that_waits_for_a_client_on_the_ladder_is_not_a_hang() -> None:
+    stage = Stage(PATIENT).up()
+    blocking = stage.client(ALICE, stubborn=True, terminated=True)
+    stage.run(1)
+    stage.feed(inp.EndClient(stage.now, blocking.pid, 0, True))
+    stage.run(14)
+    assert stage.actions(act.Resume, *KILLS) == []
+
+
+@both
+def test_an_agent_that_has_just_started_kills_nothing_as_idle(shared: bool) -> None:
+    """Before the gate has said who is there, nobody is known to be at work."""
+    stage = Stage(PATIENT, shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    server = server_of(stage)
+    stage.forge(ev.ShutdownTried(stage.now, server, False), ev.ServerStuck(stage.now, server))
+    stage.kill_agent()
+    stage.run(30)
+    stage.start_agent()
+    stage.run(60)
+    assert stage.working(alice)
+    assert stage.actions(*KILLS) == []
+
+
+# --- quit -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_quit_that_does_not_end_is_ended() -> None:
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.mps.quit = lambda timeout: setattr(stage.mps, "quitting", True)  # type: ignore[method-assign]
+    stage.mps.quit(5)
+    stage._log(ev.QuitIssued(stage.now, 5))
+    stage.run(5 + 10 - 0.5)
+    assert stage.actions(act.KillControl) == []
+    stage.run(6)
+    assert len(stage.actions(act.KillControl)) == 1
+    assert stage.mps.control
+    assert alice
+
+
+def test_a_quit_that_only_a_line_tells_of_ends_nothing() -> None:
+    """Whoever answers does not quit. Meanwhile everybody is held, for a second."""
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.forge(ev.QuitIssued(stage.now, 1))
+    second = stage.client(ALICE)
+    stage.run(2)
+    assert stage.working(second)
+    stage.run(60)
+    assert stage.working(alice)
+    assert stage.actions(*KILLS) == []
+
+
+def test_a_plain_quit_may_wait_for_its_clients_as_long_as_they_work() -> None:
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.mps.quitting = True
+    stage._log(ev.CommandRead(stage.now, "quit"))
+    waiting = stage.client(BOB)
+    stage.run(600)
+    assert stage.actions(act.Resume, *KILLS) == []
+    assert stage.working(alice)
+    stage.ends(alice)
+    stage.run(20)
+    assert len(stage.actions(act.KillControl)) == 1
+    assert stage.working(waiting)
+
+
+# --- crash loops ------------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_loop_backs_off_and_ends_in_a_clear_failure() -> None:
+    stage = Stage(PATIENT)
+    stage.start_fails = True
+    stage.start_agent()
+    held = stage.client(ALICE)
+    stage.run(100)
+    assert stage.gate.turned_away == []  # held, while it is tried
+    stage.run(500)
+    pauses = [b - a for a, b in pairwise(stage.times(act.StartControl))]
+    assert len(pauses) == hangs.GIVE_UP_AFTER - 1
+    assert pauses == pytest.approx([1, 2, 4, 8, 16, 32, 60], abs=0.1)
+    (failed,) = stage.reports("control.failed")
+    assert "mpsagent-cli restart" in failed.reason
+    assert stage.gate.turned_away == [held.pid]
+    late = stage.client(BOB)
+    stage.run(1)
+    assert stage.gate.turned_away == [held.pid, late.pid]  # with its CUDA error, at once
+    stage.start_fails = False
+    stage.feed(inp.RestartOrdered(stage.now, 0))
+    third = stage.client(BOB)
+    stage.run(2)
+    assert stage.working(third)
+
+
+def test_a_daemon_that_dies_at_once_after_each_start_counts_as_well() -> None:
+    stage = Stage(PATIENT)
+    stage.start_agent()
+    for _ in range(1200):
+        stage.run(0.5)
+        stage.crash_control()
+    assert len(stage.times(act.StartControl)) == hangs.GIVE_UP_AFTER
+    assert stage.core is not None
+    assert stage.core.memories.hangs.failed
+
+
+def test_a_daemon_that_dies_once_a_day_is_started_at_once() -> None:
+    stage = Stage(PATIENT).up()
+    for _ in range(20):
+        stage.run(61)
+        stage.crash_control()
+        stage.run(0.5)
+        assert stage.mps.control
+    assert stage.core is not None
+    assert not stage.core.memories.hangs.failed
+
+
+@both
+def test_a_restart_that_a_person_orders_is_no_crash(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    for _ in range(12):
+        stage.feed(inp.RestartOrdered(stage.now, 0))
+        stage.run(2)
+        assert stage.mps.control
+    assert stage.core is not None
+    assert not stage.core.memories.hangs.failed
+
+
+# --- servers that do not start ----------------------------------------------------------------------------------------
+
+
+def start_fails(stage: Stage) -> None:
+    """MPS tries six times for a waiting client, then closes on it (recording 09)."""
+    mps = stage.mps
+    mps.can_start = False
+
+    def serve(proc: object, done: object, until: float) -> None:
+        for _ in range(6):
+            pid = next(mps.pids)
+            mps.log(ev.ServerStarting(stage.now, pid, ALICE))
+            mps.log(ev.ServerFailed(stage.now, pid, "Driver initialization failed with: 999"))
+            mps.log(ev.ServerExited(stage.now, pid, 1))
+        stage.after(1.0, lambda: done(False))  # type: ignore[operator]
+
+    mps.serve = serve  # type: ignore[method-assign, assignment]
+
+
+def test_servers_that_do_not_start_are_not_tried_without_end_and_the_reason_is_said() -> None:
+    stage = Stage(PATIENT).up()
+    serve = stage.mps.serve
+    start_fails(stage)
+    first = stage.client(ALICE)
+    stage.run(60)
+    (given_up,) = stage.reports("server.given_up")
+    assert "Driver initialization failed with: 999" in given_up.reason
+    assert stage.gate.turned_away == [first.pid]
+    stage.mps.serve = serve  # type: ignore[method-assign]
+    stage.mps.can_start = True
+    stage.run(60)  # tried again from time to time
+    second = stage.client(ALICE)
+    stage.run(3)
+    assert stage.working(second)
+
+
+def test_starts_that_only_lines_tell_of_turn_nobody_away() -> None:
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    for pid in range(7000, 7100):
+        stage.forge(ev.ServerStarting(stage.now, pid, ALICE), ev.ServerExited(stage.now, pid, 1))
+    second = stage.client(ALICE)
+    stage.run(5)
+    assert stage.gate.turned_away == []
+    assert stage.working(alice)
+    assert stage.working(second)
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_the_daemon_is_asked_rarely_while_nothing_happens(shared: bool) -> None:
+    """Each question writes five lines into the log that is read."""
+    stage = Stage(PATIENT, shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    before, ticks = len(stage.done), stage.ticks
+    stage.run(3600)
+    asked = [a for _, a in stage.done[before:]]
+    assert all(isinstance(a, act.Reconcile) for a in asked)
+    assert 10 <= len(asked) <= 60
+    assert stage.ticks - ticks <= 60
+
+
+def test_servers_that_were_not_seen_to_start_or_end_are_found() -> None:
+    stage = Stage(PATIENT, shared=True, log_lag=lambda: None).up()
+    alice = stage.client(ALICE)
+    stage.run(150)
+    assert stage.core is not None
+    assert list(stage.core.state.servers) == [server_of(stage)]
+    stage.ends(alice)
+    stage.mps.exited(stage.mps.servers[server_of(stage)])
+    stage.run(150)
+    assert dict(stage.core.state.servers) == {}
+
+
+# --- enforcement ------------------------------------------------------------------------------------------------------
+
+CHANGES = (
+    act.ShutdownServer, act.TerminateClient, act.SignalClient, act.SignalHeld, act.KillServer, act.KillControl,
+    act.Resume, act.QuitControl, act.RunHook,
+)  # fmt: skip
+
+
+def test_hangs_may_be_reported_only() -> None:
+    stage = Stage(PATIENT + "[hang]\nenforce = false\n").up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.mps.servers[server_of(stage)].stopped = True
+    stage.run(300)
+    assert stage.actions(*CHANGES) == []
+    assert [a for _, a in stage.done if isinstance(a, act.KillServer)]
+
+
+def test_without_enforcement_nothing_is_changed() -> None:
+    stage = Stage("enforce = false\n" + POLICY + '[user.carol]\nmax_runtime = "1s"\n').up()
+    stage.client(1003)
+    stage.run(3)
+    alice = stage.client(ALICE, stubborn=True)
+    stage.run(60)
+    stage.mps.fault(stage.mps.servers[server_of(stage)])
+    stage.run(60)
+    assert [a for a in stage.actions(*CHANGES) if not (isinstance(a, act.ShutdownServer) and not a.force)] == []
+    assert stage.reports("client.over")
+    assert stage.reports("turn.over")
+    assert alice
