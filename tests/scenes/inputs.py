@@ -226,14 +226,15 @@ exec {real} "$@"
 
 def program_for(kind: str) -> tuple[str, Callable[[Stage, int], Result]]:
     def program_broken(stage: Stage, count: int) -> Result:
-        """NVIDIA's program is broken. While the daemon runs, clients notice nothing; when it has to be started they are
-        held, it is said why, and they are served once the program is repaired."""
+        """NVIDIA's program is broken. Who has a server goes on; when the daemon has to be started, clients are held, it
+        is said why, and they are served once the program is repaired."""
         place = stage.place / "programs"
         place.mkdir(mode=0o755)
         mode, program = place / "mode", place / "nvidia-cuda-mps-control"
         program.write_text(WRAPPER.format(mode=mode, real=stage.backend.control))
         program.chmod(0o755)
         agent = stage.with_agent(POLICY, control=str(program))
+        stage.served(A)
         said: list[str] = []
         took: list[float] = []
         problems: list[str] = []
@@ -245,9 +246,7 @@ def program_for(kind: str) -> tuple[str, Callable[[Stage, int], Result]]:
             else:
                 mode.write_text(kind)
             try:
-                problems += [
-                    text for uid, share in ((A, 40), (B, 20)) if (text := _share(stage, stage.client(uid), share))
-                ]
+                problems += [text for text in [_share(stage, stage.client(A), 40)] if text]  # its server is there
                 stage.kill_daemons()
                 held = [stage.client(uid) for uid in (A, B)]
                 said.append(_complaint(stage, agent, COMPLAINTS))
@@ -325,7 +324,7 @@ def silent_ones(stage: Stage, count: int) -> Result:
     return Result(figures, good, f"{spread(alone)} s alone, {spread(beside)} s beside 500 connections", problems)
 
 
-CROWD = """
+CROWD = r"""
 import os, socket, sys, time
 path, count = sys.argv[1], int(sys.argv[2])
 kept = []
