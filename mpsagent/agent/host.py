@@ -484,6 +484,7 @@ class Agent(Recorder):
         self.record("action.done", done.at, action=type(action).__name__, begun=number, ok=done.ok, text=done.text,
                     **fields)  # fmt: skip
         if isinstance(action, act.StartControl) and done.ok:
+            self.conditions.set("adopted", None, done.at)
             self.up_since = done.at
         self.take([done])
         self._note_conditions()

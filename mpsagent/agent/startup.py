@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC
@@ -37,9 +38,22 @@ async def adopt(agent: Agent) -> None:
         agent.up_since = now
         agent.absorb([control_runs(found, agent.where, now)])
         agent.record("control.adopted", now, pid=found.pid, how=found.how)
+        agent.conditions.set("adopted", _differs(agent, found), now, "when nobody works: mpsagent-cli restart")
     elif found.kind is ProblemKind.UNSAFE:
         agent.conditions.set("control daemon", found.text, now, do=" && ".join(found.commands))
         agent.record("control.unsafe", now, text=found.text, commands=list(found.commands))
+
+
+def _differs(agent: Agent, found: Running) -> str | None:
+    """What of the policy's instance the daemon was not started with: it takes hold when that is started again."""
+    policy, wrong = agent.policy, []
+    if os.path.realpath(found.log_directory) != os.path.realpath(agent.where.log):
+        wrong.append(f"writes its logs to {found.log_directory}, not to {agent.where.log}, so faults are not seen")
+    if found.multiuser != (policy.server == "shared"):
+        wrong.append("has one server for all users" if found.multiuser else "has a server for each turn")
+    if (found.devices or "") != ",".join(policy.devices):
+        wrong.append(f"serves {found.devices or 'all GPUs'}")
+    return f"control daemon {found.pid}, which runs already, {'; it '.join(wrong)}" if wrong else None
 
 
 async def read_logs(agent: Agent) -> dict[str, tuple[Position | None, LogParser]]:

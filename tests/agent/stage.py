@@ -15,7 +15,7 @@ from mpsagent.agent.gate_keeper import is_keeper
 from mpsagent.system.processes import parent
 from tests.conformance import rig as rigs
 from tests.scenes import stage as scenes
-from tests.scenes.stage import USERS, Agent, A, B, C, Client, D, Machine, StageError
+from tests.scenes.stage import USERS, A, Agent, B, C, Client, D, Machine, StageError
 
 __all__ = ["USERS", "A", "Agent", "B", "C", "Client", "D", "Machine", "Stage", "StageError"]
 

@@ -1,0 +1,93 @@
+"""An agent inside the test's own process, with neither daemon nor gate: for what goes wrong in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mpsagent.agent.gate_keeper import GateKeeper
+from mpsagent.agent.host import Agent
+from mpsagent.agent.settings import Settings
+from mpsagent.system.control import Problem, ProblemKind
+from mpsagent.system.history import History
+from mpsagent.system.names import Names
+from mpsagent.system.store import Store
+
+T = TypeVar("T")
+
+
+class NoDaemon:
+    """A supervisor that finds and starts nothing. ``problem``: why not."""
+
+    running = None
+    problem = Problem(ProblemKind.FAILED, "nothing is started here")
+
+    async def start(self, environment: object, threads: float, *, multiuser: bool = False) -> Problem:
+        return self.problem
+
+    async def adopt(self) -> Problem:
+        return Problem(ProblemKind.ABSENT, "nothing runs")
+
+    async def stop(self, grace: float = 5.0) -> None: ...
+
+    def kill(self) -> str:
+        return "nothing runs"
+
+    def close(self) -> None: ...
+
+
+class NoKeeper(GateKeeper):
+    """Starts no gate."""
+
+    async def start(self) -> None: ...
+
+
+def settings_at(place: Path, text: str, instance: str) -> Settings:
+    """With a policy, no GPU, and directories of its own."""
+    place.chmod(0o755)
+    (place / "devices.json").write_text("[]")
+    (place / "state").mkdir(exist_ok=True)
+    policy = place / "policy.toml"
+    policy.write_text(
+        f'{text}\n[instance.x]\npipe_directory = "{place}/p"\nlog_directory = "{place}/log"\n'
+        f'control_program = "/nonexistent/control"\n{instance}\n'
+    )
+    return Settings(str(policy), None, "", str(place / "state"), f"{place}/run", devices_file=f"{place}/devices.json")
+
+
+def play(
+    place: Path,
+    scenario: Callable[[Agent], Coroutine[Any, Any, T]],
+    *,
+    supervisor: Any = None,
+    text: str = "[limits]\nthreads = 20\n",
+    instance: str = "",
+) -> T:
+    """Runs ``scenario(agent)`` with an agent that is at work."""
+    settings = settings_at(place, text, instance)
+
+    async def main() -> T:
+        agent = Agent(settings, History(settings.state_directory), Names(), Store(place / "state" / "state.json"))
+        agent.keeper = NoKeeper(agent)
+        await agent.start(lambda policy, where, gone: supervisor or NoDaemon())
+        try:
+            return await asyncio.wait_for(scenario(agent), 30)
+        finally:
+            await agent.end()
+
+    return asyncio.run(main())
+
+
+async def until(true: Callable[[], object]) -> None:
+    while not true():
+        await asyncio.sleep(0.01)
+
+
+def topics(agent: Agent) -> set[str]:
+    return set(agent.conditions.topics())
+
+
+def records(agent: Agent, kind: str) -> list[dict[str, Any]]:
+    return [dict(one) for one in agent.history.since(0, 10_000) if one["kind"] == kind]
