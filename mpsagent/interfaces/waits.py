@@ -86,9 +86,10 @@ def _everybody(view: View, now: float) -> Why | None:
         return Why("control", "the control daemon does not run")
     if control.quitting is not None:
         return Why("control", "the control daemon is quitting")
-    faulted = view.faulted()
-    if faulted:
-        return Why("fault", f"server {faulted[0].pid} is in FAULT")
+    if view.faulted(now)[0]:
+        faulted = [str(one.pid) for one in state.servers.values() if one.status is Status.FAULT]
+        what = f"server {faulted[0]} is in FAULT" if faulted else "a server is only just out of its FAULT"
+        return Why("fault", what)
     if view.pause_until is not None and now < view.pause_until:
         failure = state.start_failure
         said = f": {failure.reason}" if failure is not None and failure.reason else ""
