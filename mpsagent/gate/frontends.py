@@ -23,6 +23,9 @@ MOST_UNREAD = 512
 LINGER = 1.0
 PATIENCE = 120.0
 """Seconds for one command, its wait for a turn included: ``terminate_client`` may take half a minute."""
+QUEUED = 30.0
+"""Seconds of these in which its turn has to come. It waits behind other front-ends, and behind a client that is stopped
+in the middle of its hand-over until the agent resumes or kills it."""
 
 QUESTIONS = frozenset({"ps", "device_query", "lspart", "help", "version"})
 """Commands that change nothing, beside ``get_...``."""
@@ -174,10 +177,19 @@ class FrontEnd:
             self._channel.resume()
             self._channel.send(answer_message("mpsagent: too many commands are waiting; it was not passed on"))
         elif self._request is not None:
-            self._limit = self._owner.loop.call_later(PATIENCE, self._too_late)
+            self._limit = self._owner.loop.call_later(QUEUED, self._too_late, self._request)
 
-    def _too_late(self) -> None:
-        self._channel.send(answer_message(f"mpsagent: the control daemon has been busy for {PATIENCE:g} s"))
+    def _too_late(self, request: Request) -> None:
+        """It waits for its turn still, or runs and waits for its answer."""
+        if request.run is not None:
+            self._limit = self._owner.loop.call_later(PATIENCE - QUEUED, self._give_up, PATIENCE)
+        else:
+            self._give_up(QUEUED)
+
+    def _give_up(self, seconds: float) -> None:
+        handing = self._owner.lane.handing
+        why = "a client is handed over, and MPS answers nothing meanwhile" if handing else "the control daemon is busy"
+        self._channel.send(answer_message(f"mpsagent: {why}; this command has waited for {seconds:g} s"))
         self._end(1)
 
     def _answered(self, session: Session | None, why: str) -> None:
