@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mpsagent.core.model import State
+from mpsagent.core.model import State, Status
 from mpsagent.core.view import SHARED_UID, View
 
 SHOWN_PIDS = 64

@@ -39,6 +39,8 @@ class Stage(scenes.Stage):
     def waits_for(self, agent: Agent) -> str:
         """What is missing until clients are served."""
         status = agent.api.status()
+        if "control" not in status:
+            raise StageError(f"no status: {status}\n{self.last_words()}")
         if not status["control"]:
             return "a control daemon"
         return "" if status["gate"]["in_force"] else "the gate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 
 from mpsagent.agent.bypass import Bypass, mode_trouble
 from mpsagent.system.devices import ComputeProcess
-from tests.scenes.stage import A, B, Stage
+from tests.agent.stage import A, B, Stage
 
 OURS = ["GPU-1"]
 
@@ -71,30 +72,27 @@ def test_only_our_gpus_mode_counts_and_only_if_the_policy_says_one() -> None:
     assert "GPU-2" not in text
 
 
-def test_a_program_outside_mps_is_found_while_somebody_works(stage: Stage) -> None:
+def test_a_program_outside_mps_is_found_while_a_client_works(stage: Stage) -> None:
     """And the compute mode that the policy asks for is looked at, never set."""
     agent = stage.with_agent("[limits]\nthreads = 20\n", extra='compute_mode = "exclusive-process"')
-    stage.until(lambda: any("compute mode" in one for one in agent.api.problems()), "the mode is not the policy's")
-    inside = stage.client(A, "sleep", 5)
-    outside = stage.client(B, "sleep", 5, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    stage.problem(agent, "compute mode")
+    inside = stage.client(A, "sleep", 60)
+    outside = stage.client(B, "sleep", 60, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     inside.working()
     outside.working()
-    os.kill(agent.pid, 1)  # a reload looks at once; otherwise it takes up to a minute
-    found = agent.wait("bypass")
+    os.kill(agent.pid, signal.SIGHUP)  # a reload looks at once; otherwise it takes up to a minute
+    found = stage.record("bypass")
     assert (found["pid"], found["uid"]) == (outside.pid, B)
-    stage.until(lambda: any(f"process {outside.pid} of user {B}" in one for one in agent.api.problems()), "a trouble")
-    assert not any(str(inside.pid) in one for one in agent.api.problems())
-    assert outside.ended() == 0
+    assert str(inside.pid) not in stage.problem(agent, f"process {outside.pid} of user {B}")
+    outside.kill()
     stage.until(lambda: not any("outside MPS" in one for one in agent.api.problems()), "over when it has ended")
-    assert len(agent.found("bypass")) == 1
+    assert len(stage.records("bypass")) == 1
 
 
-def test_while_idle_nobody_is_asked(stage: Stage) -> None:
-    """Each look starts a program; an idle node has to stay idle."""
-    agent = stage.with_agent("[limits]\nthreads = 20\n")
-    time.sleep(1)
-    outside = stage.client(B, "sleep", 3, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+def test_while_nothing_works_no_program_is_started_to_look(stage: Stage) -> None:
+    """An idle node has to stay idle."""
+    stage.with_agent("[limits]\nthreads = 20\n")
+    outside = stage.client(B, "sleep", 60, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     outside.working()
     time.sleep(1.5)
-    assert agent.found("bypass") == []
-    assert outside.ended() == 0
+    assert stage.records("bypass") == []
