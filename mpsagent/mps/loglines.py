@@ -137,9 +137,10 @@ class LogParser:
         return self._server(at, pid, message)
 
     def _starts(self, pid: int, message: str) -> bool:
-        """The daemon's child says itself that it is to become a server (recording 02)."""
-        own = message.startswith(f"Starting new server {pid} ")
-        return own and (self.ours is None or self._is_ours(self.ours, pid, True))
+        """The daemon's child says itself that it is to become a server (recording 02), or why it does not."""
+        if message.startswith(f"Starting new server {pid} "):
+            return self.ours is None or self._is_ours(self.ours, pid, True)
+        return self._servers.get(pid, False)
 
     def _is_ours(self, ours: Callable[[int], bool], pid: int, fresh: bool) -> bool:
         known = None if fresh else self._servers.get(pid)

@@ -13,6 +13,8 @@ CONTROL = b"""\
 [2026-11-20 23:56:21.002 Control    61] Starting new server 61 for user 1000
 [2026-11-20 23:56:21.003 Control    62] Starting new server 62 for user 1000
 [2026-11-20 23:56:21.004 Control    99] Starting new server 61 for user 1001
+[2026-11-20 23:56:21.004 Control    61] Failed to start server using uid 1000. No memory
+[2026-11-20 23:56:21.004 Control    62] Failed to start server using uid 1000. No memory
 [2026-11-20 23:56:21.005 Control    40] NEW SERVER 61: Ready
 [2026-11-20 23:56:21.006 Control    99] Server 61 exited with status 0
 """
@@ -30,7 +32,7 @@ def test_lines_of_another_daemon_are_left_out_and_it_is_named(step: int) -> None
     parser = LogParser("control")
     parser.daemon, parser.ours = 40, lambda pid: pid == 61
     found = [event for at in range(0, len(CONTROL), step) for event in parser.feed(CONTROL[at : at + step])]
-    assert [type(event) for event in found] == [ev.ConnectionLine, ev.ServerStarting, ev.ServerReady]
+    assert [type(event) for event in found] == [ev.ConnectionLine, ev.ServerStarting, ev.ServerFailed, ev.ServerReady]
     assert parser.other == 99
 
 
@@ -55,5 +57,5 @@ def test_servers_of_another_daemon_are_left_out_and_asked_about_once() -> None:
 
 def test_without_a_daemon_everything_counts() -> None:
     """Replay, and the moments in which ours is not known yet."""
-    assert len(LogParser("control").feed(CONTROL)) == 7
+    assert len(LogParser("control").feed(CONTROL)) == 9
     assert len(LogParser("server").feed(SERVER)) == 4
