@@ -1,0 +1,118 @@
+"""Who somebody is comes from the kernel at the gate, never from a log: forged lines of every kind hit nobody, change no
+limit and move no turn."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from mpsagent.mps.events import LogEvent
+from mpsagent.mps.loglines import LogParser
+from tests.agent.forgery import Forger
+from tests.agent.stage import A, Agent, B, C, D, Stage, alive
+from tests.conformance.backends import other_users_python
+
+# Every deadline is short, so that what a forged line sets off comes while we look.
+POLICY = (
+    f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
+    '[switch]\nafter = "10m"\n[hang]\ncontrol = "2s"\nterminate = "2s"\nserver_ready = "2s"\nexit = "2s"\n'
+    'fault = "2s"\nkill_grace = "1s"\n'
+)
+HITS = {"SignalClient", "SignalHeld", "TerminateClient", "KillServer", "KillControl", "ShutdownServer", "QuitControl"}
+# Says which signals it gets, of any kind that can be held back.
+LISTENER = """
+import signal
+every = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
+signal.pthread_sigmask(signal.SIG_BLOCK, every)
+print("ready", flush=True)
+while True:
+    print(signal.sigwait(every).name, flush=True)
+"""
+
+
+@pytest.fixture
+def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes of users that have nothing to do with MPS."""
+    found = [
+        subprocess.Popen(
+            [other_users_python(uid), "-S", "-E", "-c", LISTENER], stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[]
+        )
+        for uid in (A, B, D)
+    ]
+    for one in found:
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"ready\n"
+    yield found
+    for one in found:
+        one.kill()
+        one.wait()
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a", errors="surrogateescape") as file:
+        file.write(text)
+
+
+def hits(stage: Stage) -> list[dict[str, object]]:
+    """What was done to anybody: what was asked for and not done hits nobody."""
+    return [one for one in stage.records("action.done", ok=True) if one["action"] in HITS]
+
+
+def test_the_forged_lines_are_of_every_kind() -> None:
+    """Otherwise the next test would say less than it seems to."""
+    control, server = Forger(1, [40], [7], [1000], "/p/control").all_kinds()
+    found = [*LogParser("control").feed(control.encode()), *LogParser("server").feed(server.encode())]
+    assert {type(one) for one in found} == set(get_args(LogEvent))
+
+
+@pytest.mark.timeout(240)
+def test_forged_lines_hit_nobody_and_move_no_turn(stage: Stage, bystanders: list[subprocess.Popen[bytes]]) -> None:
+    """Everything that any driver writes, about everybody and said by everybody, 10,000 times, beside live clients of
+    several users; then everything is as it was, and the next one gets exactly what is due."""
+    agent = stage.with_agent(POLICY)
+    holder, beside = stage.client(A, "sleep", 120), stage.client(A, "sleep", 120)
+    holder.working()
+    beside.working()
+    waiting = [stage.client(B, "query"), stage.client(C, "query")]
+    for one in waiting:
+        stage.waiting(one)
+    (server,) = agent.api.status()["servers"]
+    control, gate, keeper = stage.control(agent), stage.gate(agent), stage.keeper(agent)
+    people = [one.pid for one in (holder, beside, *waiting, *bystanders)]
+    heads = [control, server["pid"], *people, 1, 4_000_001]
+    socket = f"{stage.hidden()}/control"
+    forger = Forger(2026, heads, [*heads, gate, keeper, agent.pid], [0, A, B, C, D], socket)
+    before = whose(agent), hits(stage)
+    for number in range(21):
+        said = forger.all_kinds() if number % 10 == 0 else forger.some(556)
+        for name, text in zip(("control", "server"), said, strict=True):
+            append(stage.rig.log / f"{name}.log", text)
+        time.sleep(0.1)
+    time.sleep(8)  # every deadline has passed by then
+    assert [one.pid for one in (holder, beside) if one.rc is not None] == []
+    assert [one.poll() for one in bystanders] == [None] * len(bystanders)
+    assert all(map(alive, (server["pid"], control, gate, keeper)))
+    assert whose(agent) == before[0], "whose turn it is, since when, and who waits"
+    assert [one.rc for one in waiting] == [None, None]
+    assert hits(stage) == before[1] == []
+    holder.kill()
+    beside.kill()
+    for one, percent in zip(waiting, (20, 10), strict=True):
+        assert one.ended() == 0, one.text()
+        assert one.inside(percent), one.text()
+    for one in bystanders:
+        one.kill()
+        assert one.stdout is not None
+        assert one.stdout.read() == b"", "no signal of any kind"
+    assert stage.records("agent.error") == []
+
+
+def whose(agent: Agent) -> object:
+    status = agent.api.status()
+    turn = {name: status["turn"][name] for name in ("uid", "since")}
+    return turn, [(one["uid"], one["since"], one["clients"]) for one in agent.api.get("/v1/queue")["queue"]]
