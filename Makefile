@@ -16,12 +16,14 @@ WORKERS ?= 2
 TEST_TIMEOUT ?= 120
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint types format schema modules test demo bench conformance test-gpu test-gpu-system lock wheel deb rpm clean
+.PHONY: help venv system-packages lint types format schema modules test demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm clean
 
 help:
-	@echo 'make demo             half a minute of the agent at work on a simulated MPS'
+	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
 	@echo 'make test             lint, types and all tests that need no GPU'
 	@echo 'make bench            the figures in docs/, measured here'
+	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
+	@echo '                      (SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
 	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
@@ -68,6 +70,16 @@ demo: $(STAMP)
 
 bench: $(STAMP)
 	@$(PY) benchmarks/bench.py
+
+# With bounds that a laptop stands: a minute, and what is left then is waited for.
+SERVER  ?= own
+CLIENTS ?= 400
+SEED    ?=
+BUSY    ?= 0
+DISORDER_SECONDS ?= 60
+disorder: $(STAMP)
+	@$(PY) -m tests.disorder.run --sim --server $(SERVER) --clients $(CLIENTS) --seconds $(DISORDER_SECONDS) \
+		--busy $(BUSY) $(if $(SEED),--seed $(SEED))
 
 conformance: $(STAMP)
 	@$(PY) tests/conformance/run.py

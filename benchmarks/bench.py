@@ -15,18 +15,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import live, pure, system
+from benchmarks import change, crowd, handover, pure, rest, start, system
 from benchmarks.figure import Figure, markdown, text_table
 
 MEASURES = {
     "lines": pure.log_lines,
     "decisions": pure.decisions,
-    "arming": live.arming,
-    "rest": live.at_rest,
-    "gaps": live.gaps,
-    "start": live.starting,
+    "handover": handover.hand_over,
+    "silent": handover.silent,
+    "crowd": crowd.crowd,
+    "rest": rest.at_rest,
+    "gaps": change.gaps,
+    "start": start.starting,
     "service": system.as_a_service,
 }
+PURE = ("lines", "decisions")
 
 
 def main() -> int:
@@ -36,12 +39,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the table as Markdown, too")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
-        print("Clients of several users need root: nothing that needs two users is measured.")
+        print("Clients of several users need root: only what needs no clients is measured.")
     began, figures = time.monotonic(), list[Figure]()
     for name, measure in MEASURES.items():
         if chosen.only and name not in chosen.only:
             continue
-        if os.geteuid() != 0 and name in ("arming", "gaps", "service"):
+        if os.geteuid() != 0 and name not in PURE:
             continue
         print(f"measuring: {name} …", file=sys.stderr, flush=True)
         figures += measure(chosen.quick)

@@ -1,23 +1,27 @@
-"""Floors 0 and 1 alone: reading logs and deciding. Times are CPU times of this process: lines per second per core."""
+"""Reading logs and deciding, without any process. Times are CPU times of this one: lines per second per core."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from datetime import UTC
 
 from benchmarks.figure import Figure
-from mpsagent.core.decide import Memory, decide
-from mpsagent.policy.files import load
-from mpsagent.core.world import Process, World
-from mpsagent.policy.identity import Identity
-from mpsagent.mps.loglines import LogParser, Source
-from mpsagent.core.model import Client, Control, Server, State, Status, Waiting
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core.engine import Core
+from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
-from mpsagent.core.reduce import apply_all
+from mpsagent.mps.loglines import LogParser, Source
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
 from tests import recordings
 
 H200 = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
+POLICY = '[limits]\nthreads = 50\nmemory = "10G"\n[switch]\nafter = "1h"\n'
+NOW = 1_000_000.0
+PIECE = 4096
+"""Bytes of a log that come at once, about."""
 
 
 def _cpu(work: Callable[[], object]) -> float:
@@ -27,12 +31,12 @@ def _cpu(work: Callable[[], object]) -> float:
 
 
 def _read(source: Source, data: bytes, times: int) -> float:
-    parser, state = LogParser(source), State()
+    """As at the start: everything is taken in, nothing decided."""
+    parser, core = LogParser(source, UTC), Core()
 
     def work() -> None:
-        nonlocal state
         for _ in range(times):
-            state = apply_all(state, parser.feed(data))
+            core.absorb(parser.feed(data))
 
     return _cpu(work)
 
@@ -58,43 +62,63 @@ def log_lines(quick: bool) -> list[Figure]:
     rate = total / spent
     against = f"bytes.split of the same bytes: {spent / split_total:.0f} times as long"
     what = "log lines per second per core, both logs as recorded"
-    first = Figure(what, f"{rate:,.0f}", "300,000 or more", rate >= 300_000, against)
-    return [first, *found]
+    return [Figure(what, f"{rate:,.0f}", "300,000 or more", rate >= 300_000, against), *found]
 
 
-def crowded() -> World:
-    """One server with 48 clients of one user; 200 clients of 40 other users wait."""
-    policy, mistakes = load([("policy.toml", '[limits]\nthreads = 50\nmemory = "10G"\n')])
+def crowded() -> Core:
+    """One server with 48 clients of one user; 200 clients of 40 other users are held."""
+    policy, mistakes = load([("policy.toml", POLICY)])
     assert policy is not None, mistakes
-    now = 1_000_000.0
-    clients = {p: Client(p, 1000, 50, now + p, contexts=frozenset({0, 1})) for p in range(1000, 1048)}
-    waiting = tuple(Waiting(p, 2000 + p % 40, now + p / 1000) for p in range(2000, 2200))
-    server = Server(50, 1000, Status.ACTIVE, now, ready=now + 0.2, limits=policy.strictest((H200,)), reported=True)
-    state = State(Control(49, now, "s"), {50: server}, clients, waiting)
-    live = {p: Process(1000) for p in clients} | {w.pid: Process(w.uid) for w in waiting}
-    users = {1000} | {w.uid for w in waiting}
-    return World(state, policy, (H200,), {uid: Identity(uid, f"user{uid}") for uid in users},
-                 {**live, 50: Process(1000), 49: Process(0)})  # fmt: skip
+    core = Core()
+    users = {1000 + number: Identity(1000 + number, f"user{number}") for number in range(41)}
+    step = core.receive_all(
+        [inp.PolicyChanged(NOW, policy), inp.DevicesFound(NOW, (H200,)), inp.PeopleKnown(NOW, users),
+         inp.ControlRuns(NOW, 49, NOW, "/s", False), inp.GateConnected(NOW, 60), inp.GateSynced(NOW),
+         inp.HandshakeSeen(NOW, True, "")], NOW,
+    )  # fmt: skip
+    now = NOW
+    at_work = [inp.Peer(2000 + number, 1000, 1000, number) for number in range(48)]
+    held = [inp.Peer(3000 + number, 1001 + number % 40, 1000, number) for number in range(200)]
+    for number, peer in enumerate([*at_work, *held], 1):
+        now += 0.001
+        step = core.receive(inp.Knocked(now, number, peer, now), now)
+        for action in step.actions:
+            if isinstance(action, act.SetAdmissions):
+                core.receive_all([act.Done(now, action, True), inp.Applied(now, action.number)], now)
+        if number == 1:
+            core.receive_all([ev.ServerStarting(now, 50, 1000), ev.ServerReady(now, 50)], now)
+        if peer.uid == 1000:
+            limits = policy.rules(users[1000]).limits((H200,))
+            core.receive(inp.Passed(now, number, peer, limits, False, 0.002), now)
+            core.receive(ev.ContextConnected(now, 50, peer.pid, 1), now)
+    assert (len(core.state.clients), len(core.state.held)) == (48, 200), core.state
+    return core
 
 
 def decisions(quick: bool) -> list[Figure]:
-    world, now = crowded(), 1_000_010.0
-    memory = decide(world, Memory(), now).memory
-    cache = world.rules_cache
-    times = 500 if quick else 3000
+    """All rules, over a whole state; and one input with its decision, a client's knock."""
+    core, times = crowded(), 300 if quick else 2000
 
-    def work() -> None:
-        nonlocal memory
+    def ticks() -> None:
         for number in range(times):
-            memory = decide(replace(world, rules_cache=cache), memory, now + number * 0.001).memory
+            core.tick(NOW + 1 + number * 0.001)
 
-    seconds = _cpu(work) / times
-    copied = _cpu(lambda: [_walk(world.state) for _ in range(times)]) / times
+    def knocks() -> None:
+        for number in range(times):
+            now = NOW + 10 + number * 0.001
+            peer = inp.Peer(5000, 1005, 1000, number)
+            core.receive(inp.Knocked(now, 9999, peer, now), now)
+            core.receive(inp.Left(now, 9999), now)
+
+    walked = _cpu(lambda: [_walk(core) for _ in range(times)]) / times
+    rule, knock = _cpu(ticks) / times, _cpu(knocks) / times / 2
     return [
-        Figure("decisions per second, 48 clients and 200 waiting", f"{1 / seconds:,.0f}", "", None,
-               f"one walk over the same clients and waiters: {seconds / copied:.0f} times as long")
+        Figure("decisions per second, 48 clients and 200 held", f"{1 / rule:,.0f}", "", None,
+               f"one walk over the same clients and connections: {rule / walked:.0f} times as long"),
+        Figure("connections that come or go, taken in and decided upon, per second", f"{1 / knock:,.0f}", "", None,
+               f"the same walk: {knock / walked:.0f} times as long"),
     ]  # fmt: skip
 
 
-def _walk(state: State) -> tuple[list[int], list[int]]:
-    return [c.pid for c in state.clients.values()], [w.uid for w in state.waiting]
+def _walk(core: Core) -> tuple[list[int], list[int]]:
+    return [c.pid for c in core.state.clients.values()], list(core.state.held)

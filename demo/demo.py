@@ -49,7 +49,7 @@ stop_timeout = "1s"
 
 
 class Demo:
-    """The scenes. Without root all four are the same user to the kernel: nobody waits for anybody, and it is said."""
+    """The scenes. Without root all four are the same user to the kernel: there are no turns to wait for, and it is said."""
 
     def __init__(self, stage: Stage, show: Show, facts: Facts, *, quick: bool) -> None:
         self.stage, self.show, self.facts, self.quick = stage, show, facts, quick
@@ -176,7 +176,7 @@ class Demo:
         mine.saw("^ctx")
         self.facts.trouble("killed gate and agent, one more client of the user at work", mine.waited(), limit=1.0)
         self.stage.start_agent()
-        back = time.time()  # without the agent nobody else gets the GPU
+        back = time.time()  # without the agent no other user gets the GPU
         worker.wait()
         held.saw("^ctx")
         if self.root:
@@ -208,7 +208,7 @@ def main() -> int:
     show.title("mpsagent at work. MPS and the GPU are SIMULATED; processes, users and signals are real.")
     if not root:
         show.title(
-            "Not root: alice, bob, carol and dave are all you, so nobody waits for anybody. As root there is more."
+            "Not root: alice, bob, carol and dave are all you, so there are no turns to wait for. As root there is more."
         )
     began = time.monotonic()
     try:

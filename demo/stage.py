@@ -134,7 +134,6 @@ class Stage:
             f'{policy}\n[instance.stage]\npipe_directory = "{self.pipe}"\nlog_directory = "{self.logs}"\n'
             f'control_program = "{self.control}"\nserver = "{server}"\n'
         )
-        shutil.copyfile(Path(__file__).with_name("guest.py"), self.directory / "guest.py")
         self.python = simulator.interpreter()
         self.clients: list[Client] = []
         self.others: list[subprocess.Popen[bytes]] = []
@@ -238,11 +237,12 @@ class Stage:
 
     # --- MPS and clients ----------------------------------------------------------------------------------------------
 
-    def start_control(self) -> None:
-        """A control daemon without the agent."""
+    def start_control(self, *, multiuser: bool = False) -> None:
+        """A control daemon without agent and gate."""
         self.pipe.mkdir(mode=0o755, exist_ok=True)
         self.logs.mkdir(mode=0o755, exist_ok=True)
-        subprocess.run([str(self.control), "-d"], env=self.environment, stdin=subprocess.DEVNULL, check=True)
+        options = ["-d", *(["--multiuser-server"] if multiuser else [])]
+        subprocess.run([str(self.control), *options], env=self.environment, stdin=subprocess.DEVNULL, check=True)
 
     def command(self, text: str, uid: int = 0) -> str:
         """One run of the front-end in the public directory."""
@@ -258,15 +258,23 @@ class Stage:
         return int(self.ask("/v1/status")["control"]["pid"])
 
     def guest(self, uid: int, what: str, count: int = 1) -> subprocess.Popen[bytes]:
-        """Somebody at the control socket who is no CUDA client; see demo/guest.py. Returns when it is there."""
-        process = subprocess.Popen(
-            [self.python, "-IS", str(self.directory / "guest.py"), what, str(self.pipe / "control"), str(count)],
-            env=self.environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd="/", **_as(uid),
-        )  # fmt: skip
-        self.others.append(process)
+        """A user at the control socket who is no CUDA client; see demo/guest.py. Returns when it is there."""
+        process = self.script(uid, Path(__file__).with_name("guest.py"), [what, str(self.pipe / "control"), str(count)])
         assert process.stdout is not None
         if process.stdout.readline() != b"there\n":
             raise StageError(f"{what} at the control socket did not come about")
+        return process
+
+    def script(self, uid: int, path: Path, arguments: list[str]) -> subprocess.Popen[bytes]:
+        """Bare Python as that user, with pipes at standard input and output."""
+        copy = self.directory / path.name  # where other users can read it
+        if not copy.exists():
+            shutil.copyfile(path, copy)
+        process = subprocess.Popen(
+            [self.python, "-IS", str(copy), *arguments], env=self.environment, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, cwd="/", **_as(uid),
+        )  # fmt: skip
+        self.others.append(process)
         return process
 
     def client(self, uid: int, *arguments: str) -> Client:

@@ -108,7 +108,7 @@ def _words(sms: int, free: int) -> str:
 
 def _waits(facts: Facts) -> Verdict:
     if not facts.changes and not facts.turns:
-        return None, ["nobody had to wait: without root all users are one"]
+        return None, ["there were no turns: without root all users are one"]
     kept = (
         all(gap <= CHANGE_LIMIT for gap in facts.changes)
         and all(wait <= facts.wait_limit for wait in facts.turns)
