@@ -106,34 +106,26 @@ def start_product(stage: Stage, population: Population, server_program: str) -> 
 
 
 def start_bare(stage: Stage, population: Population, server: str) -> list[tuple[float, Callable[[], None]]]:
-    """MPS without the product, as it is run today: one user's limits are everybody's, now and then another's, and
-    once the daemon is started anew. What happens when, in seconds of the run."""
+    """MPS without the product, as it is run today: the same limits for everybody, first small ones, then large ones;
+    between them the daemon is told to quit and is started anew. What happens when, in seconds of the run."""
     options = ["-d", *(["--multiuser-server"] if server == "shared" else [])]
 
-    def limits(number: int) -> None:
-        user = population.users[number]
-        lines = [f"set_default_active_thread_percentage {user.percent}"]
-        lines += [f"set_default_device_pinned_mem_limit {n} {size}M" for n, size in enumerate(user.memory)]
-        stage.rig.begin("\n".join(lines))
+    def limits(percent: int, size: str) -> None:
+        lines = [f"set_default_device_pinned_mem_limit {n} {size}" for n in range(len(population.users[0].memory))]
+        stage.rig.ctl("\n".join([f"set_default_active_thread_percentage {percent}", *lines]))
 
-    def killed() -> None:
-        for process in stage.rig.ours():
-            if rigs.CONTROL in process.arguments:
-                rigs.send_signal(process.pid, signal.SIGKILL)
+    def quit_slowly() -> None:
+        stage.rig.begin("quit -t 1")  # who comes before it has ended is refused, who comes later runs outside
 
     def started() -> None:
-        stage.rig.run([stage.backend.control, *options])
+        stage.rig.start(*options)
+        limits(100, "100G")
 
     if stage.rig.start(*options).rc != 0:
         raise PlaceError("the control daemon does not start")
-    limits(0)
-    third = population.seconds / 3
-    return [
-        (third, lambda: limits(2)),
-        (2 * third, killed),
-        (2 * third + 1.0, started),
-        (2 * third + 2, lambda: limits(1)),
-    ]
+    limits(5, "500M")
+    half = population.seconds / 2
+    return [(half, quit_slowly), (half + 2, started)]
 
 
 KILLED = {

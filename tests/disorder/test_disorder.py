@@ -42,8 +42,8 @@ def test_disorder(server: str, seed: int, gpus: int, kills: int, tmp_path: Path)
 
 @pytest.mark.timeout(300)
 def test_without_the_product_the_same_run_fails_in_every_way(tmp_path: Path) -> None:
-    """MPS as it is: one user's limits for everybody, its daemon killed once. This is what the verdict has to find."""
-    verdict = run(Options(seed=1, seconds=12, clients=110, bare=True, drain=5, out=tmp_path / "out"))
+    """MPS as it is: the same limits for everybody, its daemon stopped once. This is what the verdict has to find."""
+    verdict = run(Options(seed=2, server="shared", seconds=12, clients=110, bare=True, drain=5, out=tmp_path / "out"))
     assert not verdict.good
     for word in ("over", "under", "outside", "refused"):
         assert verdict.counts[word], f"{word} was not found\n{verdict.text()}"
