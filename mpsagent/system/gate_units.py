@@ -1,12 +1,13 @@
 """The gate's units under systemd: started when they are not, and moved when the policy has another public directory.
 
 The agent wants them started (Wants= in its unit); this is for what comes later: a control daemon that was started by
-hand served the public directory and has ended, or an administrator has changed ``pipe_directory``.
+hand served the public directory and has ended, an administrator has changed ``pipe_directory``, or the socket is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -106,6 +107,8 @@ class GateUnits:
             await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
         elif (state.socket, state.service) != ("active", "active"):
             await in_thread(self._bus.start, deadline=CALL_DEADLINE)
+        elif not await in_thread(os.path.lexists, state.listens, deadline=CALL_DEADLINE):  # removed by hand
+            await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
         state = await self._settled()
         if (state.socket, state.service) == ("active", "active"):
             return None

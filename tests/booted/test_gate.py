@@ -77,6 +77,21 @@ def test_a_gate_that_dies_again_and_again_does_not_cost_the_socket(node: Machine
     assert_served(client, 20)
 
 
+def test_a_gate_that_hangs_is_replaced(node: Machine) -> None:
+    """Stopped by a signal or stuck: the watchdog hears nothing, and who waits is served by the next one."""
+    node.write("/etc/systemd/system/mpsagent-gate.service.d/quick.conf", "[Service]\nWatchdogSec=2\n")
+    node.systemctl("daemon-reload")
+    start_gate(node)
+    start_daemon(node)
+    client = waiting_client(node, BOB)
+    pid = gate_pid(node)
+    node.run("kill", "-STOP", pid)
+    until("a new gate", lambda: gate_pid(node) not in ("0", pid))
+    until("it listens", lambda: node.systemctl("is-active", GATE, check=False) == "active")
+    admit(node, u2002=20)
+    assert_served(client, 20)
+
+
 def test_without_the_agent_it_goes_on_with_what_it_was_told_last(node: Machine) -> None:
     """Also a gate that is new: the last admissions are in a file that only root can write."""
     start_gate(node)

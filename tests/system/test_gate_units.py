@@ -44,11 +44,18 @@ class Bus:
         self.active = self.after_start
 
 
-def test_what_runs_as_it_should_is_left_alone(play: Play) -> None:
-    """Asked again and again by the agent's rounds, without disturbing who waits."""
+def test_what_runs_as_it_should_is_left_alone(play: Play, tmp_path: Path) -> None:
+    """Asked again and again by the agent's rounds, without disturbing who waits; but a socket that was removed by hand
+    is made again: who starts without it runs outside MPS."""
     bus = Bus("active")
-    assert play(GateUnits(bus).ensure(HERE)) is None
+    here = directories("default", str(tmp_path), "/var/log")
+    bus.listens = f"{tmp_path}/control"
+    (tmp_path / "control").touch()
+    assert play(GateUnits(bus).ensure(here)) is None
     assert bus.calls == []
+    (tmp_path / "control").unlink()
+    assert play(GateUnits(bus).ensure(here)) is None
+    assert bus.calls == ["restart"]
 
 
 def test_what_does_not_run_is_started_and_a_failure_says_where_to_look(play: Play) -> None:
