@@ -98,7 +98,7 @@ class Demo:
         began = time.time()
         answer = self.stage.command("get_server_list", BOB).split()
         self.show.deed(BOB, f"asks for the servers, by nvidia-cuda-mps-control: {' '.join(answer) or 'none'}")
-        self.facts.trouble("a front-end beside an open one", time.time() - began, limit=1.0)
+        self.facts.outage("a front-end beside an open one", time.time() - began, limit=1.0)
 
     def starves(self) -> None:
         self.show.scene("Starvation: carol starts client after client and stops one; MPS would never let dave in")
@@ -141,7 +141,7 @@ class Demo:
         leftover.saw("^ctx")
         culprit = self.start(ALICE, "oob", "0.2", doing="runs a kernel with an illegal access")
         culprit.wait()
-        self.facts.trouble("fault with a leftover", self.served(ALICE), limit=2.0)
+        self.facts.outage("fault with a leftover", self.served(ALICE), limit=2.0)
         leftover.wait()
 
     def kills(self) -> None:
@@ -149,14 +149,14 @@ class Demo:
         pid = self.stage.control_pid()
         self.show.deed(0, f"kill -STOP {pid}, the control daemon")
         os.kill(pid, signal.SIGSTOP)
-        self.facts.trouble("stopped control daemon", self.served(CAROL), limit=2.0 + 2.0)
+        self.facts.outage("stopped control daemon", self.served(CAROL), limit=2.0 + 2.0)
         victim = self.start(CAROL, "sleep", "600", doing="works")
         victim.saw("^ctx")
         pid = self.stage.control_pid()
         self.show.deed(0, f"kill -KILL {pid}, the control daemon")
         os.kill(pid, signal.SIGKILL)
         took = self.served(CAROL)
-        self.facts.trouble("killed control daemon", took, limit=2.0)
+        self.facts.outage("killed control daemon", took, limit=2.0)
         victim.signal(signal.SIGTERM)
         victim.wait()
 
@@ -174,7 +174,7 @@ class Demo:
         self.stage.stop_agent(signal.SIGKILL)
         mine = self.start(ALICE, "query", doing="starts another client")
         mine.saw("^ctx")
-        self.facts.trouble("killed gate and agent, one more client of the user at work", mine.waited(), limit=1.0)
+        self.facts.outage("killed gate and agent, one more client of the user at work", mine.waited(), limit=1.0)
         self.stage.start_agent()
         back = time.time()  # without the agent no other user gets the GPU
         worker.wait()

@@ -31,7 +31,7 @@ class Facts:
     blocks: list[float] = field(default_factory=list)
     ended: list[Client] = field(default_factory=list)
     undisturbed: list[Client] = field(default_factory=list)
-    troubles: list[tuple[str, float, float]] = field(default_factory=list)
+    outages: list[tuple[str, float, float]] = field(default_factory=list)
 
     def changed(self, first: Client, second: Client, since: float = 0.0) -> None:
         """``second``'s user waited while ``first`` was the last client of the user who had the GPU. ``since``: when
@@ -50,9 +50,9 @@ class Facts:
         self.ended.append(client)
         self.undisturbed += neighbours
 
-    def trouble(self, what: str, seconds: float, limit: float) -> None:
+    def outage(self, what: str, seconds: float, limit: float) -> None:
         """``limit``: what the policy allows until a client is served again; a second is added for being served."""
-        self.troubles.append((what, seconds, limit + 1.0))
+        self.outages.append((what, seconds, limit + 1.0))
 
 
 Verdict = tuple[bool | None, list[str]]
@@ -137,7 +137,7 @@ def _neighbours(facts: Facts) -> Verdict:
 def _ends(facts: Facts, left: list[int]) -> Verdict:
     refused = [f"client {client.pid} of uid {client.uid}: {error}" for client in facts.clients
                if (error := client.error()) is not None]  # fmt: skip
-    texts = [f"{what}: served after {took:.2f} s (limit here {limit:g} s)" for what, took, limit in facts.troubles]
+    texts = [f"{what}: served after {took:.2f} s (limit here {limit:g} s)" for what, took, limit in facts.outages]
     texts.append(f"clients refused: {len(refused)} of {len(facts.clients)}; processes left behind: {len(left)}")
-    in_time = bool(facts.troubles) and all(took <= limit for _, took, limit in facts.troubles)
+    in_time = bool(facts.outages) and all(took <= limit for _, took, limit in facts.outages)
     return in_time and not refused and not left, [*texts, *refused]

@@ -58,7 +58,7 @@ def test_a_broken_promise_is_seen(tmp_path: Path) -> None:
         "           outside=lambda: sys.argv[9] == 'outside', waited=lambda: silent)\n"
         "facts = Facts({1: (20.0, '1G')}, 6.0, [client], [gap], [wait], [], [client], [client])\n"
         "facts.blocked(client)\n"
-        "facts.trouble('fault', fault, 2.0)\n"
+        "facts.outage('fault', fault, 2.0)\n"
         "sys.exit(not judge(facts, [], Show({}), took=1.0, left=[9] if sys.argv[10] == 'left' else []))\n"
     )
     good = ["26", "0", "0.4", "5.0", "0.2", "2.5", "served", "inside", "ended"]
