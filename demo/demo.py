@@ -49,7 +49,7 @@ stop_timeout = "1s"
 
 
 class Demo:
-    """The scenes. Without root all four are the same user to the kernel: there are no turns to wait for, and it is said."""
+    """The scenes. Without root all four are the same user to the kernel: there are no turns, and it is said."""
 
     def __init__(self, stage: Stage, show: Show, facts: Facts, *, quick: bool) -> None:
         self.stage, self.show, self.facts, self.quick = stage, show, facts, quick
@@ -207,9 +207,7 @@ def main() -> int:
     show = Show(NAMES if root else {**NAMES, me: "you"})
     show.title("mpsagent at work. MPS and the GPU are SIMULATED; processes, users and signals are real.")
     if not root:
-        show.title(
-            "Not root: alice, bob, carol and dave are all you, so there are no turns to wait for. As root there is more."
-        )
+        show.title("Not root: alice, bob, carol and dave are all you, so there are no turns. As root there is more.")
     began = time.monotonic()
     try:
         with Stage(POLICY.format(users=users if root else "", after=after, grace=grace)) as stage:
