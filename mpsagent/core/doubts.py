@@ -1,10 +1,10 @@
 """What a log says against a client or a server is asked of MPS before anything rests on it.
 
-Lines can be forged and can be late. So four things are only hints until MPS's own answer (``get_server_list``,
-``get_server_status``, ``get_client_list``) confirms them: that a client has left its server while its process lives
-on, which would move a turn; that a server is in FAULT, after which signals come first; or in none any more; that the
-control daemon quits, so that everybody is held; and where a client is at work that is to be ended, of whom no line says
-it. One question for all, and rarely: it writes into the log that is read.
+Lines can be forged and can be late. So these are only hints until MPS's own answer (``get_server_list``,
+``get_server_status``, ``get_client_list``) confirms them: that there is a server; that a client has left its server
+while its process lives on, which would move a turn; that a server is in FAULT, after which signals come first, or in
+none any more; that the control daemon quits, so that everybody is held; and where a client is at work that is to be
+ended, of whom no line says it. One question for all, and rarely: it writes into the log that is read.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ LEFT_FOR = 0.5
 """Seconds from the line that a client has left until it is asked about: most processes end with that."""
 FAULT_FOR = 0.15
 """Seconds from the line of a fault until it is asked about: an answer must not be older than the fault."""
+SERVER_FOR = 2.0
+"""Seconds from a server's first line until it is asked about; a start takes 0.06 to 0.6."""
 QUIT_FOR = 1.1
 """Seconds from the line of a ``quit`` until it is asked about; an answer is believed from a second after it."""
 AGAIN, AGAIN_MOST = 0.3, 5.0
@@ -78,6 +80,8 @@ def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
             found["FAULT of server", server.pid] = ((server.fault_since or now) + FAULT_FOR, (server.pid,))
         elif server.mended is not None:
             found["end of the FAULT of server", server.pid] = (server.mended, (server.pid,))
+        elif not server.confirmed:  # one that does not exist would stand in the way of the next user
+            found["server", server.pid] = (server.started + SERVER_FOR, ())
     for client in state.clients.values():
         leaving = view.ending.get(client.pid)
         if leaving is not None and not leaving.blocks and not leaving.signalled:

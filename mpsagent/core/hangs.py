@@ -206,6 +206,8 @@ def _ways_out(
     wakes: list[float] = []
     for suspect in suspects:
         step, at = steps.get(suspect.key, (0, float("-inf")))
+        if suspect.due > at:  # another hang than the one for which steps were taken
+            step = 0
         due = max(suspect.due, at + NEXT_STEP)
         if now < due:
             wakes.append(due)

@@ -96,6 +96,8 @@ class Server:
     attached: Mapping[int, Attachment] = field(default_factory=dict)
     idle_since: float | None = None
     max_clients: int = CLIENTS_PER_SERVER
+    confirmed: bool = False
+    """MPS listed it, not only its log."""
     last_context: int = 0
     """pid of the client whose context connected last: the owner of the next ``is associated`` line."""
     listed_at: float | None = None

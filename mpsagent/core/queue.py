@@ -113,7 +113,7 @@ class Queue(Mapping[int, Held]):
             of = {**of, held.peer.pid: (*of.get(held.peer.pid, ()), held.connection)}
         handing = self.handing - {held.connection} if held.handing is None else self.handing | {held.connection}
         fresh = Queue(everyone, lines, of, handing)
-        if known is not None:
+        if known is not None or (len(line) > 1 and not late):
             fresh._users = self._users
         return fresh
 
@@ -124,6 +124,7 @@ class Queue(Mapping[int, Held]):
         everyone, lines, of = dict(self._all), dict(self._lines), dict(self._of)
         del everyone[connection]
         line = dict(lines[known.uid])
+        first = next(iter(line)) == connection
         del line[connection]
         if line:
             lines[known.uid] = line
@@ -134,4 +135,7 @@ class Queue(Mapping[int, Held]):
             of[known.peer.pid] = others
         else:
             del of[known.peer.pid]
-        return Queue(everyone, lines, of, self.handing - {connection})
+        fresh = Queue(everyone, lines, of, self.handing - {connection})
+        if not first:
+            fresh._users = self._users
+        return fresh

@@ -105,6 +105,9 @@ def _control_started(state: State, event: ev.ControlStarted, out: Out) -> State:
         if control.pid == event.pid and control.started - _STARTED_EARLIER <= event.at < control.started:
             return replace(state, control=replace(control, started=event.at))
         return state
+    for pid, server in state.servers.items():
+        if server.started < event.at:
+            state = server_ended(state, pid, event.at, None, out)
     return replace(state, control=Control(pid=event.pid, started=event.at, socket=event.socket))
 
 
@@ -262,15 +265,23 @@ def _status_seen(state: State, event: inp.ServerStatusSeen, out: Out) -> State:
         return state if server.fault_confirmed else _put(state, replace(server, fault_confirmed=True))
     if event.status != Status.ACTIVE:
         return state
-    times = (server.fault_since, server.stuck_since, server.stop_tried, server.stopping_since)
-    if any(at is not None and event.at <= at + _JUST_NOW for at in times):
-        return state
-    fresh = replace(server, stuck_since=None, stop_tried=None, stopping_since=None, forced=False, mended=None)
+    fresh = replace(
+        server, stuck_since=_unless_over(server.stuck_since, event.at), mended=None,
+        stop_tried=_unless_over(server.stop_tried, event.at),
+        stopping_since=_unless_over(server.stopping_since, event.at),
+    )  # fmt: skip
+    fault = _unless_over(server.fault_since, event.at)
     if server.status is Status.FAULT:
-        return _put(state, replace(_recovered(fresh, event.at, out), mended=None))
-    ready = event.at if server.ready is None else server.ready
-    fresh = replace(fresh, status=Status.ACTIVE, ready=ready)
+        return _put(state, fresh if fault is not None else replace(_recovered(fresh, event.at, out), mended=None))
+    if fresh.stopping_since is None:
+        ready = event.at if server.ready is None else server.ready
+        fresh = replace(fresh, status=Status.ACTIVE, forced=False, ready=ready)
     return state if fresh == server else _put(state, fresh)
+
+
+def _unless_over(since: float | None, answered: float) -> float | None:
+    """What a line said, unless MPS has answered since that all is well."""
+    return since if since is not None and answered <= since + _JUST_NOW else None
 
 
 def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
@@ -283,8 +294,10 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
             state = server_ended(state, pid, event.at, None, out)
     for pid, uid in event.servers.items():
         if pid not in state.servers and pid not in event.known_before:
-            server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at)
+            server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at, confirmed=True)
             state = replace(_put(state, server), ended=without(state.ended, pid))
+        elif pid in state.servers and (not state.servers[pid].confirmed or state.servers[pid].uid != uid):
+            state = _put(state, replace(state.servers[pid], confirmed=True, uid=uid))
     return _confirmed(replace(state, listed_at=event.at))
 
 

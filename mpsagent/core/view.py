@@ -63,6 +63,8 @@ class View:
     sent: tuple[int, Admissions] | None = None
     given_up: str | None = None
     pause_until: float | None = None
+    _found: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
+    """What was asked before: the rules ask for the queue several times in a row."""
 
     @property
     def policy(self) -> Policy:
@@ -117,11 +119,14 @@ class View:
     def waiting(self) -> tuple[int, ...]:
         """Users in the queue whom the policy lets in, next one first, without whose turn it is. Who had a turn since he
         came is behind all who have waited for its end."""
-        holder = None if self.turn is None else self.turn.uid
-        users = [uid for uid in self.state.held.users() if uid != holder and not self.denied(uid)]
-        if not any(uid in self.served for uid in users):
-            return tuple(users)
-        return tuple(sorted(users, key=self._since))
+        found = self._found.get("waiting")
+        if found is None:
+            holder = None if self.turn is None else self.turn.uid
+            users = [uid for uid in self.state.held.users() if uid != holder and not self.denied(uid)]
+            if any(uid in self.served for uid in users):
+                users.sort(key=self._since)
+            found = self._found["waiting"] = tuple(users)
+        return found
 
     def _since(self, uid: int) -> float:
         first = self.state.held.first(uid)
@@ -137,7 +142,7 @@ class View:
     def contested(self) -> float | None:
         """Since when another user has wanted the GPU; None while none does."""
         holder = None if self.turn is None else self.turn.uid
-        since = [self._since(uid) for uid in self.waiting()]
+        since = [self._since(uid) for uid in self.waiting()[:1]]
         since += [client.since for client in self.state.clients.values() if client.uid != holder]
         return min(since, default=None)
 

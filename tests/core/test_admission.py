@@ -9,6 +9,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
+from tests.core.toy import Proc, Server
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 DENY = PATIENT + '[user.carol]\naccess = "deny"\n'
@@ -235,13 +236,16 @@ def test_a_drain_waits_for_those_whom_the_gate_passed_untouched() -> None:
     """With a handshake that is not known the gate knows no clients; then the logs are all there is."""
     stage = Stage(PATIENT).up()
     stage.feed(inp.HandshakeSeen(stage.now, False, "00"))
+    server = stage.mps.servers[4000] = Server(4000, ALICE, ready=True)
+    server.clients[4001] = proc = Proc(4001, ALICE, 1, server=server, made=1)
     stage._log(ev.ServerStarting(stage.now, 4000, ALICE))
+    stage._log(ev.ServerReady(stage.now, 4000))
     stage._log(ev.ContextConnected(stage.now, 4000, 4001, 1))
     stage.run(0.1)
     stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
     stage.run(5)
     assert stage.actions(act.QuitControl) == []
-    stage._log(ev.ClientDisconnected(stage.now, 4000, 4001))
+    stage.mps.leave(proc)
     stage.run(5)
     assert stage.actions(act.QuitControl)
 

@@ -1,0 +1,142 @@
+"""The engine as an object: one order of things, a deadline that is kept, and costs that do not grow with the queue."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core.engine import Core, Step
+from mpsagent.core.queue import Held, Queue
+from mpsagent.mps import events as ev
+from tests.core.harness import ALICE, BOB, PATIENT, Stage, policy
+
+
+def test_an_empty_world_starts_the_daemon_and_nothing_else() -> None:
+    core = Core()
+    step = core.receive(inp.PolicyChanged(0.0, policy("")), 0.0)
+    assert [type(a) for a in step.actions] == [act.StartControl]
+    assert core.tick(0.1) == Step((), ())
+
+
+def test_what_is_absorbed_is_decided_upon_later() -> None:
+    core = Core()
+    core.absorb([inp.PolicyChanged(0.0, policy("")), inp.ControlRuns(0.0, 10, 0.0, "/s")])
+    assert [type(a) for a in core.receive(ev.ConnectionLine(1.0, "NEW UI"), 1.0).actions] == [act.Reconcile]
+
+
+def test_a_line_that_changes_nothing_is_no_reason_to_decide() -> None:
+    """But it does not put off what is due."""
+    stage = Stage(PATIENT).up()
+    core = stage.core
+    assert core is not None
+    passes = 0
+    one_pass = core._pass
+
+    def count(now: float) -> object:
+        nonlocal passes
+        passes += 1
+        return one_pass(now)
+
+    core._pass = count  # type: ignore[method-assign, assignment]
+    for _ in range(100):
+        core.receive(ev.ConnectionLine(stage.now, "NEW UI"), stage.now)
+    assert passes == 0
+    deadline = core.deadline()
+    assert deadline is not None
+    core.receive(ev.ConnectionLine(deadline, "NEW UI"), deadline)
+    assert passes > 0
+
+
+def test_the_same_happenings_give_the_same_actions() -> None:
+    stages = [Stage().up() for _ in range(2)]
+    for stage in stages:
+        stage.client(ALICE)
+        stage.client(BOB)
+        stage.run(30)
+    assert stages[0].done == stages[1].done
+    assert stages[0].told == stages[1].told
+
+
+def calls(core: Core, event: inp.Input, now: float) -> int:
+    """Python functions called for one input: what it costs, without a clock."""
+    found = 0
+
+    def count(frame: FrameType, what: str, arg: object) -> None:
+        nonlocal found
+        found += what == "call"
+
+    sys.setprofile(count)
+    try:
+        core.receive(event, now)
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("users", [3, 100])
+def test_the_cost_of_an_input_does_not_grow_with_the_queue(users: int) -> None:
+    """2,000 who wait: one more, one less, a line about a client, a tick."""
+
+    def costs(waiting: int) -> dict[str, int]:
+        stage = Stage(PATIENT).up()
+        alice = stage.client(ALICE)
+        stage.run(1)
+        core, now = stage.core, stage.now
+        assert core is not None
+
+        def knock(number: int) -> inp.Knocked:
+            peer = inp.Peer(10_000 + number, 2000 + number % users, 100, 5)
+            return inp.Knocked(now, 1000 + number, peer, now + number * 1e-6)
+
+        for number in range(waiting):
+            core.receive(knock(number), now)
+        server = next(iter(stage.mps.servers))
+        return {
+            "knock": calls(core, knock(waiting), now),
+            "line": calls(core, ev.ContextConnected(now, server, alice.pid, 2), now),
+            "foreign line": calls(core, ev.ContextConnected(now, server, 7, 1), now),
+            "left": calls(core, inp.Left(now, 1000 + waiting // 2), now),
+            "first left": calls(core, inp.Left(now, 1000), now),
+        }
+
+    few, many = costs(2 * users), costs(2000)
+    for what, cost in many.items():
+        assert cost <= 1.5 * few[what] + 50, (what, few, many)
+
+
+_HELD = st.builds(
+    Held,
+    st.integers(1, 12),
+    st.builds(inp.Peer, st.integers(1, 4), st.integers(1, 3), st.just(0), st.integers(1, 2)),
+    st.integers(0, 5).map(float),
+    st.sampled_from([None, 1.0]),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(_HELD, st.integers(1, 12)), max_size=40))
+def test_the_queue_is_what_a_plain_sort_says(changes: list[Held | int]) -> None:
+    queue, plain = Queue(), dict[int, Held]()
+    for change in changes:
+        if isinstance(change, int):
+            queue = queue.without(change)
+            plain.pop(change, None)
+        else:
+            queue = queue.put(change)
+            plain[change.connection] = change
+        in_order = sorted(plain.values(), key=lambda h: (h.since, h.connection))
+        assert dict(queue) == plain
+        firsts = {held.uid: held for held in reversed(in_order)}
+        by_first = sorted(firsts.values(), key=lambda h: (h.since, h.connection))
+        assert queue.users() == tuple(held.uid for held in by_first)
+        for uid in (1, 2, 3):
+            assert list(queue.line(uid)) == [h for h in in_order if h.uid == uid]
+            assert queue.hands_over(uid) == any(h.uid == uid and h.handing is not None for h in in_order)
+        for pid in (1, 2, 3, 4):
+            assert {h.connection for h in queue.of_pid(pid)} == {h.connection for h in in_order if h.peer.pid == pid}

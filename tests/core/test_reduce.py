@@ -1,0 +1,505 @@
+"""Events to state. Ground truth is what MPS itself answered in the recordings; the rest is order, bounds and edges.
+
+The logs make nobody a client: here they are held against what servers said of pids (attachments)."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import cache
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from mpsagent.core.model import State, Status
+from mpsagent.core.reduce import reduce
+from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Limits
+from mpsagent.mps.loglines import LogParser
+from tests import recordings
+
+Events = Sequence[ev.LogEvent]
+
+
+def apply(state: State, event: inp.Input) -> State:
+    return reduce(state, event)[0]
+
+
+def apply_all(state: State, events: Sequence[inp.Input]) -> State:
+    for event in events:
+        state = apply(state, event)
+    return state
+
+
+@cache
+def parsed(name: str, *sections: str) -> tuple[list[ev.LogEvent], list[ev.LogEvent]]:
+    logs = recordings.logs(name, *sections)
+    return LogParser("control", UTC).feed(logs.control), LogParser("server", UTC).feed(logs.server)
+
+
+def by_time(control: Events, server: Events) -> list[ev.LogEvent]:
+    return list(heapq.merge(control, server, key=lambda e: e.at))
+
+
+def final(name: str, *sections: str) -> State:
+    return apply_all(State(), by_time(*parsed(name, *sections)))
+
+
+def at(name: str, clock: str, *sections: str) -> State:
+    """The state at a time of day of the recording (``00:00:31.500``); after midnight it is the 21st."""
+    day = 20 if clock.startswith("23:") else 21
+    until = datetime.fromisoformat(f"2026-11-{day} {clock}").replace(tzinfo=UTC).timestamp() + 0.0001
+    return apply_all(State(), [e for e in by_time(*parsed(name, *sections)) if e.at <= until])
+
+
+# --- what MPS answered ------------------------------------------------------------------------------------------------
+
+
+def _answer(events: Events, index: int) -> tuple[list[str], int]:
+    """The lines of the answer to the command at ``index``, and the index of what ends it."""
+    lines: list[str] = []
+    for i in range(index + 1, len(events)):
+        event = events[i]
+        if isinstance(event, ev.CommandRead | ev.ConnectionLine):
+            return lines, i
+        if isinstance(event, ev.CommandAnswer):
+            lines.append(event.text.strip())
+    return lines, len(events) - 1
+
+
+def _expected(state: State, command: list[str], answer: list[str]) -> bool | None:
+    """Does the state agree with MPS's answer? None: not a question about the state."""
+    known = state.servers.get(int(command[1])) if len(command) == 2 and command[1].isdecimal() else None
+    unknown = [f"Server {command[1]} not found"] if len(command) == 2 else []
+    match command:
+        case ["get_server_list"]:
+            return sorted(str(pid) for pid in state.servers) == sorted(answer)
+        case ["get_server_status", _]:
+            return answer == (unknown if known is None else [str(known.status)])
+        case ["get_client_list", _]:
+            clients = [] if known is None else [str(pid) for pid in known.attached]
+            return sorted(answer) == (unknown if known is None else sorted(clients))
+        case ["ps"]:  # lists contexts, so a process that has only its channel to the server is not there
+            listed = {line.split()[0]: line.split()[2] for line in answer if line[:1].isdecimal()}
+            return listed == {
+                str(pid): str(s.pid) for s in state.servers.values() for pid, one in s.attached.items()
+                if one.contexts - {0}
+            }  # fmt: skip
+    return None
+
+
+@pytest.mark.parametrize(
+    ("name", "least"), [("01", 26), ("02", 75), ("03", 15), ("04", 1), ("05", 5), ("06", 9), ("07", 1)]
+)
+def test_the_state_agrees_with_every_answer_of_mps(name: str, least: int) -> None:
+    """At each question of a recording the state built from the logs says what the daemon answered. Lines of the two
+    logs with the same millisecond have no order, so any state within 3 ms around the answer may be the one."""
+    events = by_time(*parsed(name))
+    states, state = [], State()
+    for event in events:
+        state = apply(state, event)
+        states.append(state)
+    asked = 0
+    for i, event in enumerate(events):
+        if not isinstance(event, ev.CommandRead) or not event.text.split():
+            continue
+        answer, end = _answer(events, i)
+        if _expected(states[i], event.text.split(), answer) is None:
+            continue
+        asked += 1
+        near = [
+            k
+            for k in range(max(0, i - 60), min(len(events), end + 60))
+            if event.at - 0.003 <= events[k].at <= events[end].at + 0.003
+        ]
+        assert any(_expected(states[k], event.text.split(), answer) for k in near), (event, answer, states[i])
+    assert asked >= least
+
+
+# --- named points of the recordings -----------------------------------------------------------------------------------
+
+
+def test_a_server_has_the_limits_that_it_stated_itself() -> None:
+    """Recording 01, S4: limits of device 7, which does not exist, and device 0 from earlier commands."""
+    state = at("01", "23:56:23.000", "S1", "S2", "S3", "S4")
+    server = state.servers[608]
+    assert (server.uid, server.reported, server.status) == (1001, True, Status.ACTIVE)
+    assert server.limits == Limits(100.0, {7: 1 << 30, 0: 140000 << 20})
+    attached = server.attached[606]
+    assert attached.contexts == {0, 1}
+    assert attached.devices == {"GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8"}
+    assert dict(state.clients) == {}, "a line makes nobody a client"
+
+
+def test_a_fault_names_its_clients_and_ends_with_the_last_of_them() -> None:
+    """Recording 02, R4: 976, 987 and 988 have a sticky error, 976 ignores it until it is killed."""
+    server = at("02", "00:00:31.160", "R4").servers[978]
+    assert (server.status, server.sticky, server.devices_faulted) == (Status.FAULT, (976, 987, 988), (0,))
+    later = at("02", "00:00:35.300", "R4").servers[978]
+    assert (later.status, later.sticky) == (Status.FAULT, (976,))
+    over = at("02", "00:00:35.400", "R4").servers[978]
+    assert (over.status, over.sticky, dict(over.attached)) == (Status.ACTIVE, (), {})
+
+
+def test_a_client_on_another_gpu_is_not_sticky() -> None:
+    """Recording 05, M2: a fault on GPU 0 lists 618's neighbours there and leaves GPU 1's client alone."""
+    state, seen = State(), False
+    for event in by_time(*parsed("05", "M1", "M2")):
+        state = apply(state, event)
+        server = state.servers.get(620)
+        if server is not None and server.status is Status.FAULT and server.sticky:
+            seen = True
+            assert 635 not in server.sticky
+    assert seen
+
+
+def test_a_forced_shutdown_ends_the_server() -> None:
+    """Recording 01, S6."""
+    sections = [f"S{i}" for i in range(1, 7)]
+    state = at("01", "23:56:53.760", *sections)
+    assert state.servers[716].forced
+    assert state.servers[716].status is Status.SHUTTING_DOWN
+    assert 710 in state.servers[716].attached
+    after = at("01", "23:56:53.800", *sections)
+    assert 716 not in after.servers
+    assert after.servers[744].uid == 1002
+
+
+def test_a_stopped_server_has_been_asked_to_shut_down_and_has_not_answered() -> None:
+    """Recording 06, V3: that is how its hang shows."""
+    server = at("06", "00:53:29.000", "V1", "V2", "V3").servers[553]
+    assert server.stop_tried is not None
+    assert server.status is Status.ACTIVE
+
+
+def test_a_quit_with_a_timeout_says_when_it_should_be_over() -> None:
+    """Recording 02, R10."""
+    control = at("02", "00:01:02.000", "R10").control
+    assert control is not None
+    assert control.quitting is not None
+    assert control.quit_by == control.quitting + 3
+    assert dict(at("02", "00:01:03.500", "R10").servers) == {}
+
+
+def test_a_plain_quit_waits_without_saying_for_how_long() -> None:
+    """Recording 02, R10: the second daemon is quitting from 01:05.114 on and never says so."""
+    control = at("02", "00:01:07.000", "R10").control
+    assert control is not None
+    assert (control.quitting is not None, control.quit_by) == (True, None)
+
+
+def test_a_refused_quit_is_no_quit() -> None:
+    """Recording 02, R7: a user without the right may type ``quit``; the daemon goes on talking."""
+    control = final("02", "R4", "R5", "R6", "R7").control
+    assert control is not None
+    assert control.quitting is None
+
+
+def test_the_server_itself_says_how_many_clients_it_takes() -> None:
+    """48 since Volta (recording 02, R13); older devices take 16, and less is not believed."""
+    state = daemon(*READY)
+    assert state.servers[100].max_clients == 48
+    assert apply(state, ev.ClientsFull(2, 100, 16)).servers[100].max_clients == 16
+    assert apply(state, ev.ClientsFull(2, 100, 1)).servers[100].max_clients == 16
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+_SECTIONS = [
+    ("01", "S3", "S4", "S5"),
+    ("01", "S6", "S7"),
+    ("02", "R3"),
+    ("02", "R4", "R5", "R6"),
+    ("02", "R10"),
+    ("03", "Q1"),
+    ("04", "T1"),
+    ("05", "M2"),
+    ("06", "V2"),
+    ("06", "V3", "V4"),
+]
+
+
+def _plain(state: State) -> object:
+    """What counts: not when each thing was first heard of, but what it is."""
+    return (
+        state.control and state.control.pid,
+        {s.pid: (s.uid, s.status, s.limits, s.sticky, s.reported, s.forced) for s in state.servers.values()},
+        {(s.pid, pid): (a.contexts, a.devices) for s in state.servers.values() for pid, a in s.attached.items()},
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(_SECTIONS), st.floats(-0.05, 0.05), st.randoms(use_true_random=False))
+def test_reading_one_log_up_to_50_ms_before_the_other_ends_in_the_same_state(
+    section: tuple[str, ...], lead: float, random: object
+) -> None:
+    """Two files are read one after the other: a line of the one may be seen before an older line of the other. (The
+    daemon's first line comes from the kernel's word that it runs, before any of its servers.)"""
+    control, server = parsed(*section)
+    jitter: list[tuple[float, int, ev.LogEvent]] = []
+    for source, events, shift in ((0, control, lead), (1, server, 0.0)):
+        seen = float("-inf")
+        for event in events:
+            seen = max(seen, event.at + shift + random.uniform(-0.01, 0.01))  # type: ignore[attr-defined]
+            first = isinstance(event, ev.ControlStarted)
+            jitter.append((event.at - 0.1 if first else seen, source, event))
+    jitter.sort(key=lambda each: each[:2])
+    assert _plain(apply_all(State(), [each[2] for each in jitter])) == _plain(final(*section))
+
+
+@pytest.mark.parametrize("name", [name for name in recordings.names() if name < "08"])  # a daemon starts in these
+def test_reading_from_the_last_start_of_the_daemon_arrives_at_the_same_state(name: str) -> None:
+    """What an agent does when it is started: it reads control.log from there, and server.log from that time on or, if
+    it cannot tell, from its beginning."""
+    control, server = parsed(name)
+    starts = [i for i, e in enumerate(control) if isinstance(e, ev.ControlStarted)]
+    cut = control[starts[-1] :]
+    expected = _plain(final(name))
+    assert _plain(apply_all(State(), by_time(cut, [e for e in server if e.at >= cut[0].at]))) == expected
+    assert _plain(apply_all(apply(State(), cut[0]), by_time(cut[1:], server))) == expected
+
+
+# --- edges: the logs --------------------------------------------------------------------------------------------------
+
+
+def daemon(*events: inp.Input) -> State:
+    return apply_all(State(), [inp.ControlRuns(0, 10, 0, "/s"), *events])
+
+
+READY = (ev.ServerStarting(1, 100, 1001), ev.ServerReady(1.1, 100))
+
+
+def test_a_late_line_does_not_bring_a_server_back() -> None:
+    state = daemon(*READY, ev.ServerExited(5, 100, 0), ev.ServerStopping(4.99, 100), ev.ServerStopping(5.02, 100))
+    assert dict(state.servers) == {}
+    assert dict(apply(state, ev.ContextConnected(4.9, 100, 200, 0)).servers) == {}
+
+
+def test_a_line_of_an_earlier_daemons_server_changes_nothing() -> None:
+    state = daemon(ev.ThreadsSet(-3, 77, 20.0), ev.ServerStartup(-4, 77), ev.ContextConnected(-2, 77, 5, 0))
+    assert dict(state.servers) == {}
+
+
+def test_a_line_cannot_make_the_daemon_older() -> None:
+    """Lines of an earlier one would count again."""
+    state = daemon(ev.ControlStarted(-1000, 10, "/s"), ev.ServerStartup(-500, 77))
+    assert dict(state.servers) == {}
+
+
+def test_a_pid_may_be_a_server_again() -> None:
+    state = daemon(*READY, ev.ServerExited(5, 100, 0), ev.ServerStartup(9, 100), ev.ServerStarting(9, 100, 1002))
+    assert (state.servers[100].uid, state.servers[100].status) == (1002, Status.INITIALIZING)
+    assert apply(state, ev.ServerExited(5, 100, 0)) is state
+
+
+def test_a_server_whose_own_log_came_first_keeps_what_it_said() -> None:
+    state = daemon(
+        ev.ServerStartup(1, 100), ev.ThreadsSet(1.1, 100, 20.0), ev.ServerStarted(1.1, 100),
+        ev.ContextConnected(1.1, 100, 200, 0), ev.ServerStarting(0.99, 100, 1001),
+    )  # fmt: skip
+    server = state.servers[100]
+    assert (server.uid, server.limits.threads, server.reported) == (1001, 20.0, True)
+    assert 200 in server.attached
+
+
+def test_what_other_daemons_lines_say_changes_nothing() -> None:
+    state = daemon(*READY)
+    assert apply(state, ev.ControlExited(2, 999, 1)) is state
+    assert apply(state, ev.ControlStarted(2, 999, "/other")) is state
+
+
+def test_a_daemon_that_has_gone_takes_everything_with_it() -> None:
+    state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 1))
+    gone = apply(state, inp.ControlGone(3, 10))
+    assert (gone.control, dict(gone.servers)) == (None, {})
+    assert gone.clients[200].detached is not None
+    assert gone.clients[200].outcome == "lost"
+    assert apply(state, inp.ControlGone(3, 11)) is state  # another process than ours
+
+
+def test_the_word_of_mps_outweighs_the_logs() -> None:
+    state = daemon(*READY, inp.ServerStatusSeen(2, 100, "FAULT"))
+    assert (state.servers[100].status, state.servers[100].fault_since) == (Status.FAULT, 2)
+    assert apply(state, inp.ServerStatusSeen(3, 100, "ACTIVE")).servers[100].status is Status.ACTIVE
+    assert apply(state, inp.ServerStatusSeen(3, 100, "GARBAGE")) == state
+
+
+def test_an_answer_that_is_older_than_a_line_confirms_nothing() -> None:
+    state = daemon(*READY, ev.FaultStarted(2, 100), inp.ServerStatusSeen(2.05, 100, "ACTIVE"))
+    assert state.servers[100].status is Status.FAULT
+    over = apply_all(state, [ev.FaultDevice(2, 100, 0), ev.ContextDestroyed(3, 100, 0)])
+    assert over.servers[100].status is Status.ACTIVE
+    assert apply(over, inp.ServerStatusSeen(3.01, 100, "FAULT")).servers[100].status is Status.ACTIVE
+    assert apply(over, inp.ServerStatusSeen(4, 100, "FAULT")).servers[100].status is Status.FAULT
+
+
+def test_a_fault_of_a_server_that_is_shutting_down_does_not_make_it_active_afterwards() -> None:
+    state = daemon(*READY, ev.ServerStopping(2, 100), ev.FaultStarted(3, 100), ev.FaultDevice(3, 100, 0))
+    assert apply(state, ev.ContextDestroyed(4, 100, 0)).servers[100].status is Status.SHUTTING_DOWN
+
+
+def test_an_idle_server_knows_since_when() -> None:
+    state = daemon(*READY)
+    assert state.servers[100].idle_since == 1.1
+    state = apply(state, ev.ContextConnected(2, 100, 200, 0))
+    assert state.servers[100].idle_since is None
+    assert apply(state, ev.ClientDisconnected(3, 100, 200)).servers[100].idle_since == 3
+
+
+# --- edges: the gate --------------------------------------------------------------------------------------------------
+
+PEER = inp.Peer(200, 1001, 1001, 77, "/user.slice", 4026531836, "python")
+
+
+def knocked(state: State, connection: int = 1, peer: inp.Peer = PEER, since: float = 1.0) -> State:
+    return apply(state, inp.Knocked(since, connection, peer, since))
+
+
+def passed(state: State, connection: int = 1, at: float = 1.5) -> State:
+    """As the gate tells it: without what it said when the client came."""
+    bare = inp.Peer(PEER.pid, PEER.uid, 0, PEER.start)
+    return apply(knocked(state, connection), inp.Passed(at, connection, bare, Limits(20.0), False, 0.1))
+
+
+def test_a_client_is_who_the_kernel_said_when_it_came() -> None:
+    client = passed(State()).clients[200]
+    assert client.peer == PEER
+    assert (client.waited, client.limits.threads, client.connections) == (0.5, 20.0, 1)
+
+
+def test_its_next_connection_is_known_to_be_of_a_client() -> None:
+    state = knocked(knocked(State(), 1), 2)
+    assert not state.held[2].of_client
+    state = apply(state, inp.Passed(2, 1, inp.Peer(200, 1001, 0, 77), Limits(), False, 0.1))
+    assert state.held[2].of_client
+    assert knocked(state, 3).held[3].of_client
+    assert not knocked(state, 3, PEER._replace(start=78)).held[3].of_client
+
+
+def test_a_pid_that_another_process_has_now_is_another_client() -> None:
+    state = knocked(passed(State()), 2, PEER._replace(start=78))
+    state, happened = reduce(state, inp.Passed(3, 2, inp.Peer(200, 1001, 0, 78), Limits(), False, 0.1))
+    assert [type(one) for one in happened] == [tr.ClientEnded, tr.ClientConnected]
+    assert apply(state, inp.ProcessEnded(4, 200, 77)) is state
+    assert 200 not in apply(state, inp.ProcessEnded(4, 200, 78)).clients
+
+
+def test_what_a_log_said_before_the_gate_did_counts() -> None:
+    state = apply_all(
+        knocked(daemon(*READY)), [ev.ContextConnected(1.2, 100, 200, 0), ev.ClientDisconnected(1.4, 100, 200)]
+    )
+    client = passed(state).clients[200]
+    assert (client.said_left, client.server) == (1.4, 100)
+    old = apply_all(daemon(*READY), [ev.ContextConnected(0.2, 100, 200, 0), ev.ClientDisconnected(0.4, 100, 200)])
+    assert passed(old).clients[200].said_left is None  # an earlier process of that pid
+
+
+def test_leaving_is_a_hint_until_mps_says_so() -> None:
+    state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 1))
+    state = apply(state, ev.ClientDisconnected(3, 100, 200))
+    assert (state.clients[200].said_left, state.clients[200].detached) == (3, None)
+    listed = inp.ServersListed(4, {100: 1001}, frozenset({100}))
+    assert apply(state, listed).clients[200].detached is None
+    still = apply_all(state, [listed, inp.ClientsListed(4, 100, frozenset({200}))])
+    assert (still.clients[200].said_left, still.servers[100].attached[200].contexts) == (None, {0, 1})
+    gone = apply_all(state, [listed, inp.ClientsListed(4, 100, frozenset())])
+    assert gone.clients[200].detached == 3
+    early = apply_all(state, [listed, inp.ClientsListed(2.9, 100, frozenset())])
+    assert early.clients[200].detached is None
+    assert apply(state, inp.ServersListed(4, {}, frozenset({100}))).clients[200].detached == 3
+    back = apply(knocked(gone, 5), inp.Passed(6, 5, PEER, Limits(), False, 0.1))
+    assert (back.clients[200].detached, back.clients[200].connections) == (None, 2)
+
+
+def test_a_refused_connection_is_no_longer_held_unless_it_was_being_handed_over() -> None:
+    refuse = act.RefuseConnection(connection=1, pid=200, uid=1001, reason="denied", rule="user.x.access")
+    state, happened = reduce(knocked(State()), act.Done(2, refuse, True))
+    assert len(state.held) == 0
+    assert [type(one) for one in happened] == [tr.ClientRefused]
+    again = apply(state, inp.HandingOver(2.1, 1))
+    assert again.held[1].handing == 2.1
+    assert len(apply(state, inp.Left(2.1, 1)).turned_away) == 0
+
+
+def test_a_server_that_could_not_be_killed_is_none() -> None:
+    kill = act.KillServer(server=100, reason="x", rule="y")
+    assert dict(apply(daemon(*READY), act.Done(3, kill, False, "no child of the control daemon")).servers) == {}  # type: ignore[arg-type]
+
+
+# --- anything at all --------------------------------------------------------------------------------------------------
+
+_SMALL = st.integers(0, 5)
+_LIMITS = st.builds(Limits, st.floats(0, 100))
+_PEERS = st.builds(inp.Peer, _SMALL, _SMALL, _SMALL, _SMALL)
+_FIELDS: dict[str, st.SearchStrategy[object]] = {
+    "at": st.floats(0, 100), "started": st.floats(0, 100), "since": st.floats(0, 100), "seconds": st.floats(0, 9),
+    "socket": st.just("/s"), "text": st.sampled_from(["quit", "ps", "x"]), "source": st.just("control"),
+    "uuid": st.sampled_from(["GPU-0", "GPU-1"]), "backoff": st.booleans(), "percent": st.floats(0, 100),
+    "delay": st.floats(0, 10), "reason": st.just("status 807"), "size": st.integers(0, 1 << 40), "path": st.just(""),
+    "limit": st.integers(1, 48), "context": st.integers(0, 3), "peer": _PEERS, "limits": _LIMITS,
+    "fail_safe": st.booleans(), "stage": st.just("answer"), "why": st.just("x"), "lost": st.booleans(),
+    "command": st.sampled_from(["quit", "terminate_client 1 2", "ps"]), "known": st.booleans(), "greeting": st.just(""),
+    "servers": st.dictionaries(_SMALL, _SMALL, max_size=3), "known_before": st.frozensets(_SMALL, max_size=3),
+    "pids": st.frozensets(_SMALL, max_size=3), "multiuser": st.sampled_from([None, True, False]),
+    "start": st.sampled_from([None, 1, 2]), "silent": st.booleans(),
+    "stopped": st.frozensets(_SMALL, max_size=2), "idle_since": st.dictionaries(_SMALL, st.floats(0, 9), max_size=2),
+}  # fmt: skip
+_KINDS = [*get_args(ev.LogEvent), *get_args(inp.GateInput), *get_args(inp.KernelInput), *get_args(inp.AnswerInput)]
+_STATUS = st.sampled_from([*Status, "GARBAGE"])
+
+
+def _any(kind: type) -> st.SearchStrategy[inp.Input]:
+    names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
+    choose = {}
+    for name in names:
+        numeric = _STATUS if kind is inp.ServerStatusSeen else _SMALL
+        choose[name] = _FIELDS.get(name, numeric if name == "status" else _SMALL)
+    return st.builds(kind, **choose)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of([_any(kind) for kind in _KINDS]), max_size=60))
+def test_no_order_of_inputs_raises_and_the_state_stays_whole(events: list[inp.Input]) -> None:
+    state = State()
+    for event in events:
+        state = apply(state, event)
+        assert all(s.pid == pid for pid, s in state.servers.items())
+        assert all(c.pid == pid for pid, c in state.clients.items())
+        assert all(s.status is not Status.FAULT or s.fault_since is not None for s in state.servers.values())
+        assert all(c.detached is None or c.said_left is not None for c in state.clients.values())
+        assert not set(state.servers) & set(state.ended)
+        queue = state.held
+        assert sorted(held.connection for uid in queue.users() for held in queue.line(uid)) == sorted(queue)
+        assert queue.handing == {number for number, held in queue.items() if held.handing is not None}
+        firsts = sorted(min((h.since, h.connection) for h in queue.line(uid)) for uid in queue.users())
+        assert [queue.first(uid).since for uid in queue.users()] == [since for since, _ in firsts]  # type: ignore[union-attr]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of([_any(kind) for kind in get_args(ev.LogEvent)]), max_size=60))
+def test_no_line_makes_a_client_or_changes_who_one_is(lines: list[inp.Input]) -> None:
+    state = passed(daemon(*READY))
+    before = {pid: (c.peer, c.limits, c.detached) for pid, c in state.clients.items()}
+    for line in lines:
+        state = apply(state, line)
+        assert {pid: (c.peer, c.limits, c.detached) for pid, c in state.clients.items()} == before
+        assert len(state.held) == 0
+
+
+def test_the_state_is_bounded_whatever_the_logs_say() -> None:
+    state = daemon()
+    for i in range(3000):
+        state = apply(state, ev.ServerStartup(i, 10000 + i))
+        state = apply(state, ev.ServerExited(i, 20000 + i, 0))
+        state = apply(state, ev.ContextConnected(i, 10000, 30000 + i, 0))
+        state = apply(state, ev.ClientDisconnected(i, 10000 + i, 40000 + i))
+    assert len(state.servers) <= 64
+    assert len(state.ended) <= 64
+    assert len(state.left) <= 256
+    assert all(len(server.attached) <= 256 for server in state.servers.values())
