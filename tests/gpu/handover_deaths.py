@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Deaths in the middle of hand-overs, with mpsagent's own gate in front of a real MPS: does a server get stuck?
 
-    handover_deaths.py [--out DIR] [--seconds 90] [--only clients,gate,both] [--sim | --libraries DIR]
+    handover_deaths.py [--out DIR] [--seconds 90] [--only clients,gate,both | --only bare] [--sim | --libraries DIR]
 
 Root and a GPU with a driver that knows --multiuser-server. A tiny agent admits everyone with limits. Clients are killed
 at random, most of them in the few milliseconds of their hand-over; the gate is killed while clients come and go; both
@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mpsagent.gate import keeper, link
 from mpsagent.gate.loop import Gate, Options
+from mpsagent.gate.rescue import Rescue
 from mpsagent.gate.store import inherited
 from mpsagent.mps.limits import Limits
 from tests.conformance.backends import real_backend, sim_backend
@@ -68,9 +69,16 @@ def gate(hidden: Path, state: Path, address: Path) -> None:
     """What `mpsagent-gate run` does."""
     keeper.raise_file_limit()
     loop = asyncio.new_event_loop()
+    if os.environ.get("HANDOVER_LEAVE_UNSURE"):
+        Rescue.silent = _leave_it  # type: ignore
     made = Gate(loop, Options(daemon=hidden, state=state, link=address), inherited())
     loop.run_forever()
     del made
+
+
+def _leave_it(rescue: Rescue) -> list[bytes]:
+    rescue.over = True
+    return []
 
 
 # --- the agent --------------------------------------------------------------------------------------------------------
@@ -84,6 +92,7 @@ class Agent:
         self.passed: list[link.Passed] = []
         self.failed: list[link.Failed] = []
         self.handing: dict[int, list[float]] = {}
+        self.story: list[str] = []
         self.changed = threading.Condition()
         self.ending = False
         self.thread = threading.Thread(target=self._run, daemon=True)
@@ -111,8 +120,10 @@ class Agent:
         with self.changed:
             if isinstance(message, link.Passed):
                 self.passed.append(message)
+                self.story.append(f"{clock()} process {message.pid} passed, status {message.status}")
             elif isinstance(message, link.Failed):
                 self.failed.append(message)
+                self.story.append(f"{clock()} process {message.pid} failed at {message.stage}: {message.why}")
             elif isinstance(message, link.Handing):
                 self.handing.setdefault(message.pid, []).append(time.monotonic())
             self.changed.notify_all()
@@ -128,16 +139,27 @@ class Agent:
         return True
 
 
+def clock() -> str:
+    """The time as MPS writes it into its logs."""
+    now = time.time()
+    return time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now * 1e6) % 1000000:06d}"
+
+
 # --- one daemon behind one gate ---------------------------------------------------------------------------------------
 
 
 class Stage:
-    def __init__(self, bench: Bench, form: str) -> None:
-        self.bench, self.form = bench, form
+    """``bare``: without a gate; what MPS itself does when clients are killed in their start."""
+
+    def __init__(self, bench: Bench, form: str, *, bare: bool = False) -> None:
+        self.bench, self.form, self.bare = bench, form, bare
         self.daemon = Daemon(bench, *FORMS[form])
         state, address = bench.base / f"state{bench.files}", bench.base / f"link{bench.files}"
         words = [str(self.daemon.public), str(self.daemon.pipe), str(state), str(address)]
         command = [sys.executable, str(Path(__file__).resolve()), "--keep", *words]
+        if bare:
+            self.daemon.public = self.daemon.pipe
+            command = ["/bin/sleep", "600"]
         self.keeper = Output(bench, command, bench.environment(self.daemon.pipe), None)
         self.agent = Agent(address)
         self.users = (A, B) if FORMS[form] else (A,)
@@ -145,6 +167,7 @@ class Stage:
         self.wrong: Counter[str] = Counter()
         self.restarts = 0
         self.stuck = 0
+        self.losses = 0
         self._await_gate()
         for uid in self.users:
             client = self.client(uid, "query")
@@ -154,8 +177,8 @@ class Stage:
                 raise RuntimeError(f"no client of user {uid} is served: {client.short()}; gate: {self.keeper.short()}")
             self.expected[uid] = seen
         bench.say(f"   {form}: a client without any deaths sees {self.expected}")
-        self.worker = self.client(A, "sleep", 600)
-        self.worker.said(r"\] sms ", 20)
+        self.mourned: list[int] = []
+        self.new_worker()
         self.first_servers = self.started_servers()
 
     def _await_gate(self) -> None:
@@ -217,6 +240,8 @@ class Stage:
         """Whether MPS answers and serves; a stuck server is killed, so that the rest can go on."""
         said = self.daemon.ctl("get_server_list", timeout=4.0)
         probe = self.judge(self.client(A, "query"), A)
+        if self.post_mortem():
+            self.losses += 1
         if "no answer" not in said and probe != "no answer":
             return True
         self.stuck += 1
@@ -229,32 +254,54 @@ class Stage:
         time.sleep(1.0)
         again = self.judge(self.client(A, "query"), A, 15)
         self.bench.say(f"   after its server was killed: {again}")
+        self.new_worker()
+        self.mourned = self.started_servers()[:-1]
+        return False
+
+    def new_worker(self) -> None:
         self.worker = self.client(A, "sleep", 600)
         self.worker.said(r"\] sms ", 20)
-        self.first_servers = self.started_servers()
-        return False
+
+    def kill(self, client: Output) -> None:
+        self.agent.story.append(f"{clock()} process {client.pid} is killed")
+        client.kill()
+
+    def post_mortem(self) -> bool:
+        """Whether a server has gone that should have stayed, or work was lost; with what the logs say of it."""
+        gone = [pid for pid in self.started_servers()[:-1] if pid not in self.mourned]
+        self.mourned += gone
+        lost = "work now CUDA_ERROR" in self.worker.text() or self.worker.process.poll() is not None
+        if not gone and not lost:
+            return False
+        self.bench.say(f"   {self.form}: servers {gone} have gone; the worker: {self.worker.short()[-150:]}")
+        for name, most in (("control", 60), ("server", 120)):
+            for line in (self.daemon.log / f"{name}.log").read_text(errors="replace").splitlines()[-most:]:
+                self.bench.say(f"      {name}.log| {line}")
+        for line in self.agent.story[-80:]:
+            self.bench.say(f"      story| {line}")
+        self.new_worker()
+        return True
 
     def report(self, name: str, got: Counter[str], began: float) -> None:
         agent = self.agent
         rescued = sum(1 for one in agent.failed if one.stage == "acknowledgement" and one.lost)
         doubtful = [one.why for one in agent.failed if "wait for ever" in one.why]
         seconds = sorted(one.seconds for one in agent.passed) or [0.0]
-        said = self.worker.text()
-        work = "lost" if "work now CUDA_ERROR" in said or self.worker.process.poll() is not None else "unharmed"
         errors = [line for line in self.keeper.text().splitlines() if "is started again" not in line]
         failed = dict(Counter(one.stage for one in agent.failed))
         servers = len(self.started_servers()) - len(self.first_servers)
         middle, longest = seconds[len(seconds) // 2] * 1000, seconds[-1] * 1000
         self.bench.say(
             f"ANSWER {self.form}, {name}: {dict(got)}; stuck servers {self.stuck}, wrong {dict(self.wrong)}, "
-            f"work beside it {work}, servers started {servers}, gate killed {self.restarts}, hand-overs "
-            f"{len(agent.passed)} (p50 {middle:.1f} ms, max {longest:.0f} ms), lost in their hand-over {rescued}, "
-            f"rescues in doubt {len(doubtful)}, failed {failed}, gate's own errors {errors[-3:]}; "
+            f"work beside it lost {self.losses} times, servers started {servers}, gate killed {self.restarts}, "
+            f"hand-overs {len(agent.passed)} (p50 {middle:.1f} ms, max {longest:.0f} ms), "
+            f"lost in their hand-over {rescued}, rescues in doubt {len(doubtful)}, failed {failed}, gate's own errors {errors[-3:]}; "
             f"{time.monotonic() - began:.1f} s"
         )
         for why in sorted({one.why for one in agent.failed}):
             self.bench.say(f"   {self.form}: failed: {why} ({sum(1 for one in agent.failed if one.why == why)})")
-        self.stuck, self.wrong, self.restarts = 0, Counter(), 0
+        self.stuck, self.losses, self.wrong, self.restarts = 0, 0, Counter(), 0
+        self.first_servers = self.started_servers()
         agent.failed.clear()
         agent.passed.clear()
 
@@ -278,16 +325,16 @@ def victims(stage: Stage, chance: random.Random, count: int, until: float) -> It
             pause = chance.uniform(0, 0.003) if way < 0.5 else chance.uniform(0, 0.03)
             from_start = chance.uniform(0, 0.03) if way > 0.9 else chance.uniform(0, 0.15)
         client = stage.client(uid, "query")
-        if way < 0.8:
+        if way < 0.8 and not stage.bare:
             if not stage.agent.await_handing(client.pid, number, PATIENCE):
                 client.kill()
                 client.ended(5)
                 return "never handed over"
             time.sleep(pause)
         else:
-            time.sleep(from_start)
+            time.sleep(from_start * (1.5 if stage.bare else 1.0))
         ended = client.process.poll() is not None
-        client.kill()
+        stage.kill(client)
         client.ended(5)
         if ended:
             return "had ended"
@@ -356,7 +403,7 @@ def both_die(stage: Stage, chance: random.Random, until: float) -> Counter[str]:
         gate_first = chance.random() < 0.5
         if gate_first:
             stage.kill_gate()
-        client.kill()
+        stage.kill(client)
         if not gate_first:
             stage.kill_gate()
         client.ended(5)
@@ -365,10 +412,12 @@ def both_die(stage: Stage, chance: random.Random, until: float) -> Counter[str]:
     return got
 
 
+BARE = "bare"
 PARTS: dict[str, tuple[Callable[[Stage, random.Random, float], Counter[str]], float]] = {
     "clients": (clients_die, 0.40),
     "gate": (gates_die, 0.40),
     "both": (both_die, 0.20),
+    BARE: (clients_die, 0.20),
 }
 
 
@@ -400,14 +449,14 @@ def main() -> int:
         bench.transcript = (Path(options.out) / "handover-deaths.txt").open("w")
     wrong = 0
     forms = [form for form in FORMS if form.startswith(options.form)]
-    parts = [name for name in PARTS if not options.only or name in options.only.split(",")]
+    parts = [name for name in PARTS if (name in options.only.split(",") if options.only else name != BARE)]
     try:
         for number, form in enumerate(forms):
             bench.say(f"==== {form}")
             end = bench.began + options.seconds * (number + 1) / len(forms)
             stage = None
             try:
-                stage = Stage(bench, form)
+                stage = Stage(bench, form, bare=parts == [BARE])
                 room = end - time.monotonic() - 2
                 whole = sum(PARTS[name][1] for name in parts)
                 until = time.monotonic()
@@ -416,7 +465,7 @@ def main() -> int:
                     began = time.monotonic()
                     until = max(until, began) + room * share / whole
                     got = part(stage, random.Random(options.seed), until)
-                    wrong += stage.stuck + stage.wrong.total()
+                    wrong += stage.stuck + stage.losses + stage.wrong.total()
                     stage.report(name, got, began)
             except Exception:
                 wrong += 1
