@@ -15,7 +15,7 @@ WITHIN = {"shared": 0.05, "own": 0.25}
 
 def gaps(quick: bool) -> list[Figure]:
     """With both server forms and without the product, in the same seconds."""
-    held, rounds = ((1,), 1) if quick else ((3, 6, 10), 3)
+    held, rounds = ((1,), 1) if quick else ((3, 6, 10), 2)
     found = []
     with stage(server="shared") as shared, stage() as own, stage() as bare:
         for node in (shared, own):

@@ -14,7 +14,7 @@ from demo.stage import Stage, until
 
 def starting(quick: bool) -> list[Figure]:
     """With nothing there; beside gate and daemon, with a user who waits; the same with a long control.log."""
-    size, rounds = (20_000_000, 1) if quick else (100_000_000, 3)
+    size, rounds = (20_000_000, 1) if quick else (100_000_000, 2)
     cold = statistics.median(_cold() for _ in range(rounds))
     with stage() as node:
         node.start_agent()

@@ -88,3 +88,15 @@ def test_an_interrupted_demo_leaves_nothing_behind(number: signal.Signals) -> No
     assert demo.wait(60) in (130, 143)
     assert not stages_of(demo.pid)
     assert not with_mark(stage)
+
+
+@pytest.mark.timeout(300)
+def test_the_benchmarks_reach_their_last_figure(tmp_path: Path) -> None:
+    """What they measure is not judged here, only that each figure is there, with something to compare it with."""
+    out = tmp_path / "figures.md"
+    done = run("benchmarks/bench.py", "--quick", "--only=lines", "--only=decisions", "--only=handover", f"--out={out}",
+               timeout=290)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line for line in out.read_text().splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= (13 if os.geteuid() == 0 else 5)
+    assert all(row.count(" | ") == 3 and re.search(r"\d", row) for row in rows)
