@@ -295,8 +295,8 @@ class Stage:
             f"ANSWER {self.form}, {name}: {dict(got)}; stuck servers {self.stuck}, wrong {dict(self.wrong)}, "
             f"work beside it lost {self.losses} times, servers started {servers}, gate killed {self.restarts}, "
             f"hand-overs {len(agent.passed)} (p50 {middle:.1f} ms, max {longest:.0f} ms), "
-            f"lost in their hand-over {rescued}, rescues in doubt {len(doubtful)}, failed {failed}, gate's own errors {errors[-3:]}; "
-            f"{time.monotonic() - began:.1f} s"
+            f"lost in their hand-over {rescued}, rescues in doubt {len(doubtful)}, failed {failed}, "
+            f"gate's own errors {errors[-3:]}; {time.monotonic() - began:.1f} s"
         )
         for why in sorted({one.why for one in agent.failed}):
             self.bench.say(f"   {self.form}: failed: {why} ({sum(1 for one in agent.failed if one.why == why)})")
