@@ -32,7 +32,7 @@ from mpsagent.system.threads import in_thread
 RUN_DIRECTORY = "/run/mpsagent"
 START_DEADLINE = 30.0
 CALL_DEADLINE = 5.0
-"""Seconds for one question to systemd; it answers in milliseconds unless it is in trouble itself."""
+"""Seconds for one question to systemd; it answers in milliseconds unless it is in difficulty itself."""
 STEP = 0.02
 
 
@@ -178,7 +178,7 @@ class ControlUnit(Held):
 
     async def stop(self, grace: float = 5.0) -> str | None:
         """Stops the unit (its ExecStop says how); what still lives after ``grace`` seconds is ended by signals, like
-        a daemon that was adopted from somebody else."""
+        a daemon that was adopted."""
         problem = None
         try:
             async with asyncio.timeout(grace + CALL_DEADLINE):

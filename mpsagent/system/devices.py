@@ -1,7 +1,7 @@
 """The GPUs and what computes on them, asked by a short-lived helper process.
 
 After a driver error NVML and libcuda can hang for ever, even beyond SIGKILL. So the agent never loads them: it runs
-``python -m mpsagent.system.devices`` with a deadline, and reads JSON. No CUDA context is created, and the pipe directory
+``python -m mpsagent.system.devices`` with a deadline, and reads JSON. No CUDA context is created; the pipe directory
 in the helper's environment does not exist, so that it is never a client of MPS.
 """
 

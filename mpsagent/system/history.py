@@ -147,7 +147,7 @@ class History:
             self._writing.cancel()
             self._writing = None
             if not self._disk.acquire(timeout=CLOSE_DEADLINE):
-                return  # the disk does not answer: what it has of this nobody knows
+                return  # the disk does not answer: what it has of this is not known
             self._closed = True
             self._disk.release()
             if self._landed is not None:
@@ -165,7 +165,7 @@ class History:
     def _schedule(self, delay: float) -> None:
         try:
             loop = asyncio.get_running_loop()
-        except RuntimeError:  # without a loop there is nobody to hold up
+        except RuntimeError:  # without a loop there is nothing to hold up
             while self._pending:
                 self._put(self._batch())
                 if not self._account():

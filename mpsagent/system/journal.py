@@ -22,14 +22,20 @@ LONGEST = 8192
 MESSAGE_IDS: Mapping[str, str] = {
     "policy.loaded": "a66ff773a02a541fbbd2d3cb85337def",
     "policy.rejected": "178666bce8c9519ea8da5b0ec1b9368a",
-    "server.ready": "7bb64d6932e955318db93927769f9a0d",
+    "turn.began": "7bb64d6932e955318db93927769f9a0d",
     "turn.ended": "11d1716f165b43d0abb15fb4b3b68238",
-    "fault": "f4a60d84ddf05a0792c08e8c975d1436",
-    "fault.over": "fabf2f03c34f5baa91443c558a8ed8d7",
+    "server.fault": "f4a60d84ddf05a0792c08e8c975d1436",
+    "server.fault_over": "fabf2f03c34f5baa91443c558a8ed8d7",
+    "server.start_failed": "d9881d9341d24c57a89d7de03ace51b3",
     "control.started": "7b97615e5950553f9f85c362eb42c11b",
-    "control.failed": "8e5a7b8e29c0557bbf3b856eb66ba163",
-    "limits.mismatch": "c75e05f70cdc573c80b5bfe2722c7fe9",
-    "drain.begun": "b2d949629acd5544b22262c64189ac6e",
+    "control.adopted": "7b97615e5950553f9f85c362eb42c11b",
+    "control.unsafe": "6ef715f29a1846cfb85d25c0ff0f684a",
+    "limits.unconfirmed": "c75e05f70cdc573c80b5bfe2722c7fe9",
+    "gate.lost": "e089d69d376a41f9a5c12dc28df1da28",
+    "gate.handshake_unknown": "ba8a54a186bc43d1a7291c5a27960b89",
+    "directory.taken": "7a78a024eaef4e2a852cd0ddd80201da",
+    "client.refused": "2729e3a3473c48cba866922c1f6f7930",
+    "drain.ordered": "b2d949629acd5544b22262c64189ac6e",
     "client.unkillable": "4fd23a89e6c8410fa6c777a01977094d",
     "bypass": "2dbef223e1d04ef2adb2f7d6e9569646",
     "agent.error": "92c2441fa7bf4c8b8d811f32f8dc2c8e",
@@ -41,11 +47,13 @@ ACTION_IDS: Mapping[str, str] = {
     "Resume": _HANG,
     "KillServer": _HANG,
     "KillControl": _HANG,
+    "StartControl": "8e5a7b8e29c0557bbf3b856eb66ba163",
 }
-"""The same for actions that have been carried out."""
+"""The same for actions that have been carried out; StartControl only when it failed."""
 _GRAVE = {
-    "policy.rejected", "fault", "limits.mismatch", "control.gone", "control.unsafe", "control.failed", "bypass",
-    "client.unkillable", "client.refused", "server.full", "agent.error",
+    "policy.rejected", "server.fault", "server.start_failed", "server.full", "limits.unconfirmed", "control.ended",
+    "control.unsafe", "directory.taken", "gate.lost", "gate.handshake_unknown", "bypass", "client.unkillable",
+    "client.refused", "agent.error",
 }  # fmt: skip
 _FIELDS = {"uid": "MPS_UID", "server": "MPS_SERVER_PID", "rule": "MPSAGENT_RULE"}
 _PIDS = {"server": "MPS_SERVER_PID", "control": "MPS_CONTROL_PID"}
@@ -78,7 +86,7 @@ class Lines:
             self._dropped += 1
             raise structlog.DropEvent
         if self._dropped:
-            self._queue.put(f"... {self._dropped} lines were left out: nobody read them\n")
+            self._queue.put(f"... {self._dropped} lines were left out: no one read them\n")
             self._dropped = 0
         self._queue.put(text_line(record))
         if self._thread is None:
@@ -140,7 +148,8 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
     }
     message_id = MESSAGE_IDS.get(kind)
     if kind == "action.done" and record.get("enforce") is not False:
-        message_id = ACTION_IDS.get(str(record.get("action")))
+        action = str(record.get("action"))
+        message_id = ACTION_IDS.get(action) if action != "StartControl" or record.get("ok") is False else None
     if message_id is not None:
         fields["MESSAGE_ID"] = message_id
     if "pid" in record:

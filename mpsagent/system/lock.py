@@ -39,7 +39,7 @@ def take(path: str | os.PathLike[str], what: str) -> int:
 
 
 def holds(fd: int, path: str | os.PathLike[str]) -> bool:
-    """Whether the file at ``path`` is still the one that is locked: somebody may have removed its directory."""
+    """Whether the file at ``path`` is still the one that is locked: its directory may have been removed."""
     try:
         there = Path(path).lstat()
     except OSError:

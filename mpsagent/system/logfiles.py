@@ -159,31 +159,31 @@ class LogFollower:
         """Everything that may have to be done, in an order that misses nothing. Harmless when nothing has changed."""
         if self._closed:
             return
-        trouble = None
+        problem = None
         try:
             self._find()
         except OSError as error:
-            trouble = f"{self.path}: {error.strerror}"
+            problem = f"{self.path}: {error.strerror}"
         for _ in range(4):  # again while the watches were out of date: something may have happened before they stood
             if not self._watch():
                 break
             with suppress(OSError):
                 self._find()
-        trouble = self._read() or trouble
-        if trouble is None:
+        problem = self._read() or problem
+        if problem is None:
             self._retry = RETRY_FIRST
-        if trouble != self.problem:
-            self.problem = trouble
-            self._on_problem(trouble)
-        self._schedule(trouble is not None)
+        if problem != self.problem:
+            self.problem = problem
+            self._on_problem(problem)
+        self._schedule(problem is not None)
 
-    def _schedule(self, trouble: bool) -> None:
+    def _schedule(self, problem: bool) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._closed:
             return
         delay = CHECK
-        if trouble or self._inotify is None:
+        if problem or self._inotify is None:
             delay, self._retry = self._retry, min(self._retry * 2, RETRY_LAST)
         self._timer = self._loop.call_later(delay, self._look)
 

@@ -1,7 +1,7 @@
 """Who a uid is, asked of a name service (files, LDAP, SSSD) that may hang, and remembered.
 
 An answer that has grown old is used while a new one is fetched: a name service that is down must not turn a user with
-limits of his own into nobody in particular.
+limits of his own into one without.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _readable(fd: int, milliseconds: int) -> bool:
 
 
 def _reap(pidfd: int) -> int:
-    """Exit status, or the signal as a negative number; 0 if somebody else has reaped it."""
+    """Exit status, or the signal as a negative number; 0 if another part of the program has reaped it."""
     with suppress(OSError):
         info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         if info is not None:

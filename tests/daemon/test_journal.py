@@ -67,7 +67,7 @@ def test_no_value_becomes_a_field_of_its_own() -> None:
 
 def test_what_failed_is_a_warning() -> None:
     """`journalctl -p warning` is where people look first."""
-    assert decoded(journal.encode("fault", "info", {}))["PRIORITY"] == b"4"
+    assert decoded(journal.encode("server.fault", "info", {}))["PRIORITY"] == b"4"
     assert decoded(journal.encode("action.done", "info", {"ok": False}))["PRIORITY"] == b"4"
     assert decoded(journal.encode("action.done", "info", {"ok": True}))["PRIORITY"] == b"6"
     assert decoded(journal.encode("anything", "error", {}))["PRIORITY"] == b"3"

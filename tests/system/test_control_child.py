@@ -78,7 +78,7 @@ def environment(pipe: str) -> dict[str, str]:
 
 
 def alone(daemon: str, pipe: str, *options: str, **more: object) -> None:
-    """A daemon that somebody else starts."""
+    """A daemon that is started by hand."""
     subprocess.run([daemon, *options], env=environment(pipe), check=True, **more)  # type: ignore[call-overload]
 
 

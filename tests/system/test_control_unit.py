@@ -246,7 +246,7 @@ def test_names_that_are_no_part_of_a_unit_name_are_refused(name: str) -> None:
 
 
 def test_the_environment_file_is_private_whole_and_quoted(tmp_path: Path) -> None:
-    """Nobody ever reads half of it; values with quotes, dollars and blanks stay what they are."""
+    """No one ever reads half of it; values with quotes, dollars and blanks stay what they are."""
     path = tmp_path / "instance-x.env"
     tricky = 'a "b" $c `d` \\ e'
     write_environment(path, {"A": tricky, "B": ""})

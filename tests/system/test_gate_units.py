@@ -45,7 +45,7 @@ class Bus:
 
 
 def test_what_runs_as_it_should_is_left_alone(play: Play, tmp_path: Path) -> None:
-    """Asked again and again by the agent's rounds, without disturbing who waits; but a socket that was removed by hand
+    """Asked again and again by the agent, without disturbing who waits; but a socket that was removed by hand
     is made again: who starts without it runs outside MPS."""
     bus = Bus("active")
     here = directories("default", str(tmp_path), "/var/log")
@@ -69,7 +69,7 @@ def test_what_does_not_run_is_started_and_a_failure_says_where_to_look(play: Pla
 
 
 def test_another_place_in_the_policy_moves_them(play: Play) -> None:
-    """The generator reads the policy at a reload; where that does not help, somebody's drop-in is in the way."""
+    """The generator reads the policy at a reload; where that does not help, an administrator's drop-in is in the way."""
     bus = Bus("active", after_reload="there")
     assert play(GateUnits(bus).ensure(THERE)) is None
     assert bus.calls == ["reload", "restart"]
