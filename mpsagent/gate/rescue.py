@@ -9,8 +9,8 @@ and closes: the server sees a client that connects and exits.
     client: OUTBCRED with credentials, which context (0: the channel), and its device (ff: none)
     server: four zero bytes, or a CUDA error
 
-TO BE CONFIRMED ON REAL MPS (tests/gpu/handover_deaths.py): the messages are recording 08's, G1, and that the server
-takes the relay's pid is measured (answer 2); that it goes on after this has been seen on the simulator only.
+The messages are recording 08's, G1. Confirmed on an H100 (stuck-server.txt there): 4 of 4 servers were free again at
+once, for channels and contexts, their other clients unharmed; nothing else that was tried frees a server.
 """
 
 from __future__ import annotations
