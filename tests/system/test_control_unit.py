@@ -186,6 +186,28 @@ def test_a_missing_program_is_said_before_the_unit_is_asked(systemd: Systemd, pi
     play(scenario())
 
 
+def test_a_unit_that_serves_another_directory_is_left_alone(systemd: Systemd, pipe: str, play: Play) -> None:
+    """After an upgrade from the first edition: its daemon serves the public directory, with people's work."""
+
+    async def scenario() -> None:
+        Path(pipe).with_name("public").mkdir()
+        older = unit(systemd, str(Path(pipe).with_name("public")), [])
+        running = await older.start({}, 10)
+        assert isinstance(running, Running)
+        older.close()
+        systemd.start = lambda unit: systemd.calls.append(unit)  # type: ignore[method-assign]
+        control = unit(systemd, pipe, [])
+        found = await control.start({}, 10)
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.UNSAFE
+        assert f"process {running.pid}" in found.text
+        assert found.commands == ("systemctl stop mpsagent-control@gpu0.service",)
+        assert Path(f"/proc/{running.pid}").exists()
+        control.close()
+
+    play(scenario())
+
+
 def test_a_daemon_whose_process_systemd_could_not_guess_is_searched_for(
     systemd: Systemd, pipe: str, play: Play
 ) -> None:
