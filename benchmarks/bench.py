@@ -29,6 +29,8 @@ MEASURES = {
     "start": start.starting,
     "service": system.as_a_service,
 }
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured.md"
+BEGIN, END = "<!-- bench: written by benchmarks/bench.py --record -->", "<!-- end of bench -->"
 PURE = ("lines", "decisions")
 
 
@@ -37,6 +39,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="shorter and coarser, about a minute")
     parser.add_argument("--only", choices=sorted(MEASURES), action="append", help="only these (may be repeated)")
     parser.add_argument("--out", type=Path, help="write the table as Markdown, too")
+    parser.add_argument("--record", action="store_true", help="put the table into docs/measured.md")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
         print("Clients of several users need root: only what needs no clients is measured.")
@@ -56,6 +59,9 @@ def main() -> int:
     print(about, text_table(figures), sep="\n\n")
     if chosen.out is not None:
         chosen.out.write_text(markdown(figures, about))
+    if chosen.record:
+        before, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n\n{markdown(figures, about)}\n{END}{rest.partition(END)[2]}")
     return 0
 
 
