@@ -345,7 +345,9 @@ class Server:
                 self.lose_context(link)
             else:
                 self.closing.append(link)
-                wait = link.client.last_close + self.delays.channel_close() - time.monotonic()
+                # a killed process's contexts are closed in the same moment, and noticed first
+                last = time.monotonic() if link.client.contexts else link.client.last_close
+                wait = last + self.delays.channel_close() - time.monotonic()
                 self.later(max(0.0, wait), lambda: self.lose_channel(link))
 
     def lose_context(self, link: Link) -> None:
