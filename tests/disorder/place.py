@@ -148,15 +148,15 @@ class Killer:
         words = KILLED[what]
         found = [one.pid for one in self._stage.rig.ours() if all(word in one.arguments for word in words)
                  and (what == "gate") == ("gate" in one.arguments)]  # fmt: skip
-        if what == "agent":
-            found = [agent.pid for agent in self._stage.agents[-1:]]
+        if what == "agent":  # unless it is still to be started again
+            found = [agent.pid for agent in self._stage.agents[-1:] if agent.started.process.poll() is None]
         if what == "server":
             found = [pid for pid in found if pid not in self._daemons()]
         for pid in found:
             rigs.send_signal(pid, signal.SIGKILL)
         if found:
             self.done.append((self._now(), what))
-        if what == "agent":
+        if found and what == "agent":
             self._later(self._now() + 0.3, self._again)
 
     def _daemons(self) -> set[int]:
