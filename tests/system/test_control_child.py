@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -389,13 +390,14 @@ def test_a_daemon_that_was_started_by_hand_on_the_public_directory_is_seen(
 
 
 @pytest.mark.parametrize("branch", ["470", "535", "550"])
-def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, tmp_path: Path, play: Play) -> None:
+def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, play: Play) -> None:
     """Without a GPU the daemon itself is real; 470 and 535 write no pid file, none of them knows --multiuser-server."""
     try:
         driver = get(branch)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    where = directories("default", str(tmp_path / "public"), str(tmp_path / "log"), str(tmp_path))
+    place = tempfile.mkdtemp(prefix="mpsn", dir="/tmp")  # short: a socket's path has 107 bytes
+    where = directories("default", f"{place}/public", f"{place}/log", place)
     prepare_hidden(where)
     prepare_log(where.log)
     given = {**driver.environment(), "CUDA_MPS_LOG_DIRECTORY": where.log}
