@@ -39,13 +39,15 @@ TAKE_UP = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``turn``: who has the GPU; ``closing``: its user is shut out, so that the next one can be let in; ``worked``: a
-    client of this turn has been at work; ``tried``: since when the gate has tried to hand its first one over; ``left``:
-    when the user before had it last; ``served``: when the last turn of each user in the queue ended; ``shutdown``:
-    server that was asked to make way, when, how often; ``quit``: control daemon that was asked to quit, and when."""
+    """``turn``: who has the GPU; ``closing``: its user is shut out, so that the next one can be let in; ``idle``: it
+    has lain idle since, wanted by no other user; ``worked``: a client of this turn has been at work; ``tried``: since
+    when the gate has tried to hand its first one over; ``left``: when the user before had it last; ``served``: when the
+    last turn of each user in the queue ended; ``shutdown``: server that was asked to make way, when, how often;
+    ``quit``: control daemon that was asked to quit, and when."""
 
     turn: Turn | None = None
     closing: bool = False
+    idle: bool = False
     worked: bool = False
     tried: float | None = None
     left: float | None = None
@@ -115,19 +117,20 @@ def _present(view: View, memory: Memory, now: float) -> _Present:
         return memory, [], [], [], []
     if clients or state.held.hands_over(turn.uid):
         # When it was to be over: a process passed before the table was in force, so it goes on.
-        memory = replace(memory, closing=False, worked=memory.worked or bool(clients))
+        memory = replace(memory, closing=False, idle=False, worked=memory.worked or bool(clients))
         return _at_work(view, memory, turn, clients, now)
     others, first = view.others(), state.held.first(turn.uid)
     if not others and state.drain is None:
         if turn.ending is None:
             turn = replace(turn, contested=None, warned=None)
-            return replace(memory, turn=turn, closing=False, worked=False, tried=None), [], [], [], []
+            return replace(memory, turn=turn, closing=False, idle=True, worked=False, tried=None), [], [], [], []
         if first is not None:  # what comes now is a new turn
             memory, told = _over(view, memory, now, behind=False)
             return memory, [], [], told, []
     contested = view.contested()
     fresh = turn.ending is None and not memory.worked and not memory.closing
-    if first is not None and fresh and (contested is None or first.since <= contested):
+    # A turn that has only just begun is its user's; one that nobody wanted goes to who comes first.
+    if first is not None and fresh and (not memory.idle or contested is None or first.since <= contested):
         memory, wake = _on_its_way(view, memory, turn.uid, now)
         if not memory.closing:
             return memory, [], [], [], wake

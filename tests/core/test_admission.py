@@ -105,7 +105,7 @@ def test_a_user_who_is_denied_while_it_is_his_turn_gets_nobody_in_any_more(share
 
 
 def test_a_refusal_that_meets_a_hand_over_is_repeated() -> None:
-    """The gate does not break off what it has begun; when that fails, the connection is held again, and then refused."""
+    """The gate does not break off what it has begun; when that fails, the connection is held again, then refused."""
     stage = Stage(PATIENT, lag=0.05).up()
     stage.mps.stopped = True
     carol = stage.client(CAROL)

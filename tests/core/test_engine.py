@@ -119,7 +119,7 @@ _HELD = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(_HELD, st.integers(1, 12)), max_size=40))
 def test_the_queue_is_what_a_plain_sort_says(changes: list[Held | int]) -> None:
     queue, plain = Queue(), dict[int, Held]()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
 from mpsagent.core.model import Status
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
@@ -70,7 +71,7 @@ def test_a_user_who_waits_is_served_after_it(shared: bool) -> None:
 
 @both
 def test_a_fault_at_the_very_change_of_user(shared: bool) -> None:
-    """It never recovers, though its clients have gone: it is asked, then ended by force, and the next user is served."""
+    """It never recovers, though its clients have gone: it is asked, then ended by force; the next user is served."""
     stage = Stage(PATIENT, shared=shared).up()
     alice = stage.client(ALICE)
     stage.run(1)
@@ -132,8 +133,6 @@ def test_a_line_that_names_a_neighbour_does_not_get_him_signalled_first() -> Non
     stage.run(1)
     server = next(iter(stage.mps.servers))
     stage.forge(ev.FaultClient(stage.now, server, victim.pid))
-    from mpsagent.core import inputs as inp
-
     stage.feed(inp.EndClient(stage.now, victim.pid, 0, True))
     stage.run(2)
     assert stage.mps.hurt == set()

@@ -36,7 +36,9 @@ ATTEMPTS: dict[str, Lines] = {
     "servers fail": lambda t, s, p, c: [
         line for n in range(40) for line in (ev.ServerStarting(t, 3000 + n, ALICE), ev.ServerExited(t, 3000 + n, 1))
     ],
-    "she works on another server": lambda t, s, p, c: [ev.ContextConnected(t, 1, p, 1), ev.ContextConnected(t, 1, p + 1, 1)],
+    "she works on another server": lambda t, s, p, c: [
+        ev.ContextConnected(t, 1, p, 1), ev.ContextConnected(t, 1, p + 1, 1)
+    ],
     "she has no context": lambda t, s, p, c: [ev.ContextExiting(t, s, p, 1), ev.ContextExiting(t, s, p + 1, 1)],
     "her end was asked for": lambda t, s, p, c: [ev.TerminationAsked(t, s, p), ev.TerminationDone(t, s)],
     "a stranger is a client": lambda t, s, p, c: [ev.ContextConnected(t, s, 1, 0), ev.ContextConnected(t, s, c, 1)],

@@ -29,7 +29,8 @@ class Step(NamedTuple):
 
 
 def programs(*kinds: str, most: int = 30) -> st.SearchStrategy[list[Step]]:
-    return st.lists(st.builds(Step, PAUSES, st.sampled_from(kinds), UIDS, st.integers(0, 7)), max_size=most)
+    step = st.builds(Step, PAUSES, st.sampled_from(kinds), UIDS, st.integers(0, 7))
+    return st.lists(step, min_size=most // 4, max_size=most)
 
 
 def log_lags(seed: int, lost: float) -> Callable[[], float | None]:
@@ -133,7 +134,7 @@ WILD = (
 )  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs(*BENIGN, *GATE, most=40), st.booleans(), LAGS, st.sampled_from([POLICY, PATIENT]))
 def test_every_client_gets_exactly_its_policy_and_its_turn(
     program: list[Step], shared: bool, lag: float, text: str
@@ -148,7 +149,7 @@ def test_every_client_gets_exactly_its_policy_and_its_turn(
     assert stage.gate.turned_away == []
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1, 1.0]))
 def test_whatever_happens_two_users_never_work_at_once(
     program: list[Step], shared: bool, lag: float, seed: int, lost: float
@@ -161,7 +162,7 @@ def test_whatever_happens_two_users_never_work_at_once(
     assert stage.ticks <= 50 + 20 * stage.inputs + 25 * seconds
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1]))
 def test_after_any_trouble_everybody_is_served_again(
     program: list[Step], shared: bool, lag: float, seed: int, lost: float
@@ -185,7 +186,7 @@ def test_after_any_trouble_everybody_is_served_again(
         )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -224,7 +225,7 @@ def test_the_wait_for_a_turn_is_bounded_whatever_the_holder_does(
     assert bob.pid not in stage.mps.hurt
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(programs("client", "client", "contexts", "leave", "leave", "detach", most=40), st.booleans(), LAGS)
 def test_the_gpu_is_never_idle_while_a_user_waits(program: list[Step], shared: bool, lag: float) -> None:
     """Half a second after every step somebody works, if anybody wants to; a second for who has let go of his server."""
@@ -236,7 +237,7 @@ def test_the_gpu_is_never_idle_while_a_user_waits(program: list[Step], shared: b
             assert stage.at_work(), (stage.core.state, stage.core.memories)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(programs("client", "client", "client", "leave", most=40), st.booleans(), st.sampled_from([POLICY, PATIENT]))
 def test_nobody_is_overtaken_twice_by_the_same_user(program: list[Step], shared: bool, text: str) -> None:
     """Order of arrival by user; who has had a turn goes behind all who waited for its end."""
@@ -251,7 +252,7 @@ def test_nobody_is_overtaken_twice_by_the_same_user(program: list[Step], shared:
         assert len(others) == len(set(others)), (came, began)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     programs("client", "client", "stubborn", "frozen", "freeze", "leave", "end", "reuse", "detach"), st.booleans(), LAGS
 )
@@ -319,7 +320,7 @@ def forge(stage: Stage, one: tuple[type, dict[str, object], int, int, float]) ->
 HITS = (act.SignalClient, act.SignalHeld, act.TerminateClient, act.KillControl, act.QuitControl, act.RefuseConnection)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(forgeries(), st.booleans(), st.booleans())
 def test_forged_lines_of_every_kind_hit_nobody(
     lines: list[tuple[type, dict[str, object], int, int, float]], shared: bool, agent: bool

@@ -10,6 +10,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core import turns
+from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, USERS, Stage, all_of
 from tests.core.toy import Proc
 
@@ -411,6 +412,27 @@ def test_a_user_whose_name_is_not_known_waits_a_moment_and_then_gets_the_fail_sa
     second = stage.client(ALICE)
     stage.run(0.5)
     assert stage.given(second)[0] == stage.limits(ALICE)
+
+
+def test_a_turn_does_not_jump_to_and_fro_while_a_name_is_slow_and_the_gate_closed() -> None:
+    """Carol is next, but unknown; Alice's next client is behind her, and cannot be let in because of a fault."""
+    stage = Stage(PATIENT.replace("threads = 60", "threads = 60\nmax_clients = 1")).up()
+    first = stage.client(ALICE)
+    stage.run(1)
+    stage.client(ALICE)
+    stage.know(ALICE, BOB)
+    stage.run(0.1)
+    carol = stage.client(CAROL)
+    stage.run(0.1)
+    stage.forge(ev.FaultStarted(stage.now, next(iter(stage.mps.servers))))
+    stage.ends(first)
+    stage.run(1)
+    assert len(stage.turns()) <= 3
+    stage.run(5)
+    stage.know(*USERS)
+    stage.run(5)
+    assert stage.at_work()
+    assert carol
 
 
 def test_a_name_that_is_slow_makes_no_busy_loop() -> None:

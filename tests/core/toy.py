@@ -1,9 +1,9 @@
 """A toy gate, a toy MPS and toy clients in virtual time: the world that the engine is tested in.
 
-Not the simulator: no process, no file, no text. The gate holds, hands over one at a time, knows who passed and says when
-a table is in force. MPS has a server for each user or one for all, starts and ends them, blocks, faults, and hurts the
-neighbours of who is signalled without having been asked. What the logs say may come late, twice, or never, and anybody
-may write lines of his own into them. Durations are those of the recordings.
+Not the simulator: no process, no file, no text. The gate holds, hands over one at a time, knows who passed and says
+when a table is in force. MPS has a server for each user or one for all, starts and ends them, blocks, faults, and hurts
+the neighbours of who is signalled without having been asked. What the logs say may come late or never, and users may
+write lines of their own into them. Durations are those of the recordings.
 """
 
 from __future__ import annotations
