@@ -146,7 +146,7 @@ class ControlUnit(Held):
         if isinstance(found, Running):
             return self.hold(found)
         if found.kind is ProblemKind.ABSENT and state.main_pid:
-            text = f"{self.unit} runs already, on another pipe directory (process {state.main_pid}), of an older mpsagent?"
+            text = f"{self.unit} runs already on another directory (process {state.main_pid}), of an older mpsagent?"
             stop = f"systemctl stop {self.unit}"
             return Problem(ProblemKind.UNSAFE, f"{text} When its work is done: {stop}", (stop,))
         return self._failed(f"{self.unit} runs, but its control daemon is not found: {found.text}")
