@@ -36,8 +36,7 @@ from mpsagent.mps.rendezvous import Credentials
 
 class Handing:
     """``passing`` is called just before the descriptor goes out, and says whether the client's process lives; ``doubt``
-    when limits are not confirmed; ``done`` once with what came of it. The client's socket is the caller's again then,
-    and :meth:`keepsake` what is left of a hand-over that was not acknowledged."""
+    when limits are not confirmed; ``done`` once with what came of it, and the client's socket is the caller's again."""
 
     def __init__(
         self,
@@ -109,10 +108,6 @@ class Handing:
     def client_closed(self) -> None:
         self._do(self._machine.client_closed())
 
-    def keepsake(self) -> int | None:
-        """The copy of the client's descriptor; the caller's from now on."""
-        return self._descriptors.pop() if self._descriptors else None
-
     def withdraw(self) -> None:
         """The client is not admitted any more."""
         self._do(self._machine.withdraw())
@@ -145,8 +140,8 @@ class Handing:
 
     def _act(self, action: Action) -> None:
         match action:
-            case RunSession(commands):
-                self._run = Run(self._lane, commands, self._own, self._patience.limits, self._session)
+            case RunSession(commands, pause):
+                self._retry = self._lane.loop.call_later(pause, self._start_session, commands)
             case Connect():
                 self._connect()
             case Announce():
@@ -166,6 +161,9 @@ class Handing:
                 self._doubt(action)
             case _:
                 self._finish(action)
+
+    def _start_session(self, commands: Sequence[str]) -> None:
+        self._run = Run(self._lane, commands, self._own, self._patience.limits, self._session)
 
     def _session(self, session: Session | None, why: str) -> None:
         self._run = None
@@ -245,11 +243,10 @@ class Handing:
             self._do(self._machine.undeliverable())
 
     def _rescue(self, *, untouched: bool) -> None:
-        descriptor = self.keepsake()
-        if descriptor is None:  # the daemon has ended, and its servers with it
+        if not self._descriptors:  # the daemon has ended, and its servers with it
             self._do(self._machine.rescued("nothing could be done for its server"))
             return
-        Rescuer(self._lane.loop, descriptor, self.connection.peer, self._rescued, untouched=untouched)
+        Rescuer(self._lane.loop, self._descriptors.pop(), self.connection.peer, self._rescued, untouched=untouched)
 
     def _rescued(self, why: str | None) -> None:
         self._do(self._machine.rescued(why))

@@ -19,6 +19,8 @@ from mpsagent.mps.rendezvous import ACKNOWLEDGED, DESCRIPTOR, HELLO, acknowledge
 
 MOST_SESSIONS = 4
 """Sessions for one set of limits, while the servers change under our hands."""
+DYING = 0.02
+"""Seconds before a server that does not answer as it should is asked again; each time one more of them."""
 
 
 class Stage(StrEnum):
@@ -36,7 +38,8 @@ class Stage(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds that each stage may take. ``answer`` is long: a server starts, or another user's has to leave first.
-    ``acknowledgement`` too: a stopped client is resumed or killed by the agent, and MPS answers nobody until then."""
+    ``acknowledgement`` too: a stopped client is resumed or killed by the agent, and MPS answers nobody until then.
+    After that the gate takes the client's place, so that nobody can hold MPS up for longer."""
 
     limits: float = 15.0
     connect: float = 5.0
@@ -67,9 +70,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run a front-end session with these commands; :meth:`HandOver.session` takes what came of it."""
+    """Run a front-end session with these commands, after so many seconds; :meth:`HandOver.session` takes what came of
+    it."""
 
     commands: tuple[str, ...]
+    pause: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +124,17 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Over: the client has its descriptor. Not ``acknowledged``: it has not said so in time. ``status``: what it has
-    said, 0 or the CUDA error that it met at its server (807 in FAULT)."""
+    """Over: the client has met its server. ``status``: what it says of that, 0 or a CUDA error (807 in FAULT)."""
 
     limits: Limits
     fail_safe: bool
-    acknowledged: bool
     status: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Over: not handed over. ``lost``: the client's connection is gone after it had its descriptor. ``daemon``: the
-    fault concerns every client, not this one."""
+    """Over: not handed over. ``lost``: the client had its descriptor, and its handshake was finished for it.
+    ``daemon``: the fault concerns every client, not this one."""
 
     stage: Stage
     why: str
@@ -167,6 +170,7 @@ class HandOver:
         self._sessions = 0
         self._gone = False
         self._given = False
+        self._why = "the client went away before it had met its server"
 
     def start(self) -> list[Action]:
         if not self.plan.set_limits:
@@ -187,9 +191,9 @@ class HandOver:
         self._given = True
         return []
 
-    def _session(self) -> Action:
+    def _session(self, pause: float = 0.0) -> Action:
         self._sessions += 1
-        return Run(tuple(texts.commands(self.limits, self.plan.devices, self.servers)))
+        return Run(tuple(texts.commands(self.limits, self.plan.devices, self.servers)), pause)
 
     # --- the limits' sessions ---
 
@@ -204,7 +208,8 @@ class HandOver:
         if self._gone:
             return self._left()
         if verdict.again and self._sessions < MOST_SESSIONS:
-            return [self._session()]
+            # a server that was killed is named by the daemon for some 20 ms more (recording 02, R6)
+            return [self._session(0.0 if verdict.why is None else DYING * self._sessions)]
         if verdict.why is None and not verdict.again:
             self.stage = Stage.CONNECT
             return [Connect()]
@@ -263,7 +268,8 @@ class HandOver:
     def client_message(self, data: bytes) -> list[Action]:
         if self.stage is not Stage.ACKNOWLEDGEMENT:
             return []
-        return [Acknowledge(data), self._passed(acknowledged=True, status=acknowledgement_status(data))]
+        self.stage = Stage.DONE
+        return [Acknowledge(data), Passed(self.limits, self.fail_safe, acknowledgement_status(data))]
 
     def client_closed(self) -> list[Action]:
         """Once the daemon has been told, the wait for its answer goes on: a client that leaves while it is in the
@@ -293,8 +299,8 @@ class HandOver:
         self.stage = Stage.ACKNOWLEDGEMENT
         if why is None and not self._given:
             return [Acknowledge(ACKNOWLEDGED), *self._left()]
-        what = "the client went away before it had met its server"
-        return [Acknowledge(ACKNOWLEDGED), *self._fail(what if why is None else f"{what}, and {why}", lost=True)]
+        what = self._why if why is None else f"{self._why}, and {why}"
+        return [Acknowledge(ACKNOWLEDGED), *self._fail(what, lost=True)]
 
     # --- ends ---
 
@@ -310,17 +316,14 @@ class HandOver:
     def expired(self) -> list[Action]:
         """The stage's deadline has passed."""
         if self.stage is Stage.ACKNOWLEDGEMENT:
-            return [Acknowledge(ACKNOWLEDGED), self._passed(acknowledged=False)]
+            self._why = "the client has not met its server in time, and MPS answered nobody meanwhile"
+            return self._rescue()
         if self.stage in (Stage.RESCUE, Stage.DONE):
             return []
         abandon: list[Action] = [Abandon()] if self.stage is Stage.ANSWER else []
         if self._gone:
             return [*abandon, *self._left()]
         return [*abandon, *self._fail(f"no {self.stage.value} in time", daemon=self.stage is not Stage.ANSWER)]
-
-    def _passed(self, *, acknowledged: bool, status: int = 0) -> Passed:
-        self.stage = Stage.DONE
-        return Passed(self.limits, self.fail_safe, acknowledged, status)
 
     def _fail(self, why: str, *, lost: bool = False, daemon: bool = False) -> list[Action]:
         stage, self.stage = self.stage, Stage.DONE

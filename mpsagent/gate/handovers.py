@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 from mpsagent.gate import handover, identity, link
-from mpsagent.gate.announcement import Announcement, Told, close_all
+from mpsagent.gate.announcement import Announcement, Told
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handing import Handing
 from mpsagent.gate.handover import HandOver, Plan, Stage
@@ -27,6 +27,7 @@ from mpsagent.mps.rendezvous import ACKNOWLEDGED, SERVER_NOT_READY, Credentials
 UNSURE = 0.5
 """Seconds in which a restored client that may have its descriptor shows that it has."""
 DYING = 0.05
+NOT_ADMITTED = "not admitted any more; it is held on"
 MOST_LATE = 256
 """Clients whose acknowledgement is outstanding; beyond it the oldest connection is closed."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
@@ -58,8 +59,8 @@ class HandOvers:
         self._after = over
         self._own = Credentials(os.getpid(), os.geteuid(), os.getegid())
         self._orphans = Orphans(lane.loop)
-        self._late: dict[Connection, int | None] = {}
-        """Clients that have not acknowledged in time, each with a copy of its descriptor."""
+        self._late: dict[Connection, None] = {}
+        """Clients that have their descriptor from an earlier gate, whose connections to the daemon are lost."""
         self._cut: deque[tuple[Connection, Announcement]] = deque()
         """Hand-overs that an earlier gate had begun."""
         self._not_ready = 0.0
@@ -150,25 +151,23 @@ class HandOvers:
                 self._processes.not_passed(connection)
                 self._holding.left(connection)
             case handover.Withdrawn():
-                pass
+                # the agent knows that it began, and waits to hear how it ended
+                self._tell(
+                    link.Failed(connection.number, connection.peer.pid, connection.peer.uid, NOT_ADMITTED, "limits")
+                )
         self._after()
         self._go_on()
         self._lane.loop.call_soon(self._lane.pump)
 
-    def _passed(self, handing: Handing, outcome: handover.Passed) -> None:
+    def _passed(self, handing: Handing, outcome: handover.Passed, *, acknowledged: bool = True) -> None:
         connection, who = handing.connection, handing.connection.peer
         if outcome.status == SERVER_NOT_READY:
             self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
             self._lane.rest(self._not_ready)
-        elif outcome.acknowledged:
+        elif acknowledged:
             self._not_ready = 0.0
         self._processes.passed(connection, outcome.limits)
-        descriptor = handing.keepsake()
-        if outcome.acknowledged or descriptor is None:
-            self._holding.close(connection)
-            close_all([] if descriptor is None else [descriptor])
-        else:
-            self._be_late(connection, descriptor)
+        self._holding.close(connection)
         seconds = self._lane.loop.time() - handing.began
         self._tell(
             link.Passed(
@@ -180,7 +179,7 @@ class HandOvers:
                 seconds,
                 time.time(),
                 outcome.fail_safe,
-                outcome.acknowledged,
+                acknowledged,
                 outcome.status,
             )
         )
@@ -189,7 +188,7 @@ class HandOvers:
         connection, who = handing.connection, handing.connection.peer
         if outcome.lost and lives:
             # It had its descriptor: whatever it has done with it, it counts until it ends or is released.
-            self._passed(handing, handover.Passed(handing.limits, handing.fail_safe, acknowledged=False))
+            self._passed(handing, handover.Passed(handing.limits, handing.fail_safe), acknowledged=False)
             return
         now = self._lane.loop.time()
         self._processes.not_passed(connection)
@@ -209,7 +208,7 @@ class HandOvers:
         """A message of a client that is being handed over or was, or its end. The message is still in the socket."""
         cut = next((one for one in self._cut if one[0] is connection), None)
         if connection in self._late:
-            self._forget_late(connection, rescue=not data)
+            self._forget_late(connection)
         elif self.current is not None and self.current.connection is connection:
             if data:
                 self.current.client_message(data)
@@ -241,19 +240,15 @@ class HandOvers:
                     self._holding.unwatch(connection)
                     current.client_closed()
 
-    def _be_late(self, connection: Connection, descriptor: int | None) -> None:
-        """It is not held any more. Should it go away without having met its server, that is still to be helped."""
+    def _be_late(self, connection: Connection) -> None:
+        """It is not held any more, and nothing more can be done for it."""
         self._holding.release(connection)
-        self._late[connection] = descriptor
+        self._late[connection] = None
         if len(self._late) > MOST_LATE:
-            self._forget_late(next(iter(self._late)), rescue=True)
+            self._forget_late(next(iter(self._late)))
 
-    def _forget_late(self, connection: Connection, *, rescue: bool) -> None:
-        descriptor = self._late.pop(connection)
-        if descriptor is not None and rescue:
-            self._orphans.rescue(descriptor, connection.peer)
-        elif descriptor is not None:
-            close_all([descriptor])
+    def _forget_late(self, connection: Connection) -> None:
+        del self._late[connection]
         self._holding.close(connection)
 
     # --- what an earlier gate had begun ------------------------------------------------------------------------------
@@ -306,7 +301,7 @@ class HandOvers:
             self._was_passed(connection)
             return
         if connection.mark is Mark.PASSED:
-            self._be_late(connection, None)
+            self._be_late(connection)
             return
         held = self._queue.get(connection.number)
         assert held is not None

@@ -67,7 +67,8 @@ def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """``servers``: who serves now. ``why``: None when every value is confirmed, else what is not. ``again``: the
-    servers were others than expected, so that the session has to be repeated with these."""
+    servers were others than expected, or one of them does not say what it should: it may be about to end, and the
+    session has to be repeated."""
 
     servers: tuple[int, ...]
     why: str | None = None
@@ -91,8 +92,8 @@ def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answ
         return Verdict(present, again=True)
     for server in present:
         rest, why = _compare(limits, ordinals, rest, f"server {server}'s")
-        if why is not None:
-            return Verdict(present, why, again="not found" in why)
+        if why is not None:  # or the server is on its way out and says nothing, or 0.0
+            return Verdict(present, why, again=True)
     if rest:
         return Verdict(present, f'MPS answered "{rest[0][:80]}" where nothing more was expected')
     return Verdict(present)

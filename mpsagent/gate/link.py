@@ -99,9 +99,9 @@ class Handing:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The client has the descriptor. ``acknowledged`` False: it has not confirmed it in time (a stopped process), so
-    that the limits it gets are those in force when it goes on. ``status``: what it says of its meeting with its server,
-    0 for well or a CUDA error; 807 when it was handed over into a FAULT (measured on an H100, answer 8)."""
+    """The client has the descriptor. ``acknowledged`` False: it has not confirmed in time, or before it hung up, that
+    it has met its server, and lives; its connection was used up for it, and it counts until it ends. ``status``: what
+    it says of that meeting, 0 for well or a CUDA error; 807 in FAULT (measured on an H100, answer 8)."""
 
     kind: ClassVar[str] = "passed"
     connection: int

@@ -7,7 +7,7 @@ import asyncio
 
 from mpsagent.gate.announcement import Announcement, Told, close_all
 from mpsagent.gate.rescue import Rescuer
-from mpsagent.mps.rendezvous import ACKNOWLEDGED, DESCRIPTOR, Credentials
+from mpsagent.mps.rendezvous import ACKNOWLEDGED, DESCRIPTOR
 
 MOST = 256
 
@@ -40,10 +40,6 @@ class Orphans:
             )
 
         announcement.await_answer(answered, lambda: self._end(announcement))
-
-    def rescue(self, descriptor: int, who: Credentials) -> None:
-        """For a client that had the descriptor and whose daemon has been told long ago."""
-        Rescuer(self._loop, descriptor, who, lambda _why: None, untouched=False)
 
     def _end(self, announcement: Announcement, last: bytes = b"") -> None:
         self._waiting.pop(announcement, None)

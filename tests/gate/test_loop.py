@@ -379,7 +379,7 @@ def test_a_client_that_dies_with_its_descriptor_leaves_no_server_stuck(rig: Rig,
     wait_for(lambda: len(daemon.saw("gone", uid=A)) == 3)
     assert not daemon.saw("stuck")
     assert not daemon.saw("hung up")
-    assert len(daemon.saw("acknowledged")) == 4
+    wait_for(lambda: len(daemon.saw("acknowledged")) == 4)
     if point in ("given", "0"):  # the client had not said a word: all of it is the gate's
         assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)] * 3
     elif point in ("3", "met", "acknowledged"):
@@ -416,6 +416,8 @@ def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None
     agent.wait(Handing)
     agent.say(admissions(open=False, number=7))
     agent.wait(Applied, number=7)
+    told = agent.wait(Failed, pid=client.pid)  # an agent that is not told waits for its end for ever
+    assert (told.stage, told.lost) == ("limits", False)
     other.close()
     time.sleep(0.2)
     assert not daemon.saw("gave")
