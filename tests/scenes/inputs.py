@@ -335,7 +335,7 @@ for number in range(count):
         one.connect(path)
         if number % 5 == 1: one.send(os.urandom(200))
         if number % 5 == 2: one.send(b"OUTBCRED\0")
-        if number % 5 == 3: one.send(b"OUTBCRED\0"); one.send(bytes((number % 256, 0, 0, 0)))
+        if number % 5 == 3: one.send(b"OUTBCRED\0"); one.send(bytes((number % 251 + 3, 0, 0, 0)))  # no client (2)
         if number % 5 == 4: one.close()
     except OSError:
         pass
