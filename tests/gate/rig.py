@@ -158,7 +158,7 @@ def one():
         if mode == "die " + point: os.kill(os.getpid(), signal.SIGKILL)
     at("given")
     if mode == "leave": return say("left")
-    while server.recvmsg(64, 64)[0] != b"\0": pass
+    while (word := server.recvmsg(64, 64)[0]) != b"\0": assert word
     at("0")
     for number, word in enumerate((b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"), 1):
         server.sendmsg([word], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
