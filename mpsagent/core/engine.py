@@ -14,7 +14,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import admission, caps, doubts, drain, faults, handovers, hangs, ladder, limits, starts, turns
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
-from mpsagent.core.reduce import reduce
+from mpsagent.core.reduce import not_handed, reduce
 from mpsagent.core.rule import Decision, EndClient, Request, Section
 from mpsagent.core.transitions import Transition
 from mpsagent.core.view import View
@@ -74,6 +74,8 @@ class Core:
         for event in events:
             self.state, told = reduce(self.state, event)
             happened += told
+            if isinstance(event, inp.Applied):
+                self._applied(event)
             actions += self._person(event, now)
             if isinstance(event, act.Done):
                 self._note(event)
@@ -172,6 +174,12 @@ class Core:
     def _note(self, done: act.Done) -> None:
         for name, rule in (*_RULES, ("ladder", ladder)):
             self._remember(name, rule.note(getattr(self.memories, name), done))
+
+    def _applied(self, event: inp.Applied) -> None:
+        memory = self.memories.admission
+        if memory.sent is not None and event.number == memory.number:
+            users = memory.sent.users if memory.sent.open else ()
+            self.state = not_handed(self.state, frozenset(one.uid for one in users))
 
     # --- orders -------------------------------------------------------------------------------------------------------
 

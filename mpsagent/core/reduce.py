@@ -1,6 +1,7 @@
 """``reduce(state, input) -> (state, transitions)``: the only place where the state changes.
 
-Gate, kernel, people and machine are taken in here; what the two logs say is in :mod:`mpsagent.core.reduce_logs`.
+Gate, kernel, people and machine are taken in here; what the two logs say is in :mod:`mpsagent.core.reduce_logs`, what
+MPS answers in :mod:`mpsagent.core.reduce_answers`.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 from mpsagent.core import inputs as inp
-from mpsagent.core import reduce_logs
+from mpsagent.core import reduce_answers, reduce_logs
 from mpsagent.core import transitions as tr
 from mpsagent.core.actions import Done, KillServer, RefuseConnection, ReleaseClient, SignalClient, TerminateClient
+from mpsagent.core.changes import Out, back, bounded, lost, server_ended, without
 from mpsagent.core.model import Client, Control, Drain, Gate, Held, Outcome, State
 from mpsagent.core.queue import Queue
-from mpsagent.core.reduce_logs import Out, back, bounded, lost, server_ended, without
 
 MOST_HELD = 10_000
 """The gate's own bound is lower; more is a mistake of the gate's."""
@@ -330,8 +331,18 @@ def _done(state: State, event: Done, out: Out) -> State:
     return state
 
 
+def not_handed(state: State, admitted: frozenset[int]) -> State:
+    """A table is in force, and no hand-over is under way that it does not allow: one that was has been given up."""
+    queue = state.held
+    for connection in queue.handing:
+        if queue[connection].uid not in admitted:
+            queue = queue.put(replace(queue[connection], handing=None))
+    return state if queue is state.held else replace(state, held=queue)
+
+
 _RULES: dict[type, Callable[[State, Any, Out], State]] = {
     **reduce_logs.RULES,
+    **reduce_answers.RULES,
     inp.GateConnected: _gate_connected,
     inp.GateSynced: _gate_synced,
     inp.GateLost: _gate_lost,

@@ -8,46 +8,23 @@ looks at the times that it knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.model import Attachment, Client, Control, Outcome, Server, StartFailure, State, Status
+from mpsagent.core.changes import Out, bounded, put, recovered, server_ended, without
+from mpsagent.core.model import Attachment, Control, Outcome, Server, StartFailure, State, Status
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 
-K = TypeVar("K")
-V = TypeVar("V")
-Out = list[tr.Transition]
-_KEPT_ENDED = 64
 _KEPT_LEFT = 256
 _LEAST_CLIENTS = 16
 """What a server takes before Volta: a line that says less is not believed."""
 _STARTED_EARLIER = 5.0
 """Seconds by which the control daemon's own first line may be older than the start that the kernel gave."""
-_LONG_ENOUGH = 1.0
-"""Seconds after a ``quit`` line in which an answer may still be one to an earlier question."""
-_JUST_NOW = 0.1
-"""Seconds within which an answer of MPS may be older than what was read in a log: it confirms nothing then."""
 # Far above what MPS can have: only a broken log comes here.
-_MOST_SERVERS = 64
 _MOST_ATTACHED = 256
-
-
-def without(mapping: Mapping[K, V], key: K) -> dict[K, V]:
-    return {k: v for k, v in mapping.items() if k != key}
-
-
-def bounded(mapping: dict[K, V], size: int) -> dict[K, V]:
-    while len(mapping) > size:
-        del mapping[next(iter(mapping))]
-    return mapping
-
-
-def _put(state: State, server: Server) -> State:
-    return replace(state, servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
 
 
 def _late(state: State, at: float) -> bool:
@@ -64,35 +41,6 @@ def _server(state: State, pid: int, at: float) -> Server | None:
     if pid in state.ended or _late(state, at):
         return None
     return Server(pid=pid, uid=None, status=Status.ACTIVE, started=at)
-
-
-def server_ended(state: State, pid: int, at: float, status: int | None, out: Out) -> State:
-    """The server is gone; its clients' processes may live on."""
-    known = state.servers.get(pid)
-    ended = bounded({**state.ended, pid: at}, _KEPT_ENDED)
-    if known is None:
-        return replace(state, ended=ended)
-    if known.fault_since is not None:
-        out.append(tr.FaultOver(at, pid, max(0.0, at - known.fault_since), False))
-    out.append(tr.ServerEnded(at, pid, known.uid, status))
-    clients = dict(state.clients)
-    for client in state.clients.values():
-        if client.detached is None and (client.server == pid or client.pid in known.attached):
-            clients[client.pid] = lost(client, at)
-    return replace(state, servers=without(state.servers, pid), ended=ended, clients=clients)
-
-
-def back(client: Client) -> Client:
-    """It is at work after all, or again."""
-    outcome = Outcome.OK if client.outcome is Outcome.LOST else client.outcome
-    return replace(client, said_left=None, detached=None, outcome=outcome)
-
-
-def lost(client: Client, at: float, *, confirmed: bool = False) -> Client:
-    """Its server ended under it."""
-    outcome = Outcome.LOST if client.outcome is Outcome.OK else client.outcome
-    said = at if client.said_left is None else client.said_left
-    return replace(client, outcome=outcome, said_left=said, detached=said if confirmed else None)
 
 
 # --- the control daemon -----------------------------------------------------------------------------------------------
@@ -150,12 +98,12 @@ def _server_starting(state: State, event: ev.ServerStarting, out: Out) -> State:
         return state
     known = state.servers.get(event.pid)
     if known is not None and known.uid is None:  # its own log was read first
-        return _put(state, replace(known, uid=event.uid, started=min(known.started, event.at)))
+        return put(state, replace(known, uid=event.uid, started=min(known.started, event.at)))
     if known is not None or state.ended.get(event.pid, float("-inf")) > event.at:
         return state
     out.append(tr.ServerStarting(event.at, event.pid, event.uid))
     server = Server(pid=event.pid, uid=event.uid, status=Status.INITIALIZING, started=event.at)
-    return replace(_put(state, server), ended=without(state.ended, event.pid))
+    return replace(put(state, server), ended=without(state.ended, event.pid))
 
 
 def _server_startup(state: State, event: ev.ServerStartup, out: Out) -> State:
@@ -164,7 +112,7 @@ def _server_startup(state: State, event: ev.ServerStartup, out: Out) -> State:
     if _late(state, event.at):
         return state
     server = Server(pid=event.server, uid=None, status=Status.INITIALIZING, started=event.at)
-    return replace(_put(state, server), ended=without(state.ended, event.server))
+    return replace(put(state, server), ended=without(state.ended, event.server))
 
 
 def _server_ready(state: State, event: ev.ServerReady, out: Out) -> State:
@@ -175,7 +123,7 @@ def _server_ready(state: State, event: ev.ServerReady, out: Out) -> State:
     idle = None if server.attached else event.at
     out.append(tr.ServerReady(event.at, event.pid, server.uid))
     state = replace(state, start_failure=None, last_ready=event.at)
-    return _put(state, replace(server, status=status, ready=event.at, idle_since=idle))
+    return put(state, replace(server, status=status, ready=event.at, idle_since=idle))
 
 
 def _server_exited(state: State, event: ev.ServerExited, out: Out) -> State:
@@ -204,14 +152,14 @@ def _start_failed(state: State, at: float, pid: int, reason: str | None, out: Ou
 
 def _reported(state: State, event: ev.ServerStarted, out: Out) -> State:
     server = _server(state, event.server, event.at)
-    return state if server is None else _put(state, replace(server, reported=True))
+    return state if server is None else put(state, replace(server, reported=True))
 
 
 def _stuck(state: State, event: ev.ServerStuck, out: Out) -> State:
     server = _server(state, event.server, event.at)
     if server is None or server.stuck_since is not None:
         return state
-    return _put(state, replace(server, stuck_since=event.at))
+    return put(state, replace(server, stuck_since=event.at))
 
 
 def _stop_tried(state: State, event: ev.ShutdownTried | ev.ShutdownRefused, out: Out) -> State:
@@ -219,7 +167,7 @@ def _stop_tried(state: State, event: ev.ShutdownTried | ev.ShutdownRefused, out:
     if server is None:
         return state
     tried = event.at if isinstance(event, ev.ShutdownTried) else None
-    return _put(state, replace(server, stop_tried=tried))
+    return put(state, replace(server, stop_tried=tried))
 
 
 def _stopping(state: State, event: ev.ServerStopping | ev.ShutdownForced, out: Out) -> State:
@@ -229,14 +177,14 @@ def _stopping(state: State, event: ev.ServerStopping | ev.ShutdownForced, out: O
         return state
     since = event.at if server.stopping_since is None else min(event.at, server.stopping_since)
     server = replace(server, status=Status.SHUTTING_DOWN, forced=server.forced or forced, stopping_since=since)
-    return _put(state, server)
+    return put(state, server)
 
 
 def _threads(state: State, event: ev.ThreadsSet, out: Out) -> State:
     server = _server(state, event.server, event.at)
     if server is None or server.reported:  # later ones are of single hand-overs
         return state
-    return _put(state, replace(server, limits=Limits(event.percent, server.limits.memory)))
+    return put(state, replace(server, limits=Limits(event.percent, server.limits.memory)))
 
 
 def _memory(state: State, event: ev.MemorySet, out: Out) -> State:
@@ -246,95 +194,7 @@ def _memory(state: State, event: ev.MemorySet, out: Out) -> State:
     memory = without(server.limits.memory, event.device)
     if event.size:
         memory[event.device] = event.size
-    return _put(state, replace(server, limits=Limits(server.limits.threads, memory)))
-
-
-def _status_seen(state: State, event: inp.ServerStatusSeen, out: Out) -> State:
-    """MPS's own word outweighs what was read from the logs."""
-    server = state.servers.get(event.server)
-    if server is None:
-        return state
-    if event.status == Status.FAULT and server.mended is not None and event.at <= server.mended + _JUST_NOW:
-        return state
-    if event.status == Status.FAULT and server.status is not Status.FAULT:
-        out.append(tr.FaultBegan(event.at, server.pid, server.uid))
-        return _put(
-            state, replace(server, status=Status.FAULT, fault_since=event.at, fault_confirmed=True, mended=None)
-        )
-    if event.status == Status.FAULT:
-        return state if server.fault_confirmed else _put(state, replace(server, fault_confirmed=True))
-    if event.status != Status.ACTIVE:
-        return state
-    fresh = replace(
-        server, stuck_since=_unless_over(server.stuck_since, event.at), mended=None,
-        stop_tried=_unless_over(server.stop_tried, event.at),
-        stopping_since=_unless_over(server.stopping_since, event.at),
-    )  # fmt: skip
-    fault = _unless_over(server.fault_since, event.at)
-    if server.status is Status.FAULT:
-        return _put(state, fresh if fault is not None else replace(_recovered(fresh, event.at, out), mended=None))
-    if fresh.stopping_since is None:
-        ready = event.at if server.ready is None else server.ready
-        fresh = replace(fresh, status=Status.ACTIVE, forced=False, ready=ready)
-    return state if fresh == server else _put(state, fresh)
-
-
-def _unless_over(since: float | None, answered: float) -> float | None:
-    """What a line said, unless MPS has answered since that all is well."""
-    return since if since is not None and answered <= since + _JUST_NOW else None
-
-
-def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
-    """Who is asked and answers is not quitting. A client whose server is not in the list has left it."""
-    control = state.control
-    if control is not None and control.quitting is not None and event.at > control.quitting + _LONG_ENOUGH:
-        state = replace(state, control=replace(control, quitting=None, quit_by=None))
-    for pid in event.known_before - event.servers.keys():
-        if pid in state.servers:
-            state = server_ended(state, pid, event.at, None, out)
-    for pid, uid in event.servers.items():
-        if pid not in state.servers and pid not in event.known_before:
-            server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at, confirmed=True)
-            state = replace(_put(state, server), ended=without(state.ended, pid))
-        elif pid in state.servers and (not state.servers[pid].confirmed or state.servers[pid].uid != uid):
-            state = _put(state, replace(state.servers[pid], confirmed=True, uid=uid))
-    return _confirmed(replace(state, listed_at=event.at))
-
-
-def _confirmed(state: State) -> State:
-    """Who is said to have left, and is in none of MPS's own lists that are newer, has left."""
-    clients = dict(state.clients)
-    for client in state.clients.values():
-        left, asked = client.said_left, state.listed_at
-        if left is None or client.detached is not None or asked is None or asked < left:
-            continue
-        if all(s.listed_at is not None and s.listed_at >= left and client.pid not in s.listed
-               for s in state.candidates(client)):  # fmt: skip
-            clients[client.pid] = replace(client, detached=left)
-    return replace(state, clients=clients)
-
-
-def _clients_listed(state: State, event: inp.ClientsListed, out: Out) -> State:
-    """Which pids have a context on a server, by MPS's own answer."""
-    server = state.servers.get(event.server)
-    if server is None:
-        return state
-    attached: dict[int, Attachment] = {}
-    for pid, one in server.attached.items():
-        if pid not in event.pids and one.since <= event.at:
-            one = replace(one, contexts=one.contexts & {0})
-            if pid not in state.clients:
-                continue
-        attached[pid] = one
-    for pid in event.pids:
-        if not attached.get(pid, Attachment(event.at)).contexts - {0}:
-            attached[pid] = replace(attached.get(pid, Attachment(event.at)), contexts=frozenset({0, 1}))
-    clients = {
-        pid: back(replace(one, server=server.pid)) if pid in event.pids else one for pid, one in state.clients.items()
-    }
-    idle = None if attached else server.idle_since if server.idle_since is not None else event.at
-    server = replace(server, attached=attached, idle_since=idle, listed_at=event.at, listed=event.pids)
-    return _confirmed(replace(_put(state, server), clients=clients))
+    return put(state, replace(server, limits=Limits(server.limits.threads, memory)))
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
@@ -350,7 +210,7 @@ def _connected(state: State, event: ev.ContextConnected, out: Out) -> State:
     attachment = replace(known, contexts=known.contexts | {event.context})
     attached = bounded({**server.attached, event.pid: attachment}, _MOST_ATTACHED)
     server = replace(server, idle_since=None, last_context=event.pid, attached=attached)
-    state = _put(state, server)
+    state = put(state, server)
     client = state.clients.get(event.pid)
     if client is None:
         if state.held.of_pid(event.pid):
@@ -369,7 +229,7 @@ def _context_gone(state: State, event: ev.ContextExiting, out: Out) -> State:
     if server is None or known is None:
         return state
     left = replace(known, contexts=known.contexts - {event.context})
-    return _put(state, replace(server, attached={**server.attached, event.pid: left}))
+    return put(state, replace(server, attached={**server.attached, event.pid: left}))
 
 
 def _disconnected(state: State, event: ev.ClientDisconnected, out: Out) -> State:
@@ -384,8 +244,8 @@ def _disconnected(state: State, event: ev.ClientDisconnected, out: Out) -> State
     if event.pid in server.sticky:
         server = replace(server, sticky=tuple(pid for pid in server.sticky if pid != event.pid))
         if not server.sticky and server.status is Status.FAULT:
-            server = _recovered(server, event.at, out)
-    state = _put(state, server)
+            server = recovered(server, event.at, out)
+    state = put(state, server)
     client = state.clients.get(event.pid)
     if client is None:
         left = bounded({**state.left, event.pid: (event.at, server.pid)}, _KEPT_LEFT)
@@ -402,7 +262,7 @@ def _associated(state: State, event: ev.DeviceAssociated, out: Out) -> State:
     if server is None or known is None or event.uuid in known.devices:
         return state
     fresh = replace(known, devices=known.devices | {event.uuid})
-    return _put(state, replace(server, attached={**server.attached, server.last_context: fresh}))
+    return put(state, replace(server, attached={**server.attached, server.last_context: fresh}))
 
 
 def _refused(state: State, event: ev.ClientRefused, out: Out) -> State:
@@ -419,18 +279,10 @@ def _full(state: State, event: ev.ClientsFull, out: Out) -> State:
         return state
     out.append(tr.ServerFull(event.at, event.server, event.limit))
     limit = max(_LEAST_CLIENTS, event.limit)
-    return state if server.max_clients == limit else _put(state, replace(server, max_clients=limit))
+    return state if server.max_clients == limit else put(state, replace(server, max_clients=limit))
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
-
-
-def _recovered(server: Server, at: float, out: Out) -> Server:
-    status = Status.ACTIVE if server.stopping_since is None else Status.SHUTTING_DOWN
-    out.append(tr.FaultOver(at, server.pid, max(0.0, at - (server.fault_since or at)), True))
-    return replace(
-        server, status=status, sticky=(), devices_faulted=(), fault_since=None, fault_confirmed=False, mended=at
-    )  # fmt: skip
 
 
 def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
@@ -447,14 +299,14 @@ def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
         fault_confirmed=False,
         mended=None,
     )
-    return _put(state, server)
+    return put(state, server)
 
 
 def _fault_device(state: State, event: ev.FaultDevice, out: Out) -> State:
     server = state.servers.get(event.server)
     if server is None or event.device in server.devices_faulted:
         return state
-    return _put(state, replace(server, devices_faulted=(*server.devices_faulted, event.device)))
+    return put(state, replace(server, devices_faulted=(*server.devices_faulted, event.device)))
 
 
 def _fault_client(state: State, event: ev.FaultClient, out: Out) -> State:
@@ -462,7 +314,7 @@ def _fault_client(state: State, event: ev.FaultClient, out: Out) -> State:
     if server is None or event.pid in server.sticky or len(server.sticky) >= _MOST_ATTACHED:
         return state
     out.append(tr.FaultClient(event.at, server.pid, event.pid))
-    state = _put(state, replace(server, sticky=(*server.sticky, event.pid)))
+    state = put(state, replace(server, sticky=(*server.sticky, event.pid)))
     client = state.clients.get(event.pid)
     if client is not None and client.outcome is Outcome.OK:
         state = replace(state, clients={**state.clients, event.pid: replace(client, outcome=Outcome.FAULTED)})
@@ -476,7 +328,7 @@ def _destroyed(state: State, event: ev.ContextDestroyed, out: Out) -> State:
     if server is None or server.status is not Status.FAULT:
         return state
     left = tuple(d for d in server.devices_faulted if d != event.device)
-    return _put(state, replace(server, devices_faulted=left) if left else _recovered(server, event.at, out))
+    return put(state, replace(server, devices_faulted=left) if left else recovered(server, event.at, out))
 
 
 def _unknown(state: State, event: ev.Unknown, out: Out) -> State:
@@ -515,7 +367,4 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     ev.FaultClient: _fault_client,
     ev.ContextDestroyed: _destroyed,
     ev.Unknown: _unknown,
-    inp.ServerStatusSeen: _status_seen,
-    inp.ServersListed: _listed,
-    inp.ClientsListed: _clients_listed,
 }

@@ -330,6 +330,24 @@ def test_a_first_client_that_cannot_be_handed_over_does_not_hold_up_the_next_use
 
 
 @both
+def test_a_hand_over_that_the_gate_gave_up_without_a_word_holds_up_no_turn(shared: bool) -> None:
+    """A table in force says that no hand-over is under way that it does not allow."""
+    stage = Stage(POLICY.replace("threads = 60", "threads = 60\nmax_clients = 1"), shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.client(ALICE)
+    bob = stage.client(BOB)
+    stage.run(0.1)
+    second = next(number for number, one in stage.gate.held.items() if one.proc.uid == ALICE)
+    stage.feed(inp.HandingOver(stage.now, second))
+    assert stage.core is not None
+    assert stage.core.state.held.handing == {second}
+    stage.run(17)
+    assert second not in stage.core.state.held.handing
+    assert stage.working(bob)
+
+
+@both
 def test_a_crash_of_the_daemon_costs_nobody_his_place(shared: bool) -> None:
     stage = Stage(PATIENT, shared=shared).up()
     stage.start_fails = True

@@ -1,0 +1,69 @@
+"""Small changes of the state that several reducers make: a server put, ended or recovered; a client lost or back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from mpsagent.core import transitions as tr
+from mpsagent.core.model import Client, Outcome, Server, State, Status
+
+K = TypeVar("K")
+V = TypeVar("V")
+Out = list[tr.Transition]
+
+_KEPT_ENDED = 64
+_MOST_SERVERS = 64
+"""Far above what MPS can have: only a broken log comes here."""
+
+
+def without(mapping: Mapping[K, V], key: K) -> dict[K, V]:
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def bounded(mapping: dict[K, V], size: int) -> dict[K, V]:
+    while len(mapping) > size:
+        del mapping[next(iter(mapping))]
+    return mapping
+
+
+def put(state: State, server: Server) -> State:
+    return replace(state, servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
+
+
+def server_ended(state: State, pid: int, at: float, status: int | None, out: Out) -> State:
+    """The server is gone; its clients' processes may live on."""
+    known = state.servers.get(pid)
+    ended = bounded({**state.ended, pid: at}, _KEPT_ENDED)
+    if known is None:
+        return replace(state, ended=ended)
+    if known.fault_since is not None:
+        out.append(tr.FaultOver(at, pid, max(0.0, at - known.fault_since), False))
+    out.append(tr.ServerEnded(at, pid, known.uid, status))
+    clients = dict(state.clients)
+    for client in state.clients.values():
+        if client.detached is None and (client.server == pid or client.pid in known.attached):
+            clients[client.pid] = lost(client, at)
+    return replace(state, servers=without(state.servers, pid), ended=ended, clients=clients)
+
+
+def back(client: Client) -> Client:
+    """It is at work after all, or again."""
+    outcome = Outcome.OK if client.outcome is Outcome.LOST else client.outcome
+    return replace(client, said_left=None, detached=None, outcome=outcome)
+
+
+def lost(client: Client, at: float, *, confirmed: bool = False) -> Client:
+    """Its server ended under it."""
+    outcome = Outcome.LOST if client.outcome is Outcome.OK else client.outcome
+    said = at if client.said_left is None else client.said_left
+    return replace(client, outcome=outcome, said_left=said, detached=said if confirmed else None)
+
+
+def recovered(server: Server, at: float, out: Out) -> Server:
+    status = Status.ACTIVE if server.stopping_since is None else Status.SHUTTING_DOWN
+    out.append(tr.FaultOver(at, server.pid, max(0.0, at - (server.fault_since or at)), True))
+    return replace(
+        server, status=status, sticky=(), devices_faulted=(), fault_since=None, fault_confirmed=False, mended=at
+    )  # fmt: skip
