@@ -146,13 +146,20 @@ def _():
     names = sorted(os.environ["LISTEN_FDNAMES"].split(":"))
     assert names == ["control", "control_privileged"], names
 
-@attempt("pass on another process's credentials")
-def _():
+def pass_on(pid):
     one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     two.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-    said = struct.pack("3i", other, 2001, 2001)
+    said = struct.pack("3i", pid, 2001, 2001)
     one.sendmsg([b"x"], [(socket.SOL_SOCKET, 2, said)])
     assert two.recvmsg(1, 64)[1][0][2] == said
+
+@attempt("pass on another user's credentials")
+def _():
+    pass_on(os.getpid())
+
+@attempt("FORBIDDEN: pass for another process")
+def _():
+    pass_on(other)
 
 @attempt("know the process: pidfd, start time, name, cgroup")
 def _():
