@@ -11,17 +11,15 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from datetime import UTC
-from typing import Any
 
-from mpsagent.agent import gpus, kept, missed, policies, startup
+from mpsagent.agent import gpus, kept, policies, startup
 from mpsagent.agent.bypass import Bypass
-from mpsagent.agent.catch_up import foreign
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.conditions import note_conditions
 from mpsagent.agent.executor import Executor, mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
-from mpsagent.agent.gate_messages import to_input
+from mpsagent.agent.gate_side import GateSide
+from mpsagent.agent.log_side import LogSide
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.people import People
 from mpsagent.agent.recorder import FORGET, Recorder, log
@@ -33,25 +31,19 @@ from mpsagent.core.engine import Core, Step
 from mpsagent.core.model import State
 from mpsagent.core.transitions import ClientWaiting, ServerReady, Transition, transition_fields
 from mpsagent.core.view import View
-from mpsagent.gate import link
 from mpsagent.mps.limits import Device
-from mpsagent.mps.loglines import LogParser
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories, lock
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.frontend import FrontEnd
-from mpsagent.system.gate_link import GateLink
 from mpsagent.system.history import History
-from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position
 from mpsagent.system.names import Names
 from mpsagent.system.policy_warnings import warnings
-from mpsagent.system.processes import Process
 from mpsagent.system.store import Store
 
 TICK = 1.0
 """Seconds between two looks of the observer."""
-KEPT_PARSERS = 4
 MOST_PENDING = 256
 """Actions under way at most; more than that are a fault of ours, and said to be one."""
 GPU_WAIT = 3.0
@@ -81,30 +73,20 @@ class Agent(Recorder):
         self.people = People(names, self._soon)
         self.clients = Clients(self._client_ended)
         self.bypass = Bypass()
-        self.followers: dict[str, LogFollower] = {}
         self.where: directories.Directories
         self.supervisor: ControlSupervisor
         self.executor: Executor
-        self.gate = GateLink(settings.gate_link, self._from_gate, lost=self._gate_lost)
+        self.gate = GateSide(self)
+        self.logs = LogSide(self)
         self.keeper = GateKeeper(self)
-        self._parsers: dict[tuple[str, int], LogParser] = {}
-        """By log and inode: after a rename the old file may go on beside the new one."""
-        self._at_start: dict[str, tuple[int, int]] = {}
-        self._observer = Observer(self)
+        self.observer = Observer(self)
         self._closing = ExitStack()
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._pending = 0
         self._loading = asyncio.Lock()
         self._unknown = Sparingly(UNKNOWN_A_MINUTE)
-        self._kept: dict[str, Any] | None = None
-        """What an earlier agent remembered, until the gate has said who lives."""
-        self._told: list[inp.Input] | None = None
-        """What the gate has said since its hello; it is taken together, so that no decision rests on a part of it."""
-        self._open = missed.open_ends(history.since(0, history.newest))
         self._checking = False
-        self._daemons: set[int] = set()
-        """The pids of our control daemons: an earlier one's last lines may come late."""
 
     @property
     def state(self) -> State:
@@ -137,7 +119,7 @@ class Agent(Recorder):
         """Read the policy, take over or prepare, read the logs, reach the gate. Returns when the agent is at work.
         Raises AlreadyLocked when another agent is, DirectoryRefused or OSError where the directories are of no use."""
         asyncio.get_running_loop().set_exception_handler(self.loop_failed)
-        self._kept = self.store.load()
+        earlier = self.gate.earlier = self.store.load()
         for text in self.store.notes:
             log.warning("store", text=text)
         await self._first_policy()
@@ -151,7 +133,7 @@ class Agent(Recorder):
         self.supervisor = make_supervisor(policy, self.where, self._control_gone)
         self._closing.callback(self.supervisor.close)
         self.executor = Executor(
-            policy, self.where, front_end, self.supervisor, self.gate, self.clients, self.clock, self.take,
+            policy, self.where, front_end, self.supervisor, self.gate.link, self.clients, self.clock, self.take,
             lambda: self.core.state,
         )  # fmt: skip
         known = gpus.remembered(self.settings, policy.devices)
@@ -160,14 +142,14 @@ class Agent(Recorder):
         await self.keeper.start()
         await startup.adopt(self)
         for name, (position, parser) in (await startup.read_logs(self)).items():
-            await self._follow(name, position, parser)
-        self.absorb(kept.drain(self._kept, self.clock.now()))
+            await self.logs.follow(name, position, parser)
+        self.absorb(kept.drain(earlier, self.clock.now()))
         if not known:
             await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
-        self.gate.start()
+        self.gate.link.start()
         self.spawn(self._tick())
-        self._observer.survey()
+        self.observer.survey()
         self._check_policy()
         self._decide()
 
@@ -180,19 +162,6 @@ class Agent(Recorder):
             return
         held = lock.take(f"{self.where.home}/agent.lock", f"the control daemon of {self.policy.pipe_directory}")
         self._closing.callback(os.close, held)
-
-    async def _follow(self, name: str, position: Position | None, parser: LogParser) -> None:
-        """From where the log was read to, with the parser that knows how its last line began."""
-        if position is not None:
-            self._parsers[name, position.inode] = parser
-            self._at_start[name] = (position.inode, position.offset)
-        follower = self.followers[name] = LogFollower(
-            f"{self.policy.log_directory}/{name}.log",
-            lambda chunk: self._read(name, chunk),
-            on_problem=lambda text: self._log_problem(name, text),
-            first=None if position is None else at_position(position),
-        )
-        await follower.start()
 
     async def end(self) -> None:
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""
@@ -207,9 +176,8 @@ class Agent(Recorder):
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        for follower in self.followers.values():
-            follower.close()
-        self.gate.close()
+        self.logs.close()
+        self.gate.link.close()
         self.keeper.close()
         self.clients.close()
         self.people.close()
@@ -252,7 +220,7 @@ class Agent(Recorder):
         self.executor.policy = policy
         self.people.refresh()
         self.take([inp.PolicyChanged(now, policy)])
-        self._observer.survey()
+        self.observer.survey()
         self._check_policy()
         return ()
 
@@ -280,87 +248,6 @@ class Agent(Recorder):
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
-    def _read(self, name: str, chunk: Chunk) -> None:
-        parser = self._parsers.get((name, chunk.inode))
-        if parser is None or (chunk.fresh and self._at_start.pop(name, None) != (chunk.inode, chunk.offset)):
-            parser = LogParser("control" if name == "control" else "server", UTC)
-            for old in [key for key in self._parsers if key[0] == name][:-KEPT_PARSERS]:
-                del self._parsers[old]
-            self._parsers[name, chunk.inode] = parser
-        control = self.state.control
-        parser.daemon = control.pid if control is not None and control.proven else None
-        parser.ours = None
-        if parser.daemon is not None:
-            self._daemons.add(parser.daemon)
-            parser.ours = startup.child_of(parser.daemon)
-        events = parser.feed(chunk.data, self.clock.shift())
-        if name == "control" and events:
-            self.executor.heard(events[-1].at)
-        self.counts["log lines"] += len(events)
-        events = [event for event in events if not foreign(event, self.socket_path)]
-        if parser.other is not None and parser.other not in self._daemons:
-            self._observer.other_daemon(parser.other)
-        parser.other = None
-        self.take(events)
-
-    def _from_gate(self, message: link.FromGate, process: Process | None) -> None:
-        now = self.clock.now()
-        match message:
-            case link.Hello():
-                self.clients.forget_waiting()
-                self._told = []
-            case link.Knock():
-                self.clients.came(message.connection, process)
-            case link.Known():
-                if process is not None and self.clients.get(message.pid, message.start) is None:
-                    self.clients.known(process)
-                elif process is not None:
-                    process.close()
-            case link.Left():
-                self.clients.left(message.connection)
-            case link.Passed():
-                if not self.clients.passed(message.connection, message.pid, message.start):
-                    self._soon_ended(message.pid)
-            case link.Failed():
-                if message.lost:
-                    self.clients.left(message.connection)
-            case _:
-                pass
-        events: list[inp.Input] = [to_input(message, now)]
-        if isinstance(message, link.Knock | link.Known) and self.people.meet([message.uid]):
-            events.insert(0, inp.PeopleKnown(now, self.people.known))
-        if self._told is None:
-            self.take(events)
-            return
-        self._told += events
-        if isinstance(message, link.Synced):
-            self._synced(now)
-
-    def _synced(self, now: float) -> None:
-        """The gate has said everything. What an earlier agent has begun goes on from here."""
-        told, self._told = self._told or [], None
-        first, self._kept = self._kept, None
-        if first is None:
-            self.take(told)
-            return
-        kept.take_up_turn(self.core, first, told)
-        self.take([*told, kept.ending(first, now)])
-        for one in missed.missed(self._open, self.state, told, now) if self.inherited else ():
-            self.counts["missed"] += 1
-            self._write_down(one, now)
-        self._keep()
-
-    def _soon_ended(self, pid: int) -> None:
-        """It passed, and ended before its pidfd could be held."""
-        asyncio.get_running_loop().call_soon(lambda: self.take([inp.ProcessEnded(self.clock.now(), pid)]))
-
-    def _gate_lost(self, why: str) -> None:
-        self._told = None
-        self.clients.forget_waiting()
-        now = self.clock.now()
-        self.conditions.set("gate", why, now, "it comes back by itself; who waits is held by its keeper")
-        self.take([inp.GateLost(now)])
-
     def _client_ended(self, pid: int, start: int) -> None:
         self.take([inp.ProcessEnded(self.clock.now(), pid, start)])
 
@@ -369,15 +256,11 @@ class Agent(Recorder):
         self.up_since = None
         self.take([inp.ControlGone(now, pid)])
 
-    def _log_problem(self, name: str, text: str | None) -> None:
-        do = "what happens in MPS is not seen until it can be read"
-        self.conditions.set(f"{name}.log", text, self.clock.now(), do)
-
     async def _tick(self) -> None:
         while not self.stopping:
             await asyncio.sleep(TICK)
             try:
-                self.take(self._observer.once())
+                self.take(self.observer.once())
                 if self.state.silent_since is not None and not self.executor.busy:
                     self.spawn(self.executor.listen())
                 self._note_conditions()
@@ -434,12 +317,12 @@ class Agent(Recorder):
             else:
                 self._dispatch(action, now)
         for one in step.transitions:
-            self._write_down(one, now)
+            self.write_down(one, now)
         uids = set(self.state.queue()) | set(self.state.users())
         if self.people.meet(uids):
             self._soon()
         self.people.keep(uids)
-        self._keep()
+        self.gate.keep()
         deadline = self.core.deadline()
         self._wake_at(deadline)
         if any(not one.ok or not isinstance(one.action, act.SetAdmissions) for one in outcomes):
@@ -452,13 +335,6 @@ class Agent(Recorder):
         if deadline is not None and not self.stopping:
             delay = max(0.0, deadline - self.clock.now()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay, self._decide)
-
-    def _keep(self) -> None:
-        """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
-        if self._kept is None:
-            self.store.put("ending", kept.ending_rows(self.core))
-            self.store.put("turn", kept.turn_row(self.core))
-            self.store.put("served", kept.served_rows(self.core))
 
     def _dispatch(self, action: act.Action, now: float) -> None:
         self.counts[type(action).__name__] += 1
@@ -501,11 +377,11 @@ class Agent(Recorder):
 
     # --- on record ---
 
-    def _write_down(self, one: Transition, now: float) -> None:
+    def write_down(self, one: Transition, now: float) -> None:
         self.counts[one.kind] += 1
         if isinstance(one, ServerReady):
             self.last_switch = one.at
-        if isinstance(one, ClientWaiting) and not missed.is_new(self._open, one):
+        if isinstance(one, ClientWaiting) and not self.gate.is_new(one):
             return  # an earlier agent wrote it down
         if worth_a_record(one, self._unknown, now):
             self.record(one.kind, one.at, **transition_fields(one))

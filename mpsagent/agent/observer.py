@@ -80,7 +80,7 @@ class Observer:
     def _gate(self, now: float) -> None:
         agent, path = self._agent, self._agent.policy.pipe_directory
         do = "clients are held, and served as the gate was told last; see the gate's own log"
-        agent.conditions.set("gate", agent.gate.problem, now, do)
+        agent.conditions.set("gate", agent.gate.link.problem, now, do)
         there = os.path.lexists(f"{path}/control")
         what = f"{path}/control has gone: who starts now runs outside MPS, without limits"
         do = "systemctl restart mpsagent-gate.socket mpsagent-gate (or restart the gate's keeper)"
@@ -89,7 +89,7 @@ class Observer:
     def _logs(self, now: float) -> None:
         agent = self._agent
         running = agent.supervisor.running is not None
-        for name, follower in agent.followers.items():
+        for name, follower in agent.logs.followers.items():
             gone = running and follower.missing and agent.up_since is not None and now > agent.up_since + 3.0
             what = f"{follower.path} has gone while MPS runs; MPS never opens it again"
             do = f"{BLIND}, unless the agent has the old file open still; when all is idle: mpsagent-cli restart"

@@ -40,8 +40,12 @@ def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Processes of users that have nothing to do with MPS."""
     found = [
         subprocess.Popen(
-            [other_users_python(uid), "-S", "-E", "-c", LISTENER], stdout=subprocess.PIPE, user=uid, group=uid, extra_groups=[]
-        )
+            [other_users_python(uid), "-S", "-E", "-c", LISTENER],
+            stdout=subprocess.PIPE,
+            user=uid,
+            group=uid,
+            extra_groups=[],
+        )  # fmt: skip
         for uid in (A, B, D)
     ]
     for one in found:

@@ -72,7 +72,7 @@ def test_a_task_and_a_look_that_fail_are_said(place: Path, monkeypatch: pytest.M
             raise RuntimeError("a mistake")
 
         monkeypatch.setattr(host, "TICK", 0.01)
-        monkeypatch.setattr(agent._observer, "once", once)
+        monkeypatch.setattr(agent.observer, "once", once)
         await until(lambda: len(looks) > 3)
         assert "agent: looking around failed" in topics(agent)
 
@@ -274,10 +274,10 @@ def test_a_client_whose_end_came_before_its_pidfd_is_not_kept_for_ever(place: Pa
         from mpsagent.gate import link
         from mpsagent.mps.limits import Limits
 
-        agent._from_gate(link.Hello(7, 1.0), None)
-        agent._from_gate(link.Synced(), None)
+        agent.gate.receive(link.Hello(7, 1.0), None)
+        agent.gate.receive(link.Synced(), None)
         passed = link.Passed(1, 4_000_001, 1001, 99, Limits(20.0), 0.1, agent.clock.now(), False, True)
-        agent._from_gate(passed, None)
+        agent.gate.receive(passed, None)
         assert Peer(4_000_001, 1001, 0, 99) in [one.peer for one in agent.state.clients.values()]
         await until(lambda: not agent.state.clients)
 

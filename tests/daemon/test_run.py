@@ -14,9 +14,12 @@ from pathlib import Path
 import pytest
 
 from mpsagent.interfaces.client import request
+from mpsagent.interfaces.daemon import OPENING
+from tests.agent.stage import A, Agent, Stage
 from tests.conformance import rig as rigs
-from tests.scenes.stage import A, Agent, Api, Stage
+from tests.scenes.stage import Api
 
+PROGRAM = (sys.executable, "-m", "mpsagent.interfaces.daemon")
 POLICY = "[limits]\nthreads = 50\n"
 # Hands descriptor 3 to the program as systemd does: LISTEN_PID is the program's own pid.
 LISTENER = """
@@ -45,11 +48,11 @@ class Systemd:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, stage: Stage, **environment: str) -> Agent:
-        program = Path(sys.executable).with_name("mpsagent")
         devices = Path(stage.backend.control).with_name("devices.json")
-        command = [sys.executable, "-c", LISTENER, str(self.listen.fileno()), str(program), "run"]
+        command = [sys.executable, "-c", LISTENER, str(self.listen.fileno()), *PROGRAM, "run"]
         command += ["--policy", str(stage.place / "policy.toml"), "--socket", str(self.place / "elsewhere")]
         command += ["--state-directory", str(stage.place / "state"), "--devices", str(devices), "--log-format", "text"]
+        command += ["--run-directory", str(stage.place / "run")]
         env = {**stage.python_environment(), "NOTIFY_SOCKET": str(self.place / "notify"), **environment}
         self.process = subprocess.Popen(command, env=env, pass_fds=[self.listen.fileno()], stderr=subprocess.DEVNULL)
         return Agent(rigs.Started.__new__(rigs.Started), Api(self.place / "api"))
@@ -95,22 +98,24 @@ def test_it_tells_systemd_what_it_needs_to_know(stage: Stage, systemd: Systemd) 
     stage.policy("[limits]\nthreads = 50\n")
     agent = systemd.start(stage, WATCHDOG_USEC="1000000")
     until("READY=1", lambda: "READY=1" in systemd.hear())
-    stage.parked(agent)
+    assert stage.waits_for(agent) == ""
     assert not (stage.place / "elsewhere").exists()
     until("WATCHDOG=1, again and again", lambda: systemd.hear().count("WATCHDOG=1") > 4)
-    assert "STATUS=nobody holds the GPU" in systemd.said
-    client = stage.client(A, "sleep", 3)
+    assert "STATUS=no user has the GPU" in systemd.said
+    client = stage.client(A, "sleep", 60)
     client.working()
-    until("the holder in the status", lambda: any("holds the GPU with 1 clients" in line for line in systemd.hear()))
+    until("the holder in the status", lambda: any("has the GPU with 1 process" in line for line in systemd.hear()))
     assert systemd.stop() == 0
     assert "STOPPING=1" in systemd.hear()
-    assert client.ended() == 0, "MPS and its clients go on when the agent is stopped"
+    assert client.rc is None, "MPS and its clients go on when the agent is stopped"
+    assert stage.client(A).ended() == 0, "and who comes is served as the gate was told last"
 
 
 def test_requests_wait_while_the_agent_is_away(stage: Stage, systemd: Systemd) -> None:
     """An upgrade must not look like an outage: the connection is accepted by the next agent."""
     stage.policy(POLICY)
-    stage.parked(systemd.start(stage))
+    systemd.start(stage)
+    until("READY=1", lambda: "READY=1" in systemd.hear())
     systemd.stop(signal.SIGKILL)
     with socket.socket(socket.AF_UNIX) as early:
         early.connect(str(stage.place / "api"))
@@ -123,7 +128,8 @@ def test_requests_wait_while_the_agent_is_away(stage: Stage, systemd: Systemd) -
 def test_the_watchdog_hears_nothing_from_a_stopped_agent(stage: Stage, systemd: Systemd) -> None:
     """What the watchdog is for."""
     stage.policy(POLICY)
-    stage.parked(systemd.start(stage, WATCHDOG_USEC="600000"))
+    systemd.start(stage, WATCHDOG_USEC="600000")
+    until("READY=1", lambda: "READY=1" in systemd.hear())
     assert systemd.process is not None
     systemd.process.send_signal(signal.SIGSTOP)
     systemd.hear()
@@ -134,25 +140,24 @@ def test_the_watchdog_hears_nothing_from_a_stopped_agent(stage: Stage, systemd: 
     until("it goes on", lambda: "WATCHDOG=1" in systemd.hear())
 
 
-def test_a_bad_policy_is_a_trouble_until_it_is_put_right(stage: Stage) -> None:
+def test_a_bad_policy_is_a_condition_until_it_is_put_right(stage: Stage) -> None:
     """SIGHUP reloads; exit statuses follow; a restart with a bad file does not lift the limits."""
     agent = stage.with_agent("[limits]\nthreads = 30\n")
     assert stage.cli(agent, "status")[0] == 0
     stage.policy("[limits]\nthreads = 300\n")
     os.kill(agent.pid, signal.SIGHUP)
-    stage.until(agent.api.problems, "the trouble is shown")
+    stage.problem(agent, "stays in force")
     code, said = stage.cli(agent, "status")
     assert code == 1
     assert "policy.toml:2" in said
     assert "stays in force" in said
-    stage.stop_agent(agent, signal.SIGKILL)
-    agent = stage.start_agent()
-    stage.answering(agent)
-    assert "stays in force" in agent.api.problems()[0]
+    stage.killed(agent)
+    agent = stage.again()
+    stage.problem(agent, "stays in force")
     assert agent.api.get("/v1/policy/explain?user=20001")["threads"]["value"] == 30.0
     stage.policy("[limits]\nthreads = 40\n")
     os.kill(agent.pid, signal.SIGHUP)
-    stage.until(lambda: not agent.api.problems(), "healthy by itself")
+    stage.no_problem(agent)
     assert stage.cli(agent, "status")[0] == 0
     assert agent.api.get("/v1/policy/explain?user=20001")["threads"]["value"] == 40.0
     stage.stop_agent(agent)
@@ -160,9 +165,8 @@ def test_a_bad_policy_is_a_trouble_until_it_is_put_right(stage: Stage) -> None:
 
 
 def test_a_second_agent_is_refused(stage: Stage) -> None:
-    """Two of them would undo each other's limits. By MPS's directory, by the state directory, by the socket."""
+    """Two of them would undo each other's work. By the instance, by the state directory."""
     agent = stage.with_agent(POLICY)
-    program = str(Path(sys.executable).with_name("mpsagent"))
     devices = str(Path(stage.backend.control).with_name("devices.json"))
     policy = str(stage.place / "policy.toml")
     ways = {
@@ -170,20 +174,28 @@ def test_a_second_agent_is_refused(stage: Stage) -> None:
         "already looks after the history": ("other.sock", "state"),
     }
     for words, (sock, state) in ways.items():
-        command = [program, "run", "--policy", policy, "--socket", str(stage.place / sock)]
+        command = [
+            *PROGRAM,
+            "run",
+            "--run-directory",
+            str(stage.place / "run"),
+            "--policy",
+            policy,
+            "--socket",
+            str(stage.place / sock),
+        ]
         command += ["--state-directory", str(stage.place / state), "--devices", devices, "--log-format", "text"]
         done = subprocess.run(command, env=stage.python_environment(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 1
         assert f"mpsagent {agent.pid} {words}" in done.stderr
     assert agent.api.problems() == []
-    assert stage.served(A) > 0
     assert request(str(agent.api.path), "GET", "/healthz")[0] == 200
 
 
 def test_stopped_at_any_moment_of_its_start_it_stops(stage: Stage) -> None:
     """systemd may change its mind; an agent that finishes its start first would be killed for it."""
     stage.policy(POLICY)
-    for wait in (0.2, 0.3, 0.4, 0.5):
+    for wait in (0.3, 0.5):
         agent = stage.start_agent()
         time.sleep(wait)
         os.kill(agent.pid, signal.SIGTERM)
@@ -191,3 +203,32 @@ def test_stopped_at_any_moment_of_its_start_it_stops(stage: Stage) -> None:
         assert agent.started.process.returncode in (0, -signal.SIGTERM), agent.log()
         assert "Traceback" not in agent.log()
         stage.agents.remove(agent)
+
+
+# --- what only a person can put right, and what waits for nobody ------------------------------------------------------
+
+
+def test_what_is_not_installed_is_said_and_ready_waits_for_nothing(stage: Stage, systemd: Systemd) -> None:
+    """The most frequent mistake of a first installation; a boot must not hang on it."""
+    stage.policy(POLICY, control="/nonexistent/nvidia-cuda-mps-control")
+    agent = systemd.start(stage)
+    since = time.monotonic()
+    until("READY=1", lambda: "READY=1" in systemd.hear())
+    took = time.monotonic() - since
+    found = [one for one in agent.api.problems() if "/nonexistent/nvidia-cuda-mps-control" in one]
+    assert found
+    assert took < OPENING, "at once, not when the time for it was over"
+
+
+def test_a_public_directory_of_a_user_ends_the_start_with_the_way_out(stage: Stage) -> None:
+    """Whoever it belongs to could answer clients in the gate's place, so none of them may come there."""
+    stage.policy(POLICY)
+    os.chown(stage.rig.pipe, A, A)
+    agent = stage.start_agent()
+    assert rigs.exited(agent.started.process, 30)
+    stage.agents.remove(agent)
+    assert agent.started.process.returncode == 1
+    said = agent.log()
+    assert f"{stage.rig.pipe} belongs to uid {A}" in said
+    assert f"rm -r {stage.rig.pipe}" in said
+    assert "Traceback" not in said

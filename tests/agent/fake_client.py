@@ -1,0 +1,31 @@
+"""A CUDA client in name only: `fake_client.py DIRECTORY WHAT` speaks the rendezvous as far as its descriptor, and then
+
+    sleep    does nothing
+    stop     stops itself
+    die      ends without a word
+It says each step on its standard output. Bare Python: other users run it.
+"""
+
+import array
+import os
+import signal
+import socket
+import sys
+import time
+
+directory, what = sys.argv[1:3]
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.setsockopt(socket.SOL_SOCKET, 16, 1)  # SO_PASSCRED
+sock.connect(f"{directory}/control")
+assert sock.recv(64) == b"OUTBHELL\0"
+credentials = array.array("i", [os.getpid(), os.getuid(), os.getgid()]).tobytes()
+sock.sendmsg([b"OUTBCRED\0"], [(socket.SOL_SOCKET, 2, credentials)])
+sock.send(b"\2\0\0\0")
+print("waits", flush=True)
+data, ancillary, _, _ = sock.recvmsg(64, 256)
+print("has its descriptor" if ancillary else f"was refused: {data!r}", flush=True)
+if what == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
+    print("was resumed", flush=True)
+if what != "die":
+    time.sleep(120)
