@@ -86,22 +86,40 @@ def wait(path, count):
         if os.fork() == 0:
             os.close(alive_out)
             os.close(ready_in)
-            with contextlib.suppress(OSError):
-                one = act("wait", connected(path))
-                os.write(ready_out, b"y" if one is not None else b"n")
-                watch = select.poll()
-                watch.register(alive_in, select.POLLHUP)
-                watch.poll()
+            _stay(path, ready_out, alive_in)
             os._exit(0)
     os.close(ready_out)
     heard = b""
-    while len(heard) < count and (more := os.read(ready_in, 4096)):
-        heard += more
-    say(f"ready {heard.count(b'y')}")
+    os.set_blocking(ready_in, False)
+    poller = select.poll()
+    poller.register(ready_in, select.POLLIN)
+    while poller.poll(60_000 if heard.count(b"y") < count else 1000):  # and a second in which nobody is hung up on
+        heard += os.read(ready_in, 4096)
+    say(f"ready {heard.count(b'y')}, closed {heard.count(b'r')}")
     os.read(0, 1)
     os.close(alive_out)
     for _ in range(count):
         os.wait()
+
+
+def _stay(path, told, alive):
+    """One that waits; `y` once it does, `r` each time that it was hung up on, and it comes again."""
+    new = True
+    for _ in range(50):
+        one = None
+        with contextlib.suppress(OSError):
+            one = act("wait", connected(path))
+        if one is not None:
+            if new:
+                os.write(told, b"y")
+            new = False
+            watch = select.poll()
+            watch.register(alive, select.POLLHUP)
+            watch.register(one, select.POLLRDHUP)
+            if any(number == alive for number, _ in watch.poll()):
+                return
+        os.write(told, b"r")
+        time.sleep(0.05)
 
 
 def say(text):
