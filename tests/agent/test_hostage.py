@@ -1,5 +1,5 @@
-"""A client that takes its descriptor and then does nothing: MPS answers nobody until it has met its server. It ends, and
-nobody else is refused or served wrongly."""
+"""A client that takes its descriptor and then does nothing: MPS answers nobody until it has met its server. It ends,
+and nobody else is refused or served wrongly."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def bystanders() -> Iterator[list[subprocess.Popen[bytes]]]:
             user=uid,
             group=uid,
             extra_groups=[],
-        )  # fmt: skip
+        )
         for uid in (A, B, D)
     ]
     for one in found:
