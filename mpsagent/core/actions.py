@@ -120,7 +120,7 @@ class KillServer(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume(Action):
-    """SIGCONT to a server or control daemon that somebody has stopped: the gentlest way out of a hang."""
+    """SIGCONT to a server or control daemon that has been stopped: the gentlest way out of a hang."""
 
     pid: int
 

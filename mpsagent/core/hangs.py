@@ -2,8 +2,8 @@
 
 The daemon is single-threaded and blocks on its servers: a stopped server makes it answer nothing, and SIGKILL of that
 server frees it at once (recording 06, V3). A stopped daemon is beyond help from inside; its servers exit with it and a
-new one starts over the stale files (recording 06, V4). Each hang has a deadline in the policy. A process that somebody
-has merely stopped is resumed first: nobody loses work by that.
+new one starts over the stale files (recording 06, V4). Each hang has a deadline in the policy. A process that
+has merely been stopped is resumed first: no work is lost by that.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
     found: list[_Suspect] = []
     busy = any(one.blocks for one in view.ending.values())
     for server in state.servers.values():
-        if server.stuck_since is not None:  # nobody is served by it any more, and the daemon hangs on it (X1, X15)
+        if server.stuck_since is not None:  # it serves no client any more, and the daemon hangs on it (X1, X15)
             what = f"server {server.pid} of user {server.uid} waits for ever for a client that died"
             idle = view.synced and not view.state.working_on(server)
             due = server.stuck_since + (0.0 if idle else policy.hang_control)
@@ -168,7 +168,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         free = [s.idle_since for s in state.servers.values()]
         if None not in free:
             last = max([control.quitting, *(at for at in free if at is not None)])
-            what = f"`quit` of control daemon {control.pid} does not end though nobody works"
+            what = f"`quit` of control daemon {control.pid} does not end though no client works"
             found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None, said=True))
     elif control is not None and control.pid in memory.stopped:
         since = memory.stopped[control.pid]
@@ -191,7 +191,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
 
 
 def _stopped(view: View) -> list[int]:
-    """Of the control daemon and its servers, those whose process somebody has stopped."""
+    """Of the control daemon and its servers, those whose process has been stopped."""
     pids = [*view.state.servers, *([view.state.control.pid] if view.state.control else [])]
     return [pid for pid in pids if pid in view.state.stopped]
 
@@ -255,7 +255,7 @@ def _ladder_of(view: View, suspect: _Suspect) -> list[act.Action]:
 
 
 def _query(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Action], float | None]:
-    """Ask the daemon for its servers: at start-up, rarely while all is quiet, sooner while somebody waits in vain."""
+    """Ask the daemon for its servers: at start-up, rarely while all is quiet, sooner while a client waits in vain."""
     state = view.state
     if state.control is None or state.control.quitting is not None:
         return memory, [], None

@@ -117,7 +117,7 @@ class Applied(NamedTuple):
 
 
 class FrontEndUsed(NamedTuple):
-    """A command of somebody's front-end that went through the public directory."""
+    """A command of a front-end that went through the public directory."""
 
     at: float
     pid: int

@@ -38,7 +38,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         given = [client.limits for client in clients if client.since <= server.ready + FIRST]
         if clients and not given:  # its first ones have gone
             seen |= {server.pid}
-        if not given:  # its first client's hand-over is not finished, or nobody is served by it
+        if not given:  # its first client's hand-over is not finished, or it serves no client
             continue
         seen |= {server.pid}
         ok = any(same_limits(server.limits, one) for one in given)

@@ -92,7 +92,7 @@ class Server:
     """When the control daemon asked it to shut down and has not heard back since."""
     stopping_since: float | None = None
     stuck_since: float | None = None
-    """When it began to wait for a client that died while its server started: it serves nobody any more (X1)."""
+    """When it began to wait for a client that died while its server started: it serves no client any more (X1)."""
     attached: Mapping[int, Attachment] = field(default_factory=dict)
     idle_since: float | None = None
     max_clients: int = CLIENTS_PER_SERVER

@@ -1,7 +1,7 @@
 """Who is held at the gate: by connection, by user in order of arrival, and by process. Frozen, as all of the state.
 
-A change copies three dicts (10 microseconds each at 2,000 connections) and sorts nothing, unless somebody is told of
-out of order: with thousands held, each further one must cost next to nothing.
+A change copies three dicts (10 microseconds each at 2,000 connections) and sorts nothing, unless a connection is told
+of out of order: with thousands held, each further one must cost next to nothing.
 """
 
 from __future__ import annotations

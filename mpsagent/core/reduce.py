@@ -256,7 +256,7 @@ def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
 
 
 def _no_servers(state: State, at: float, out: Out) -> State:
-    """The daemon has gone by the kernel's word, and with it every server: nobody is at work any more."""
+    """The daemon has gone by the kernel's word, and with it every server: no client is at work any more."""
     for pid in list(state.servers):
         state = server_ended(state, pid, at, None, out)
     clients = {pid: c if c.detached is not None else lost(c, at, confirmed=True) for pid, c in state.clients.items()}

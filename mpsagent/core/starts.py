@@ -39,7 +39,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     todo: list[act.Action] = []
     if failure.count < memory.counted:
         memory = Memory()
-    # A line alone turns nobody away: each round is a hand-over that the gate saw fail, too.
+    # A line alone turns no client away: each round is a hand-over that the gate saw fail, too.
     if failure.count >= memory.counted + ROUND and view.state.failed_handovers > memory.rounds:
         memory = _failed(memory, failure.count, failure.last, failure.reason)
         if memory.given_up is not None:

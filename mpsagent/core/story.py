@@ -1,6 +1,6 @@
 """The story of a log: who was served when, who waited, what ended how. A pure fold over events, in the order of time.
 
-Unlike the state (:mod:`mpsagent.core.model`), which knows only what is so now, the story keeps a record of everything
+Unlike the state (:mod:`mpsagent.core.model`), which knows only the present, the story keeps a record of everything
 that has been: one for each server, client, fault and refusal. Memory grows with these, not with the lines read.
 
 How a client ended is what the logs can prove. A client that was killed leaves like one that finished: both are ``ok``.

@@ -220,7 +220,7 @@ class LimitsUnconfirmed:
 
 @dataclass(frozen=True, slots=True)
 class FrontEndUsed:
-    """Somebody changed something through the public directory; the next hand-over puts it right."""
+    """A person changed something through the public directory; the next hand-over puts it right."""
 
     kind: ClassVar[str] = "front_end"
     at: float

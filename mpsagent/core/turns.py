@@ -129,7 +129,7 @@ def _present(view: View, memory: Memory, now: float) -> _Present:
             return memory, [], [], told, []
     contested = view.contested()
     fresh = turn.ending is None and not memory.worked and not memory.closing
-    # A turn that has only just begun is its user's; one that nobody wanted goes to who comes first.
+    # A turn that has only just begun is its user's; one that no user wanted goes to who comes first.
     if first is not None and fresh and (not memory.idle or contested is None or first.since <= contested):
         memory, wake = _on_its_way(view, memory, turn.uid, now)
         if not memory.closing:
@@ -255,7 +255,7 @@ def _next(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Acti
         return memory, [], [], []
     if state.control is not None and state.control.quitting is not None:
         return memory, [], [], []
-    if not view.settled:  # somebody whom an earlier table let in may be on his way through the gate
+    if not view.settled:  # a client whom an earlier table let in may be on its way through the gate
         return memory, [], [], []
     uid = waiting[0]
     if uid not in state.identities:
@@ -292,7 +292,8 @@ def _make_way(
         due = max(due, asked[1] + (SHUTDOWN_AGAIN if asked[2] < SHUTDOWNS else SHUTDOWN_SELDOM))
     if now < due:
         return memory, [], [], [due]
-    reason = f"the last client of user {server.uid} has gone and user {uid} waits"
+    whose = f"server {server.pid}" if server.uid is None else f"user {server.uid}"
+    reason = f"the last client of {whose} has gone and user {uid} waits"
     action = act.ShutdownServer(server=server.pid, reason=reason, rule=PROMISE)
     count = 1 if asked is None else asked[2] + 1
     return replace(memory, shutdown=(server.pid, now, count)), [action], [], []

@@ -31,7 +31,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Who has the GPU. ``contested``: since when somebody else waits for it; ``warned``, ``ending``: when the end of
+    """Who has the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end of
     the turn was announced and begun."""
 
     uid: int
