@@ -95,8 +95,15 @@ def _plain(value: Any) -> Any:
 
 
 def picture(agent: Agent) -> Any:
-    """Clients and who waits, as the API shows them."""
-    return [_plain(agent.api.get(f"/v1/{name}")[name]) for name in ("clients", "queue")]
+    """Clients and who waits, as the API shows them. (The time of a hand-over is the gate's when the agent comes later,
+    and some milliseconds earlier than its own.)"""
+    clients, queue = (_plain(agent.api.get(f"/v1/{name}")[name]) for name in ("clients", "queue"))
+    for one in clients:
+        if one["state"] != "waiting":
+            del one["since"]
+    for one in queue:
+        del one["turn"]
+    return [clients, queue]
 
 
 class Kills:
