@@ -45,6 +45,7 @@ class Kind(IntEnum):
 
 SERVER_NOT_READY = 807
 
+
 def acknowledgement_status(message: bytes) -> int:
     """0 when the client was served, else the CUDA error that it has met (807 in FAULT: ``27 03 00 00``, seen on an
     H100). Anything that is no such word counts as served: it is the client's own affair."""
