@@ -265,7 +265,8 @@ def _crowd(here: Here, out: Out, stage: Stage, agent: Agent, right: tuple[int, i
     out.say(
         f"{waiting} of {number} waiting clients ({came}) came in {arrived:.1f} s, gone in {gone:.1f} s; "
         f"a client beside them {more * 1000:+.0f} ms; "
-        f"MiB gate {memory['gate']}, agent {memory['agent']}, keeper {memory['keeper']}; processor s {used}; root's status {answered * 1000:.0f} ms"
+        f"MiB gate {memory['gate']}, agent {memory['agent']}, keeper {memory['keeper']}; "
+        f"processor s {used}; root's status {answered * 1000:.0f} ms"
     )
     out.raw["crowd"] = {
         "memory": memory,
@@ -403,16 +404,15 @@ def _forged_on(here: Here, out: Out, rows: list[list[object]], form: str) -> Non
         "agent": agent.pid,
     }
     out.check(now == parts and agent.started.process.poll() is None, f"{parts} became {now} ({form})")
-    actions = Counter(str(one.get("action")) for one in agent.news()[mark:] if one["kind"] == "action.done")
-    hits = {
-        name: count
-        for name, count in actions.items()
-        if re.search(r"Signal|Terminate|Kill|Quit|Refuse|Restart|Shutdown", name)
-    }
-    hits.pop("ShutdownServer", None)  # the end of a turn of its own
+    done = [one for one in agent.news()[mark:] if one["kind"] == "action.done"]
+    actions = Counter(f"{one.get('action')}{'' if one.get('ok') else ' (not done)'}" for one in done)
+    # What would hit someone; the end of a turn is told to its own server by ShutdownServer.
+    violent = re.compile(r"Signal|Terminate|Kill|Quit|Refuse|Restart")
+    hits = {name: count for name, count in actions.items() if violent.search(name) and "not done" not in name}
     why = [
-        str(one.get("sentence")) for one in agent.news()[mark:] if one["kind"] == "action" and one.get("action") in hits
+        f"{one.get('ok')} {one.get('text')} {one.get('sentence')}" for one in done if violent.search(str(one["action"]))
     ]
+    out.raw[f"what would hit someone ({form})"] = why
     out.check(not hits, f"the agent did {hits} ({form}): {why[:6]}")
     good = (
         not early

@@ -376,7 +376,7 @@ def gaps(here: Here, out: Out) -> None:
     def lane_of(form: str, lane: int) -> None:
         stage = stages[form, lane]
         for hold in holds[lane]:
-            rounds = 1 if here.quick or (form == "bare" and hold >= 20) else ROUNDS
+            rounds = 1 if here.quick or (form == "bare" and hold >= 20) else 2 if hold >= 20 else ROUNDS
             for _ in range(rounds):
                 try:
                     found.setdefault((hold, form), []).append(_gap(stage, hold, quiet, form != "bare"))
