@@ -32,8 +32,11 @@ from mpsagent.gate.link import (
 )
 from mpsagent.system.processes import Process
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0
-"""Seconds until a connection is tried again, doubling."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.1
+"""Seconds until a connection is tried again, doubling: a gate that comes back serves at once, by what it was told last,
+and what passes before the agent is there again is not heard."""
+GOOD = 1.0
+"""Seconds after which a link counts as one that had worked."""
 AT_A_TIME = 64
 """Packets read before everything else has its turn."""
 MOST_UNSENT = 256
@@ -140,7 +143,7 @@ class GateLink:
         self._hang_up()
         self.problem = why
         if self._loop is not None and self._timer is None:
-            if self._loop.time() - self._since > LONGEST_PAUSE:  # it was a good one
+            if self._loop.time() - self._since > GOOD:
                 self._pause = FIRST_PAUSE
             self._again()
         if greeted:
