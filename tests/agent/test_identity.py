@@ -97,7 +97,7 @@ def test_forged_lines_hit_nobody_and_move_no_turn(stage: Stage, bystanders: list
         for name, text in zip(("control", "server"), said, strict=True):
             append(stage.rig.log / f"{name}.log", text)
         time.sleep(0.1)
-    time.sleep(8)  # every deadline has passed by then
+    time.sleep(6)  # every deadline has passed by then
     assert [one.pid for one in (holder, beside) if one.rc is not None] == []
     assert [one.poll() for one in bystanders] == [None] * len(bystanders)
     assert all(map(alive, (server["pid"], control, gate, keeper)))

@@ -10,7 +10,7 @@ import pytest
 from tests.agent import kills
 from tests.agent.stage import Stage
 
-COUNT = int(os.environ.get("MPSAGENT_KILLS", "4"))
+COUNT = int(os.environ.get("MPSAGENT_KILLS", "3"))
 
 
 @pytest.mark.timeout(120 + 10 * COUNT)
