@@ -19,12 +19,12 @@ from typing import Any
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
+from mpsagent.core.sentences import sentence
 from mpsagent.core.view import Turn, View
 from mpsagent.interfaces import listen, views
 from mpsagent.interfaces.api import Api
 from mpsagent.interfaces.backend import CursorGone, Problem
 from mpsagent.interfaces.peers import Bounds
-from mpsagent.core.sentences import sentence
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
