@@ -69,7 +69,7 @@ def test_what_does_not_run_is_started_and_a_failure_says_where_to_look(play: Pla
 
 
 def test_another_place_in_the_policy_moves_them(play: Play) -> None:
-    """The generator reads the policy at a reload; where that is no help, a drop-in of the administrator is in the way."""
+    """The generator reads the policy at a reload; where that is no help, a drop-in stands in the way."""
     bus = Bus("active", after_reload="there")
     assert play(GateUnits(bus).ensure(THERE)) is None
     assert bus.calls == ["reload", "restart"]
