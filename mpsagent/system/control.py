@@ -182,7 +182,3 @@ def start_failure(path: str, code: int | None, said: str, multiuser: bool) -> Pr
         # Drivers 470, 535 and 550 take an unknown option for a call of the front-end.
         return Problem(ProblemKind.UNSUPPORTED, f"{name} of this driver does not know {MULTIUSER}")
     return Problem(ProblemKind.FAILED, f"{path} -d ended with status {code}: {said or 'no message'}")
-
-
-# Names of the first edition; they go with their last user.
-Trouble, TroubleKind = Problem, ProblemKind
