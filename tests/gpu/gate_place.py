@@ -121,7 +121,7 @@ class Here:
         """A file of tests/gpu where every user can read it."""
         copy = self.base / name
         if not copy.exists():
-            temporary = copy.with_suffix(".new")
+            temporary = copy.with_suffix(f".{threading.get_ident()}")  # two parts may need it at once
             temporary.write_bytes((DIRECTORY / name).read_bytes())
             temporary.chmod(0o644)
             temporary.replace(copy)
