@@ -162,7 +162,7 @@ class Demo:
 
     def gates(self) -> None:
         self.show.scene("The gate is killed while one works and one waits, then the agent; CUDA work does not notice")
-        worker = self.start(ALICE, "work", "200", doing="works")
+        worker = self.start(ALICE, "work", "100", doing="works")  # a second; its turn lasts two once bob waits
         worker.saw("^ctx")
         held = self.start(BOB, "query", doing="waits")
         self.stage.held(held, served=not self.root)

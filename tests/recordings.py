@@ -25,8 +25,13 @@ class Logs(NamedTuple):
 
 
 def names() -> list[str]:
-    """File names of all transcripts, in order."""
+    """File names of all recordings, in order."""
     return sorted(path.name for path in DIRECTORY.glob("*.txt"))
+
+
+def transcripts() -> list[str]:
+    """Those that a script wrote on a real GPU, and a script can play again: 01 to 07."""
+    return [name for name in names() if name < "08"]
 
 
 def path(name: str) -> Path:

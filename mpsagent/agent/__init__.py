@@ -1,1 +1,1 @@
-"""Floor 3: the loop that joins the hands: event, reduce, decide, dispatch."""
+"""The loop: events from gate, logs, systemd and policy into the core; its actions out to the effectors."""

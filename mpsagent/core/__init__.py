@@ -1,1 +1,1 @@
-"""What is known and what should be done: model, one reducer, one engine, rules. Pure: no clock, no I/O."""
+"""What holds (the model), how events change it (one reducer), what follows (rules). Pure: no clock, no I/O."""

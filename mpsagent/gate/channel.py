@@ -145,6 +145,8 @@ class Channel:
                 data, who, descriptors = take(self.sock, self._longest, self._descriptors)
             except (BlockingIOError, InterruptedError):
                 return
+            except ConnectionResetError:
+                continue  # said once, before what the peer sent last: it left something of ours unread
             except OSError:
                 self._end()
                 return

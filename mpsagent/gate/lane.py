@@ -73,8 +73,8 @@ class Run:
     def _try(self) -> None:
         self._session = Session(self._commands)
         try:
-            # the daemon takes root's settings at the privileged socket only (550), and no user's session there
-            name = PRIVILEGED if self._asker.uid == 0 else CONTROL
+            # the daemon takes its owner's settings at the privileged socket only (550), and no other's session there
+            name = PRIVILEGED if self._asker.uid in (0, os.geteuid()) else CONTROL
             sock = connect(self._lane.directory, name)
         except BlockingIOError:
             self._later("the control daemon's queue is full")

@@ -72,7 +72,8 @@ def interpreter() -> str:
     """This interpreter if other users can run it, else the system's if that is new enough, else this one anyway."""
     own = str(getattr(sys, "_base_executable", None) or sys.executable)
     for name in (own, "/usr/bin/python3", "/usr/local/bin/python3"):
-        if Path(name).exists() and open_to_all(Path(name)):
+        # exists() of pathlib raises where a parent is closed to us, as /root is to everybody else
+        if os.path.exists(name) and open_to_all(Path(name)):  # noqa: PTH110
             check = "import sys; sys.exit(sys.version_info < (3, 11))"
             if subprocess.run([name, "-IS", "-c", check], check=False).returncode == 0:
                 return name

@@ -165,7 +165,7 @@ def test_kinds_forget_particulars_only() -> None:
     )
 
 
-@pytest.mark.parametrize("name", recordings.names())
+@pytest.mark.parametrize("name", recordings.transcripts())
 def test_recordings_are_understood(name: str) -> None:
     """No process id, date or UUID may be left over in any section of a recording."""
     import re

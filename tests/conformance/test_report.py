@@ -82,7 +82,8 @@ def found() -> report.References:
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Section]:
-    parts = (sections(recordings.path(name).read_text(errors="replace"), one_run=True) for name in recordings.names())
+    texts = (recordings.path(name).read_text(errors="replace") for name in recordings.transcripts())
+    parts = (sections(text, one_run=True) for text in texts)
     return {each.name: each for part in parts for each in part}
 
 
@@ -134,5 +135,5 @@ def test_every_recorded_scenario_has_a_script_or_is_named() -> None:
         "R14": "empty in the recording",
         "M4": "a benchmark, not MPS's behaviour",
     }
-    names = {name for each in recordings.names() for name in recordings.sections(each)}
+    names = {name for each in recordings.transcripts() for name in recordings.sections(each)}
     assert names - set(scenarios.ALL) == set(played_otherwise)
