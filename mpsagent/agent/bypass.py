@@ -14,7 +14,7 @@ from mpsagent.system.devices import ComputeProcess
 from mpsagent.system.processes import Process
 
 EVERY = 60.0
-"""Seconds between two looks while somebody holds a GPU or waits; none while all is idle: each one starts a program."""
+"""Seconds between two looks while a process holds a GPU or waits; none while all is idle: each one starts a program."""
 SERVER = "nvidia-cuda-mps-server"
 SHOWN = 5
 

@@ -1,6 +1,6 @@
 """A clock that reads like the wall clock and does not jump.
 
-Policies count in durations; a step of the machine's clock must neither end somebody's turn nor freeze it. So time is
+Policies count in durations; a step of the machine's clock must neither end a user's turn nor freeze it. So time is
 the wall clock at the agent's start plus what the monotonic clock has run since.
 """
 

@@ -107,7 +107,7 @@ class KnownProcesses:
         self._forget(process)
 
     def pidfd(self, process: Process) -> int | None:
-        """A copy for somebody else."""
+        """A copy, for another owner to close."""
         watched = self._watched.get(process)
         if watched is None:
             return None

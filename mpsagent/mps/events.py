@@ -102,7 +102,7 @@ class QuitIssued(NamedTuple):
 
 
 class CommandRead(NamedTuple):
-    """``Cmd:…``: somebody's command, ours or not."""
+    """``Cmd:…``: a front-end's command, ours or not."""
 
     at: float
     text: str

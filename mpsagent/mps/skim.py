@@ -1,7 +1,7 @@
 """control.log without what changes nothing: for reading a long one quickly when only the state at its end is wanted.
 
 Who polls MPS writes five lines a time; in a hundred megabytes of log there may be a thousand that count. What is left
-out: that somebody connected, harmless questions (``get_…``, ``set_…``) with their plain answers, and that a client
+out: that a peer connected, harmless questions (``get_…``, ``set_…``) with their plain answers, and that a client
 came or was admitted, which the gate tells. The parser that gets the rest arrives at the state that all lines would
 have given.
 """

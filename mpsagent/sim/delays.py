@@ -43,7 +43,7 @@ class Delays:
         return self._between(43, 56) if kind in ("idle", "used") else self._between(60, 76)
 
     def idle_exit(self) -> float:
-        """An idle server's exit, 52 to 80 ms, one in ten up to 130 ms: the window in which limits can be armed."""
+        """An idle server's exit, 52 to 80 ms, one in ten up to 130 ms: for so long its limits can no longer be set."""
         return self._between(88, 130) if self._draw.random() < 0.08 else self._between(53, 78)
 
     def destroy(self) -> float:

@@ -1,4 +1,4 @@
-"""Lines as MPS writes them, about anybody: every kind that the parser knows, with chosen and random numbers in them."""
+"""Lines as MPS writes them, about any process: every kind that the parser knows, chosen and random numbers in them."""
 
 from __future__ import annotations
 

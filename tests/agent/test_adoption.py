@@ -148,7 +148,7 @@ def test_a_daemon_of_others_on_the_public_directory_is_left_until_it_goes(stage:
 
 
 def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
-    """Somebody's second MPS with the same log directory: its start ends nothing of ours."""
+    """A second MPS with the same log directory: its start ends nothing of ours."""
     agent = stage.with_agent(POLICY)
     holder = stage.client(A, "sleep", 60)
     holder.working()
@@ -164,7 +164,7 @@ def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
 
 
 def test_a_public_directory_that_goes_is_said(stage: Stage) -> None:
-    """Somebody cleans /tmp: nobody reaches the gate, so new programs run outside MPS; those at work keep their work."""
+    """A clean-up of /tmp: nobody reaches the gate, so new programs run outside MPS; those at work keep their work."""
     agent = stage.with_agent(POLICY)
     holder = stage.client(A, "sleep", 60)
     holder.working()

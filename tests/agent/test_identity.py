@@ -1,4 +1,4 @@
-"""Who somebody is comes from the kernel at the gate, never from a log: forged lines of every kind hit nobody, change no
+"""Who a client is comes from the kernel at the gate, never from a log: forged lines of every kind hit nobody, change no
 limit and move no turn."""
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def append(path: Path, text: str) -> None:
 
 
 def hits(stage: Stage) -> list[dict[str, object]]:
-    """What was done to anybody: what was asked for and not done hits nobody."""
+    """What was done to a process: what was asked for and not done hits nobody."""
     return [one for one in stage.records("action.done", ok=True) if one["action"] in HITS]
 
 

@@ -127,7 +127,7 @@ def test_after_a_reboot_all_is_as_before(running: Machine) -> None:
 
 
 def test_purge_of_a_running_agent_ends_all_and_leaves_nothing(running: Machine) -> None:
-    """The last thing anybody does with it has to work as well as the first."""
+    """The last thing that is done with it has to work as well as the first."""
     assert_served_exactly(running, ALICE)
     running.run("dpkg", "--purge", "mpsagent")
     assert running.run("pgrep", "-f", "nvidia-cuda-mps|mpsagent run", check=False).returncode == 1

@@ -1,4 +1,4 @@
-"""The machine itself, and the package on it before anybody has enabled anything."""
+"""The machine itself, and the package on it before anything is enabled."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def _():
 def _():
     assert os.listdir("/root"), "empty"
 
-@attempt("FORBIDDEN: become somebody else")
+@attempt("FORBIDDEN: become another user")
 def _():
     os.setuid(2001)
 

@@ -1,6 +1,6 @@
 """What holds in every control.log, however its lines were interleaved by chance. Pure.
 
-Order of service: when a server has gone, the next one is for its own user if anybody waits for that user, else for whom
+Order of service: when a server has gone, the next one is for its own user if one of that user waits, else for whom
 waited first (X20 and X21 of the real runs). Those for whom a server was started that ended before it was Ready go
 behind all others (X24 and X26). A client that died while it waited keeps its place (X1).
 """

@@ -17,7 +17,7 @@ def test_real_mps_always_served_its_leaving_servers_own_user_first_and_then_in_o
             assert rules.broken(section.logs.get("control", [])) == [], (path.name, section.name)
             found += rules.choices(section.logs.get("control", []))
     assert len(found) > 12
-    assert any(one.user != one.waiting[0] for one in found), "somebody who came later was served first"
+    assert any(one.user != one.waiting[0] for one in found), "a client that came later was served first"
 
 
 def test_each_wrong_choice_is_found() -> None:

@@ -248,7 +248,7 @@ class Stage:
             self.after(lag, lambda: self.feed(line) if self.core is core else None)
 
     def forge(self, *lines: ev.LogEvent) -> None:
-        """Somebody writes into a log."""
+        """A line comes into a log."""
         self.forging = True
         self.lines += lines
         self.feed(*lines)

@@ -126,7 +126,7 @@ def test_a_fault_that_only_a_line_tells_of_ends_nobody(shared: bool) -> None:
 
 
 def test_a_line_that_names_a_neighbour_does_not_get_him_signalled_first() -> None:
-    """Without a fault "sticky" means nothing: who is to be ended is asked like anybody else."""
+    """Without a fault "sticky" means nothing: who is to be ended is asked like any other client."""
     stage = Stage(PATIENT).up()
     stage.client(ALICE)
     victim = stage.client(ALICE)

@@ -1,6 +1,6 @@
 """What a forger would try, by name. (Any lines at all: test_properties.)
 
-The setting: Alice has the GPU with two programs at work, Bob waits. Lines come from users: through names that somebody
+The setting: Alice has the GPU with two programs at work, Bob waits. Lines come from users: through names that a user
 lets the daemon print, or through whatever way into a log is found next.
 """
 

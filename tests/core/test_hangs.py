@@ -66,7 +66,7 @@ def test_a_stopped_daemon_that_nobody_asks_is_resumed_after_its_deadline() -> No
 
 
 def test_a_daemon_that_goes_on_by_itself_is_left_alone() -> None:
-    """Somebody debugs it, say: the clock of the hang starts anew with each stop."""
+    """A debugger, say: the clock of the hang starts anew with each stop."""
     stage = Stage(PATIENT).up()
     for _ in range(5):
         stage.mps.stopped = True

@@ -30,7 +30,7 @@ def decoded(data: bytes) -> dict[str, bytes]:
 
 
 def test_the_catalog_and_the_agent_know_the_same_ids() -> None:
-    """An id that only one of them knows explains nothing to anybody."""
+    """An id that only one of them knows explains nothing."""
     ids = re.findall(r"^-- ([0-9a-f]{32})$", CATALOG.read_text(), re.MULTILINE)
     assert len(ids) == len(set(ids))
     assert set(ids) == {*journal.MESSAGE_IDS.values(), *journal.ACTION_IDS.values()}

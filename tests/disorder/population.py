@@ -168,7 +168,7 @@ def _policy(users: Sequence[User], server: str) -> str:
     text = (
         f'[switch]\nafter = "{AFTER:g}s"\ngrace = "{GRACE:g}s"\naction = "terminate"\n\n'
         f'[hang]\nfault = "{FAULT:g}s"\nterminate = "{TERMINATE:g}s"\nkill_grace = "{KILL:g}s"\n\n'
-        # Somebody whom no section names gets little.
+        # A user whom no section names gets little.
         '[limits]\nthreads = 5\nmemory = "600M"\n\n'
     )
     text += "".join(f"[user.{user.uid}]\n{user.text}\n\n" for user in users)

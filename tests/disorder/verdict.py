@@ -223,7 +223,7 @@ def _ended_early(record: Record, case: Case) -> str:
     first = next((read for read, line in record.lines if "work now" in line or "sync CUDA_ERROR" in line), ended)
     if any(since <= fault <= min(first, ended) + 0.1 for fault in case.faults):
         return "hit"
-    # Its turn may be over: somebody of another user has been waiting for as long as the policy says.
+    # Its turn may be over: a client of another user has been waiting for as long as the policy says.
     for other in case.clients:
         if other.deed.uid != record.deed.uid and other.started <= first - AFTER:
             until = other.at("] sms ") or other.ended

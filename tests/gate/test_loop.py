@@ -311,7 +311,7 @@ def test_an_unknown_greeting_is_passed_on_untouched(rig: Rig) -> None:
     assert rig.client(A).served()["threads"] == "30.0"
 
 
-# --- clients that stop, leave, or are somebody else -------------------------------------------------------------------
+# --- clients that stop, leave, or are another's -------------------------------------------------------------------
 
 
 def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) -> None:

@@ -298,7 +298,7 @@ class Day:
         """Stopping the agent leaves MPS running, and the next one takes it over."""
         worker, before = Worker(self, ALICE, 8), self.control()
         self.node.systemctl("stop", "mpsagent.socket", "mpsagent.service")
-        check(self.node.run("mpsagent-cli", "status", check=False).returncode == 3, "somebody still answers")
+        check(self.node.run("mpsagent-cli", "status", check=False).returncode == 3, "something still answers")
         check(self.control() == before, "another control daemon")
         self.node.systemctl("start", "mpsagent.socket", "mpsagent.service")
         check(self.control() == before, "another control daemon after the start")

@@ -148,7 +148,7 @@ def test_bytes_one_by_one_give_the_events_of_a_recording() -> None:
 
 
 def test_a_partial_last_line_waits_for_its_end() -> None:
-    """A line is written in one piece most of the time, but not read so: half a pid would be somebody else's."""
+    """A line is written in one piece most of the time, but not read so: half a pid would be another process's."""
     parser = LogParser("control", UTC)
     assert parser.feed(HEAD + b"NEW CLIENT 60") == []
     assert parser.feed(b"6 from user 1001: Server already exists") == []

@@ -85,7 +85,7 @@ def test_the_admin_group_counts_if_a_file_names_it() -> None:
 
 
 def test_programs_that_cannot_be_run() -> None:
-    """A hook is first needed when somebody's work is about to be ended."""
+    """A hook is first needed when a client's work is about to be ended."""
     made = policy('[hooks]\nbefore_end = "/opt/save"\n[instance.a]\ncontrol_program = "nvidia-cuda-mps-control"\n')
     assert programs_in(made) == ["/opt/save"]
     assert told(unusable_programs(made, {"/opt/save": "does not exist"})) == [
@@ -160,7 +160,7 @@ def test_without_gpus_nothing_is_compared() -> None:
     ],
 )
 def test_a_policy_that_admits_no_one_is_warned_about(text: str, warned: bool) -> None:
-    """A list of those who may, without anybody on it."""
+    """A list of those who may, with no user on it."""
     assert [one.problem for one in policy(text).warnings] == ["admits no one: no section allows access"] * warned
 
 

@@ -1,4 +1,4 @@
-"""What must hold for any policy and any text, not only for those that somebody thought of."""
+"""What must hold for any policy and any text, not only for those that a test names."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def test_a_user_without_a_name_is_found_by_uid() -> None:
 
 
 def test_a_name_is_not_taken_for_a_uid() -> None:
-    """A user who is called like somebody's number must not get that section by name and the other by uid."""
+    """A user who is called like another's number must not get that section by name and the other by uid."""
     made = policy("[user.1001]\nthreads = 5\n")
     assert made.rules(Identity(2000, "bob")).threads == 100.0
     assert made.rules(Identity(1001, "alice")).threads == 5.0

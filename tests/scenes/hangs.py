@@ -20,7 +20,7 @@ POLICY = (
     f'exit = "{DEADLINE:g}s"\nterminate = "2s"\nkill_grace = "1s"\n'
 )
 BOUND = DEADLINE + 5.0
-SITUATIONS = ("idle", "busy", "waiting")  # with somebody waiting
+SITUATIONS = ("idle", "busy", "waiting")  # with a client waiting
 
 
 def _settle(stage: Stage, agent: Agent) -> None:
@@ -40,7 +40,7 @@ def _target(stage: Stage, agent: Agent, what: str) -> int:
 
 
 def _round(stage: Stage, agent: Agent, what: str, number: signal.Signals, situation: str) -> tuple[float, str]:
-    """Seconds from the signal until somebody is served, and how."""
+    """Seconds from the signal until a client is served, and how."""
     _settle(stage, agent)
     first = stage.client(A)
     if first.ended() != 0:

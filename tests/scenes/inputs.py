@@ -170,7 +170,7 @@ def bad_start(stage: Stage, count: int) -> Result:
 
 
 def pipe_gone(stage: Stage, count: int) -> Result:
-    """Somebody removes the public directory: it is said, and what to do; once the gate is started again everybody is
+    """A user removes the public directory: it is said, and what to do; once the gate is started again everybody is
     served inside MPS. (Without it CUDA runs outside, which only an exclusive compute mode prevents.)"""
     agent = stage.with_agent(POLICY)
     took, problems = [], []
@@ -192,7 +192,7 @@ def pipe_gone(stage: Stage, count: int) -> Result:
 
 
 def log_gone(stage: Stage, count: int) -> Result:
-    """Somebody removes the log directory: the agent says so, nobody gets more, and a restart of MPS mends it."""
+    """A user removes the log directory: the agent says so, nobody gets more, and a restart of MPS mends it."""
     took: list[float] = []
     problems: list[str] = []
     said = ""

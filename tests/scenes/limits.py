@@ -80,7 +80,7 @@ class Changes:
         self._turn(users[0], "idle", [])
 
     def _empty(self, users: list[int]) -> None:
-        """Nobody has a server: somebody has shut it down."""
+        """Nobody has a server: a user has shut it down."""
         if self.holder is not None:
             server = self.stage.rig.server()
             self.stage.rig.ctl(f"shutdown_server {server}")

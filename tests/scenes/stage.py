@@ -365,7 +365,7 @@ class Stage:
         return time.monotonic() - since
 
     def last_words(self) -> str:
-        """The ends of the logs, for somebody who has to find out."""
+        """The ends of the logs, for whoever has to find out."""
         found = [f"--- agent\n{agent.log()[-3000:]}" for agent in self.agents]
         self.rig.drain()
         found += [f"--- {log.label}\n" + "\n".join(log.lines[-25:]) for log in self.rig.logs.values()]

@@ -1,4 +1,4 @@
-"""Promise 2: the GPU is never idle while somebody waits, and nobody waits longer than the policy says."""
+"""Promise 2: the GPU is never idle while a user waits, and nobody waits longer than the policy says."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def drain(stage: Stage, count: int) -> Result:
 
 
 def denied(stage: Stage, count: int) -> Result:
-    """Refused by policy: the proper error at once, also while somebody works and others wait; nobody else notices."""
+    """Refused by policy: the proper error at once, also while a client works and others wait; nobody else notices."""
     stage.with_agent(f'{LIMITS}[user.{C}]\naccess = "deny"\n')
     refused = served = 0
     for _ in range(count):
@@ -273,7 +273,7 @@ def _dead_waiter(stage: Stage, number: signal.Signals, first: bool) -> tuple[Cli
 
 
 def dead_waiter(stage: Stage, count: int) -> Result:
-    """Somebody presses Ctrl-C while waiting; whoever waits behind is served all the same."""
+    """A user presses Ctrl-C while waiting; whoever waits behind is served all the same."""
     bound = 5.0 + stage.allowance
     agent = stage.with_agent(LIMITS + '[switch]\nafter = "20s"\ngrace = "2s"\n')
     waits: list[float] = []
@@ -313,7 +313,7 @@ SCENES = (
     ),
     Scene("whole-program", "A program of four processes is never split", whole, 5, 1, 60),
     Scene("drain", "A drain is a closed gate, and resume opens it again", drain, 6, 2, 40),
-    Scene("denied", "Somebody is refused by policy", denied, 10, 2, 20),
+    Scene("denied", "A user is refused by policy", denied, 10, 2, 20),
     Scene("starvation", "A sends clients for ever, B is served", starvation, 20, 2, 60),
     Scene("starvation-plain", "Control: B starves without the agent", starved, 2, 1, 52),
     Scene("dead-waiter", "A client dies in the queue, another user waits behind it", dead_waiter, 10, 4, 50),

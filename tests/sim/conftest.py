@@ -60,7 +60,7 @@ class Mps:
         self.pipe, self.logs = directory / "pipe", directory / "log"
         self.processes = directory / "processes"
         self.clients: list[Client] = []
-        self.daemons: list[int] = []  # pidfds: a pid may be somebody else's by the time of the clean-up
+        self.daemons: list[int] = []  # pidfds: a pid may be another process's by the time of the clean-up
         self.environment = {
             "PATH": f"{programs}:/usr/bin:/bin",
             "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),

@@ -28,7 +28,7 @@ def packet(connection: socket.socket) -> tuple[bytes, Credentials | None, list[i
 
 
 def say(connection: socket.socket, data: bytes, who: Credentials | None = None) -> None:
-    """One packet, as somebody else if root says so."""
+    """One packet, as another user if root says so."""
     content = [] if who is None else [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, struct.pack("iII", *who))]
     connection.sendmsg([data], content)
 

@@ -16,7 +16,7 @@ from tests.sim.conftest import A, B, C, Client, Mps, messages, normal
 
 
 def test_defaults_at_ready_hold_for_the_first_client(mps: Mps) -> None:
-    """04 T1: armed while the idle server of another user exits, the first client gets exactly its limits."""
+    """04 T1: set while the idle server of another user exits, the first client gets exactly its limits."""
     mps.start()
     mps.ctl("start_server -uid 65534")
     mps.saw("control.log", "Ready")

@@ -134,7 +134,7 @@ def test_a_program_that_ignores_everything_but_sigkill_ends(program: MakeProgram
 
 
 def test_urgent_batches_overtake_and_never_two_run_at_once(program: MakeProgram, tmp_path: Path, play: Play) -> None:
-    """Arming must not wait behind queries; the daemon is asked one thing at a time."""
+    """Setting limits must not wait behind queries; the daemon is asked one thing at a time."""
     path = program(
         f"""
 import os, sys, time
@@ -238,7 +238,7 @@ def test_garbage_is_decoded_and_capped(program: MakeProgram, play: Play) -> None
 
 
 def test_an_output_pipe_held_by_a_grandchild_does_not_delay_the_answer(program: MakeProgram, play: Play) -> None:
-    """``-d`` style programs leave somebody with the pipe: the exit counts, not the end of the stream."""
+    """``-d`` style programs leave a child with the pipe: the exit counts, not the end of the stream."""
     path = program("sleep 600 & echo answer; echo $!")
 
     async def scenario() -> None:

@@ -398,7 +398,7 @@ async def _lags(history: History, seconds: float) -> float:
 
 
 def test_a_disk_that_does_not_answer_does_not_hold_up_the_loop(tmp_path: Path, play: Play) -> None:
-    """Limits are armed within 55 ms; a write that waits for the disk would cost them. The file is a FIFO that nobody
+    """The loop answers in milliseconds; a write that waits for the disk would cost them. The file is a FIFO that nobody
     reads, so that the write waits for as long as the test likes."""
     fifo = tmp_path / NAME
     os.mkfifo(fifo, 0o640)
@@ -411,7 +411,7 @@ def test_a_disk_that_does_not_answer_does_not_hold_up_the_loop(tmp_path: Path, p
         assert history._writing is not None  # it does wait
         assert longest < 0.5
         assert len(history._pending) > 100
-        while os.read(reader, 1 << 16):  # somebody reads again: the rest goes out
+        while os.read(reader, 1 << 16):  # it is read again: the rest goes out
             await asyncio.sleep(0.01)
             if not history._pending:
                 break

@@ -185,7 +185,7 @@ def test_old_files_are_let_go_once_a_new_daemon_writes(
 
 
 def test_removal_keeps_the_open_file(tmp_path: Path, play: Play) -> None:
-    """Somebody deletes the log: the daemon writes on into the deleted file, and those lines still count."""
+    """A user deletes the log: the daemon writes on into the deleted file, and those lines still count."""
     path = tmp_path / "control.log"
 
     async def scenario() -> None:
@@ -381,7 +381,7 @@ def test_any_mixture_of_writing_renaming_and_truncating_loses_nothing(tmp_path: 
                 for _ in range(rng.randrange(1, 20)):
                     writer.line()
             elif choice < 0.9:
-                await until(all_read)  # what is cut off before anybody has read it is lost to everybody
+                await until(all_read)  # what is cut off before it is read is lost
                 os.truncate(path, 0)
             elif choice < 0.95:
                 await until(opened)  # nobody renames a log in the very millisecond of its creation

@@ -208,7 +208,7 @@ def test_one_that_has_gone_before_it_is_watched_is_reported(play: Play) -> None:
         await until(lambda: gone == [child.pid])
         child.wait()
         assert watcher.watch(child.pid)
-        assert watcher.watch(os.getpid(), os.getuid() + 1), "somebody else's: the number was used again"
+        assert watcher.watch(os.getpid(), os.getuid() + 1), "another process's: the number was used again"
         await until(lambda: gone == [child.pid, child.pid, os.getpid()])
         watcher.close()
 
