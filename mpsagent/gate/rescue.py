@@ -3,7 +3,7 @@
 A server whose client goes away between its credentials and the end of this handshake is not heard of again, and the
 daemon waits for it (X1 and X15; answers 1 and 5 of docs/measured/2026-11-21-H100-580.159.04). It would have to be
 killed, with everybody's work on it. So the gate keeps a copy of the descriptor, says what the client would have said,
-and closes: the server sees a client that connects and exits.
+and closes a little later: the server sees a client that connects and exits.
 
     server: OUTBCUFD and a descriptor, four times, then one zero byte
     client: OUTBCRED with credentials, which context (0: the channel), and its device (ff: none)
@@ -31,6 +31,10 @@ UNSURE = 0.1
 """Seconds in which a server answers a client that had said everything before it went. It is silent when the client had
 read everything and said nothing, or when the two had met already."""
 PATIENCE = 2.0
+SETTLING = 0.1
+"""Seconds until the gate hangs up on a server that has answered. One whose client hangs up between "is associated" and
+"is ACTIVE", within a millisecond of the answer, ends with everybody's work on it: the last lines of both servers that
+ended on an H100 (server-deaths.txt there)."""
 MOST_DESCRIPTORS = 8
 
 
@@ -134,12 +138,16 @@ class Rescuer:
         if self._timer is not None:
             self._timer.cancel()
         if self._channel.open:
-            # another process may still hold what the client had: for the server it is over all the same
-            with suppress(OSError):
-                self._channel.sock.shutdown(socket.SHUT_RDWR)
-            self._channel.close()
+            self._loop.call_later(SETTLING, _hang_up, self._channel.detach())
         done, self._done = self._done, _nothing
         done(self._machine.why)
+
+
+def _hang_up(sock: socket.socket) -> None:
+    # another process may still hold what the client had: for the server it is over all the same
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 def _nothing(_why: str | None) -> None:

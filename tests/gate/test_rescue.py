@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
+
 import pytest
 
-from mpsagent.gate.rescue import PATIENCE, UNSURE, Rescue
+from mpsagent.gate.rescue import PATIENCE, SETTLING, UNSURE, Rescue, Rescuer
+from mpsagent.mps.rendezvous import Credentials
 
 FD, READY = b"OUTBCUFD\0", b"\0"
 ALL = [b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"]
@@ -50,3 +55,27 @@ def test_an_error_of_the_server_is_its_answer_too() -> None:
     rescue.message(READY)
     rescue.message(bytes.fromhex("27030000"))
     assert (rescue.over, rescue.why) == (True, None)
+
+
+def test_a_server_that_has_answered_is_hung_up_on_later() -> None:
+    """It ends, with everybody's work, when that comes before it has called the context ACTIVE (server-deaths.txt)."""
+
+    async def scenario() -> tuple[bool, float]:
+        loop = asyncio.get_running_loop()
+        ours, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        server.send(bytes(4))
+        over: asyncio.Future[str | None] = loop.create_future()
+        who = Credentials(os.getpid(), os.getuid(), os.getgid())
+        Rescuer(loop, ours.detach(), who, over.set_result, untouched=False)
+        assert await asyncio.wait_for(over, 10) is None
+        answered = loop.time()
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):  # the connection stands, and nothing was said
+            server.recv(16)
+        ended = await asyncio.wait_for(loop.sock_recv(server, 16), 10)
+        server.close()
+        return ended == b"", loop.time() - answered
+
+    ended, after = asyncio.run(scenario())
+    assert ended
+    assert after >= SETTLING * 0.9
