@@ -99,7 +99,7 @@ def test_a_client_that_is_being_ended_is_ended_by_the_next_agent(stage: Stage) -
 def test_an_order_that_was_given_a_moment_before_is_carried_out(stage: Stage) -> None:
     """It was answered, so it holds."""
     agent = stage.with_agent(POLICY)
-    client, other = stage.client(A, "sleep", 60), stage.client(A, "sleep", 60)
+    client, other = stage.client(A, "sleep", 600), stage.client(A, "sleep", 600)
     client.working()
     other.working()
     ends(stage, agent, client)
