@@ -116,7 +116,8 @@ class Answers:
         return {"draining": True, "deadline": views.iso_or_none(until)}
 
     async def _written_down(self) -> None:
-        """An order that was answered outlives the agent: its record is on disk, if the disk answers."""
+        """An order that was answered outlives the agent: it and its record are on disk, if the disk answers."""
+        await self._agent.store.flushed(1.0)
         await self.wait_events(self._agent.history.last - 1, 1.0)
 
     async def resume(self, by: int) -> Json:
