@@ -15,23 +15,27 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import change, crowd, handover, pure, rest, start, system
+from benchmarks import api, change, crowd, handover, history, pure, rest, several, start, system
 from benchmarks.figure import Figure, markdown, text_table
 
 MEASURES = {
     "lines": pure.log_lines,
     "decisions": pure.decisions,
+    "history": history.a_year,
     "handover": handover.hand_over,
     "silent": handover.silent,
     "crowd": crowd.crowd,
     "rest": rest.at_rest,
+    "several": several.several,
     "gaps": change.gaps,
     "start": start.starting,
+    "requests": api.requests,
+    "streams": api.streams,
     "service": system.as_a_service,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured.md"
 BEGIN, END = "<!-- bench: written by benchmarks/bench.py --record -->", "<!-- end of bench -->"
-PURE = ("lines", "decisions")
+PURE = ("lines", "decisions", "history")
 
 
 def main() -> int:

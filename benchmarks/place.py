@@ -28,12 +28,15 @@ threads = 20
 memory = "2G"
 [agent]
 on_stop = "{on_stop}"
+placement = "least-loaded"
 """
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def stage(*, server: str = "own", on_stop: str = "leave") -> Stage:
-    return Stage(POLICY.format(on_stop=on_stop), server=server)
+def stage(*, server: str = "own", on_stop: str = "leave", instances: int = 0, extra: str = "") -> Stage:
+    """``instances``: so many GPUs with one each; 0: one for the GPU that there is. ``extra``: lines of the instance."""
+    each = instances > 0
+    return Stage(POLICY.format(on_stop=on_stop), server=server, gpus=instances or 1, each=each, extra=extra)
 
 
 @contextmanager

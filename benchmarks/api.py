@@ -1,0 +1,110 @@
+"""The API under load: the status page of a busy node, and streams of events, from processes of their own."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figure import Figure
+from benchmarks.place import ALICE, BOB, stage, timed
+from demo.stage import until
+
+CLIENTS, WAITING = 48, 20
+CONNECTIONS = 8
+STREAMS, RATE = 200, 100
+LOAD = str(Path(__file__).with_name("load.py"))
+
+
+def requests(quick: bool) -> list[Figure]:
+    """/v1/status with 48 clients and 20 waiting, by turns with a bare aiohttp; and what programs for people take."""
+    seconds, rounds = (1, 2) if quick else (3, 4)
+    with stage() as node, tempfile.TemporaryDirectory(prefix="mpsagent-bench-") as name:
+        node.start_agent()
+        node.open()
+        working = [node.client(ALICE, "sleep", "600") for _ in range(CLIENTS)]
+        for client in working:
+            client.saw("^sms")
+        for _ in range(WAITING):
+            node.client(BOB, "query")
+        until("20 clients wait", lambda: node.ask("/v1/status")["waiting_processes"] == WAITING)
+        hello, ours, bare = f"{name}/hello", [], []
+        with serving("hello", hello):
+            for _ in range(rounds):
+                bare.append(load("requests", hello, "/", CONNECTIONS, seconds))
+                ours.append(load("requests", node.socket, "/v1/status", CONNECTIONS, seconds))
+        rate, plain = (statistics.median(one["rate"] for one in them) for them in (ours, bare))
+        late, plain_late = (max(one["p99"] for one in them) * 1000 for them in (ours, bare))
+        page = len(json.dumps(node.ask("/v1/status")))
+        return [
+            Figure(f"/v1/status with {CLIENTS} clients and {WAITING} waiting, {CONNECTIONS} connections",
+                   f"{rate:,.0f} a second, p99 {late:.1f} ms", "half of a bare aiohttp", rate >= plain / 2,
+                   f'a bare aiohttp that says "hello": {plain:,.0f} a second, p99 {plain_late:.1f} ms; '
+                   f"{rate / plain:.2f} of it, with {page:,} bytes a page"),
+            *_programs(node.socket, 5 if quick else 20),
+        ]  # fmt: skip
+
+
+def _programs(socket: str, rounds: int) -> list[Figure]:
+    """`mpsagent-cli status` and `top` (one page, into a pipe), by turns with a bare interpreter."""
+    program = str(Path(sys.executable).parent / "mpsagent-cli")
+    commands = {
+        "pass": [sys.executable, "-c", "pass"],
+        "status": [program, "--socket", socket, "status"],
+        "top": [program, "--socket", socket, "top"],
+    }
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, command in commands.items():
+            times[name].append(timed(command))
+    took = {name: statistics.median(found) for name, found in times.items()}
+    return [
+        Figure(f"mpsagent-cli {name} with {CLIENTS} clients and {WAITING} waiting, median of {rounds}",
+               f"{took[name] * 1000:.0f} ms", "3 times python3 -c pass", took[name] <= 3 * took["pass"],
+               f"python3 -c pass: {took['pass'] * 1000:.0f} ms, {took[name] / took['pass']:.1f} times")
+        for name in ("status", "top")
+    ]  # fmt: skip
+
+
+def streams(quick: bool) -> list[Figure]:
+    """200 readers of 100 events a second: one user's, which the usual bounds would not let in, as root."""
+    seconds = 3 if quick else 15
+    target, found = "/v1/events?follow=1", []
+    for count in (STREAMS, 1):
+        with tempfile.TemporaryDirectory(prefix="mpsagent-bench-") as name:
+            socket = f"{name}/socket"
+            with serving("events", socket, RATE):
+                found.append(load("streams", socket, target, count, seconds))
+    many, one = found
+    missing = 1 - many["count"] / (STREAMS * RATE * seconds)
+    return [
+        Figure(f"{STREAMS} streams of {RATE} events a second: from an event to its line, p50, p99",
+               f"{many['p50'] * 1000:.1f} ms, {many['p99'] * 1000:.1f} ms", "p99 under 50 ms", many["p99"] < 0.05,
+               f"one stream: {one['p50'] * 1000:.1f} ms, {one['p99'] * 1000:.1f} ms; {many['rate']:,.0f} lines a "
+               f"second, {max(0.0, missing) * 100:.1f} % not there in time; as root; events of a timer, no agent")
+    ]  # fmt: skip
+
+
+@contextmanager
+def serving(*words: object) -> Iterator[None]:
+    """A server of load.py."""
+    process = subprocess.Popen([sys.executable, LOAD, *map(str, words)], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        if process.stdout.readline() != b"ready\n":
+            raise RuntimeError(f"{words} did not start")
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def load(*words: object) -> Any:
+    done = subprocess.run([sys.executable, LOAD, *map(str, words)], stdout=subprocess.PIPE, check=True, timeout=300)
+    return json.loads(done.stdout)

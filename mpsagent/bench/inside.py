@@ -1,0 +1,124 @@
+"""Does the runs, in namespaces of its own, and says each figure as it comes: a line of JSON on standard output.
+
+It is process 1 of its pid namespace, and its files lie on a file system that only it has: whatever ends it, nothing of
+what it started is left. `mpsagent-cli bench` starts it (see outside.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mpsagent.bench import plan, results
+from mpsagent.bench.driver import CudaError, Gpu
+from mpsagent.bench.own_mps import OwnMps, OwnMpsError
+from mpsagent.bench.process import Make, Process, ProcessError, Simulated
+from mpsagent.bench.workloads import WORKLOADS, Step
+
+FIRST_USER = 61184
+"""User ids of the processes, from here on: systemd's for services without a user of their own, so no person's."""
+READY = 60.0
+"""Seconds in which a process must be ready once it may have the GPU."""
+EMPTY = ("/media", "/mnt")
+"""Directories that every machine has; on one of them lies the file system for the files of the runs' own MPS."""
+LEAD = 0.2
+"""Seconds from the word to the common begin."""
+
+
+def real(workload: str) -> Make:
+    def make(number: int) -> tuple[str, int, Step]:
+        gpu = Gpu()
+        return gpu.name, gpu.multiprocessors, WORKLOADS[workload].make(gpu, number)
+
+    return make
+
+
+def measure(run: plan.Run, environment: Mapping[str, str], programs: Path | None) -> results.Figure:
+    """One run, or why it has no figures."""
+    groups = run.groups()
+    steps = [0] * run.processes
+    latencies: list[Sequence[int]] = [()] * run.processes
+    saw = [0] * run.processes
+    begun: list[float] = []
+    at = 0.0
+    started: list[Process] = []
+
+    def start(group: Sequence[int]) -> None:
+        for number in group:
+            make = Simulated(programs) if programs else real(run.programs[number] if run.programs else run.workload)
+            started.append(Process(make, number, _user(run, number), environment))
+
+    try:
+        start(groups[0])
+        for place, group in enumerate(groups):
+            working = started[-len(group) :]
+            for process in working:
+                saw[process.number] = int(process.hear(READY)["multiprocessors"])
+            at = time.monotonic() + LEAD
+            begun.append(at)
+            for process in working:
+                process.go(at, run.seconds)
+            if place + 1 < len(groups):
+                start(groups[place + 1])  # they wait at the gate while these work
+            for process in working:
+                said = process.hear(LEAD + run.seconds + READY)
+                steps[process.number], latencies[process.number] = int(said["steps"]), said["latencies"]
+            for process in working:
+                process.end()
+    except (ProcessError, CudaError) as error:
+        return results.without(run, str(error))
+    finally:
+        for process in started:
+            process.end()
+    return results.figure(run, steps, latencies, at + run.seconds - begun[0], saw)
+
+
+def _user(run: plan.Run, number: int) -> int | None:
+    """None: as ourselves, because the node's own MPS may know us."""
+    return None if run.mode == plan.NODE or os.getuid() else FIRST_USER + number % run.users
+
+
+def main(argument: str) -> int:
+    order: dict[str, Any] = json.loads(argument)
+    runs = [plan.Run(**{**one, "programs": tuple(one["programs"])}) for one in order["runs"]]
+    programs = Path(order["programs"]) if order["programs"] else None
+    if order["gpu"] is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(order["gpu"])
+    os.environ["CUDA_CACHE_DISABLE"] = "1"  # what the driver compiles is small, and nothing may be left behind
+    place = next(Path(one) for one in EMPTY if not Path(__file__).is_relative_to(one) and Path(one).is_dir())
+    if any(run.mode in plan.SHARING for run in runs):
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "mpsagent-bench", str(place)], check=True)
+    for number, ((mode, limits), some) in enumerate(plan.by_mps(runs)):
+        mps = OwnMps(place / str(number), mode, limits, programs) if mode in plan.SHARING else None
+        environment = {} if mps is None else mps.environment
+        if mode == plan.OFF:
+            environment["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"
+        problem = ""
+        try:
+            if mps is not None:
+                mps.start()
+        except OwnMpsError as error:
+            problem = str(error)
+        for run in some:
+            _say(begins=asdict(run))
+            done = results.without(run, problem) if problem else measure(run, environment, programs)
+            _say(figure=asdict(done))
+        if mps is not None:
+            mps.stop()
+    return 0
+
+
+def _say(**what: Any) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

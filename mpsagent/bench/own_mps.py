@@ -1,0 +1,97 @@
+"""An agent, a gate and a control daemon for the benchmark alone, in the namespaces that it made for itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+_POLICY = """\
+[agent]
+on_stop = "quit"
+stop_timeout = "5s"
+[switch]
+after = "1h"
+{limits}
+[instance.bench]
+sharing = "{mode}"
+pipe_directory = "{place}/pipe"
+log_directory = "{place}/log"
+control_program = "{control}"
+"""
+START, STOP = 30.0, 15.0
+"""Seconds that the gate's socket and the end of the agent may take."""
+
+
+class OwnMpsError(Exception):
+    """It does not start; the text ends with what the agent said last."""
+
+
+class OwnMps:
+    """At work from ``start`` to ``stop``. ``programs``: of the simulator, in the place of NVIDIA's."""
+
+    def __init__(self, place: Path, mode: str, limits: str, programs: Path | None) -> None:
+        self._place, self._programs = place, programs
+        control = "nvidia-cuda-mps-control" if programs is None else str(programs / "nvidia-cuda-mps-control")
+        self._policy = _POLICY.format(place=place, mode=mode, limits=limits, control=control)
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of its clients, who see one GPU, whichever that is."""
+        return {"CUDA_MPS_PIPE_DIRECTORY": f"{self._place}/pipe", "CUDA_VISIBLE_DEVICES": "0"}
+
+    def start(self) -> None:
+        """Returns when the gate can be knocked at: it holds clients until all else is there. Raises OwnMpsError."""
+        self._place.mkdir(mode=0o755)
+        (self._place / "policy.toml").write_text(self._policy)
+        (self._place / "policy.toml").chmod(0o644)
+        command = [sys.executable, "-m", "mpsagent.interfaces.daemon", "run", "--supervise", "child"]
+        command += ["--policy", str(self._place / "policy.toml"), "--socket", str(self._place / "agent.sock")]
+        command += ["--state-directory", str(self._place / "state"), "--run-directory", str(self._place / "run")]
+        if self._programs is not None:
+            command += ["--devices", str(self._programs / "devices.json")]
+        with (self._place / "agent.log").open("wb") as log:
+            self._agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        end = time.monotonic() + START
+        while not (self._place / "pipe" / "control").exists():
+            trouble = self._trouble()
+            if trouble or self._agent.poll() is not None or time.monotonic() > end:
+                self.stop()
+                raise OwnMpsError(f"MPS does not start: {trouble or 'see mpsagent-cli doctor'}")
+            time.sleep(0.05)
+
+    def _trouble(self) -> str:
+        """The first thing that went wrong for the agent, in its words."""
+        for line in (self._place / "agent.log").read_text(errors="replace").splitlines():
+            for kind in ("policy.rejected", "action.failed"):
+                if kind in line:
+                    return line.split(kind)[1].strip()
+        return ""
+
+    def stop(self) -> None:
+        """Nothing of it runs when this returns."""
+        if self._agent is None:
+            return
+        self._agent.terminate()
+        try:
+            self._agent.wait(STOP)
+        except subprocess.TimeoutExpired:
+            self._agent.kill()
+            self._agent.wait()
+        kill_all_others()
+
+
+def kill_all_others() -> None:
+    """Every other process of this pid namespace, which must be our own."""
+    if os.getpid() != 1:
+        raise RuntimeError("not alone in a pid namespace")
+    try:
+        os.kill(-1, signal.SIGKILL)
+        while True:
+            os.waitpid(-1, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass

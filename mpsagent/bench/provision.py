@@ -1,0 +1,104 @@
+"""How to cut a GPU for several programs: the rules in use, compared on a mix of workloads. Pure.
+
+Each program runs alone first, then all at once under each rule, each as a user of its own with that rule's limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mpsagent.bench.plan import Run
+from mpsagent.bench.results import Figure
+
+MODE = "together"
+ALONE, RULE = "alone: ", "rule: "
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    words: str
+    threads: tuple[str, ...]
+    """What each program's section of a policy says, as TOML; empty: no limit."""
+
+
+def rules(weights: Sequence[float], multiprocessors: int) -> list[Rule]:
+    """``weights``: of the programs, in their order; a program's share goes by them where the rule says so. Of rules
+    that come to the same for these weights only the first."""
+    count, whole = len(weights), sum(weights)
+
+    def percent(values: Sequence[float]) -> tuple[str, ...]:
+        return tuple(f"{min(100.0, value):.1f}".removesuffix(".0") for value in values)
+
+    exact = [max(2, int(multiprocessors * weight / whole) // 2 * 2) for weight in weights]
+    found = [
+        Rule("none", "no limits", ()),
+        Rule("even", "100/n percent each", percent([100 / count] * count)),
+        Rule("overlapping", "100/(0.5 n) percent each", percent([200 / count] * count)),
+        Rule("weighted", "percent by weight", percent([100 * weight / whole for weight in weights])),
+        Rule("exact", "multiprocessors by weight, none shared", tuple(f"{{ sms = {one} }}" for one in exact)),
+    ]
+    return list({rule.threads: rule for rule in reversed(found)}.values())[::-1]
+
+
+def sections(rule: Rule, users: Sequence[str]) -> str:
+    """Lines of a policy that give each user the limit of its program."""
+    pairs = zip(users, rule.threads, strict=True) if rule.threads else ()
+    return "".join(f"[user.{user}]\nthreads = {threads}\n" for user, threads in pairs)
+
+
+def plan(programs: Sequence[str], found: Sequence[Rule], users: Sequence[str], seconds: float) -> list[Run]:
+    """Each program alone and without limits, then all of them by each rule."""
+    alone = [Run(MODE, ALONE + name, 1, 1, seconds, (name,)) for name in dict.fromkeys(programs)]
+    count = len(programs)
+    return alone + [
+        Run(MODE, RULE + rule.name, count, count, seconds, tuple(programs), sections(rule, users)) for rule in found
+    ]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """``each``: every program's speed as a share of its speed alone; ``total``: their sum, 1.0 for one program alone on
+    the GPU; ``least``: the worst off."""
+
+    rule: str
+    each: tuple[float, ...]
+    problem: str = ""
+
+    @property
+    def total(self) -> float:
+        return sum(self.each)
+
+    @property
+    def least(self) -> float:
+        return min(self.each, default=0.0)
+
+
+def verdicts(programs: Sequence[str], figures: Sequence[Figure]) -> list[Verdict]:
+    """Best first: by the total, and of those within 2 % of each other by the least."""
+    alone = {
+        one.workload.removeprefix(ALONE): one.each[0] for one in figures if one.workload.startswith(ALONE) and one.each
+    }
+    found = []
+    for one in figures:
+        if one.workload.startswith(RULE):
+            missing = [name for name in programs if not alone.get(name)]
+            problem = one.problem or (f"no figure for {missing[0]} alone" if missing else "")
+            shares = () if problem else tuple(s / alone[p] for s, p in zip(one.each, programs, strict=True))
+            found.append(Verdict(one.workload.removeprefix(RULE), shares, problem))
+    most = max((one.total for one in found), default=0.0)
+    return sorted(found, key=lambda one: (bool(one.problem), one.total < 0.98 * most, -one.least, -one.total))
+
+
+def table(programs: Sequence[str], found: Sequence[Verdict], known: Sequence[Rule]) -> list[str]:
+    words = {rule.name: rule.words for rule in known}
+    lines = [f"{'RULE':13}{'TOTAL':>7}{'LEAST':>7}  SPEED OF EACH AS A SHARE OF ITS SPEED ALONE"]
+    for one in found:
+        if one.problem:
+            lines.append(f"{one.rule:13}{'-':>7}{'-':>7}  {one.problem}"[:80])
+        else:
+            each = ", ".join(f"{name} {share:.2f}" for name, share in zip(programs, one.each, strict=True))
+            lines.append(f"{one.rule:13}{one.total:7.2f}{one.least:7.2f}  {each}")
+            lines.append(f"{'':29}{words[one.rule]}")
+    return lines
