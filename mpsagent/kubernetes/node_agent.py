@@ -1,0 +1,58 @@
+"""What the plugin asks of the agent on its node, over the agent's socket."""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from mpsagent.interfaces import client
+from mpsagent.kubernetes.shares import Json, Shares
+
+DEADLINE = 5.0
+KEYS = {"kubernetes.shares": "count", "kubernetes.share_memory": "memory"}
+"""Of the policy, with the names that they have here."""
+
+
+class Health(NamedTuple):
+    """``well`` None: there is no answer. ``words``: what is wrong."""
+
+    well: bool | None
+    words: str = ""
+
+
+class NodeAgent:
+    """All raise ``client.Unreachable`` or ``client.Refused``, but for ``health``."""
+
+    def __init__(self, socket: str) -> None:
+        self._socket = socket
+
+    def health(self) -> Health:
+        try:
+            status, raw = client.request(self._socket, "GET", "/healthz", timeout=DEADLINE)
+            body = json.loads(raw)
+            if status in (200, 503) and isinstance(body.get("ok"), bool):
+                return Health(body["ok"], "; ".join(map(str, body.get("problems", ()))))
+        except client.Unreachable as error:
+            return Health(None, str(error))
+        except (ValueError, AttributeError):
+            pass
+        return Health(None, "mpsagent does not say how it is")
+
+    def shares(self) -> Shares:
+        answer, _ = client.ask(self._socket, "GET", "/v1/policy", timeout=DEADLINE)
+        given = {KEYS[key]: one["value"] for key, one in answer["sections"].items() if key in KEYS}
+        return Shares(**given)
+
+    def leases(self) -> list[Json]:
+        answer, _ = client.ask(self._socket, "GET", "/v1/leases", timeout=DEADLINE)
+        return list(answer["leases"])
+
+    def give(self, lease: Json) -> None:
+        client.ask(self._socket, "POST", "/v1/leases", lease, timeout=DEADLINE)
+
+    def end(self, number: int) -> None:
+        try:
+            client.ask(self._socket, "DELETE", f"/v1/leases/{number}", timeout=DEADLINE)
+        except client.Refused as refused:
+            if refused.status != 404:  # it was over just now
+                raise

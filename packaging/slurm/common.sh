@@ -1,0 +1,74 @@
+# shellcheck shell=sh
+# What the hooks of Slurm share. Settings of a site stand in /etc/mpsagent/slurm.conf, in sh, under the same names.
+# shellcheck disable=SC2034  # each hook reads some of these
+PATH=/usr/sbin:/usr/bin:/sbin:/bin
+client=mpsagent-cli # with options, if it needs any
+memory=             # "share": a job with N % of the threads has N % of the memory, too; empty: its user's limit
+longest=31d         # a lease whose epilog never ran ends then, if no health check has found it before
+patience=20         # seconds that an agent which does not answer is asked again: a restart must fit
+answer=5            # seconds for one answer
+comment=            # "AdminComment" or "Comment": the health check writes there how long a job has waited
+proctrack=          # ProctrackType of slurm.conf; empty: slurmctld is asked
+known=/run/mpsagent-slurm.proctrack # what it has answered
+node=${SLURMD_NODENAME:-$(hostname -s)}
+job=${SLURM_JOB_ID:-}
+uid=${SLURM_JOB_UID:-}
+name=slurm-$job # of the job's lease
+# The job's cgroup as slurmstepd makes it: proctrack/cgroup with version 2, or version 1.
+if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    cgroup="/system.slice/*slurmstepd.scope/job_$job"
+else
+    cgroup="/slurm*/uid_$uid/job_$job"
+fi
+settings=${MPSAGENT_SLURM_SETTINGS:-/etc/mpsagent/slurm.conf}
+# shellcheck disable=SC1090
+[ ! -r "$settings" ] || . "$settings"
+
+# ask WORD...: mpsagent-cli, again and again while the agent does not answer; what it says is then in $said.
+ask() {
+    end=$(($(date +%s) + patience))
+    while :; do
+        # shellcheck disable=SC2086  # options of the client are words
+        said=$(timeout -k 1 "$answer" $client "$@" 2>&1 </dev/null) && return 0
+        status=$?
+        case $status in
+        3) ;;
+        124 | 137) said="mpsagent-cli $1 had no answer within $answer s" ;;
+        *) return "$status" ;;
+        esac
+        [ "$(date +%s)" -lt "$end" ] || return "$status"
+        sleep 1
+    done
+}
+
+# One line for people: of what the agent says, parts may come from users.
+line() { printf '%s' "$1" | head -n 1 | tr -cd '[:print:]' | cut -c 1-160; }
+
+say() { logger -t mpsagent-slurm -- "$1" 2>/dev/null || true; echo "mpsagent: $1" >&2; }
+
+# The node's $state and $reason; fails where slurmctld does not answer.
+look() {
+    shown=$(timeout -k 1 10 scontrol --oneliner show node "$node" 2>/dev/null) || return 1
+    state=${shown#* State=} state=${state%% *}
+    case $shown in *" Reason="*) reason=${shown#* Reason=} ;; *) reason= ;; esac
+}
+
+# drain WHY: no further jobs come here. A node that is drained already has its reason, and keeps it.
+drain() {
+    look || return 1
+    case $state in *DRAIN*) return 0 ;; esac
+    timeout -k 1 10 scontrol update "nodename=$node" state=drain "reason=mpsagent: $1"
+}
+
+# Asks slurmctld for ProctrackType. Slurm should not be asked for every job, so the answer is kept for the prolog.
+learn_proctrack() {
+    found=$(timeout -k 1 5 scontrol show config 2>/dev/null | sed -n 's/^ProctrackType *= *//p')
+    [ -n "$found" ] && printf '%s\n' "$found" >"$known.$$" && mv "$known.$$" "$known"
+}
+
+# Whether each job has a cgroup of its own; yes where nobody can say: a lease that fits no process gives nothing away.
+has_cgroup() {
+    [ -n "$proctrack" ] || [ -r "$known" ] || learn_proctrack || return 0
+    [ -n "$proctrack" ] || read -r proctrack <"$known"
+    case $proctrack in */linuxproc | */pgid) return 1 ;; esac
+}
