@@ -1,73 +1,174 @@
 """Who computes on our GPUs outside MPS, without limits, and whether the compute mode is the policy's.
 
-A client that cannot reach the control daemon runs without MPS and says nothing. NVML lists it; MPS does not. NVML lists
-MPS's own servers too, of other instances as well, so a process is held against what runs in it.
+A client that cannot reach the control daemon runs without MPS and says nothing. NVML lists it, and the gate has not
+seen it. It is looked at when a GPU is opened, and once a minute while clients are there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import os
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from mpsagent.system.devices import ComputeProcess
-from mpsagent.system.processes import Process
+from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
+from mpsagent.system import outsider
+from mpsagent.system.nvml import ComputeProcess
+from mpsagent.system.processes import Process, parent
+from mpsagent.system.threads import in_thread
+
+if TYPE_CHECKING:
+    from mpsagent.agent.host import Agent
 
 EVERY = 60.0
-"""Seconds between two looks while a process holds a GPU or waits; none while all is idle: each one starts a program."""
+"""Seconds between two looks while a process holds a GPU or waits, whatever is opened."""
+SETTLE = 0.3
+"""Seconds in which the gate's word about a process may be later than NVML's."""
+FACTS = 5.0
+"""Seconds for what processes show of themselves; one that hangs in the kernel may show nothing for ever."""
 SERVER = "nvidia-cuda-mps-server"
+MOST = 256
+"""Processes outside MPS that are known at a time."""
 SHOWN = 5
 
 
-class Outsider(NamedTuple):
-    """A process outside MPS. ``start`` tells it from a later one with the same pid."""
-
-    pid: int
-    start: int
-    uid: int
-    device: str
-    memory: int | None
-
-
 class Bypass:
-    """Remembers who was found, so that each process is recorded once."""
+    """Those outside MPS on the GPUs of one instance, each held by its pidfd. Every one is recorded once."""
 
-    def __init__(self) -> None:
-        self.found: tuple[Outsider, ...] = ()
-        self._said: set[tuple[int, int]] = set()
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._one = asyncio.Lock()
+        self._held: dict[int, Process] = {}
+        self.found: dict[int, Outsider] = {}
+        """By pid."""
 
-    def take(
-        self, listed: Iterable[ComputeProcess], ours: Iterable[str], known: Mapping[int, object] | set[int]
-    ) -> list[Outsider]:
-        """``listed`` by NVML; ``ours``: UUIDs of our GPUs; ``known``: pids of MPS's servers and clients. Returns those
-        who were not seen before."""
-        devices = set(ours)
-        found: dict[int, Outsider] = {}
-        for one in listed:
-            if one.mps or one.pid in known or one.pid in found or one.device not in devices:
+    async def look(self, listed: Iterable[ComputeProcess]) -> list[Outsider]:
+        """``listed`` by NVML. Returns those who were not known before."""
+        async with self._one:
+            return await self._look(listed)
+
+    async def _look(self, listed: Iterable[ComputeProcess]) -> list[Outsider]:
+        agent = self._agent
+        ours = [device.uuid for device in agent.devices]
+        seen = self._sightings(listed, ours)
+        found = {one.pid: one for one in outside(seen, ours, self._inside())}
+        for pid in self._held.keys() - found.keys():
+            self._forget(pid)
+        for pid in self.found.keys() & found.keys():
+            self.found[pid] = self.found[pid]._replace(seen=found[pid])
+        if agent.gate.link.synced:
+            self._end_those_due()
+        fresh = [one for pid, one in found.items() if pid not in self._held][: MOST - len(self._held)]
+        if not fresh or not agent.gate.link.synced:  # who passed is not known then
+            return []
+        await asyncio.sleep(SETTLE)
+        fresh = [one for one in outside(fresh, ours, self._inside()) if self._hold(one)]
+        new = [self._found(one, facts) for one, facts in zip(fresh, await self._facts(fresh), strict=True)]
+        self._end_those_due()
+        return new
+
+    def _end_those_due(self) -> None:
+        """As the policy says, of those who were listed at this moment; the pidfd says that each is still the same."""
+        agent = self._agent
+        now, policy, names = agent.clock.now(), agent.policy, agent.node.names
+        for pid, one in list(self.found.items()):
+            who = names.known(one.seen.uid)
+            if who is None and policy.bypass == "terminate" and policy.bypass_exempt:
+                agent.spawn(self._learn(one.seen.uid))
+            ending, number = ended(one, policy, who, now)
+            if ending == one.ending:
                 continue
-            process = Process.open(one.pid)
-            if process is None:
-                continue
-            if not is_server(one.pid) and process.alive:
-                found[one.pid] = Outsider(one.pid, process.started, process.uid, one.device, one.memory)
-            process.close()
-        self.found = tuple(found.values())
-        fresh = [one for one in self.found if (one.pid, one.start) not in self._said]
-        self._said = {(one.pid, one.start) for one in self.found}
-        return fresh
+            self.found[pid] = one._replace(ending=ending)
+            fields = {"pid": pid, "uid": one.seen.uid, "rule": "instance.bypass", "enforce": policy.enforce}
+            if ending is not None and number is None:
+                agent.record("bypass.warned", now, **fields, ends=ending.due)
+            elif ending is not None and number is not None:
+                problem = self._held[pid].send(number) if policy.enforce else None
+                agent.record("bypass.ended", now, **fields, signal=number, text=problem or "")
 
-    def drop_ended(self) -> None:
-        """Forget who has ended."""
-        if self.found:
-            self.found = tuple(one for one in self.found if _lives(one))
+    async def _learn(self, uid: int) -> None:
+        await self._agent.node.names.look_up(uid)
+
+    def due(self, now: float) -> bool:
+        """Something is due for one of them: it has to be looked whether NVML still lists it."""
+        policy = self._agent.policy
+        return any((at := next_step(one, policy)) is not None and now >= at for one in self.found.values())
 
     def trouble(self) -> str | None:
         if not self.found:
             return None
-        who = ", ".join(f"process {one.pid} of user {one.uid} on {one.device}" for one in self.found[:SHOWN])
+        who = "; ".join(
+            f"process {pid} of user {one.seen.uid} on {one.seen.device}, because {one.why}"
+            for pid, one in list(self.found.items())[:SHOWN]
+        )
         more = f" and {len(self.found) - SHOWN} more" if len(self.found) > SHOWN else ""
         return f"computing outside MPS, without limits: {who}{more}"
+
+    def close(self) -> None:
+        for pid in list(self._held):
+            self._forget(pid)
+
+    def _inside(self) -> Mapping[int, int | None]:
+        """Who passed the gate, or is MPS itself, in any instance: by pid, with the start time where it is known."""
+        inside: dict[int, int | None] = {}
+        for agent in self._agent.node.agents:
+            state = agent.state
+            for server in state.servers.values():
+                inside |= {server.pid: None} | dict.fromkeys(server.attached)
+            inside |= {held.peer.pid: held.peer.start for held in state.held.values()}
+            inside |= {pid: client.peer.start for pid, client in state.clients.items()}
+        return inside
+
+    def _sightings(self, listed: Iterable[ComputeProcess], ours: Collection[str]) -> list[Sighting]:
+        inside = self._inside()
+        daemons = {one.supervisor.running.pid for one in self._agent.node.agents if one.supervisor.running is not None}
+        found = []
+        for one in listed:
+            if one.device not in ours or (one.pid in inside and inside[one.pid] is None):
+                continue
+            process = self._held.get(one.pid) or Process.open(one.pid)
+            if process is None:
+                continue
+            if one.pid in self._held or not (is_server(one.pid) or parent(one.pid) in daemons):
+                found.append(
+                    Sighting(
+                        one.pid, process.started, process.uid, one.device, one.memory, mps=one.mps, display=one.display
+                    )
+                )
+            if one.pid not in self._held:
+                process.close()
+        return found
+
+    def _hold(self, one: Sighting) -> bool:
+        process = Process.open(one.pid, one.uid, one.start)
+        if process is None:
+            return False
+        self._held[one.pid] = process
+        process.when_gone(lambda: self._forget(one.pid))
+        return True
+
+    def _forget(self, pid: int) -> None:
+        self.found.pop(pid, None)
+        process = self._held.pop(pid, None)
+        if process is not None:
+            process.close()
+
+    async def _facts(self, processes: Collection[Sighting]) -> list[Facts]:
+        if processes:
+            who, public = [(one.pid, one.start) for one in processes], self._agent.policy.pipe_directory
+            with suppress(TimeoutError, OSError):
+                return [Facts(*shown) for shown in await in_thread(outsider.facts, who, public, deadline=FACTS)]
+        return [Facts() for _ in processes]
+
+    def _found(self, one: Sighting, facts: Facts) -> Outsider:
+        policy = self._agent.policy
+        why = reason(one, facts, policy.pipe_directory, _made(f"{policy.pipe_directory}/control"))
+        found = Outsider(one, facts, self._agent.clock.now(), why)
+        if one.pid in self._held:  # it may have ended meanwhile
+            self.found[one.pid] = found
+        return found
 
 
 def advice(pipe_directory: str) -> str:
@@ -78,24 +179,26 @@ def advice(pipe_directory: str) -> str:
 
 
 def is_server(pid: int) -> bool:
-    """Whether the program in a process is MPS's server (by its file, not by the name it gives itself)."""
+    """Whether the program in a process is MPS's server: by its file, which has to be root's, not by the name it gives
+    itself."""
     try:
-        return Path(f"/proc/{pid}/exe").readlink().name.removesuffix(" (deleted)") == SERVER
+        program = Path(f"/proc/{pid}/exe")
+        return program.readlink().name.removesuffix(" (deleted)") == SERVER and program.stat().st_uid == 0
     except OSError:
         return False
 
 
-def mode_trouble(wanted: str | None, modes: Mapping[str, str], ours: Iterable[str]) -> str | None:
+def mode_trouble(wanted: str, modes: Mapping[str, str], ours: Iterable[str]) -> str | None:
     """What is not as the policy wants it; ``modes`` by UUID, in the policy's words."""
-    if wanted is None:
+    if wanted == "leave":
         return None
     wrong = [f"{modes[uuid]} on {uuid}" for uuid in ours if uuid in modes and modes[uuid] != wanted]
     return f"the compute mode is {', '.join(wrong)}; the policy wants {wanted}" if wrong else None
 
 
-def _lives(one: Outsider) -> bool:
-    process = Process.open(one.pid, one.uid, one.start)
-    if process is None:
-        return False
-    process.close()
-    return True
+def _made(path: str) -> float | None:
+    """When a socket was made, seconds since the epoch."""
+    try:
+        return os.lstat(path).st_ctime
+    except OSError:
+        return None

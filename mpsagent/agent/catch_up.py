@@ -16,19 +16,26 @@ from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.mps.events import ControlStarted, LogEvent
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
-from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, open_log
+from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, line_near_end, open_log
 
 OVERLAP = 600.0
 """Seconds before the newest record in which transitions are held against the records: the newest record may be of an
 action, and lines from before it may not have been read when the last agent was killed."""
 
 
+CONTROL_MOST, SERVER_MOST = 256 << 20, 32 << 20
+"""Bytes from the end of each log that are read at most: a log that nobody rotates, or a file with a hole, must not hold
+up the start. What they leave open MPS is asked, as after a rotation."""
+
+
 class Caught(NamedTuple):
-    """The events in the order of time; how far each log was read (None where there is no such file)."""
+    """The events in the order of time; how far each log was read (None where there is no such file); how many bytes
+    of the present daemon's lines were passed over, or may have been."""
 
     events: list[LogEvent]
     control: Position | None
     server: Position | None
+    passed_over: int = 0
 
 
 def catch_up(control_log: str, server_log: str, control: LogParser, server: LogParser, socket: str) -> Caught:
@@ -38,16 +45,25 @@ def catch_up(control_log: str, server_log: str, control: LogParser, server: LogP
     try:
         ends: dict[str, Position | None] = {"control": None, "server": None}
         marker = START_MARKER + b" " + os.fsencode(socket)
-        start = 0 if control_fd is None else find_start(control_fd, marker) or 0
+        start = find_start(control_fd, marker, limit=CONTROL_MOST) if control_fd is not None else 0
+        passed_over = 0
+        if start is None:
+            assert control_fd is not None
+            passed_over = start = line_near_end(control_fd, CONTROL_MOST)
         stamp = _stamp(control_fd, start) if control_fd is not None else None
-        begin = find_time(server_fd, stamp) if server_fd is not None and stamp is not None else 0
+        begin = 0
+        if server_fd is not None:
+            begin = floor = line_near_end(server_fd, SERVER_MOST)
+            if stamp is not None:
+                begin = find_time(server_fd, stamp, floor)
+            passed_over += floor if begin == floor else 0
         streams = (
             # On a tie the server's line comes first: `Exiting` belongs before `Server S exited`.
             _events(server_fd, begin, server, ends, "server"),
             _events(control_fd, start, control, ends, "control", Skimmer()),
         )
         events = [event for event in merge(*streams, key=_time) if not foreign(event, socket)]
-        return Caught(events, ends["control"], ends["server"])
+        return Caught(events, ends["control"], ends["server"], passed_over)
     finally:
         for fd in (control_fd, server_fd):
             if fd is not None:

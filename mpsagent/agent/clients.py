@@ -28,6 +28,10 @@ class Clients:
         if process is not None:
             self._waiting[connection] = process
 
+    def give(self, connection: int) -> Process | None:
+        """The process of a held connection, for another owner."""
+        return self._waiting.pop(connection, None)
+
     def left(self, connection: int) -> None:
         process = self._waiting.pop(connection, None)
         if process is not None:
@@ -91,6 +95,11 @@ class Clients:
                 last = self._cpu[pid] = (used, now)
             found[pid] = last[1]
         return found
+
+    def forget_idle(self, pids: Iterable[int]) -> None:
+        """These have not been idle: they could not work."""
+        for pid in pids:
+            self._cpu.pop(pid, None)
 
     def close(self) -> None:
         self.forget_waiting()

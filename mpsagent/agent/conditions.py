@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpsagent.core import room
 from mpsagent.core.engine import Core
 from mpsagent.core.view import View
+from mpsagent.mps.units import duration_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,23 @@ class Conditions:
         return tuple(self._by_topic)
 
 
+NAME_WAIT = 2.0
+"""Seconds in which a name service may say who a user is; after that it is a condition."""
+MOST_NAMED = 5
+FILES = 4096
+"""Descriptors that agent and gate need each: those of processes (1024 at most) and held connections, of the API's
+peers, logs and pipes, with room."""
+
+
+def note_files(conditions: Conditions, who: str, files: int | None, now: float) -> str | None:
+    """A limit of open files that is too low (None: not known): what needs one more fails, each thing in its own
+    words. Returns what is wrong."""
+    few = files is not None and files < FILES
+    what = f"{who} may open only {files} files, and as many clients as may come need {FILES}" if few else None
+    conditions.set(f"files of {who}", what, now, "LimitNOFILE= in its unit, ulimit -n; then start it anew")
+    return what
+
+
 WAIT_SLACK = 5.0
 """Seconds beyond what the policy allows until a wait is said to be too long."""
 
@@ -54,43 +73,94 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     view = core.view()
     state, memories = view.state, core.memories
     silent = "the control daemon does not answer" if state.silent_since is not None else None
-    conditions.set("control daemon silent", silent, now, "the agent resumes or kills what hangs after hang.control")
-    failed = "the control daemon does not stay up; the agent has given up" if memories.hangs.failed else None
-    conditions.set("control daemon failed", failed, now, "look at control.log, then run mpsagent-cli restart")
+    what_then = "the agent resumes or kills what hangs after hang.control"
+    if not state.policy.enforce_hang:
+        what_then = "hangs are only reported (enforce = false); mpsagent-cli restart"
+    conditions.set("control daemon silent", silent, now, what_then)
+    failed = "the control daemon does not start or stay up; the agent has given up" if memories.hangs.failed else None
+    conditions.set("control daemon failed", failed, now, "when what is wrong has been put right: mpsagent-cli restart")
     failure = state.start_failure
     starting = None
     if failure is not None and failure.count:
         said = failure.reason or "no reason given"
-        starting = f"MPS's servers do not start ({failure.count} times in a row): {said}"
+        often = "" if failure.count == 1 else f" ({failure.count} times in a row)"
+        starting = f"MPS's servers do not start{often}: {said}"
     conditions.set("servers", starting, now, "look at server.log and nvidia-smi; who waits is held, then refused")
     differs = ", ".join(str(pid) for pid in sorted(memories.limits.differs))
     what = f"server {differs} started with other limits than its client was handed over with" if differs else None
     conditions.set("limits", what, now, "see mpsagent-cli events; was the daemon changed by hand?")
     users = ", ".join(f"user {uid}: {why}" for uid, why in list(state.unconfirmed.items())[:5])
-    what = f"MPS does not confirm limits, so the fail-safe ones are given ({users})" if users else None
+    what = f"MPS does not confirm limits, so the fail-safe ones are tried instead ({users})" if users else None
     conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
     gate = state.gate
     unknown = "the control daemon greets in a way that is not known" if gate and gate.known_handshake is False else None
     conditions.set("handshake", unknown, now, "connections are passed on untouched, with the fail-safe limits for all")
-    conditions.set("waiting", _too_long(view, now), now, "see mpsagent-cli queue")
+    names = _unidentified(view, now)
+    do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
+    conditions.set("names", names, now, do)
+    do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
+    conditions.set("sharing", _old_sharing(view), now, do)
+    conditions.set("waiting", _too_long(view, memories.turns.left, now), now, "see mpsagent-cli queue")
 
 
-def _too_long(view: View, now: float) -> str | None:
-    """A user who waits longer than the policy says while nothing explains it: never healthy."""
+def _unidentified(view: View, now: float) -> str | None:
+    """Users who are held, or whose clients are not ended, because it is not known which rules are theirs."""
+    state = view.state
+    came = {client.uid: client.since for client in state.clients.values()}
+    came |= {uid: first.since for uid in state.queue() if (first := state.held.first(uid)) is not None}
+    linked = now if state.gate is None else state.gate.since
+    late = [uid for uid, at in came.items() if not view.identified(uid) and now >= max(at, linked) + NAME_WAIT]
+    if not late:
+        return None
+    more = f" and {len(late) - MOST_NAMED} more" if len(late) > MOST_NAMED else ""
+    who = ", ".join(f"uid {uid}" for uid in late[:MOST_NAMED])
+    return f"the name service does not say who {who}{more} is, so what the policy says of them is not known"
+
+
+def _old_sharing(view: View) -> str | None:
+    """A changed policy that cannot take hold before those at work have ended: until when the old way holds."""
+    state, users = view.state, [uid for uid in view.state.users() if uid not in view.suspended]
+    if view.together or not users or not (view.outdated or len(users) > 1):
+        return None
+    form = "one server for all users" if view.policy.multiuser else "a server for each turn"
+    form = "a control daemon for each user" if view.template else form
+    wanted = f'sharing = "{view.policy.sharing}" with {form}' if view.outdated else 'sharing = "turns"'
+    count = "1 process" if len(state.clients) == 1 else f"{len(state.clients)} processes"
+    until = f"until {count} of {'1 user' if len(users) == 1 else f'{len(users)} users'} have ended"
+    rules = [view.rules(uid) for uid in users]
+    spans = [r.switch_after for r in rules if r.has_to_leave]
+    if len(spans) < len(users):
+        bound = "; no turn's end bounds that for all of them"
+    else:
+        longest = sum(r.switch_grace for r in rules) + sum(span or 0.0 for span in spans)
+        bound = f"; at most {duration_text(longest)} once another user waits"
+    return f"{wanted} takes hold later: the old way holds {until}{bound}"
+
+
+def _too_long(view: View, left: float | None, now: float) -> str | None:
+    """A user who waits longer than the policy says while nothing explains it: never healthy. ``left``: when the last
+    turn ended."""
     waiting = view.waiting()
+    if view.template and not view.control_alive:
+        return None
+    if view.together:
+        late = view.policy.hang_server_ready + view.policy.hang_control + WAIT_SLACK
+        begun = [view.state.held[connection] for connection in view.state.held.handing]
+        long = next((held for held in begun if held.handing is not None and now > held.handing + late), None)
+        return None if long is None else _stuck(long.uid, now - long.since)
     if not waiting or view.state.drain is not None or view.given_up is not None:
         return None
     uid = waiting[0]
-    since = min(h.since for h in view.state.held_of(uid))
+    since = view.suspended.get(uid) or min(h.since for h in view.state.held_of(uid))
     turn = view.turn
     if turn is not None:
         rules = view.rules(turn.uid)
-        times = turn.deadlines(rules)
-        if times is None or rules.switch_action == "none" or not rules.enforce_switch:
+        times, pauses = room.deadlines(view), room.pausable(view)
+        if times is None or (rules.forced_end == "none" and not pauses) or not rules.enforce_switch:
             return None if turn.contested is not None or now < since + WAIT_SLACK else _stuck(uid, now - since)
         late = times[1] + rules.kill_grace + view.policy.hang_terminate + WAIT_SLACK
         return _stuck(uid, now - since) if now > late else None
-    return _stuck(uid, now - since) if now > since + WAIT_SLACK else None
+    return _stuck(uid, now - since) if now > max(since, left or since) + WAIT_SLACK else None
 
 
 def _stuck(uid: int, seconds: float) -> str:

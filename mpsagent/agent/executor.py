@@ -19,6 +19,7 @@ from mpsagent.mps import commands
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
+from mpsagent.system.freezer import Freezer
 from mpsagent.system.frontend import FrontEnd, Reply, Status
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.hooks import run_hook
@@ -49,6 +50,7 @@ class Executor:
         state: Callable[[], State],
     ) -> None:
         self.policy = policy
+        self.freezer = Freezer(f"{where.home}/frozen")
         self.front_end_problem: str | None = None
         self.start_problem: str | None = None
         self.multiuser_problem: str | None = None
@@ -75,7 +77,7 @@ class Executor:
 
     def tell_gate(self, action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient) -> act.Done:
         """At once: who waits at the gate waits for this."""
-        ok = self._gate.send(to_gate(action))
+        ok = self._gate.send(to_gate(action, self.policy.instance))
         return act.Done(self._clock.now(), action, ok, "" if ok else self._gate.problem or "the gate does not read")
 
     async def _do(self, action: act.Action) -> tuple[bool, str]:
@@ -90,6 +92,8 @@ class Executor:
                 return await self._reconcile(action)
             case act.SignalClient():
                 return self._signal(action)
+            case act.Freeze() | act.Thaw():
+                return await self._freeze(action)
             case act.SignalHeld():
                 held = self._clients.waiting(action.connection, action.start)
                 held = held or self._clients.get(action.pid, action.start)
@@ -222,11 +226,11 @@ class Executor:
         reply = await self._ask([*commands.server_status(server), *commands.client_list(server)])
         if not reply.ok or commands.refusal(reply.out) is not None:
             return []
-        now, (status, _, rest) = self._clock.now(), reply.out.partition("\n")
+        status, _, rest = reply.out.partition("\n")
         found: list[inp.Input] = []
         word = commands.parse_status(status)
         if word is not None:
-            found.append(inp.ServerStatusSeen(now, server, word))
+            found.append(inp.ServerStatusSeen(asked, server, word))
         found.append(inp.ClientsListed(asked, server, frozenset(commands.parse_client_list(rest))))
         return found
 
@@ -240,6 +244,13 @@ class Executor:
         if held.uid != action.uid:
             return False, f"client {action.pid} is of user {held.uid}, not of {action.uid}: nothing was sent"
         problem = held.send(action.signal)
+        return problem is None, problem or ""
+
+    async def _freeze(self, action: act.Freeze | act.Thaw) -> tuple[bool, str]:
+        held = self._clients.get(action.pid, action.start)
+        if held is None:
+            return False, f"client {action.pid} has already ended"
+        problem = await self.freezer.freeze(held) if isinstance(action, act.Freeze) else self.freezer.thaw(held)
         return problem is None, problem or ""
 
     def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:
@@ -267,8 +278,9 @@ class Executor:
     async def _start(self, action: act.StartControl) -> tuple[bool, str]:
         """A daemon of ours that runs already is taken over; otherwise a new one in the hidden directory, with the
         fail-safe percentage from its first moment (recording 07)."""
-        found = await self._supervisor.adopt()
+        found, asked = await self._supervisor.adopt(), None
         if not isinstance(found, Running):
+            asked, self.multiuser_problem = action.multiuser, None
             if found.kind is ProblemKind.UNSAFE:
                 return self._not_started(" ".join([found.text, *found.commands]))
             try:
@@ -279,12 +291,14 @@ class Executor:
             environment = mps_environment(self.policy, self._where)
             found = await self._supervisor.start(environment, action.threads, multiuser=action.multiuser)
             if not isinstance(found, Running) and found.kind is ProblemKind.UNSUPPORTED:
+                if self.policy.sharing == "together":
+                    return self._not_started(f'{found.text}, so sharing = "together" is not possible')
                 self.multiuser_problem = found.text
                 found = await self._supervisor.start(environment, action.threads)
         if not isinstance(found, Running):
             return self._not_started(" ".join([found.text, *found.commands]))
         self.start_problem = None
-        self._tell([control_runs(found, self._where, self._clock.now())])
+        self._tell([control_runs(found, self._where, self._clock.now())._replace(asked=asked)])
         return True, f"control daemon {found.pid} runs ({found.how})"
 
     def _not_started(self, why: str) -> tuple[bool, str]:
@@ -313,6 +327,8 @@ def mps_environment(policy: Policy, where: directories.Directories) -> dict[str,
     found["TZ"] = "UTC"
     found["CUDA_MPS_PIPE_DIRECTORY"] = where.hidden
     found["CUDA_MPS_LOG_DIRECTORY"] = where.log
+    if policy.compute_mode != "leave":
+        found["MPSAGENT_COMPUTE_MODE"] = policy.compute_mode  # for the unit, see mpsagent-control@.service
     if policy.devices:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(policy.devices)
     return found

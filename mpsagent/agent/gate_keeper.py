@@ -1,4 +1,5 @@
-"""Without systemd: the gate's keeper, which binds the public sockets and outlives the agent as the control daemon does.
+"""That there is a gate. Under systemd its units are looked after; without systemd there is the gate's keeper, which
+binds the public sockets and outlives the agent as the control daemon does.
 
 One that runs already is left alone. A gate whose keeper has died goes on alone, because starting it anew would refuse
 who waits; when it has gone too, both are started again.
@@ -15,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpsagent.system import directories
+from mpsagent.system.gate_units import GateUnits
 from mpsagent.system.processes import Process, parent
 from mpsagent.system.user_environment import write_user_environment
 
 if TYPE_CHECKING:
-    from mpsagent.agent.host import Agent
+    from mpsagent.agent.node import Node
 
 PROGRAM = "mpsagent.gate.main"
 AGAIN = 2.0
@@ -27,27 +29,32 @@ AGAIN = 2.0
 REST, LONGEST_REST = 0.3, 10.0
 """Seconds from the end of a keeper or gate to the look at what is left, doubling while they do not last."""
 LASTED = 10.0
+UNITS_AGAIN, UNITS_AGAIN_MOST = 5.0, 60.0
+"""Seconds until systemd is asked again about the gate's units, doubling while that is no help."""
 
 
 class GateKeeper:
-    """Of one agent that supervises its processes itself."""
+    """Of one agent."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Node) -> None:
         self._agent = agent
+        self._units = GateUnits()
+        self._asking, self._ask_at, self._ask_rest = False, float("-inf"), UNITS_AGAIN
         self._held: Process | None = None
         self._since, self._rest = float("-inf"), REST
 
     @property
     def _public(self) -> str:
-        return self._agent.policy.pipe_directory
+        return self._agent.where.public
 
     async def start(self) -> None:
         """Raises DirectoryRefused or OSError where the public directory cannot be used: at the agent's start that is
         its end, because no client would ever come to it."""
         agent = self._agent
         if agent.settings.supervise == "systemd":
-            what = write_user_environment(self._public)
+            what = write_user_environment(agent.environment)
             agent.conditions.set("user environment", what, agent.clock.now(), "set pipe_directory in [instance.NAME]")
+            self.look(missing=True)  # it is not known yet
             return
         if self._hold_running():
             return
@@ -64,6 +71,24 @@ class GateKeeper:
         for topic in ("public directory taken", "gate directory", "gate keeper"):
             agent.conditions.set(topic, None, now)
         self._hold(Process.open(process.pid), "the gate's keeper")
+
+    def look(self, *, missing: bool) -> None:
+        """``missing``: the gate or its public socket is not there. Without systemd the keeper sees to that itself."""
+        now = self._agent.clock.now()
+        if not missing:
+            self._agent.conditions.set("gate units", None, now)
+        elif self._agent.settings.supervise == "systemd" and not self._asking and now >= self._ask_at:
+            self._asking = True
+            self._agent.spawn(self._ask_units())
+
+    async def _ask_units(self) -> None:
+        agent = self._agent
+        what = await self._units.ensure(agent.where)
+        now = agent.clock.now()
+        self._ask_rest = UNITS_AGAIN if what is None else min(2 * self._ask_rest, UNITS_AGAIN_MOST)
+        self._asking, self._ask_at = False, now + self._ask_rest
+        if agent.conditions.set("gate units", what, now, "the agent goes on trying") and what is not None:
+            agent.record("gate.units", now, text=what)
 
     def close(self) -> None:
         """Lets go; the keeper runs on."""
@@ -83,7 +108,7 @@ class GateKeeper:
                 return True
             now = self._agent.clock.now()
             what = f"the gate (process {found[0]}) runs without its keeper: if it died, who waits would be refused"
-            do = "it goes on as it is; when nobody works, end it, and both are started again"
+            do = "it goes on as it is; when no client works, end it, and both are started again"
             self._agent.conditions.set("gate keeper", what, now, do)
             self._hold(Process.open(found[0]), "the gate without a keeper")
             return True

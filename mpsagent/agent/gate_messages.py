@@ -32,7 +32,7 @@ def to_input(message: link.FromGate, now: float) -> inp.GateInput:
         case link.Passed():
             return inp.Passed(
                 now, message.connection, inp.Peer(message.pid, message.uid, 0, message.start), message.limits,
-                message.fail_safe, message.seconds,
+                message.fail_safe, message.seconds, message.status,
             )  # fmt: skip
         case link.Failed():
             return inp.HandoverFailed(
@@ -47,21 +47,24 @@ def to_input(message: link.FromGate, now: float) -> inp.GateInput:
         case link.HandshakeSeen():
             return inp.HandshakeSeen(now, message.known, message.greeting)
         case link.Refused():
-            return inp.GateRefused(now, message.pid, message.uid, message.why)
+            return inp.GateRefused(now, message.connection, message.pid, message.uid, message.why)
 
 
-def to_gate(action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient) -> link.FromAgent:
-    """The message that carries an action to the gate."""
+def to_gate(action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient, instance: str) -> link.FromAgent:
+    """The message that carries an action of this instance to the gate."""
     match action:
         case act.SetAdmissions():
             table = action.admissions
             users = {
-                one.uid: link.User(one.uid, "known" if one.known_only else "all", one.limits, one.max_clients)
+                one.uid: link.User(
+                    one.uid, "known" if one.known_only else "all", one.limits, one.max_clients, one.total, one.named
+                )
                 for one in table.users
             }
             return link.Admissions(
                 number=action.number, open=table.open, room=table.room, fail_safe=table.fail_safe,
-                devices=table.devices, set_limits=table.set_limits, users=users,
+                devices=table.devices, set_limits=table.set_limits, users=users, instance=instance,
+                processes={(pid, start): link.Named(pid, start, limits) for pid, start, limits in table.processes},
             )  # fmt: skip
         case act.RefuseConnection():
             return link.Refuse(action.connection, action.reason)

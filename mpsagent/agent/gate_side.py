@@ -3,36 +3,43 @@ decision rests on a part of what it holds, and what an earlier agent had begun g
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from mpsagent.agent import kept, missed
+from mpsagent.agent.conditions import note_files
 from mpsagent.agent.gate_messages import to_input
 from mpsagent.core import inputs as inp
 from mpsagent.core.transitions import ClientWaiting
 from mpsagent.gate import link
-from mpsagent.system.gate_link import GateLink
-from mpsagent.system.processes import Process
+from mpsagent.system.processes import Process, lineage, open_files
 
 if TYPE_CHECKING:
     from mpsagent.agent.host import Agent
 
 
 class GateSide:
-    """Of one agent. ``link`` leads to the gate."""
+    """Of one instance. ``link`` leads to the gate, and is that of all instances."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self.link = GateLink(agent.settings.gate_link, self.receive, lost=self._lost)
+        self.link = agent.node.placing.link
         self.earlier: dict[str, Any] | None = None
         """What an earlier agent remembered, until the gate has said who lives."""
         self._told: list[inp.Input] | None = None
+        self._coming: list[inp.Input] = []
+        """What came together: decided upon once. A user who connects and leaves in a loop must not keep others waiting
+        for the decisions on each of these."""
         history = agent.history
-        self._open = missed.open_ends(history.since(0, history.newest))
+        earlier = [] if agent.node.begun else history.since(0, history.newest)
+        self._open = missed.open_ends([one for one in earlier if agent.is_mine(one)])
 
     def is_new(self, one: ClientWaiting) -> bool:
         """False for what an earlier agent has written down."""
         return missed.is_new(self._open, one)
+
+    def waited_here(self, knock: link.Knock) -> bool:
+        """Whether an earlier agent has written down that this connection waits at this instance."""
+        return missed.mark(knock.pid, knock.since) in self._open.waiting
 
     def keep(self) -> None:
         """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
@@ -41,10 +48,14 @@ class GateSide:
             store.put("ending", kept.ending_rows(core))
             store.put("turn", kept.turn_row(core))
             store.put("served", kept.served_rows(core))
+            store.put("suspended", kept.suspended_rows(core))
+            store.put("usage", kept.usage_rows(core))
+            store.put("leases", kept.lease_rows(core))
 
     def receive(self, message: link.FromGate, process: Process | None) -> None:
         agent = self._agent
         now, clients = agent.clock.now(), agent.clients
+        ended: list[inp.Input] = []
         match message:
             case link.Hello():
                 clients.forget_waiting()
@@ -60,45 +71,54 @@ class GateSide:
                 clients.left(message.connection)
             case link.Passed():
                 if not clients.passed(message.connection, message.pid, message.start):
-                    self._soon_ended(message.pid)
+                    ended.append(inp.ProcessEnded(now, message.pid))  # before its pidfd could be held
             case link.Failed():
                 if message.lost:
                     clients.left(message.connection)
             case _:
                 pass
-        events: list[inp.Input] = [to_input(message, now)]
+        event = to_input(message, now)
+        if isinstance(event, inp.Knocked) and any(one.process for one in agent.state.leases):
+            event = event._replace(peer=event.peer._replace(lineage=lineage(event.peer.pid)))
+        events: list[inp.Input] = [event, *ended]
         if isinstance(message, link.Knock | link.Known) and agent.people.meet([message.uid]):
             events.insert(0, inp.PeopleKnown(now, agent.people.known))
         if self._told is None:
-            agent.take(events)
+            self._coming += events
             return
         self._told += events
         if isinstance(message, link.Synced):
             self._synced(now)
+
+    def decide(self) -> None:
+        """All that came has been received."""
+        if self._coming:
+            events, self._coming = self._coming, []
+            self._agent.take(events)
 
     def _synced(self, now: float) -> None:
         agent = self._agent
         agent.conditions.set("gate", None, now)
         agent.conditions.set("public directory", None, now)
         told, self._told = self._told or [], None
+        hello = next((one for one in told if isinstance(one, inp.GateConnected)), None)
+        note_files(agent.conditions, "the gate", None if hello is None else open_files(hello.pid), now)
         first, self.earlier = self.earlier, None
         if first is None:
             agent.take(told)
             return
         kept.take_up_turn(agent.core, first, told)
+        kept.take_up_usage(agent.core, first, now)
         agent.take([*told, kept.ending(first, now)])
         for one in missed.missed(self._open, agent.state, told, now) if agent.inherited else ():
             agent.counts["missed"] += 1
             agent.write_down(one, now)
         self.keep()
 
-    def _soon_ended(self, pid: int) -> None:
-        """It passed, and ended before its pidfd could be held."""
+    def lost(self, why: str) -> None:
+        """The link has broken."""
         agent = self._agent
-        asyncio.get_running_loop().call_soon(lambda: agent.take([inp.ProcessEnded(agent.clock.now(), pid)]))
-
-    def _lost(self, why: str) -> None:
-        agent = self._agent
+        self.decide()
         self._told = None
         agent.clients.forget_waiting()
         now = agent.clock.now()

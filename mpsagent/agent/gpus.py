@@ -2,30 +2,114 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
+from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.settings import Settings
 from mpsagent.mps.limits import Device
 from mpsagent.system import devices as gpus
+from mpsagent.system.nvml import ComputeProcess, Gpu, Nvml
+from mpsagent.system.threads import in_thread
 
 CACHE = "devices.json"
 UNKNOWN = tuple(Device(ordinal, "", "unknown GPU", 4 << 30, 256) for ordinal in range(8))
-"""What limits are counted by while nobody knows the GPUs: memory in percent as of 4 GiB, multiprocessors as of 256, on
+"""What limits are counted by while the GPUs are not known: memory in percent as of 4 GiB, multiprocessors as of 256, on
 eight devices (MPS takes limits for devices that do not exist; recording 01, S2). So a client gets less, never more."""
 
 
-async def find(settings: Settings, environment: Mapping[str, str]) -> tuple[Device, ...] | str:
-    """The GPUs as the control daemon numbers them, or what is wrong."""
+MOMENT = 1.0
+"""Seconds for which an answer about the machine is every instance's."""
+_Answer = TypeVar("_Answer")
+
+
+class Shared(Generic[_Answer]):
+    """A question about the whole machine, which starts a program: asked once for all instances that ask together."""
+
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, _Answer]]) -> None:
+        self._ask = ask
+        self._task: asyncio.Task[_Answer] | None = None
+        self._asked = float("-inf")
+
+    def forget(self) -> None:
+        """Something has happened: the next one who asks is not given an older answer."""
+        self._asked = float("-inf")
+
+    async def __call__(self) -> _Answer:
+        loop = asyncio.get_running_loop()
+        if self._task is None or (self._task.done() and loop.time() > self._asked + MOMENT):
+            self._task, self._asked = loop.create_task(self._ask()), loop.time()
+        return await asyncio.shield(self._task)
+
+
+class Gpus:
+    """What NVML, or the simulator's files, say of the machine, for all instances. ``environment()`` is what the helper
+    of NVML starts with."""
+
+    def __init__(self, settings: Settings, environment: Callable[[], Mapping[str, str]], clock: SteadyClock) -> None:
+        self._file = settings.devices_file
+        self._clock = clock
+        self.nvml = Nvml(environment, clock.now)
+        self.processes = Shared(self._processes)
+        self.look = Shared(self._look)
+        self.seen: dict[str, Gpu] = {}
+        """The GPUs and their MIG devices by UUID, as they were seen last."""
+        self.all: tuple[Gpu, ...] = ()
+        self.at: float | None = None
+        """When that was."""
+        self.problem: str | None = None
+        """Why nothing is known of them now."""
+
+    async def _processes(self) -> tuple[ComputeProcess, ...] | str:
+        """Every process that computes on any GPU, or what is wrong."""
+        if self._file is None:
+            return await self.nvml.processes()
+        return await self._simulated(gpus.simulated_processes, self._file)
+
+    async def _look(self) -> None:
+        """Look at the GPUs themselves."""
+        found = await self.nvml.gpus() if self._file is None else await self._simulated(gpus.simulated_gpus, self._file)
+        if isinstance(found, str):
+            self.problem, self.all, self.seen = found, (), {}
+            return
+        self.problem, self.all, self.at = None, found, self._clock.now()
+        self.seen = {uuid: one for one in found for uuid in (one.uuid, *(part.uuid for part in one.parts)) if uuid}
+
+    async def _simulated(self, read: Callable[[str], tuple[_Answer, ...]], file: str) -> tuple[_Answer, ...] | str:
+        try:
+            return await in_thread(read, file, deadline=5.0)
+        except (OSError, ValueError, TimeoutError) as error:
+            return f"{file}: {error}"
+
+    def lost(self) -> str | None:
+        """The GPUs that say nothing, in words."""
+        return "; ".join(f"GPU {one.uuid or one.number} {one.problem}" for one in self.all if one.problem) or None
+
+
+async def find(
+    settings: Settings, environment: Mapping[str, str], visible: Sequence[str] = ()
+) -> tuple[Device, ...] | str:
+    """The GPUs as a control daemon that sees ``visible`` (empty: all) numbers them, or what is wrong."""
     if settings.devices_file is None:
         return await gpus.probe(environment)
     try:
-        return gpus.from_file(settings.devices_file)
+        return of_those(gpus.from_file(settings.devices_file), visible)
     except (OSError, ValueError) as error:
         return f"{settings.devices_file}: {error}"
+
+
+def of_those(devices: Sequence[Device], visible: Sequence[str]) -> tuple[Device, ...]:
+    """What CUDA_VISIBLE_DEVICES with these UUIDs leaves, and in which order."""
+    if not visible:
+        return tuple(devices)
+    by_uuid = {device.uuid.lower(): device for device in devices}
+    found = [by_uuid[uuid.lower()] for uuid in visible if uuid.lower() in by_uuid]
+    return tuple(replace(device, ordinal=number) for number, device in enumerate(found))
 
 
 def remembered(settings: Settings, visible: Sequence[str]) -> tuple[Device, ...]:
@@ -34,8 +118,7 @@ def remembered(settings: Settings, visible: Sequence[str]) -> tuple[Device, ...]
         return ()
     with suppress(OSError, ValueError, KeyError, TypeError):
         known = json.loads(Path(settings.state_directory, CACHE).read_bytes())
-        if known["visible"] == list(visible):
-            return gpus.parse_devices(known["devices"])
+        return gpus.parse_devices(known["by visible"][",".join(visible)])
     return ()
 
 
@@ -43,8 +126,10 @@ def remember(settings: Settings, visible: Sequence[str], found: Sequence[Device]
     """For the next agent. A disk that does not take it costs that one a second."""
     if settings.state_directory is None or settings.devices_file is not None:
         return
-    text = json.dumps({"visible": list(visible), "devices": [asdict(device) for device in found]})
-    path = Path(settings.state_directory, CACHE)
+    path, known = Path(settings.state_directory, CACHE), {}
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        known = dict(json.loads(path.read_bytes())["by visible"])
+    known[",".join(visible)] = [asdict(device) for device in found]
     with suppress(OSError):
-        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").write_text(json.dumps({"by visible": known}))
         path.with_suffix(".new").replace(path)

@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from mpsagent.agent import gpus, kept, policies, startup
 from mpsagent.agent.bypass import Bypass
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.conditions import note_conditions
 from mpsagent.agent.executor import Executor, mps_environment
-from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.gate_side import GateSide
 from mpsagent.agent.log_side import LogSide
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.people import People
-from mpsagent.agent.recorder import FORGET, Recorder, log
-from mpsagent.agent.records import QUIET, UNKNOWN_A_MINUTE, Sparingly, action_record, worth_a_record
-from mpsagent.agent.settings import Settings
+from mpsagent.agent.recorder import FORGET, Recorder
+from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
@@ -32,15 +31,15 @@ from mpsagent.core.model import State
 from mpsagent.core.transitions import ClientWaiting, ServerReady, Transition, transition_fields
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Device
-from mpsagent.policy.origins import PolicyError
+from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories, lock
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.frontend import FrontEnd
-from mpsagent.system.history import History
-from mpsagent.system.names import Names
-from mpsagent.system.policy_warnings import warnings
-from mpsagent.system.store import Store
+from mpsagent.system.store import Part
+
+if TYPE_CHECKING:
+    from mpsagent.agent.node import Node
 
 TICK = 1.0
 """Seconds between two looks of the observer."""
@@ -54,39 +53,37 @@ MakeSupervisor = Callable[[Policy, directories.Directories, Callable[[int], None
 class Agent(Recorder):
     """One instance of MPS under one policy. Everything public here is for the interfaces; times are of ``clock``."""
 
-    def __init__(self, settings: Settings, history: History, names: Names, store: Store) -> None:
-        super().__init__(history)
-        self.settings = settings
-        self.store = store
-        self.inherited = history.newest
-        """Number of the last record of the agent before."""
-        self.started = self.clock.now()
+    def __init__(self, node: Node, policy: Policy) -> None:
+        super().__init__(node.history, node.telling)
+        self.node = node
+        self.name = policy.instance
+        self.clock = node.clock
+        self.settings = node.settings
+        self.store = node.store if node.single else Part(node.store, self.name)
+        self.inherited = node.inherited
+        self.started = node.started
         self.core = Core()
-        self.policy_errors: tuple[PolicyError, ...] = ()
-        self.policy_loaded: float | None = None
         self.counts: Counter[str] = Counter()
         self.last_switch: float | None = None
         self.up_since: float | None = None
         self.ready = False
         self.stopping = False
-        self.names = names
-        self.people = People(names, self._soon)
+        self.names = node.names
+        self.people = People(node.names, self._soon)
         self.clients = Clients(self._client_ended)
-        self.bypass = Bypass()
+        self.bypass = Bypass(self)
         self.where: directories.Directories
         self.supervisor: ControlSupervisor
         self.executor: Executor
         self.gate = GateSide(self)
         self.logs = LogSide(self)
-        self.keeper = GateKeeper(self)
         self.observer = Observer(self)
         self._closing = ExitStack()
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._pending = 0
-        self._loading = asyncio.Lock()
-        self._unknown = Sparingly(UNKNOWN_A_MINUTE)
-        self._checking = False
+        self._worth = Worth()
+        self.absorb([inp.PolicyChanged(self.clock.now(), policy)])
 
     @property
     def state(self) -> State:
@@ -106,23 +103,34 @@ class Agent(Recorder):
         """Of the control daemon."""
         return f"{self.where.hidden}/control"
 
+    @property
+    def family(self) -> str:
+        """The name by which people know it: users' instances apart have that of their template."""
+        return apart.family(self.policy)
+
+    @property
+    def at_rest(self) -> bool:
+        """Nothing is under way, and no control daemon runs."""
+        return self.ready and not self._pending and self.supervisor.running is None
+
     def name_of(self, uid: int) -> str | None:
-        known = self.people.known.get(uid)
+        known = self.people.known.get(uid) or self.names.known(uid)
         return None if known is None else known.name
 
     def view(self) -> View:
         return self.core.view()
 
+    def is_mine(self, record: Mapping[str, Any]) -> bool:
+        """Whether a record of the history is about this instance."""
+        return self.node.single or self.name in (record.get("instance", self.node.first), record.get("before"))
+
+    def record(self, kind: str, at: float, **fields: object) -> int:
+        return super().record(kind, at, **(fields if self.node.single else {"instance": self.name, **fields}))
+
     # --- start and stop -----------------------------------------------------------------------------------------------
 
-    async def start(self, make_supervisor: MakeSupervisor) -> None:
-        """Read the policy, take over or prepare, read the logs, reach the gate. Returns when the agent is at work.
-        Raises AlreadyLocked when another agent is, DirectoryRefused or OSError where the directories are of no use."""
-        asyncio.get_running_loop().set_exception_handler(self.loop_failed)
-        earlier = self.gate.earlier = self.store.load()
-        for text in self.store.notes:
-            log.warning("store", text=text)
-        await self._first_policy()
+    def prepare(self, make_supervisor: MakeSupervisor) -> None:
+        """Take hold of the directories. Raises AlreadyLocked when another agent has."""
         policy = self.policy
         self.where = directories.directories(
             policy.instance, policy.pipe_directory, policy.log_directory, self.settings.run_directory
@@ -136,21 +144,27 @@ class Agent(Recorder):
             policy, self.where, front_end, self.supervisor, self.gate.link, self.clients, self.clock, self.take,
             lambda: self.core.state,
         )  # fmt: skip
+        self.executor.freezer.thaw_all()  # of an agent that was killed: the turns freeze again who is paused
         known = gpus.remembered(self.settings, policy.devices)
         self.absorb([inp.DevicesFound(self.clock.now(), known or gpus.UNKNOWN)])
-        looking = self.spawn(startup.find_devices(self))
-        await self.keeper.start()
+        self._known = bool(known)
+
+    async def begin(self, earlier: dict[str, Any] | None) -> None:
+        """Take over or start, read the logs, go to work. ``earlier``: what the agent before has kept of this instance;
+        None: there was none. Raises OSError where the directories are of no use."""
+        self.gate.earlier, earlier = earlier, earlier or {}
+        alone = self.policy.user is None
+        looking = self.spawn(startup.find_devices(self)) if alone else None
         await startup.adopt(self)
         for name, (position, parser) in (await startup.read_logs(self)).items():
             await self.logs.follow(name, position, parser)
-        self.absorb(kept.drain(earlier, self.clock.now()))
-        if not known:
+        self.absorb([*kept.drain(earlier, self.clock.now()), *kept.leases(earlier, self.clock.now())])
+        self._forget_drain()
+        if looking is not None and not self._known:
             await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
-        self.gate.link.start()
         self.spawn(self._tick())
         self.observer.survey()
-        self._check_policy()
         self._decide()
 
     def _lock(self) -> None:
@@ -177,84 +191,46 @@ class Agent(Recorder):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.logs.close()
-        self.gate.link.close()
-        self.keeper.close()
+        self.executor.freezer.thaw_all()
         self.clients.close()
         self.people.close()
+        self.bypass.close()
         self._closing.close()
-        self.store.close()
-        self.history.close()
 
     def use_devices(self, found: tuple[Device, ...]) -> None:
-        self.take([inp.DevicesFound(self.clock.now(), found)])
+        for one in (self, *self.node.apart.of(self)):
+            one.take([inp.DevicesFound(self.clock.now(), found)])
         if self.ready:
-            self._check_policy()
+            self.node.check_policy()
 
-    # --- the policy ---------------------------------------------------------------------------------------------------
-
-    async def _first_policy(self) -> None:
-        begun = await policies.start(self.settings)
-        now = self.clock.now()
-        self.absorb([inp.PolicyChanged(now, begun.policy)])
-        self.policy_errors = begun.errors
-        if begun.errors:
-            self._policy_rejected(begun.errors, begun.kept, now)
-        else:
-            self.policy_loaded = now
-            self.record("policy.loaded", now, digest=begun.policy.digest, files=list(begun.policy.sources))
-
-    async def load_policy(self) -> tuple[PolicyError, ...]:
-        """Read the policy files anew. A bad policy never replaces a good one."""
-        async with self._loading:
-            policy, errors = await policies.read(self.settings)
-        now = self.clock.now()
-        self.policy_errors = errors
+    def use_policy(self, policy: Policy | None) -> str | None:
+        """Another policy; None: it has this instance no more. What of it has to wait until the agent is started
+        again, in words."""
         if policy is None:
-            self._policy_rejected(errors, "the policy from before stays in force", now)
-            return errors
-        self.conditions.set("policy", None, now)
+            return f"{self.name} goes on as it is"
         policy, left = policies.keep_fixed(self.policy, policy)
-        self.conditions.set("restart", left, now, "systemctl restart mpsagent")
-        self.policy_loaded = now
-        self.record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
         self.executor.policy = policy
         self.people.refresh()
-        self.take([inp.PolicyChanged(now, policy)])
+        self.take([inp.PolicyChanged(self.clock.now(), policy)])
         self.observer.survey()
-        self._check_policy()
-        return ()
-
-    def _check_policy(self) -> None:
-        """Aside: the name service is asked, and it may hang."""
-        if not self._checking:
-            self._checking = True
-            self.spawn(self._warn())
-
-    async def _warn(self) -> None:
-        """What of the policy is surely not meant on this machine; it stays in force all the same."""
-        policy = None
-        while policy is not self.policy:  # another one may be loaded meanwhile
-            policy = self.policy
-            found = await warnings(policy, self.devices)
-        self._checking = False
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        what = f"in the policy: {found[0]}{more}" if found else None
-        self.conditions.set("policy warnings", what, self.clock.now(), "mpsagent-cli policy check shows all")
-
-    def _policy_rejected(self, errors: Sequence[PolicyError], kept: str, now: float) -> None:
-        what = f"{errors[0]} ({len(errors)} mistake{'s' if len(errors) > 1 else ''}; {kept})"
-        self.conditions.set("policy", what, now, "mpsagent-cli policy check")
-        self.record("policy.rejected", now, errors=[str(error) for error in errors[:20]], kept=kept)
+        return left
 
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def _client_ended(self, pid: int, start: int) -> None:
+        self.executor.freezer.forget(pid, start)
         self.take([inp.ProcessEnded(self.clock.now(), pid, start)])
 
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
         self.up_since = None
         self.take([inp.ControlGone(now, pid)])
+        self._forget_drain()
+
+    def _forget_drain(self) -> None:
+        """One for a restart ends with the control daemon."""
+        if self.state.drain is None and self.store.get("drain") is not None:
+            self.store.put("drain", None)
 
     async def _tick(self) -> None:
         while not self.stopping:
@@ -306,14 +282,14 @@ class Agent(Recorder):
             self._wake_at(now + TICK)
 
     def _carry_out(self, step: Step, now: float) -> None:
-        """The gate first: it is told at once, and what it answers comes through the link."""
+        """The gate first: it is told at once. What came of it is on record as transitions."""
+        for rule, error in step.mistakes:
+            self.failed(f"rule {rule} failed, the others go on", error)
         outcomes: list[act.Done] = []
         for action in step.actions:
             if isinstance(action, act.SetAdmissions | act.RefuseConnection | act.ReleaseClient):
                 self.counts[type(action).__name__] += 1
                 outcomes.append(self.executor.tell_gate(action))
-                if not isinstance(action, QUIET):
-                    self.record("action", now, action=type(action).__name__, **action_record(action, self.policy))
             else:
                 self._dispatch(action, now)
         for one in step.transitions:
@@ -322,6 +298,10 @@ class Agent(Recorder):
         if self.people.meet(uids):
             self._soon()
         self.people.keep(uids)
+        if not uids and not self.node.single:
+            self.node.placing.idle()
+        if self.state.held and self.policy.sharing == "apart" and self.policy.user is None:
+            self.node.apart.soon()
         self.gate.keep()
         deadline = self.core.deadline()
         self._wake_at(deadline)
@@ -336,8 +316,20 @@ class Agent(Recorder):
             delay = max(0.0, deadline - self.clock.now()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay, self._decide)
 
+    def show(self, one: Transition | act.Action | None) -> None:
+        """To who watches: the metrics. A mistake there is none of the decisions' business."""
+        node = self.node
+        paused = self.core.memories.turns.suspended
+        template = self if self.policy.user is None else node.find(self.family) or self
+        for watch in node.watchers:
+            try:
+                watch(self.family, one, lambda: [uid for uid in node.apart.users(template) if uid not in paused])
+            except Exception as error:
+                self.failed("counting for the metrics failed", error)
+
     def _dispatch(self, action: act.Action, now: float) -> None:
         self.counts[type(action).__name__] += 1
+        self.show(action)
         if isinstance(action, act.Report):
             self.record(action.kind, now, **action_record(action, self.policy))
             return
@@ -352,13 +344,18 @@ class Agent(Recorder):
 
     async def _perform(self, action: act.Action) -> None:
         fields = action_record(action, self.policy)
-        number = self.record("action", self.clock.now(), action=type(action).__name__, **fields)
+        # Who is paused is on record as a user; 48 processes each 20 s would wash everything else away.
+        quiet = isinstance(action, act.Freeze | act.Thaw)
+        number = 0
+        if not quiet:
+            number = self.record("action", self.clock.now(), action=type(action).__name__, **fields)
         try:
             done = await self.executor.perform(action)
         finally:
             self._pending -= 1
-        self.record("action.done", done.at, action=type(action).__name__, begun=number, ok=done.ok, text=done.text,
-                    **fields)  # fmt: skip
+        kind = "action.done" if done.ok else "action.failed"
+        if not (quiet and done.ok):
+            self.record(kind, done.at, action=type(action).__name__, begun=number, ok=done.ok, text=done.text, **fields)
         if isinstance(action, act.StartControl) and done.ok:
             self.conditions.set("adopted", None, done.at)
             self.up_since = done.at
@@ -369,9 +366,9 @@ class Agent(Recorder):
         now, executor = self.clock.now(), self.executor
         self.conditions.set("front-end", executor.front_end_problem, now, "is the NVIDIA driver installed?")
         self.conditions.set("control daemon", executor.start_problem, now, "see mpsagent-cli events")
-        if executor.multiuser_problem is not None:
-            what = f"{executor.multiuser_problem}, so each turn has a server of its own"
-            self.conditions.set("shared server", what, now, 'set server = "own" in [instance.NAME]')
+        problem = executor.multiuser_problem
+        what = None if problem is None else f"{problem}, so each turn has a server of its own"
+        self.conditions.set("shared server", what, now, 'set server = "own" in [instance.NAME]')
         note_conditions(self.conditions, self.core, now)
         self.conditions.set("store", self.store.problem, now, "a drain and who is being ended do not outlive the agent")
 
@@ -379,9 +376,12 @@ class Agent(Recorder):
 
     def write_down(self, one: Transition, now: float) -> None:
         self.counts[one.kind] += 1
+        self.show(one)
         if isinstance(one, ServerReady):
             self.last_switch = one.at
         if isinstance(one, ClientWaiting) and not self.gate.is_new(one):
             return  # an earlier agent wrote it down
-        if worth_a_record(one, self._unknown, now):
+        if self._worth.may(one, now):
             self.record(one.kind, one.at, **transition_fields(one))
+        elif (uid := self._worth.flood(one, now)) is not None:
+            self.record("user.flood", now, uid=uid, most=UNSERVED_A_MINUTE)

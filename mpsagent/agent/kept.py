@@ -12,10 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from mpsagent.core import inputs as inp
+from mpsagent.core import usage
 from mpsagent.core.engine import Core
 from mpsagent.core.ladder import Rung
 from mpsagent.core.turns import Memory
 from mpsagent.core.view import Turn
+from mpsagent.policy import parse, values
+from mpsagent.policy.shares import Lease, Share
 
 MOST = 1000
 """Clients that are being ended; a server has 48."""
@@ -38,12 +41,70 @@ def served_rows(core: Core) -> list[list[Any]]:
     return [[uid, at] for uid, at in core.memories.turns.served.items()]
 
 
+def suspended_rows(core: Core) -> list[list[Any]]:
+    """Who is paused, and since when."""
+    return [[uid, at] for uid, at in core.memories.turns.suspended.items()]
+
+
+def usage_rows(core: Core) -> dict[str, Any]:
+    """GPU time of users in the last day, and since when those at work are not counted yet."""
+    memory = core.memories.usage
+    hours = [[uid, [[at, round(spent, 1)] for at, spent in one.items()]] for uid, one in memory.hours.items()]
+    return {"hours": hours, "since": [[uid, since] for uid, since in memory.since.items()]}
+
+
+def take_up_usage(core: Core, kept: Mapping[str, Any], now: float) -> None:
+    """What users had before this agent counts on; who worked then is counted until now."""
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        rows = kept["usage"]
+        hours = {int(uid): {int(at): float(spent) for at, spent in one[: usage.HOURS + 1]}
+                 for uid, one in rows["hours"][: usage.MOST_USERS]}  # fmt: skip
+        since = [(int(uid), min(now, float(at))) for uid, at in rows["since"][:MOST]]
+        core.memories = replace(core.memories, usage=usage.count(usage.Memory(hours=hours), since, now))
+
+
+def lease_rows(core: Core) -> list[dict[str, Any]]:
+    return [
+        {
+            "number": one.number, "since": one.since, "until": one.until, "by": one.by, "uid": one.uid,
+            "cgroup": one.cgroup, "process": one.process, "threads": values.written(one.share.threads),
+            "memory": values.written(one.share.memory), "name": one.name,
+        }
+        for one in core.state.leases
+    ]  # fmt: skip
+
+
+def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
+    """Those whose time is not over. What is damaged is left out."""
+    found: list[inp.Input] = []
+    rows = kept.get("leases")
+    for row in rows[:MOST] if isinstance(rows, list) else ():
+        with suppress(KeyError, TypeError, ValueError):
+            threads = None if row["threads"] is None else parse.threads(row["threads"])
+            sizes = None if row["memory"] is None else {str(one): _memory(size) for one, size in row["memory"].items()}
+            process = None if row["process"] is None else (int(row["process"][0]), int(row["process"][1]))
+            number, until = int(row["number"]), float(row["until"])
+            share = Share(f"lease {number}", threads, sizes)
+            uid = None if row["uid"] is None else int(row["uid"])
+            cgroup = None if row["cgroup"] is None else str(row["cgroup"])
+            name = None if row.get("name") is None else str(row["name"])
+            lease = Lease(number, share, float(row["since"]), until, int(row["by"]), uid, cgroup, process, name)
+            if until > now and (uid, cgroup, process) != (None, None, None):
+                found.append(inp.LeaseGiven(now, lease))
+    return found
+
+
+def _memory(size: object) -> values.Memory:
+    return size if isinstance(size, int) else parse.amount(size)
+
+
 def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
     """Maintenance goes on: an upgrade in the middle of it must not let users back in."""
     with suppress(KeyError, TypeError, ValueError):
         row = kept["drain"]
         until = row["until"]
-        return [inp.DrainOrdered(now, float(row["since"]), None if until is None else float(until))]
+        until = None if until is None else float(until)
+        return [inp.DrainOrdered(now, float(row["since"]), until, bool(row.get("restart")))]
     return []
 
 
@@ -65,7 +126,12 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input])
         served = {int(uid): float(at) for uid, at in kept["served"][:MOST]}
         core.memories = replace(core.memories, turns=Memory(served=served))
     with suppress(ValueError, TypeError, KeyError):
+        suspended = {int(uid): float(at) for uid, at in kept["suspended"][:MOST]}
+        core.memories = replace(core.memories, turns=replace(core.memories.turns, suspended=suspended))
+    with suppress(ValueError, TypeError, KeyError):
         uid, since, contested, warned, end = kept["turn"]
-        turn = Turn(int(uid), float(since), *(None if at is None else float(at) for at in (contested, warned, end)))
+        contested, warned, end = (None if at is None else float(at) for at in (contested, warned, end))
+        turn = Turn(int(uid), float(since), contested, warned, end)
         if any(isinstance(one, inp.Known) and one.peer.uid == turn.uid for one in told):
-            core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn))
+            rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
+            core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn, suspended=rest))

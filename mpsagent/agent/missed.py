@@ -38,6 +38,10 @@ def open_ends(records: Sequence[Mapping[str, Any]]) -> Open:
     waiting: dict[int, dict[Mark, Mapping[str, Any]]] = {}
     for record in records:
         kind, pid = record["kind"], record.get("pid")
+        if kind == "user.moved":  # to another instance, where all that waits is written down anew
+            for of_pid in waiting.values():
+                for key in [key for key, one in of_pid.items() if one["uid"] == record["uid"]]:
+                    del of_pid[key]
         if not isinstance(pid, int):
             continue
         if kind == tr.ClientWaiting.kind:
@@ -67,13 +71,15 @@ def missed(known: Open, state: State, told: Iterable[inp.Input], now: float) -> 
             continue
         record = known.clients.get(one.peer.pid)
         if record is None or one.since > float(record["at"]) + SLACK:
-            found.append(tr.ClientConnected(one.since, one.peer.pid, one.peer.uid, 0.0, one.limits, False))
+            told_of = (one.since, one.peer.pid, one.peer.uid, 0.0, one.limits, False, None)
+            found.append(tr.ClientConnected(*told_of, *state.job(one.peer)))
     for pid, record in known.clients.items():
         client, at = state.clients.get(pid), float(record["at"])
         if client is None or client.since > at + SLACK:
             outcome, seconds = "unknown", max(0.0, now - at)
             waited = float(record.get("waited", 0.0))
-            found.append(tr.ClientEnded(now, pid, int(record["uid"]), None, outcome, seconds, waited))
+            told_of_end = (now, pid, int(record["uid"]), None, outcome, seconds, waited)
+            found.append(tr.ClientEnded(*told_of_end, record.get("lease"), record.get("job")))
     held = {mark(one.peer.pid, one.since) for one in state.held.values()}
     passed = {one.peer.pid for one in told if isinstance(one, inp.Known)}
     for key, record in known.waiting.items():

@@ -3,12 +3,12 @@ socket, logs that have gone, a full disk, daemons of others, processes outside M
 
 from __future__ import annotations
 
+import asyncio
 import os
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from mpsagent.agent import bypass
-from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.recorder import FORGET
 from mpsagent.core import inputs as inp
 from mpsagent.system import devices as gpus
@@ -24,6 +24,8 @@ FOREIGN_EVERY, FOREIGN_AGAIN = 30.0, 3.0
 """Seconds between two looks for daemons of others; sooner while there is one."""
 CPU_EVERY = 5.0
 """Seconds between two readings of the CPU time of clients."""
+FRESH, FRESH_CLIENT = 5.0, 1.0
+"""Seconds for which what the GPUs have said is good enough for who asks; while there is a client that came later."""
 BLIND = "faults and server ends are not seen meanwhile"
 
 
@@ -34,27 +36,44 @@ class Observer:
         self._agent = agent
         self._disk_at = self._foreign_at = self._survey_at = self._cpu_at = float("-inf")
         self._disk_busy = self._foreign_busy = self._survey_busy = False
+        self._outside_busy = self._outside_again = False
         self._idle: dict[int, float] = {}
         self._other: int | None = None
+        self.modes: dict[str, str] = {}
+        """Compute modes by UUID, as they were seen last."""
+        self._memory: dict[int, int] = {}
+        self._memory_at = self._looked_at = float("-inf")
+        self._surveying: asyncio.Task[None] | None = None
 
     def once(self) -> list[inp.Input]:
         """One round, without waiting for anything; what the engine should know of it."""
         agent = self._agent
         now, state = agent.clock.now(), agent.state
-        self._gate(now)
+        first = agent is agent.node.agents[0]  # what is the machine's is looked at for all
+        if first:
+            self._gate(now)
         self._logs(now)
-        agent.bypass.drop_ended()
+        if agent.bypass.due(now):
+            agent.node.gpus.processes.forget()
+            self.outside()
         agent.conditions.set("bypass", agent.bypass.trouble(), now, bypass.advice(agent.policy.pipe_directory))
         agent.conditions.expire(now)
         if self._other is not None and start_time(self._other) is None:
             self._other = None
             agent.conditions.set("other daemon", None, now)
-        if not self._survey_busy and now >= self._survey_at and (state.clients or state.held):
+        busy = state.clients or state.held or any(one.state.clients for one in agent.node.apart.of(agent))
+        due = min(self._survey_at, self._memory_at + FRESH) if self._memory_counts() else self._survey_at
+        if not self._survey_busy and now >= due and (busy or agent.bypass.found):
             self.survey()
-        if not self._foreign_busy and now >= self._foreign_at:
+        if first and not self._foreign_busy and now >= self._foreign_at:
             self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
             agent.spawn(self._foreign())
         return [self._processes(now)]
+
+    def _memory_counts(self) -> bool:
+        """Whether the present user can be paused for another one depends on how much memory is in use."""
+        view = self._agent.core.view()
+        return view.turn is not None and view.turn.contested is not None and view.may_pause(view.turn.uid)
 
     def other_daemon(self, pid: int) -> None:
         """Lines of another control daemon stand in our logs. Said for as long as that runs, or for a while."""
@@ -75,6 +94,10 @@ class Observer:
             matters = [c.pid for c in state.clients.values()
                        if state.held and view.rules(c.uid).idle_timeout is not None]  # fmt: skip
             self._idle = dict(agent.clients.idle_since(matters, now))
+        frozen = [client.pid for client in state.clients.values() if client.frozen is not None]
+        agent.clients.forget_idle(frozen)
+        for pid in frozen:
+            self._idle.pop(pid, None)
         return inp.ProcessesSeen(now, found, dict(self._idle))
 
     def _gate(self, now: float) -> None:
@@ -83,8 +106,11 @@ class Observer:
         agent.conditions.set("gate", agent.gate.link.problem, now, do)
         there = os.path.lexists(f"{path}/control")
         what = f"{path}/control has gone: who starts now runs outside MPS, without limits"
-        do = "systemctl restart mpsagent-gate.socket mpsagent-gate (or restart the gate's keeper)"
+        do = "the agent has systemd make it again, or the gate's keeper does; if not, see the journal or gate.log"
         agent.conditions.set("public directory", None if there else what, now, do)
+        # one that another control daemon serves is left to it until that has gone
+        missing = not there or agent.gate.link.problem is not None
+        agent.node.keeper.look(missing=missing and "foreign daemon" not in agent.conditions.topics())
 
     def _logs(self, now: float) -> None:
         agent = self._agent
@@ -116,8 +142,8 @@ class Observer:
         """Daemons of others are named and left alone."""
         agent = self._agent
         try:
-            running = agent.supervisor.running
-            own = [running.pid] if running is not None else []
+            running = [one.supervisor.running for one in agent.node.agents]
+            own = [one.pid for one in running if one is not None]
             found = await foreign(agent.policy.pipe_directory, own, agent.policy.control_program)
         except (OSError, TimeoutError):
             return
@@ -133,44 +159,92 @@ class Observer:
     # --- the GPUs -----------------------------------------------------------------------------------------------------
 
     def survey(self) -> None:
-        """Look at what computes on our GPUs, aside."""
-        self._survey_busy = True
-        self._survey_at = self._agent.clock.now() + bypass.EVERY
-        self._agent.spawn(self._survey())
+        """Look at what computes on our GPUs, and at their compute modes, aside."""
+        self._survey_busy, self._looked_at = True, self._agent.clock.now()
+        self._surveying = self._agent.spawn(self._survey())
+
+    def memory(self) -> Mapping[int, int]:
+        """Bytes of device memory by pid, of those who were clients already when it was last looked; empty when that is
+        long ago."""
+        now, state = self._agent.clock.now(), self._agent.state
+        if now > self._memory_at + 2 * bypass.EVERY:
+            return {}
+        return {
+            pid: size for pid, size in self._memory.items()
+            if (client := state.clients.get(pid)) is not None and client.since <= self._memory_at
+        }  # fmt: skip
+
+    async def look_again(self, most: float) -> None:
+        """A person asks: look again, unless that was just done, and wait ``most`` seconds for it. While no client is
+        there it is looked at once a minute, and only for who asks: an idle node stays idle."""
+        clients = self._agent.state.clients.values()
+        later = any(client.since > self._memory_at for client in clients)
+        due = self._looked_at + (FRESH_CLIENT if later else FRESH if clients else bypass.EVERY)
+        if not self._survey_busy and self._agent.clock.now() > due:
+            self.survey()
+        if most and self._survey_busy and self._surveying is not None:
+            await asyncio.wait({self._surveying}, timeout=most)
 
     async def _survey(self) -> None:
         try:
-            with suppress(OSError, ValueError, TimeoutError):  # of the simulator's files
-                await self._outsiders()
-                await self._modes()
+            if self._agent.policy.user is None:
+                await self._gpus()
+            await self._processes_on_gpus()
         finally:
             self._survey_busy = False
-            self._survey_at = self._agent.clock.now() + bypass.EVERY
+            # at the same moments for all instances, so that the GPUs are asked once
+            self._survey_at = (self._agent.clock.now() // bypass.EVERY + 1) * bypass.EVERY
 
-    async def _outsiders(self) -> None:
-        agent, file = self._agent, self._agent.settings.devices_file
-        if file is None:
-            listed = await gpus.compute_processes(mps_environment(agent.policy, agent.where))
-        else:
-            listed = await in_thread(gpus.simulated_processes, file, deadline=5.0)
-        if isinstance(listed, str):  # the device search says it too, and tries again
+    def outside(self) -> None:
+        """A GPU has been opened: look who is outside MPS, aside."""
+        if self._outside_busy:
+            self._outside_again = True
             return
-        state = agent.state
-        known = {*state.servers, *state.clients, *(held.peer.pid for held in state.held.values())}
-        for one in agent.bypass.take(listed, [device.uuid for device in agent.devices], known):
-            agent.record("bypass", agent.clock.now(), pid=one.pid, uid=one.uid, device=one.device, memory=one.memory,
-                         text=f"process {one.pid} of user {one.uid} computes on {one.device} outside MPS")  # fmt: skip
+        self._outside_busy = True
+        self._agent.spawn(self._outside())
 
-    async def _modes(self) -> None:
-        agent, file = self._agent, self._agent.settings.devices_file
-        wanted, what = agent.policy.compute_mode, None
-        if wanted is not None:
-            if file is None:
-                modes = await gpus.compute_modes(mps_environment(agent.policy, agent.where))
-            else:
-                modes = await in_thread(gpus.simulated_modes, file, deadline=5.0)
-            ours = [device.uuid for device in agent.devices]
-            what = None if isinstance(modes, str) else bypass.mode_trouble(wanted, modes, ours)
-        number = {"default": "DEFAULT", "exclusive-process": "EXCLUSIVE_PROCESS"}.get(wanted or "", "MODE")
-        do = f"nvidia-smi -i GPU -c {number}; the agent never sets it"
-        agent.conditions.set("compute mode", what, agent.clock.now(), do)
+    async def _outside(self) -> None:
+        try:
+            await self._processes_on_gpus()
+        finally:
+            self._outside_busy = False
+        if self._outside_again:
+            self._outside_again = False
+            self.outside()
+
+    async def _processes_on_gpus(self) -> None:
+        """Those outside MPS, and the memory of all."""
+        agent = self._agent
+        listed = await agent.node.gpus.processes()
+        if isinstance(listed, str):  # it is asked again, and said
+            return
+        self._memory, self._memory_at = gpus.memory_by_pid(listed), agent.clock.now()
+        if agent.policy.user is not None:
+            return  # the template looks for all
+        if agent.policy.pauses:
+            agent.take([inp.MemorySeen(agent.clock.now(), gpus.memory_by_device(listed))])
+        for one in await agent.bypass.look(listed):
+            seen = one.seen
+            agent.record(
+                "bypass", agent.clock.now(), pid=seen.pid, uid=seen.uid, device=seen.device, memory=seen.memory,
+                command=one.facts.command, began=one.facts.began, reason=one.why,
+                text=f"process {seen.pid} of user {seen.uid} computes on {seen.device} outside MPS: {one.why}",
+            )  # fmt: skip
+
+    async def _gpus(self) -> None:
+        """The GPUs themselves, and their compute modes."""
+        agent, seen = self._agent, self._agent.node.gpus
+        await seen.look()
+        now = agent.clock.now()
+        self.modes = {uuid: one.mode for uuid, one in seen.seen.items() if one.mode is not None}
+        do = "memory in use, compute modes and programs outside MPS are not known meanwhile; it is asked again"
+        agent.conditions.set("nvml", seen.problem, now, do)
+        do = "see dmesg for Xid events; a GPU that is lost needs a reset or a reboot"
+        agent.conditions.set("gpu lost", seen.lost(), now, do)
+        wanted = agent.policy.compute_mode
+        what = bypass.mode_trouble(wanted, self.modes, [device.uuid for device in agent.devices])
+        number = {"default": "DEFAULT", "exclusive-process": "EXCLUSIVE_PROCESS"}.get(wanted, "MODE")
+        do = (
+            f"somebody has changed it, or it was not set when the control daemon started: nvidia-smi -i GPU -c {number}"
+        )
+        agent.conditions.set("compute mode", what, now, do)

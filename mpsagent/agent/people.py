@@ -23,12 +23,14 @@ class People:
         self._on_known = on_known
         self._pending: set[asyncio.Task[None]] = set()
         self._asking: set[int] = set()
+        self._again: dict[int, float] = {}
+        """By user about whom the name service was silent: when it is asked again, on the loop's clock."""
         self.known: dict[int, Identity] = {}
 
     def meet(self, uids: Iterable[int]) -> bool:
         """Make sure that all these users are known, now or soon. Groups change: what the name service says anew of a
         known one counts from then on. True when ``known`` has changed."""
-        changed = False
+        changed, unknown = False, []
         for uid in uids:
             identity = self._names.known(uid)
             if identity is not None:
@@ -36,13 +38,19 @@ class People:
                     self.known[uid] = identity
                     changed = True
             elif uid not in self.known:
-                self._start(uid)
+                unknown.append(uid)
+        for uid in sorted(
+            unknown, key=lambda uid: self._again.get(uid, 0.0)
+        ):  # no silence keeps another from being asked
+            self._start(uid)
         return changed
 
     def keep(self, uids: Collection[int]) -> None:
         """Forget all others, when they are many."""
         if len(self.known) > KEPT + len(uids):
             self.known = {uid: identity for uid, identity in self.known.items() if uid in uids}
+        if len(self._again) > KEPT + len(uids):
+            self._again = {uid: at for uid, at in self._again.items() if uid in uids}
 
     def refresh(self) -> None:
         """Names and groups may have changed: ask again; until the answer is there the old one counts."""
@@ -59,7 +67,7 @@ class People:
             await self._names.look_up(uid)
             identity = self._names.known(uid)
             if identity is None:
-                await asyncio.sleep(AGAIN)
+                self._again[uid] = asyncio.get_running_loop().time() + AGAIN
             elif self.known.get(uid) != identity:
                 self.known[uid] = identity
                 self._on_known()
@@ -67,8 +75,10 @@ class People:
             self._asking.discard(uid)
 
     def _start(self, uid: int) -> None:
-        if uid not in self._asking and len(self._asking) < MOST_QUESTIONS:  # else when it is met again
-            self._asking.add(uid)
-            task = asyncio.get_running_loop().create_task(self._ask(uid))
-            self._pending.add(task)
-            task.add_done_callback(self._pending.discard)
+        loop = asyncio.get_running_loop()
+        if uid in self._asking or len(self._asking) >= MOST_QUESTIONS or loop.time() < self._again.get(uid, 0.0):
+            return  # when it is met again
+        self._asking.add(uid)
+        task = loop.create_task(self._ask(uid))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)

@@ -12,11 +12,14 @@ from mpsagent.agent.settings import Settings
 from mpsagent.policy.files import load
 from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
+from mpsagent.system import generator
+from mpsagent.system.generator import Places, places
+from mpsagent.system.impossible import compute_modes, impossible
 from mpsagent.system.policy_files import Texts, read_policy_files
 from mpsagent.system.threads import in_thread
 
 LAST = "last-policy.json"
-FIXED = ("server", "pipe_directory", "log_directory", "control_program", "devices", "instance")
+FIXED = ("pipe_directory", "log_directory", "control_program", "devices", "instance")
 """Settings of the instance that its running daemon was started with."""
 
 
@@ -37,15 +40,17 @@ async def start(settings: Settings) -> Start:
     last = await last_good(settings)
     if last is not None:
         return Start(last, errors, "the last good policy stays in force")
-    return Start(closed(settings), errors, "there is no earlier policy, so no one is admitted")
+    return Start(await closed(settings), errors, "there is no earlier policy, so no one is admitted")
 
 
-async def read(settings: Settings) -> tuple[Policy | None, tuple[PolicyError, ...]]:
+async def read(settings: Settings, *, remember: bool = True) -> tuple[Policy | None, tuple[PolicyError, ...]]:
     """The policy of the files, or None and everything that is wrong with them. A good one is remembered."""
     texts, unread = await read_policy_files(settings.policy, settings.policy_directory)
     try:  # aside: a large one takes longer than a waiting client can wait
         policy, mistakes = await in_thread(load, texts, deadline=30.0)
-        if policy is not None and not unread and settings.state_directory is not None:
+        if policy is not None:
+            mistakes += await impossible(policy, lambda: compute_modes(settings.devices_file))
+        if policy is not None and not unread and not mistakes and remember and settings.state_directory is not None:
             await in_thread(_remember, settings.state_directory, texts, deadline=5.0)
     except Exception as error:
         return None, (*unread, PolicyError(settings.policy, 0, "", f"cannot be taken in: {error!r}", ""))
@@ -64,10 +69,17 @@ async def last_good(settings: Settings) -> Policy | None:
     return None
 
 
-def closed(settings: Settings) -> Policy:
-    """A policy that admits no one."""
-    key = ("limits", "access")
-    return Policy({key: Setting("deny", Origin("limits.access", settings.policy, 0))}, (), "")
+async def closed(settings: Settings) -> Policy:
+    """A policy that admits no one, at the places that the files give all the same: elsewhere clients would run outside
+    MPS, and the units of gate and control daemon are there too."""
+    where = Places()
+    with suppress(Exception):
+        where = places(await in_thread(generator.read, settings.policy, deadline=5.0))
+    access = Setting("deny", Origin("limits.access", settings.policy, 0))
+    return Policy(
+        {("limits", "access"): access}, instance=where.instance, pipe_directory=where.public, log_directory=where.log,
+        control_program=where.control,
+    )  # fmt: skip
 
 
 def _remember(directory: str, texts: Texts) -> None:

@@ -7,24 +7,24 @@ import traceback
 from collections.abc import Coroutine
 from typing import Any
 
-import structlog
-
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
-from mpsagent.core.sentences import sentence
+from mpsagent.agent.telling import Telling, log
+from mpsagent.core.sentences import worth_telling
 from mpsagent.system.history import History
 
 FORGET = 600.0
 """Seconds until a mistake of ours that has not come again is no condition any more."""
 
-log = structlog.get_logger("mpsagent")
+__all__ = ["FORGET", "Recorder", "log"]
 
 
 class Recorder:
     """Records, conditions and tasks of one agent."""
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, telling: Telling) -> None:
         self.history = history
+        self.telling = telling
         self.clock = SteadyClock()
         self.conditions = Conditions()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -36,7 +36,9 @@ class Recorder:
     def record(self, kind: str, at: float, **fields: object) -> int:
         """Into the journal and the history; returns its number there. Never raises."""
         try:
-            log.info(kind, **fields, sentence=sentence({"kind": kind, **fields}, self.name_of))
+            record = {"kind": kind, **fields}
+            if worth_telling(record):
+                self.telling.tell(record, self.name_of)
             return self.history.append(kind, at, **fields)
         except Exception as error:  # a field that cannot be written must not stop what it is about
             self.conditions.set("records", f"{kind} could not be written down: {error!r}", at, "", until=at + FORGET)

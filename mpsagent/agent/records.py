@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.policy.policy import Policy
 
 UNKNOWN_A_MINUTE = 30
 """Unknown lines on record; the record of everything else must outlive any number of them."""
-QUIET = (act.SetAdmissions, act.ReleaseClient)
-"""Said at every knock: the transitions tell what came of it."""
+UNSERVED = (tr.ClientWaiting, tr.ClientLeft, tr.ClientRefused, tr.FrontEndUsed)
+UNSERVED_A_MINUTE = 300
+"""Records of what one user can cause by coming and going alone. Five times that for all users together: one may come
+with thousands of uids."""
 
 
 def action_record(action: act.Action, policy: Policy) -> dict[str, object]:
@@ -20,18 +24,39 @@ def action_record(action: act.Action, policy: Policy) -> dict[str, object]:
 
 
 class Sparingly:
-    """At most so many a minute."""
+    """At most so many a minute of ``each`` source, and of all together."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._since, self._said = float("-inf"), 0
+    def __init__(self, each: int, everyone: int) -> None:
+        self._each, self._everyone = each, everyone
+        self._since = float("-inf")
+        self._said: Counter[int] = Counter()
+        self._all = 0
 
-    def may(self, now: float) -> bool:
+    def may(self, source: int, now: float) -> bool:
         if now >= self._since + 60.0:
-            self._since, self._said = now, 0
-        self._said += 1
-        return self._said <= self._most
+            self._since, self._all = now, 0
+            self._said.clear()
+        if self._said[source] >= self._each or self._all >= self._everyone:
+            return False
+        self._said[source] += 1
+        self._all += 1
+        return True
 
 
-def worth_a_record(one: tr.Transition, unknown: Sparingly, now: float) -> bool:
-    return not isinstance(one, tr.LineUnknown) or unknown.may(now)
+class Worth:
+    """What is written down: everything, but not all of what a log or a user can say without end. The history has room
+    for a while of it only, and what happened to others must stay in it."""
+
+    def __init__(self) -> None:
+        self._unknown = Sparingly(UNKNOWN_A_MINUTE, UNKNOWN_A_MINUTE)
+        self._unserved = Sparingly(UNSERVED_A_MINUTE, 5 * UNSERVED_A_MINUTE)
+        self._floods = Sparingly(1, 5)
+
+    def may(self, one: tr.Transition, now: float) -> bool:
+        if isinstance(one, tr.LineUnknown):
+            return self._unknown.may(0, now)
+        return not isinstance(one, UNSERVED) or one.uid == 0 or self._unserved.may(one.uid, now)
+
+    def flood(self, one: tr.Transition, now: float) -> int | None:
+        """The user of whom something is left out, once a minute."""
+        return one.uid if isinstance(one, UNSERVED) and self._floods.may(one.uid, now) else None

@@ -2,39 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from mpsagent.agent import kept
 from mpsagent.agent.host import Agent
 from mpsagent.core import inputs as inp
+from mpsagent.core.model import State
+from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.values import Memory, Threads
+from mpsagent.system.processes import lineage
+
+MOST_LEASES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A lease that is asked for: whose, how much, for how many ``seconds`` or ``until`` when, and of what name."""
+
+    uid: int | None = None
+    cgroup: str | None = None
+    pid: int | None = None
+    threads: Threads | None = None
+    memory: Mapping[str, Memory] | None = None
+    seconds: float | None = None
+    until: float | None = None
+    name: str | None = None
 
 
 def end_client(agent: Agent, pid: int, *, at_once: bool, dry_run: bool, by: int) -> dict[str, Any]:
     """Put a client on the ladder; ``dry_run``: only say what would be done."""
-    client = agent.state.clients.get(pid)
-    found: dict[str, Any] = {"pid": pid, "dry_run": dry_run, "ok": False}
-    if client is None:
-        return {**found, "why": "no such client has passed the gate"}
-    policy, server = agent.policy, agent.state.server_of(pid)
-    steps = [f"terminate_client {server.pid if server is not None else 'SERVER'} {pid}, "
-             f"at most {policy.hang_terminate:g} s", "SIGTERM"]  # fmt: skip
-    steps.append(f"after {policy.kill_grace:g} s SIGKILL")
-    if policy.before_end is not None and not at_once:
-        steps.insert(0, f"hook {policy.before_end}, at most {policy.hook_deadline:g} s")
-    found |= {"ok": True, "uid": client.uid, "server": None if server is None else server.pid, "steps": steps}
-    if not dry_run:
-        now = agent.clock.now()
+    found = ending(agent.state, pid, at_once=at_once, dry_run=dry_run)
+    if found["ok"] and not dry_run:
+        now, client = agent.clock.now(), agent.state.clients[pid]
         agent.record("client.end_ordered", now, pid=pid, uid=client.uid, start=client.peer.start, by=by)
         agent.take([inp.EndClient(now, pid, by, at_once)])
     return found
 
 
+def ending(state: State, pid: int, *, at_once: bool, dry_run: bool) -> dict[str, Any]:
+    """How a client is ended, step by step."""
+    client = state.clients.get(pid)
+    found: dict[str, Any] = {"pid": pid, "dry_run": dry_run, "ok": False}
+    if client is None:
+        return {**found, "why": "no such client has passed the gate"}
+    policy, server = state.policy, state.server_of(pid)
+    steps = [f"terminate_client {server.pid if server is not None else 'SERVER'} {pid}, "
+             f"at most {policy.hang_terminate:g} s", "SIGTERM"]  # fmt: skip
+    steps.append(f"after {policy.kill_grace:g} s SIGKILL")
+    if policy.before_end is not None and not at_once:
+        steps.insert(0, f"hook {policy.before_end}, at most {policy.hook_deadline:g} s")
+    return {
+        **found, "ok": True, "uid": client.uid, "server": None if server is None else server.pid, "steps": steps,
+    }  # fmt: skip
+
+
 def drain(agent: Agent, timeout: float | None, by: int) -> float | None:
     """Maintenance: admit nothing new. Returns when running work is ended, if ever."""
+    agent.record("drain.ordered", agent.clock.now(), by=by, timeout=timeout)
+    return _drain(agent, timeout, restart=False)
+
+
+def _drain(agent: Agent, timeout: float | None, *, restart: bool) -> float | None:
     now = agent.clock.now()
     until = None if timeout is None else now + timeout
-    agent.store.put("drain", {"since": now, "until": until})
-    agent.record("drain.ordered", now, by=by, timeout=timeout)
-    agent.take([inp.DrainOrdered(now, now, until)])
+    agent.take([inp.DrainOrdered(now, now, until, restart)])
+    since = now if agent.state.drain is None else agent.state.drain.since
+    agent.store.put("drain", {"since": since, "until": until, "restart": restart})
     return until
 
 
@@ -47,8 +82,49 @@ def resume(agent: Agent, by: int) -> None:
     agent.take([inp.DrainResumed(now)])
 
 
-def restart(agent: Agent, by: int) -> None:
-    """Start the control daemon anew, also out of the failed state; a running one is asked to quit first."""
+def give_lease(agent: Agent, asked: Asked, by: int) -> Lease | str:
+    """A share for a job, in place of an earlier one of that name; why not, in words."""
+    now, process = agent.clock.now(), None
+    earlier = [one for one in agent.state.leases if asked.name is not None and one.name == asked.name]
+    if len(agent.state.leases) - len(earlier) >= MOST_LEASES:
+        return f"there are {MOST_LEASES} leases already"
+    if asked.pid is not None:
+        line = lineage(asked.pid)
+        if not line:
+            return f"there is no process {asked.pid}"
+        process = line[0]
+    number = int(agent.node.store.get("lease", 0)) + 1
+    share = Share(f"lease {number}", asked.threads, asked.memory)
+    until = now + asked.seconds if asked.seconds is not None else asked.until or now
+    lease = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
+    agent.node.store.put("lease", number)
+    ended = [inp.LeaseEnded(now, one.number, by) for one in earlier]
+    for one in agent.node.agents:  # the job may be placed at any instance
+        one.take([*ended, inp.LeaseGiven(now, lease)])
+        one.store.put("leases", kept.lease_rows(one.core))
+    return lease
+
+
+def end_lease(agent: Agent, number: int, by: int) -> bool:
+    if all(one.number != number for one in agent.state.leases):
+        return False
+    for one in agent.node.agents:
+        one.take([inp.LeaseEnded(one.clock.now(), number, by)])
+        one.store.put("leases", kept.lease_rows(one.core))
+    return True
+
+
+def restart(agent: Agent, timeout: float | None, by: int) -> bool:
+    """Start the control daemon anew, also out of the failed state; a running one is asked to quit first, when its
+    clients have ended or after ``timeout`` seconds. False in a drain: nothing is started then, and who works would lose
+    it for nothing."""
+    drained = agent.state.drain
+    if drained is not None and not drained.restart:
+        return False
     now = agent.clock.now()
-    agent.record("control.restart_ordered", now, by=by)
-    agent.take([inp.RestartOrdered(now, by)])
+    agent.record("control.restart_ordered", now, by=by, timeout=timeout)
+    if timeout is not None and agent.view().control_alive:
+        _drain(agent, timeout, restart=True)
+    else:
+        agent.take([inp.RestartOrdered(now, by)])
+    return True

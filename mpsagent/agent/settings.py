@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 
@@ -19,6 +20,11 @@ class Settings:
     run_directory: str = "/run/mpsagent"
     supervise: Literal["child", "systemd"] = "child"
     devices_file: str | None = None
+
+    @property
+    def device_directory(self) -> str:
+        """Where the files are that a program opens to use a GPU."""
+        return "/dev" if self.devices_file is None else f"{Path(self.devices_file).parent}/dev"
 
     @property
     def gate_link(self) -> str:

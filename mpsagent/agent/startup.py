@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mpsagent.agent import gpus
 from mpsagent.agent.catch_up import OVERLAP, Caught, catch_up, not_yet_written
 from mpsagent.agent.executor import control_runs, mps_environment
+from mpsagent.agent.recorder import log
 from mpsagent.core.transitions import transition_fields
 from mpsagent.mps.loglines import LogParser
 from mpsagent.system.control import ProblemKind, Running
@@ -38,7 +39,7 @@ async def adopt(agent: Agent) -> None:
         agent.up_since = now
         agent.absorb([control_runs(found, agent.where, now)])
         agent.record("control.adopted", now, pid=found.pid, how=found.how)
-        agent.conditions.set("adopted", _differs(agent, found), now, "when nobody works: mpsagent-cli restart")
+        agent.conditions.set("adopted", _differs(agent, found), now, "when no client works: mpsagent-cli restart")
     elif found.kind is ProblemKind.UNSAFE:
         agent.conditions.set("control daemon", found.text, now, do=" && ".join(found.commands))
         agent.record("control.unsafe", now, text=found.text, commands=list(found.commands))
@@ -49,8 +50,6 @@ def _differs(agent: Agent, found: Running) -> str | None:
     policy, wrong = agent.policy, []
     if os.path.realpath(found.log_directory) != os.path.realpath(agent.where.log):
         wrong.append(f"writes its logs to {found.log_directory}, not to {agent.where.log}, so faults are not seen")
-    if found.multiuser != (policy.server == "shared"):
-        wrong.append("has one server for all users" if found.multiuser else "has a server for each turn")
     if (found.devices or "") != ",".join(policy.devices):
         wrong.append(f"serves {found.devices or 'all GPUs'}")
     return f"control daemon {found.pid}, which runs already, {'; it '.join(wrong)}" if wrong else None
@@ -68,6 +67,8 @@ async def read_logs(agent: Agent) -> dict[str, tuple[Position | None, LogParser]
         caught = await asyncio.to_thread(
             catch_up, f"{directory}/control.log", f"{directory}/server.log", control, server, agent.socket_path
         )
+        if caught.passed_over:
+            log.warning("logs", text=f"{caught.passed_over} bytes of the logs were not read: rotate them (logrotate)")
         happened = agent.absorb(caught.events)
         old = agent.history.since(0, agent.inherited)
         since = float(str(old[-1]["at"])) - OVERLAP if old else agent.started
@@ -100,18 +101,18 @@ def at_work(agent: Agent) -> bool:
     gate = view.state.gate
     if gate is None or not gate.synced or view.sent is None or gate.applied < view.sent[0]:
         return False
-    return view.control_alive or view.state.drain is not None
+    return view.control_alive or view.state.drain is not None or not view.wanted
 
 
 def hopeless(agent: Agent) -> bool:
     """It will not get there without a person's help."""
-    return not HOPELESS.isdisjoint(agent.conditions.topics())
+    return not HOPELESS.isdisjoint([*agent.conditions.topics(), *agent.node.conditions.topics()])
 
 
 async def find_devices(agent: Agent) -> None:
     """Ask for the GPUs, again and again until there is an answer."""
     while not agent.stopping:
-        found = await gpus.find(agent.settings, mps_environment(agent.policy, agent.where))
+        found = await gpus.find(agent.settings, mps_environment(agent.policy, agent.where), agent.policy.devices)
         now = agent.clock.now()
         if not isinstance(found, str):
             agent.conditions.set("devices", None, now)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from mpsagent.mps.limits import Limits
+from mpsagent.mps.limits import Limits, Total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,20 +20,24 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """One user at the gate. ``known_only``: only processes that passed already (their further contexts).
-    ``max_clients``: processes at a time, None: no limit."""
+    """One user at the gate. ``known_only``: only processes that passed already (their further contexts). ``named``: of
+    those that are new, only processes that the table names. ``max_clients``: processes at a time, ``total``: what they
+    may use together; None: no limit."""
 
     uid: int
     limits: Limits
     known_only: bool = False
     max_clients: int | None = None
+    total: Total | None = None
+    named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Admissions:
     """A whole table for the gate: who is let in, with which limits. Users who are not named are held. ``open`` False:
     everybody is held. ``room``: processes that may be known at a time. ``devices``: ordinals whose memory limits are
-    set (to none, for those that a user's limits do not name). ``set_limits`` False: limits are left alone."""
+    set (to none, for those that a user's limits do not name). ``set_limits`` False: limits are left alone.
+    ``processes``: held ones, by pid and start time, with limits of their own."""
 
     open: bool = False
     users: tuple[Admission, ...] = ()
@@ -41,6 +45,7 @@ class Admissions:
     fail_safe: Limits = field(default_factory=Limits)
     devices: tuple[int, ...] = ()
     set_limits: bool = True
+    processes: tuple[tuple[int, int, Limits], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +103,24 @@ class SignalClient(Action):
     start: int
     uid: int
     signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Freeze(Action):
+    """Stop a client process until :class:`Thaw`. Done when the kernel says that it stands."""
+
+    pid: int
+    start: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thaw(Action):
+    """Let a frozen client process go on; one that its owner had stopped before stays stopped."""
+
+    pid: int
+    start: int
+    uid: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,16 @@
 """Who is let in at the gate, with which limits: the table that the gate is told.
 
-Held, not refused: while a server is in FAULT, the control daemon is away, a server is full or a drain is on, everybody
-waits. Refused are only users whom the policy denies, and everybody while the instance has failed: these get their CUDA
-error at once.
+It names the user whose turn it is, or with ``sharing = "together"`` all who work or wait; the gate hands them over in
+the order of arrival. Held, not refused: while a server is in FAULT, the control daemon is away, a server is full or a
+drain is on, everybody waits. Refused are only users whom the policy denies, and everybody while the instance has
+failed: these get their CUDA error at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from mpsagent.core import actions as act
 from mpsagent.core.model import CLIENTS_PER_SERVER
@@ -19,6 +22,10 @@ RULE = "admission"
 RELEASE_AFTER = 0.5
 """Seconds after a client left its server, its process living on, until its next connection is a new admission. A
 program that makes one context after the other must not lose its turn in between."""
+MOST_USERS = 128
+"""Users in one table; 48 processes fit at a time, so who is not in it yet is still to wait anyway."""
+MOST_PROCESSES, OF_ONE_USER = 128, 8
+"""Processes in one table, where each has limits of its own."""
 AGAIN = 0.2
 """Seconds until the gate is told again what it did not read."""
 
@@ -62,6 +69,19 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     )
 
 
+def _admitted(view: View) -> list[int]:
+    """The users who may pass: whose turn it is; or, together, all who work or wait. Each has to be identified."""
+    state, turn = view.state, view.turn
+    users: Iterable[int] = ()
+    if view.retiring:
+        return []
+    if view.together:
+        users = dict.fromkeys((*state.users(), *state.held.users()))
+    elif turn is not None and not view.closing and turn.ending is None:
+        users = (turn.uid,)
+    return list(islice((uid for uid in users if view.identified(uid) and not view.denied(uid)), MOST_USERS))
+
+
 def admissions(view: View, now: float) -> act.Admissions:
     """The table that follows from the state."""
     state = view.state
@@ -71,19 +91,30 @@ def admissions(view: View, now: float) -> act.Admissions:
     able = view.control_alive and control is not None and control.quitting is None
     paused = view.pause_until is not None and now < view.pause_until
     is_open = able and not view.faulted(now)[0] and not paused and view.given_up is None
-    users: tuple[act.Admission, ...] = ()
-    turn = view.turn
-    if turn is not None and not view.closing and turn.ending is None and not view.denied(turn.uid):
-        rules = view.rules(turn.uid)
-        users = (
-            act.Admission(
-                uid=turn.uid,
-                limits=_at_most(view.limits(turn.uid)),
-                known_only=state.drain is not None,
-                max_clients=rules.max_clients if rules.enforce_limits else None,
-            ),
-        )
-    return act.Admissions(is_open, users if is_open else (), _room(view), fail_safe, devices, view.limits_enforced)
+    admitted = _admitted(view) if is_open else []
+    users = tuple(_admission(view, uid) for uid in admitted)
+    processes = tuple(islice(_processes(view, admitted), MOST_PROCESSES)) if view.shares else ()
+    return act.Admissions(is_open, users, _room(view), fail_safe, devices, view.limits_enforced, processes)
+
+
+def _processes(view: View, users: list[int]) -> Iterator[tuple[int, int, Limits]]:
+    """The next ones of each user."""
+    for uid in users:
+        new = (held for held in view.state.held.line(uid) if not held.of_client)
+        for held in islice(new, OF_ONE_USER):
+            yield (*held.process, _at_most(view.limits_of(held.peer)))
+
+
+def _admission(view: View, uid: int) -> act.Admission:
+    rules = view.rules(uid)
+    return act.Admission(
+        uid=uid,
+        limits=_at_most(view.limits(uid)),
+        known_only=view.state.drain is not None,
+        max_clients=rules.max_clients if rules.enforce_limits else None,
+        named=view.shares,
+        total=rules.total(view.state.devices) if rules.enforce_limits else None,
+    )
 
 
 def _at_most(limits: Limits) -> Limits:
@@ -134,7 +165,7 @@ def _releases(
     wake: float | None = None
     for client in view.state.clients.values():
         key = (client.pid, client.peer.start)
-        if client.detached is None or client.pid in view.ending:
+        if client.detached is None or client.pid in view.ending or client.frozen is not None:
             continue
         if key in before:
             asked.add(key)

@@ -10,6 +10,7 @@ from mpsagent.core.model import Client
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
+from mpsagent.policy.policy import Rules
 
 NEARLY_FULL = 0.8
 
@@ -35,7 +36,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             reason = f"server {server.pid} has {len(server.attached)} of at most {server.max_clients} clients"
             todo.append(act.Report(kind="clients.nearly_full", reason=reason, rule="built-in", server=server.pid))
         warned = warned | {server.pid} if full else warned - {server.pid}
-    for uid in view.state.users():
+    for uid in filter(view.identified, view.state.users()):
         ends, at = _over(view, uid, view.state.clients_of_user(uid), now)
         wakes += at
         for client, reason, rule in ends:
@@ -48,6 +49,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 )  # fmt: skip
             elif client.pid not in reported:
                 reported |= {client.pid}
+                reason += "; this is not enforced"
                 todo.append(act.Report(kind="client.over", reason=reason, rule=rule, uid=uid, pid=client.pid))
     fresh = Memory(warned, reported)
     return Decision(fresh if fresh != memory else memory, tuple(todo), tuple(requests), wake=min(wakes, default=None))
@@ -60,6 +62,8 @@ def _over(
     rules = view.rules(uid)
     ends: list[tuple[Client, str, str]] = []
     wakes: list[float] = []
+    if not rules.enforce_limits:
+        ends += _let_in_all_the_same(rules, uid, clients)
     if rules.max_runtime is not None:
         rule = rules.origin("max_runtime").key
         for client in clients:
@@ -68,8 +72,9 @@ def _over(
                 ends.append((client, f"client {client.pid} has run {duration_text(now - client.since)}", rule))
             else:
                 wakes.append(due)
-    waiting = [other for other in view.waiting() if other != uid]
-    if rules.idle_timeout is not None and clients and waiting:
+    waiting = view.waiting() if view.state.drain is None else ()  # in a drain it would make room for no one
+    frozen = any(client.frozen is not None for client in clients)  # then it holds nothing
+    if rules.idle_timeout is not None and clients and not frozen and any(other != uid for other in waiting):
         idle = [view.state.cpu_idle_since.get(c.pid) for c in clients]
         known = [since for since in idle if since is not None]
         if len(known) == len(idle):  # each of them idle: the user holds the GPU for nothing
@@ -82,6 +87,17 @@ def _over(
             else:
                 wakes.append(due)
     return ends, wakes
+
+
+def _let_in_all_the_same(rules: Rules, uid: int, clients: tuple[Client, ...]) -> list[tuple[Client, str, str]]:
+    """Whom the gate would have kept out, were the policy enforced."""
+    if rules.access == "deny":
+        rule = rules.origin("access").key
+        return [(client, f"the policy denies user {uid} MPS", rule) for client in clients]
+    most = len(clients) if rules.max_clients is None else rules.max_clients
+    rule = rules.origin("max_clients").key
+    late = sorted(clients, key=lambda one: one.since)[most:]
+    return [(client, f"user {uid} may have {most} client{'s' if most > 1 else ''} at a time", rule) for client in late]
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Client, Outcome, Server, State, Status
 
@@ -52,6 +53,16 @@ def back(client: Client) -> Client:
     """It is at work after all, or again."""
     outcome = Outcome.OK if client.outcome is Outcome.LOST else client.outcome
     return replace(client, said_left=None, detached=None, outcome=outcome)
+
+
+def known_again(client: Client, event: inp.Known) -> Client:
+    """One that passed more often than we know did so while the link was down. Whether that was before or after its
+    server was lost is not known, so MPS is asked before it counts as one that has left."""
+    if event.connections <= client.connections:
+        return client
+    limits = client.limits if event.limits is None else event.limits
+    client = replace(client, connections=event.connections, limits=limits)
+    return client if client.detached is None else replace(client, detached=None, said_left=event.at)
 
 
 def lost(client: Client, at: float, *, confirmed: bool = False) -> Client:

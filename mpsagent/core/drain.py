@@ -1,7 +1,8 @@
 """Maintenance: nothing new is admitted, and running work ends by itself or at a time.
 
 A drain is a closed gate: who comes is held, and ``resume`` lets them in at once. When nothing works any more
-the control daemon is told to quit, so that driver and GPU are free; it is started again when the drain ends.
+the control daemon is told to quit, so that driver and GPU are free; it is started again when the drain ends. A restart
+that waits for the clients is a drain that ends with the control daemon.
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     todo: list[act.Action] = []
     drain, control = view.state.drain, view.state.control
     if memory.since is not None and (drain is None or drain.since != memory.since):
-        todo.append(act.Report(kind="drain.ended", reason="users are served again", rule=RULE))
+        todo.append(act.Report(kind="drain.ended", reason="new work is admitted again", rule=RULE))
         memory = Memory()
     if drain is None:
         return Decision(memory, tuple(todo))
     if memory.since is None:
         memory = Memory(since=drain.since)
         until = "as long as it takes" if drain.until is None else f"for {duration_text(max(0.0, drain.until - now))}"
+        until += ", then the control daemon is started again" if drain.restart else ""
         todo.append(act.Report(kind="drain.begun", reason=f"no new work is admitted; work goes on {until}", rule=RULE))
     if not view.control_alive:
         if not memory.done:
@@ -48,7 +50,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             todo.append(act.Report(kind="drain.done", reason=reason, rule=RULE))
         return Decision(replace(memory, done=True, asked=False), tuple(todo))
     memory = replace(memory, done=False)
-    if view.state.clients or view.state.held.handing or _passed_untouched(view):
+    if view.state.clients or view.state.held.handing or view.passed_untouched:
         if drain.until is None or now < drain.until:
             return Decision(memory, tuple(todo), wake=drain.until)
         requests = tuple(
@@ -68,14 +70,6 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         return Decision(memory, tuple(todo), wake=memory.again_at)
     quit_it = act.QuitControl(timeout=QUIT_TIMEOUT, reason="drain: nothing works any more", rule=RULE)
     return Decision(replace(memory, asked=True), (*todo, quit_it))
-
-
-def _passed_untouched(view: View) -> bool:
-    """With a handshake that is not known the gate knows no clients: then the logs are all there is."""
-    gate = view.state.gate
-    if gate is None or gate.known_handshake is not False:
-        return False
-    return any(server.attached for server in view.state.servers.values())
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

@@ -11,7 +11,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from mpsagent.core import actions as act
-from mpsagent.core import admission, caps, doubts, drain, faults, handovers, hangs, ladder, limits, starts, turns
+from mpsagent.core import (
+    admission,
+    apart,
+    caps,
+    doubts,
+    drain,
+    faults,
+    handovers,
+    hangs,
+    ladder,
+    limits,
+    pause,
+    starts,
+    turns,
+    usage,
+)
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.core.reduce import not_handed, reduce
@@ -25,26 +40,33 @@ PASSES = 8
 
 UNSETTLED = 0.1
 """Seconds until it is decided again, should that ever not be enough."""
+RETRY = 1.0
+"""Seconds until a rule in which a mistake showed is asked again."""
 
 
 class Step(NamedTuple):
-    """What is to be done now, and what happened."""
+    """What is to be done now, and what happened. ``mistakes``: rules that failed, each with its exception; the others
+    have decided all the same."""
 
     actions: tuple[act.Action, ...]
     transitions: tuple[Transition, ...]
+    mistakes: tuple[tuple[str, Exception], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Memories:
     """One for each rule."""
 
+    usage: usage.Memory = field(default_factory=usage.Memory)
     turns: turns.Memory = field(default_factory=turns.Memory)
+    pause: pause.Memory = field(default_factory=pause.Memory)
     faults: faults.Memory = field(default_factory=faults.Memory)
     hangs: hangs.Memory = field(default_factory=hangs.Memory)
     handovers: handovers.Memory = field(default_factory=handovers.Memory)
     starts: starts.Memory = field(default_factory=starts.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
     drain: drain.Memory = field(default_factory=drain.Memory)
+    apart: apart.Memory = field(default_factory=apart.Memory)
     limits: limits.Memory = field(default_factory=limits.Memory)
     admission: admission.Memory = field(default_factory=admission.Memory)
     ladder: ladder.Memory = field(default_factory=ladder.Memory)
@@ -61,6 +83,9 @@ class Core:
         self._at_rest = False
         """Nothing is left to be decided before ``_wake``, unless something changes."""
         self._view: tuple[State, Memories, View] | None = None
+        self._retry: dict[str, float] = {}
+        """By rule in which a mistake showed: when it is asked again."""
+        self._mistakes: list[tuple[str, Exception]] = []
 
     def receive(self, event: inp.Input | act.Done, now: float) -> Step:
         """Take one input in, and decide."""
@@ -80,10 +105,12 @@ class Core:
             if isinstance(event, act.Done):
                 self._note(event)
         same = self.state is before[0] and self.memories is before[1]
-        if same and self._at_rest and (self._wake is None or now < self._wake):  # most log lines are of this kind
+        if (
+            same and self._at_rest and not self._mistakes and (self._wake is None or now < self._wake)
+        ):  # most log lines are of this kind
             return Step(tuple(actions), tuple(happened))
         step = self.tick(now)
-        return Step((*actions, *step.actions), (*happened, *step.transitions))
+        return step._replace(actions=(*actions, *step.actions), transitions=(*happened, *step.transitions))
 
     def absorb(self, events: Sequence[inp.Input]) -> list[Transition]:
         """Take in what happened earlier, without deciding anything: for the start."""
@@ -99,6 +126,10 @@ class Core:
         actions: list[act.Action] = []
         happened: list[Transition] = []
         self._at_rest = False
+        for lease in self.state.leases:
+            if now >= lease.until:
+                self.state, told = reduce(self.state, inp.LeaseEnded(now, lease.number))
+                happened += told
         for _ in range(PASSES):
             before = self.memories
             made, told = self._pass(now)
@@ -109,7 +140,8 @@ class Core:
                 break
         else:
             self._wake = now + UNSETTLED if self._wake is None else min(self._wake, now + UNSETTLED)
-        return Step(tuple(actions), tuple(happened))
+        mistakes, self._mistakes = tuple(self._mistakes), []
+        return Step(tuple(actions), tuple(happened), mistakes)
 
     def deadline(self) -> float | None:
         """When :meth:`tick` has to be called at the latest; None: only an input can change anything."""
@@ -121,16 +153,21 @@ class Core:
         if self._view is not None and self._view[0] is self.state and self._view[1] is m:
             return self._view[2]
         sent = None if m.admission.sent is None else (m.admission.number, m.admission.sent)
-        failed = "the control daemon does not stay up" if m.hangs.failed else None
+        asked = m.turns.shutdown
+        failed = "the control daemon does not start or stay up" if m.hangs.failed else None
         view = View(
             state=self.state,
             ending=ladder.ending(m.ladder),
             turn=m.turns.turn,
             closing=m.turns.closing,
             served=m.turns.served,
+            suspended=m.turns.suspended,
+            spent=m.usage.spent,
             sent=sent,
+            in_the_way=None if asked is None else (asked.server, asked.since),
             given_up=failed or m.starts.given_up,
             pause_until=m.starts.until,
+            retiring=m.apart.quit is not None,
         )
         self._view = self.state, m, view
         return view
@@ -153,18 +190,35 @@ class Core:
                 wakes.append(decision.wake)
 
         for name, rule in _RULES:
-            decision = rule.decide(self.view(), getattr(self.memories, name), now)
-            self._remember(name, decision.memory)
-            use(decision)
-        climbs = self.memories.ladder
+            use(self._ask(name, rule, now))
         for request in requests:
-            climbs = ladder.take(self.view(), climbs, request, now)
-        self._remember("ladder", climbs)
-        last = ladder.decide(self.view(), climbs, now)
-        self._remember("ladder", last.memory)
-        use(last)
+            self._take(request, now)
+        use(self._ask("ladder", ladder, now))
+        wakes += [lease.until for lease in self.state.leases]
         self._wake = min(wakes, default=None)
         return actions, happened
+
+    def _ask(self, name: str, rule: Any, now: float) -> Decision[object]:
+        """One rule. A mistake in it keeps no other from deciding, and is not made without end."""
+        memory, retry = getattr(self.memories, name), self._retry.get(name)
+        if retry is not None and now < retry:
+            return Decision(memory, wake=retry)
+        try:
+            decision: Decision[object] = rule.decide(self.view(), memory, now)
+        except Exception as error:
+            self._mistakes.append((name, error))
+            self._retry[name] = now + RETRY
+            return Decision(memory, wake=now + RETRY)
+        self._retry.pop(name, None)
+        self._remember(name, decision.memory)
+        return decision
+
+    def _take(self, request: Request, now: float) -> None:
+        """The ladder takes up a request."""
+        try:
+            self._remember("ladder", ladder.take(self.view(), self.memories.ladder, request, now))
+        except Exception as error:
+            self._mistakes.append(("ladder", error))
 
     def _remember(self, name: str, memory: Any) -> None:
         known = getattr(self.memories, name)
@@ -173,7 +227,10 @@ class Core:
 
     def _note(self, done: act.Done) -> None:
         for name, rule in (*_RULES, ("ladder", ladder)):
-            self._remember(name, rule.note(getattr(self.memories, name), done))
+            try:
+                self._remember(name, rule.note(getattr(self.memories, name), done))
+            except Exception as error:
+                self._mistakes.append((name, error))
 
     def _applied(self, event: inp.Applied) -> None:
         memory = self.memories.admission
@@ -192,7 +249,7 @@ class Core:
                 again = EndClient(
                     pid=pid, start=start, uid=uid, reason=reason, rule=rule, section=section, signals_only=asked
                 )
-                self._remember("ladder", ladder.take(self.view(), self.memories.ladder, again, now))
+                self._take(again, now)
         elif isinstance(event, inp.RestartOrdered):
             return self._restart(event)
         return []
@@ -205,7 +262,7 @@ class Core:
             pid=client.pid, start=client.peer.start, uid=client.uid, reason=f"ordered by uid {event.by}",
             rule="order", section="order", hook=not event.at_once,
         )  # fmt: skip
-        self._remember("ladder", ladder.take(self.view(), self.memories.ladder, request, now))
+        self._take(request, now)
 
     def _restart(self, event: inp.RestartOrdered) -> list[act.Action]:
         """A running daemon is asked to quit; the next one is started when it has gone."""
@@ -233,10 +290,13 @@ def _section(rule: str) -> Section:
 
 
 _RULES = (
+    ("usage", usage),
     ("turns", turns),
+    ("pause", pause),
     ("faults", faults),
     ("caps", caps),
     ("drain", drain),
+    ("apart", apart),
     ("handovers", handovers),
     ("hangs", hangs),
     ("starts", starts),

@@ -52,7 +52,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 requests += [
                     EndClient(
                         pid=c.pid, start=c.peer.start, uid=c.uid, rule=RULE, section="hang", signals_only=True,
-                        reason=f"server {server.pid} is in FAULT and client {c.pid} ignores its error",
+                        reason=f"it ignores the fault of server {server.pid}",
                     )
                     for c in sticky
                 ]  # fmt: skip

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from mpsagent.core import actions as act
 from mpsagent.core.model import Server, Status
 from mpsagent.core.rule import Decision
-from mpsagent.core.view import View
+from mpsagent.core.view import Turn, View
 
 PROMISE = "promise 4: a fault, a hang or a crash ends by itself"
 NEXT_STEP = 2.0
@@ -22,6 +22,9 @@ NEXT_STEP = 2.0
 IDLE_EXIT = 3.0
 """Seconds that a server without a client gets to exit; it takes 60 to 100 ms. One that was started for a client that
 has died meanwhile never does, and the daemon answers nothing until it is killed (conformance scenario X1)."""
+HANDOVER = 8.0
+"""Seconds in which the gate ends a hand-over that stands still because its client says nothing (5), and finishes the
+handshake for it (2.1). MPS answers no one meanwhile, and no server is to be killed for that."""
 QUERY_EVERY = 120.0
 """Seconds between two queries while nothing happens: each one writes into the log that is read."""
 BACKOFF_MOST = 60.0
@@ -86,19 +89,19 @@ def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     if memory.up_since is not None:  # it ran until just now
         attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not memory.meant else 0
         memory = Memory(attempts=attempts, retry_at=now + _wait(attempts), failed=memory.failed)
-    if view.state.drain is not None or memory.failed or memory.start_asked:
+    if view.state.drain is not None or memory.failed or memory.start_asked or not view.wanted:
         return memory, [], None
     if memory.attempts >= GIVE_UP_AFTER:
         reason = (
-            f"the control daemon did not stay up in {memory.attempts} starts: giving up; look at control.log, then "
-            "run `mpsagent-cli restart`"
+            f"the control daemon did not start or stay up in {memory.attempts} tries: giving up; look at the events "
+            "and control.log, then run `mpsagent-cli restart`"
         )
         return replace(memory, failed=True), [act.Report(kind="control.failed", reason=reason, rule=PROMISE)], None
     if now < memory.retry_at:
         return memory, [], memory.retry_at
     threads = view.fail_safe().threads
     start = act.StartControl(
-        threads=threads, multiuser=view.shared, reason="no control daemon is running", rule=PROMISE
+        threads=threads, multiuser=view.policy.multiuser, reason="no control daemon is running", rule=PROMISE
     )
     return replace(memory, start_asked=True, attempts=memory.attempts + 1), [start], None
 
@@ -136,37 +139,46 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
     busy = any(one.blocks for one in view.ending.values())
     for server in state.servers.values():
         if server.stuck_since is not None:  # it serves no client any more, and the daemon hangs on it (X1, X15)
-            what = f"server {server.pid} of user {server.uid} waits for ever for a client that died"
+            what = f"{view.server_text(server)} waits for ever for a client that died"
             idle = view.synced and not view.state.working_on(server)
             due = server.stuck_since + (0.0 if idle else policy.hang_control)
             found.append(_Suspect(server.pid, due, what, "hang.server", server.pid, idle=idle, said=True))
         elif server.status is Status.INITIALIZING:
             busy = True
-            what = f"server {server.pid} of user {server.uid} does not become Ready"
+            what = f"{view.server_text(server)} does not become Ready"
             due = server.started + policy.hang_server_ready
             found.append(_Suspect(server.pid, due, what, "hang.server_ready", server.pid, said=True))
         else:
             since = server.stop_tried if server.stopping_since is None else server.stopping_since
             if since is not None:
                 busy = True
-                what = f"server {server.pid} of user {server.uid} does not exit"
+                what = f"{view.server_text(server)} does not exit"
                 idle = _idle(view, server)
                 due = since + (min(IDLE_EXIT, policy.hang_exit) if idle else policy.hang_exit)
                 found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=idle, said=True))
             elif server.pid in memory.stopped:
                 # Nothing else tells: who comes for it hangs, and the control daemon with him (recording 06, V3).
                 busy = True
-                what = f"server {server.pid} of user {server.uid} has been stopped: who comes for it hangs"
+                what = f"{view.server_text(server)} has been stopped: who comes for it hangs"
                 due = memory.stopped[server.pid] + min(policy.hang_server, policy.hang_control)
                 found.append(_Suspect(server.pid, due, what, "hang.server", server.pid))
+            elif view.in_the_way is not None and view.in_the_way[0] == server.pid:
+                # It is not shut down, whatever the reason: the command fails, or MPS says that it still works.
+                by = _makes_way_by(view, server, view.in_the_way[1])
+                what = f"{view.server_text(server)} does not make way for the next user"
+                if by is not None:
+                    found.append(_Suspect(server.pid, by, what, "hang.exit", server.pid, said=True))
     control = state.control
     if control is not None and control.quit_by is not None:
         what = f"`quit` of control daemon {control.pid} does not end"
         found.append(_Suspect(0, control.quit_by + policy.hang_quit, what, "hang.quit", None, said=True))
     elif control is not None and control.quitting is not None:
         # A `quit` without a time waits for the clients; once they have gone it has nothing to wait for.
-        free = [s.idle_since for s in state.servers.values()]
-        if None not in free:
+        servers = state.servers.values()
+        free = [s.idle_since for s in servers]
+        # Where the log does not say that a client has left, it works until its process ends.
+        working = any(c.said_left is None for s in servers for c in state.working_on(s))
+        if None not in free and not working:
             last = max([control.quitting, *(at for at in free if at is not None)])
             what = f"`quit` of control daemon {control.pid} does not end though no client works"
             found.append(_Suspect(0, last + policy.hang_quit, what, "hang.quit", None, said=True))
@@ -178,16 +190,27 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
     elif view.state.silent_since is not None and not busy:
         what = "the control daemon does not answer"
         holder = max(state.servers.values(), key=lambda one: one.started, default=None)
+        patience = max(policy.hang_control, HANDOVER) if state.held.handing else policy.hang_control
         found.append(
             _Suspect(
                 0,
-                view.state.silent_since + policy.hang_control,
+                view.state.silent_since + patience,
                 what,
                 "hang.control",
                 None if holder is None else holder.pid,
             )
         )
     return found
+
+
+def _makes_way_by(view: View, server: Server, asked: float) -> float | None:
+    """Until when a server may refuse to shut down; None: for as long as it wants. Processes that are at work there
+    never passed the gate, or they would have the turn: they get as long as one."""
+    due = asked + view.policy.hang_exit
+    if not server.attached or server.uid is None:
+        return due
+    times = Turn(server.uid, asked, contested=asked).deadlines(view.rules(server.uid))
+    return None if times is None else max(due, times[1])
 
 
 def _stopped(view: View) -> list[int]:

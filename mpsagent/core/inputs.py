@@ -13,6 +13,7 @@ from mpsagent.mps.events import LogEvent
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.policy.shares import Lease
 
 
 class Peer(NamedTuple):
@@ -26,6 +27,8 @@ class Peer(NamedTuple):
     cgroup: str | None = None
     namespace: int | None = None
     command: str = ""
+    lineage: tuple[tuple[int, int], ...] = ()
+    """Itself and the processes that it descends from, as (pid, start); read when there is a lease that names one."""
 
 
 # --- from the gate ----------------------------------------------------------------------------------------------------
@@ -79,7 +82,8 @@ class HandingOver(NamedTuple):
 
 class Passed(NamedTuple):
     """A connection was handed over with ``limits``, confirmed by MPS. ``fail_safe``: the wanted ones were not
-    confirmed, so it got the strictest. ``seconds``: how long the hand-over took."""
+    confirmed, so it got the strictest. ``seconds``: how long the hand-over took; ``status``: what the client said of
+    its meeting with the server, 0 or a CUDA error."""
 
     at: float
     connection: int
@@ -87,6 +91,7 @@ class Passed(NamedTuple):
     limits: Limits
     fail_safe: bool
     seconds: float
+    status: int = 0
 
 
 class HandoverFailed(NamedTuple):
@@ -134,9 +139,10 @@ class HandshakeSeen(NamedTuple):
 
 
 class GateRefused(NamedTuple):
-    """The gate turned a connection away by its own bounds."""
+    """The gate turned a connection away by its own bounds, or for what it said."""
 
     at: float
+    connection: int
     pid: int
     uid: int
     why: str
@@ -155,13 +161,14 @@ class ProcessEnded(NamedTuple):
 
 class ControlRuns(NamedTuple):
     """A control daemon of ours runs: it was started or found, and proved to be ours. ``multiuser``: it has one server
-    for all users; None: as the policy says."""
+    for all users; None: as the policy says. ``asked``: that was wanted when it was started; None: as it is."""
 
     at: float
     pid: int
     started: float
     socket: str
     multiuser: bool | None = None
+    asked: bool | None = None
 
 
 class ControlGone(NamedTuple):
@@ -179,11 +186,19 @@ class ProcessesSeen(NamedTuple):
     idle_since: Mapping[int, float]
 
 
+class MemorySeen(NamedTuple):
+    """What NVML says of device memory: bytes by pid and the device's UUID; who is not in it is not known."""
+
+    at: float
+    memory: Mapping[int, Mapping[str, int]]
+
+
 # --- from MPS, by its front-end ---------------------------------------------------------------------------------------
 
 
 class ServerStatusSeen(NamedTuple):
-    """``get_server_status`` answered; ``status`` is MPS's own word."""
+    """``get_server_status`` answered; ``status`` is MPS's own word. ``at``: when it was asked, because on a busy
+    machine the answer may be older than what a log has said since."""
 
     at: float
     server: int
@@ -243,15 +258,24 @@ class EndClient(NamedTuple):
 
 
 class DrainOrdered(NamedTuple):
-    """``until`` None: running work may take as long as it wants. ``since`` is earlier than ``at`` after a restart."""
+    """``until`` None: running work may take as long as it wants. ``since`` is earlier than ``at`` when an earlier agent
+    was told. ``restart``: until the control daemon has ended, and no longer."""
 
     at: float
     since: float
     until: float | None
+    restart: bool = False
 
 
 class DrainResumed(NamedTuple):
     at: float
+
+
+class ApartHeld(NamedTuple):
+    """Why who is held at a template gets no instance now; None: it is being made."""
+
+    at: float
+    why: str | None
 
 
 class RestartOrdered(NamedTuple):
@@ -259,6 +283,19 @@ class RestartOrdered(NamedTuple):
 
     at: float
     by: int
+
+
+class LeaseGiven(NamedTuple):
+    at: float
+    lease: Lease
+
+
+class LeaseEnded(NamedTuple):
+    """``by`` None: its time is over."""
+
+    at: float
+    number: int
+    by: int | None = None
 
 
 class Resumed(NamedTuple):
@@ -272,9 +309,19 @@ GateInput = (
     GateConnected | GateSynced | GateLost | Knocked | Known | Left | HandingOver | Passed | HandoverFailed
     | Unconfirmed | Applied | FrontEndUsed | HandshakeSeen | GateRefused
 )  # fmt: skip
-KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen
+KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
 PersonInput = (
-    PolicyChanged | DevicesFound | PeopleKnown | EndClient | DrainOrdered | DrainResumed | RestartOrdered | Resumed
+    PolicyChanged
+    | DevicesFound
+    | PeopleKnown
+    | EndClient
+    | DrainOrdered
+    | DrainResumed
+    | ApartHeld
+    | RestartOrdered
+    | LeaseGiven
+    | LeaseEnded
+    | Resumed
 )
 Input = LogEvent | GateInput | KernelInput | AnswerInput | PersonInput

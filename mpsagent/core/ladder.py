@@ -167,7 +167,8 @@ def _step(view: View, climb: Climb, now: float, busy: bool) -> tuple[Climb, list
             return climb, made, at
     if climb.rung is Rung.SIGTERM:
         # A stopped process cannot act on SIGTERM, and the daemon may be waiting for it.
-        grace = 0.0 if climb.pid in view.state.stopped else climb.kill_grace
+        own = view.state.clients[climb.pid].frozen is None  # one that is frozen is just being thawed
+        grace = 0.0 if own and climb.pid in view.state.stopped else climb.kill_grace
         if climb.asked and now < climb.at + grace:
             return climb, [], climb.at + grace
         if not climb.asked:

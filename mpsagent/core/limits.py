@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from mpsagent.core import actions as act
 from mpsagent.core.model import Server
 from mpsagent.core.rule import Decision
-from mpsagent.core.view import View, limits_text, same_limits
+from mpsagent.core.sentences import limits_words
+from mpsagent.core.view import View, same_limits
 
 FIRST = 5.0
 """Seconds from Ready in which a client is one of those that the server was started for."""
@@ -44,13 +45,13 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         ok = any(same_limits(server.limits, one) for one in given)
         if not ok:
             differs |= {server.pid}
-        todo.append(_report(server, limits_text(given[0]), ok))
+        todo.append(_report(server, limits_words(given[0].as_json()), ok))
     fresh = Memory(seen, differs)
     return Decision(fresh if fresh != memory else memory, tuple(todo))
 
 
 def _report(server: Server, wanted: str, ok: bool) -> act.Report:
-    said = limits_text(server.limits)
+    said = limits_words(server.limits.as_json())
     if ok:
         reason, kind = f"server {server.pid} started with {said}", "limits.verified"
     else:

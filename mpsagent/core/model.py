@@ -17,6 +17,7 @@ from mpsagent.core.queue import Queue
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.policy.shares import Lease
 
 CLIENTS_PER_SERVER = 48
 """Volta and later (driver 580, H200: the 49th is refused; recording 02)."""
@@ -53,6 +54,8 @@ class Control:
     """The kernel confirmed it; before that only its own first log line speaks for it."""
     multiuser: bool = False
     """It was started with one server for all users."""
+    asked_multiuser: bool = False
+    """That was what the policy wanted then: a driver before 580 cannot do it."""
     quitting: float | None = None
     quit_by: float | None = None
 
@@ -98,6 +101,8 @@ class Server:
     max_clients: int = CLIENTS_PER_SERVER
     confirmed: bool = False
     """MPS listed it, not only its log."""
+    unnamed: bool = False
+    """Its log does not say which client a line is about (drivers before 580)."""
     last_context: int = 0
     """pid of the client whose context connected last: the owner of the next ``is associated`` line."""
     listed_at: float | None = None
@@ -127,6 +132,12 @@ class Client:
     """``terminate_client`` was answered for it. Asked again, the daemon answers nothing until it exits (X8)."""
     outcome: Outcome = Outcome.OK
     """What is known so far of how it will have ended."""
+    lease: int | None = None
+    """The number of the lease with which it was let in."""
+    job: str | None = None
+    """That lease's name."""
+    frozen: float | None = None
+    """Since when it is frozen, because its user is paused; also where its owner had stopped it before."""
 
     @property
     def pid(self) -> int:
@@ -151,10 +162,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Maintenance: nothing new is admitted. ``until`` None: running work may take as long as it wants."""
+    """Maintenance: nothing new is admitted. ``until`` None: running work may take as long as it wants. ``restart``: it
+    ends with the control daemon, and the next one is started."""
 
     since: float
     until: float | None
+    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +203,17 @@ class State:
     silent_since: float | None = None
     """When the oldest command was sent that the control daemon has still not answered."""
     drain: Drain | None = None
+    apart_held: str | None = None
+    """At a template: why who is held gets no instance of the user's own now."""
+    leases: tuple[Lease, ...] = ()
+    """Shares of jobs, in the order in which they were given."""
     start_failure: StartFailure | None = None
     unconfirmed: Mapping[int, str] = field(default_factory=dict)
     """By uid: why MPS did not confirm that user's limits last."""
     listed_at: float | None = None
     """When ``get_server_list`` was answered last."""
+    memory: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Device memory of processes as NVML said last: bytes by pid and the device's UUID."""
     left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
     """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
     ended: Mapping[int, float] = field(default_factory=dict)
@@ -202,7 +221,19 @@ class State:
     unknown_lines: int = 0
     foreign_lines: int = 0
     """Log lines about clients that never passed the gate: no decision rests on them."""
+    unseen: int = 0
+    """Clients that the gate has refused because their pid namespace cannot be seen."""
     last_ready: float | None = None
+
+    def lease(self, peer: Peer) -> Lease | None:
+        """What counts for this process: the last lease that fits."""
+        fitting = (one for one in reversed(self.leases) if one.fits(peer.uid, peer.cgroup, peer.lineage))
+        return next(fitting, None)
+
+    def job(self, peer: Peer) -> tuple[int | None, str | None]:
+        """Number and name of the lease that counts for this process."""
+        lease = self.lease(peer)
+        return (None, None) if lease is None else (lease.number, lease.name)
 
     def server_of(self, client: int) -> Server | None:
         """The server that lists this pid as its client: the newest, if there are two."""

@@ -15,14 +15,14 @@ from mpsagent.core.inputs import Peer
 @dataclass(frozen=True, slots=True)
 class Held:
     """A connection held at the gate. ``handing``: since when it is being handed over; ``of_client``: the process passed
-    already and wants a further context."""
+    already and wants a further context; ``failed``: why its last hand-over did not come about."""
 
     connection: int
     peer: Peer
     since: float
     handing: float | None = None
     of_client: bool = False
-    failed: int = 0
+    failed: str | None = None
 
     @property
     def uid(self) -> int:

@@ -13,8 +13,17 @@ from typing import Any
 from mpsagent.core import inputs as inp
 from mpsagent.core import reduce_answers, reduce_logs
 from mpsagent.core import transitions as tr
-from mpsagent.core.actions import Done, KillServer, RefuseConnection, ReleaseClient, SignalClient, TerminateClient
-from mpsagent.core.changes import Out, back, bounded, lost, server_ended, without
+from mpsagent.core.actions import (
+    Done,
+    Freeze,
+    KillServer,
+    RefuseConnection,
+    ReleaseClient,
+    SignalClient,
+    TerminateClient,
+    Thaw,
+)
+from mpsagent.core.changes import Out, back, bounded, known_again, lost, server_ended, without
 from mpsagent.core.model import Client, Control, Drain, Gate, Held, Outcome, State
 from mpsagent.core.queue import Queue
 
@@ -58,8 +67,13 @@ def _gate_synced(state: State, event: inp.GateSynced, out: Out) -> State:
     if state.gate is None:
         return state
     for held in state.before.values():
-        out.append(tr.ClientLeft(event.at, held.peer.pid, held.peer.uid, max(0.0, event.at - held.since)))
+        out.append(_gone(state, held, event.at))
     return replace(state, gate=replace(state.gate, synced=True), before={})
+
+
+def _gone(state: State, held: Held, at: float) -> tr.ClientLeft:
+    _, job = state.job(held.peer)
+    return tr.ClientLeft(at, held.peer.pid, held.peer.uid, max(0.0, at - held.since), job)
 
 
 def _is_client(state: State, peer: inp.Peer) -> bool:
@@ -81,13 +95,16 @@ def _knocked(state: State, event: inp.Knocked, out: Out) -> State:
 def _known(state: State, event: inp.Known, out: Out) -> State:
     peer = event.peer
     if _is_client(state, peer):
-        return state
+        client = known_again(state.clients[peer.pid], event)
+        return replace(state, clients={**state.clients, peer.pid: client})
     state = _another(state, peer, event.at, out)
     before = state.before.get((peer.pid, peer.start))
-    client = Client(peer, event.since, limits=event.limits, connections=event.connections)
+    number, job = state.job(peer)
+    client = Client(peer, event.since, limits=event.limits, connections=event.connections, lease=number, job=job)
     if before is not None:  # it passed while the link was down
         client = replace(client, waited=max(0.0, event.since - before.since))
-        out.append(tr.ClientConnected(event.since, peer.pid, peer.uid, client.waited, event.limits, False))
+        told = (event.since, peer.pid, peer.uid, client.waited, event.limits, False)
+        out.append(tr.ClientConnected(*told, lease=number, job=job))
         state = replace(state, before=without(state.before, before.process))
     return _with_logs(state, client, event.since - LOGS_EARLY)
 
@@ -121,8 +138,7 @@ def _left(state: State, event: inp.Left, out: Out) -> State:
         return state
     rest = state.held.without(event.connection)
     if not _is_client(state, held.peer) and not rest.of(held.process):
-        waited = max(0.0, event.at - held.since)
-        out.append(tr.ClientLeft(event.at, held.peer.pid, held.peer.uid, waited))
+        out.append(_gone(state, held, event.at))
     return replace(state, held=rest)
 
 
@@ -141,6 +157,9 @@ def _passed(state: State, event: inp.Passed, out: Out) -> State:
     since = event.at if held is None else held.since
     if held is not None and held.process == (peer.pid, peer.start):
         peer = held.peer  # what the kernel said when it came: more than the gate repeats
+    if event.status:  # by its own word and not by a log's, where any process might stand
+        why = f"its server did not take it (CUDA error {event.status})"
+        out.append(tr.ClientRefused(event.at, peer.pid, peer.uid, why, state.job(peer)[1]))
     unconfirmed = state.unconfirmed
     if not event.fail_safe and peer.uid in unconfirmed:
         unconfirmed = without(unconfirmed, peer.uid)
@@ -154,9 +173,12 @@ def _passed(state: State, event: inp.Passed, out: Out) -> State:
             client, limits=event.limits, fail_safe=event.fail_safe, connections=client.connections + 1
         )  # fmt: skip
         return replace(state, clients={**state.clients, peer.pid: client})
-    client = Client(peer, event.at, max(0.0, event.at - since), event.limits, event.fail_safe)
+    number, job = state.job(peer)
+    client = Client(peer, event.at, max(0.0, event.at - since), event.limits, event.fail_safe, lease=number, job=job)
     state = _another(state, peer, event.at, out)
-    out.append(tr.ClientConnected(event.at, peer.pid, peer.uid, client.waited, event.limits, event.fail_safe))
+    took = None if held is None or held.handing is None else max(0.0, event.at - held.handing)
+    told = (event.at, peer.pid, peer.uid, client.waited, event.limits, event.fail_safe)
+    out.append(tr.ClientConnected(*told, took, number, job))
     queue = state.held
     for other in queue.of((peer.pid, peer.start)):
         queue = queue.put(replace(other, of_client=True))
@@ -164,14 +186,15 @@ def _passed(state: State, event: inp.Passed, out: Out) -> State:
 
 
 def _handover_failed(state: State, event: inp.HandoverFailed, out: Out) -> State:
-    out.append(tr.HandoverFailed(event.at, event.pid, event.uid, event.stage, event.why, event.lost))
     state = replace(state, failed_handovers=state.failed_handovers + 1)
     held = state.held.get(event.connection)
+    if held is None or event.lost or held.failed != event.why:  # it is tried again and again
+        out.append(tr.HandoverFailed(event.at, event.pid, event.uid, event.stage, event.why, event.lost))
     if held is None:
         return state
     if event.lost:
         return replace(state, held=state.held.without(event.connection))
-    return replace(state, held=state.held.put(replace(held, handing=None, failed=held.failed + 1)))
+    return replace(state, held=state.held.put(replace(held, handing=None, failed=event.why)))
 
 
 def _unconfirmed(state: State, event: inp.Unconfirmed, out: Out) -> State:
@@ -207,8 +230,12 @@ def _handshake(state: State, event: inp.HandshakeSeen, out: Out) -> State:
 
 
 def _gate_refused(state: State, event: inp.GateRefused, out: Out) -> State:
-    out.append(tr.ClientRefused(event.at, event.pid, event.uid, event.why))
-    return state
+    held = state.held.get(event.connection)
+    job = None if held is None else state.job(held.peer)[1]
+    out.append(tr.ClientRefused(event.at, event.pid, event.uid, event.why, job))
+    if held is not None:
+        return replace(state, held=state.held.without(event.connection))
+    return state if event.pid > 0 else replace(state, unseen=state.unseen + 1)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -221,7 +248,7 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
     out.append(
         tr.ClientEnded(
             event.at, client.pid, client.uid, client.server, str(client.outcome),
-            max(0.0, event.at - client.since), client.waited,
+            max(0.0, event.at - client.since), client.waited, client.lease, client.job,
         )
     )  # fmt: skip
     return replace(
@@ -234,16 +261,16 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
 
 def _control_runs(state: State, event: inp.ControlRuns, out: Out) -> State:
     known = state.control
+    multiuser = state.policy.multiuser if event.multiuser is None else event.multiuser
+    asked = multiuser if event.asked is None else event.asked
     if known is not None and known.pid == event.pid:
-        return replace(state, control=replace(known, proven=True, multiuser=_multiuser(state, event)))
+        return replace(state, control=replace(known, proven=True, multiuser=multiuser, asked_multiuser=asked))
     state = _no_servers(state, event.at, out)
     out.append(tr.ControlStarted(event.at, event.pid))
-    control = Control(event.pid, event.started, event.socket, proven=True, multiuser=_multiuser(state, event))
+    control = Control(
+        event.pid, event.started, event.socket, proven=True, multiuser=multiuser, asked_multiuser=asked
+    )  # fmt: skip
     return replace(state, control=control, silent_since=None)
-
-
-def _multiuser(state: State, event: inp.ControlRuns) -> bool:
-    return state.policy.server == "shared" if event.multiuser is None else event.multiuser
 
 
 def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
@@ -252,7 +279,8 @@ def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
         return state
     out.append(tr.ControlEnded(event.at, event.pid))
     state = _no_servers(state, event.at, out)
-    return replace(state, control=None, silent_since=None)
+    drain = None if state.drain is not None and state.drain.restart else state.drain
+    return replace(state, control=None, silent_since=None, drain=drain)
 
 
 def _no_servers(state: State, at: float, out: Out) -> State:
@@ -264,9 +292,25 @@ def _no_servers(state: State, at: float, out: Out) -> State:
 
 
 def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
+    for client in state.clients.values():
+        if client.frozen is not None and event.at > client.frozen and client.pid not in event.stopped:
+            out.append(tr.ClientResumed(event.at, client.pid, client.uid))
+            state = _frozen(state, client.pid, client.peer.start, None)
     if (state.stopped, state.cpu_idle_since) == (event.stopped, event.idle_since):
         return state
     return replace(state, stopped=event.stopped, cpu_idle_since=event.idle_since)
+
+
+def _frozen(state: State, pid: int, start: int, since: float | None) -> State:
+    client = state.clients.get(pid)
+    if client is None or client.peer.start != start or client.frozen == since:
+        return state
+    stopped = state.stopped - {pid} if since is None else state.stopped | {pid}
+    return replace(state, stopped=stopped, clients={**state.clients, pid: replace(client, frozen=since)})
+
+
+def _memory(state: State, event: inp.MemorySeen, out: Out) -> State:
+    return state if state.memory == event.memory else replace(state, memory=event.memory)
 
 
 def _silent(state: State, event: inp.DaemonSilent, out: Out) -> State:
@@ -290,11 +334,34 @@ def _people(state: State, event: inp.PeopleKnown, out: Out) -> State:
 
 
 def _drain(state: State, event: inp.DrainOrdered, out: Out) -> State:
-    return replace(state, drain=Drain(event.since, event.until))
+    """Ordered again, it is the same drain with another time."""
+    if event.restart and (state.control is None or not state.control.proven):
+        return state  # it has ended already
+    since = event.since if state.drain is None else state.drain.since
+    return replace(state, drain=Drain(since, event.until, event.restart))
 
 
 def _resumed(state: State, event: inp.DrainResumed, out: Out) -> State:
     return replace(state, drain=None)
+
+
+def _apart_held(state: State, event: inp.ApartHeld, out: Out) -> State:
+    return state if state.apart_held == event.why else replace(state, apart_held=event.why)
+
+
+def _lease_given(state: State, event: inp.LeaseGiven, out: Out) -> State:
+    lease = event.lease
+    pid = None if lease.process is None else lease.process[0]
+    out.append(tr.LeaseGiven(event.at, lease.number, lease.by, lease.until, lease.uid, lease.cgroup, pid, lease.name))
+    return replace(state, leases=(*state.leases, event.lease))
+
+
+def _lease_ended(state: State, event: inp.LeaseEnded, out: Out) -> State:
+    ended = next((one for one in state.leases if one.number == event.number), None)
+    if ended is None:
+        return state
+    out.append(tr.LeaseEnded(event.at, event.number, event.by, ended.name))
+    return replace(state, leases=tuple(one for one in state.leases if one is not ended))
 
 
 def _restart(state: State, event: inp.RestartOrdered, out: Out) -> State:
@@ -311,11 +378,14 @@ def _done(state: State, event: Done, out: Out) -> State:
         held = state.held.get(action.connection)
         if held is None or held.handing is not None:
             return state
-        out.append(tr.ClientRefused(event.at, held.peer.pid, held.peer.uid, action.reason))
+        job = state.job(held.peer)[1]
+        out.append(tr.ClientRefused(event.at, held.peer.pid, held.peer.uid, action.reason, job))
         turned_away = bounded({**state.turned_away, held.connection: held}, MOST_TURNED_AWAY)
         return replace(state, held=state.held.without(held.connection), turned_away=turned_away)
     if isinstance(action, KillServer) and not event.ok:
         return server_ended(state, action.server, event.at, None, out) if action.server in state.servers else state
+    if isinstance(action, Freeze | Thaw) and event.ok:
+        return _frozen(state, action.pid, action.start, event.at if isinstance(action, Freeze) else None)
     if isinstance(action, ReleaseClient) and event.ok:
         client = state.clients.get(action.pid)
         if client is None or client.detached is None or client.peer.start != action.start:
@@ -361,12 +431,16 @@ _RULES: dict[type, Callable[[State, Any, Out], State]] = {
     inp.ControlRuns: _control_runs,
     inp.ControlGone: _control_gone,
     inp.ProcessesSeen: _seen,
+    inp.MemorySeen: _memory,
     inp.DaemonSilent: _silent,
     inp.PolicyChanged: _policy,
     inp.DevicesFound: _devices,
     inp.PeopleKnown: _people,
     inp.DrainOrdered: _drain,
     inp.DrainResumed: _resumed,
+    inp.ApartHeld: _apart_held,
     inp.RestartOrdered: _restart,
+    inp.LeaseGiven: _lease_given,
+    inp.LeaseEnded: _lease_ended,
     Done: _done,
 }

@@ -166,7 +166,8 @@ def _stop_tried(state: State, event: ev.ShutdownTried | ev.ShutdownRefused, out:
     server = state.servers.get(event.pid)
     if server is None:
         return state
-    tried = event.at if isinstance(event, ev.ShutdownTried) else None
+    since = event.at if server.stop_tried is None else server.stop_tried
+    tried = since if isinstance(event, ev.ShutdownTried) else None
     return put(state, replace(server, stop_tried=tried))
 
 
@@ -223,6 +224,11 @@ def _connected(state: State, event: ev.ContextConnected, out: Out) -> State:
     return replace(state, clients={**state.clients, event.pid: named})
 
 
+def _unnamed(state: State, event: ev.ClientUnnamed, out: Out) -> State:
+    server = state.servers.get(event.server)
+    return state if server is None or server.unnamed else put(state, replace(server, unnamed=True))
+
+
 def _context_gone(state: State, event: ev.ContextExiting, out: Out) -> State:
     server = state.servers.get(event.server)
     known = server.attached.get(event.pid) if server is not None else None
@@ -263,14 +269,6 @@ def _associated(state: State, event: ev.DeviceAssociated, out: Out) -> State:
         return state
     fresh = replace(known, devices=known.devices | {event.uuid})
     return put(state, replace(server, attached={**server.attached, server.last_context: fresh}))
-
-
-def _refused(state: State, event: ev.ClientRefused, out: Out) -> State:
-    client = state.clients.get(event.pid)
-    peers = [held.peer for held in state.held.of_pid(event.pid)] if client is None else [client.peer]
-    for peer in peers[:1]:
-        out.append(tr.ClientRefused(event.at, peer.pid, peer.uid, f"server {event.server}: {event.reason}"))
-    return state
 
 
 def _full(state: State, event: ev.ClientsFull, out: Out) -> State:
@@ -357,10 +355,10 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     ev.ThreadsSet: _threads,
     ev.MemorySet: _memory,
     ev.ContextConnected: _connected,
+    ev.ClientUnnamed: _unnamed,
     ev.ContextExiting: _context_gone,
     ev.ClientDisconnected: _disconnected,
     ev.DeviceAssociated: _associated,
-    ev.ClientRefused: _refused,
     ev.ClientsFull: _full,
     ev.FaultStarted: _fault,
     ev.FaultDevice: _fault_device,

@@ -25,14 +25,35 @@ def sentence(record: Record, names: Names = lambda uid: None) -> str:
     """One line, never empty. A record of a later version, or one with fields that are missing, is told plainly."""
     kind = str(record.get("kind", ""))
     try:
-        if kind in ("action", "action.done"):
-            return _action(record, names)
+        if kind in ("action", "action.done", "action.failed"):
+            return _where(record) + _action(record, names)
         rule = _SENTENCES.get(kind)
         if rule is not None:
-            return rule(_Words(record, names))
+            return _where(record) + rule(_Words(record, names))
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
     return _plain(record, names)
+
+
+def _where(record: Record) -> str:
+    """The instance, where there are several."""
+    name = record.get("instance")
+    return "" if name is None or record.get("kind") == "user.moved" else f"{name}: "
+
+
+def worth_telling(record: Record) -> bool:
+    """Whether people are told: an action is told with its outcome, in one line, and a question to the control daemon
+    only when it failed (while users wait there is one every few seconds)."""
+    kind = record.get("kind")
+    return kind != "action" and not (kind == "action.done" and record.get("action") == "Reconcile" and record.get("ok"))
+
+
+def _job(words: _Words, else_: str = "") -> str:
+    """Which job a record is about, for a lease that has its name; otherwise ``else_``."""
+    name = words.record.get("job")
+    if name is None:
+        return else_
+    return f"job {name}" if else_ else f" of job {name}"
 
 
 class _Words:
@@ -65,7 +86,7 @@ def named(text: str, names: Names) -> str:
     """``user 1001`` and ``users: 1001, 1002`` with their names, where these are known."""
 
     def one(match: re.Match[str]) -> str:
-        return names(int(match[1])) or match[0]
+        return names(int(match[1])) or ("root" if int(match[1]) == 0 else match[0])
 
     def several(match: re.Match[str]) -> str:
         return "users: " + ", ".join(names(int(uid)) or uid for uid in re.findall(r"\d+", match[1]))
@@ -122,6 +143,20 @@ def _turn_began(w: _Words) -> str:
     return f"the GPU goes to {w.user()}{gap}"
 
 
+def _user_paused(w: _Words) -> str:
+    one = w["clients"] == 1
+    what = "its process stands, with its memory," if one else f"its {w['clients']} processes stand, with their memory,"
+    return f"{w.user()} is paused: {what} until its next turn"
+
+
+def _user_resumed(w: _Words) -> str:
+    return f"{w.user()} goes on after a pause of {w.span('seconds')}"
+
+
+def _client_resumed(w: _Words) -> str:
+    return f"client {w['pid']}{w.of_user()} was resumed by another while it is paused; it is frozen again"
+
+
 def _turn_ended(w: _Words) -> str:
     return f"the turn of {w.user()} is over after {w.span('seconds')}{', by the policy' if w['forced'] else ''}"
 
@@ -154,11 +189,25 @@ def _loaded(w: _Words) -> str:
 def _rejected(w: _Words) -> str:
     errors = w["errors"]
     more = f" and {len(errors) - 1} more" if len(errors) > 1 else ""
-    return f"the policy was rejected, the one before stays in force: {errors[0]}{more}"
+    return f"the policy was rejected; {w.get('kept') or 'the one before stays in force'}: {errors[0]}{more}"
+
+
+def _bypass_ended(w: _Words) -> str:
+    name = {15: "SIGTERM", 9: "SIGKILL"}.get(w["signal"], "a signal")
+    how = f"is sent {name}" if w.get("enforce") else f"would be sent {name}; this is not enforced"
+    failed = f": {w['text']}" if w.get("text") else ""
+    return f"process {w['pid']}{w.of_user()} {how}, because it uses the GPU outside MPS{failed}"
 
 
 def _bypass(w: _Words) -> str:
-    return f"process {w['pid']}{w.of_user()} uses the GPU outside MPS, without limits"
+    why = f": {w['reason']}" if w.get("reason") else ""
+    return f"process {w['pid']}{w.of_user()} uses the GPU outside MPS, without limits{why}"
+
+
+def _restart(w: _Words) -> str:
+    timeout = w.get("timeout")
+    until = "" if timeout is None else f"; clients get {duration_text(float(timeout))} to end by themselves"
+    return f"{w.user('by')} ordered a restart of the control daemon{until}"
 
 
 def _drain(w: _Words) -> str:
@@ -172,7 +221,7 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "control.ended": lambda w: f"control daemon {w['pid']} has ended",
     "control.quitting": _quitting,
     "control.adopted": lambda w: f"control daemon {w['pid']} was running already and was adopted",
-    "control.restart_ordered": lambda w: f"{w.user('by')} ordered a restart of the control daemon",
+    "control.restart_ordered": _restart,
     "server.starting": lambda w: f"server {w['pid']}{w.of_user()} is starting",
     "server.ready": lambda w: f"server {w['pid']}{w.of_user()} is ready",
     "server.ended": _server_ended,
@@ -190,6 +239,9 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "client.end_ordered": lambda w: f"{w.user('by')} ordered the end of client {w['pid']}{w.of_user()}",
     "turn.began": _turn_began,
     "turn.ended": _turn_ended,
+    "user.paused": _user_paused,
+    "user.resumed": _user_resumed,
+    "client.resumed": _client_resumed,
     "gate.connected": lambda w: f"the gate (process {w['pid']}) is connected",
     "gate.lost": lambda w: "the connection to the gate is lost; it goes on as it was told last",
     "gate.handshake_unknown": lambda w: (
@@ -198,10 +250,22 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "limits.unconfirmed": lambda w: f"MPS did not confirm the limits of {w.user()}: {w['why']}",
     "front_end": lambda w: f"{w.user()} (process {w['pid']}) told the control daemon: {w['command']}",
     "log.unknown": lambda w: f"a line of {w['source']}.log was not understood: {w['text']}",
+    "user.moved": lambda w: f"{w.user()} waits at instance {w['instance']}, which is idle, no longer at {w['before']}",
+    "user.flood": lambda w: (
+        f"{w.user()} comes, leaves or asks so often that only {w['most']} of it a minute are written down"
+    ),
     "policy.loaded": _loaded,
     "policy.rejected": _rejected,
     "bypass": _bypass,
+    "bypass.warned": lambda w: f"process {w['pid']}{w.of_user()} is outside MPS and is to be ended for it",
+    "bypass.ended": _bypass_ended,
     "drain.ordered": _drain,
+    "lease.given": lambda w: f"{w.user('by')} gave {_job(w, 'a job')} a share of its own (lease {w['number']})",
+    "lease.ended": lambda w: (
+        f"lease {w['number']}{_job(w)} is over"
+        if w.get("by") is None
+        else f"{w.user('by')} ended lease {w['number']}{_job(w)}"
+    ),
     "drain.resumed": lambda w: f"{w.user('by')} ended the drain",
 }
 
@@ -231,6 +295,8 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
     "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
     "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",
+    "Freeze": lambda w: f"froze client {w['pid']}{w.of_user()}",
+    "Thaw": lambda w: f"let client {w['pid']}{w.of_user()} go on",
     "SignalHeld": lambda w: f"sent {_signal_name(w['signal'])} to process {w['pid']}{w.of_user()} at its hand-over",
     "KillServer": lambda w: f"killed server {w['server']}",
     "Resume": lambda w: f"continued the stopped process {w['pid']}",
@@ -245,7 +311,7 @@ _ADMISSION_REASONS = ("admitted users:", "everybody is held")
 
 def _action(record: Record, names: Names) -> str:
     w = _Words(record, names)
-    name = str(record.get("action", "an action"))
+    name = str(record.get("action") or "an action")
     phrase = _PHRASES[name](w) if name in _PHRASES else name
     if record.get("enforce") is False:
         phrase = f"not enforced, would have {phrase}"

@@ -8,9 +8,11 @@ How a client ended is what the logs can prove. A client that was killed leaves l
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import takewhile
 from typing import Any
 
 from mpsagent.mps import events as ev
@@ -22,7 +24,8 @@ _SAME_MOMENT = 0.01
 class Outcome(StrEnum):
     """``ok``: left by itself, or still runs (then ``disconnected`` is None). ``faulted``: had a sticky error.
     ``terminated``: ``terminate_client`` was sent for it. ``refused``: the server did not let it in. ``lost``: its
-    server ended under it. ``never_served``: still waiting at the end, or gone while waiting. The first cause wins."""
+    server ended under it. ``never_served``: still waiting at the end, or gone while waiting. ``unknown``: was let in,
+    and the log does not say what became of it. The first cause wins."""
 
     OK = "ok"
     FAULTED = "faulted"
@@ -30,6 +33,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     LOST = "lost"
     NEVER_SERVED = "never_served"
+    UNKNOWN = "unknown"
 
 
 @dataclass(slots=True)
@@ -51,9 +55,10 @@ class ServerRecord:
 
 @dataclass(slots=True)
 class ClientRecord:
-    """``queued`` None: was let in without waiting. ``waited`` in seconds, until connected or given up."""
+    """``queued`` None: was let in without waiting. ``waited`` in seconds, until connected or given up. ``pid`` None:
+    all processes of this user whose pids the log does not give (a control daemon in another pid namespace says 0)."""
 
-    pid: int
+    pid: int | None
     uid: int | None
     server: int | None = None
     queued: float | None = None
@@ -69,14 +74,14 @@ class FaultRecord:
 
     server: int
     at: float
-    sticky: list[int] = field(default_factory=list)
-    devices: list[int] = field(default_factory=list)
+    sticky: dict[int, None] = field(default_factory=dict)
+    devices: dict[int, None] = field(default_factory=dict)
     recovered: float | None = None
 
 
 @dataclass(slots=True)
 class RefusalRecord:
-    """``pid`` None: the server was full, and then it does not say whom it refused (recording 02, R13)."""
+    """``pid`` None: the log does not say whom; a server that is full does not (recording 02, R13)."""
 
     at: float
     server: int
@@ -93,18 +98,27 @@ class Story:
         self.faults: list[FaultRecord] = []
         self.refused: list[RefusalRecord] = []
         self.unknown_lines = 0
+        self.unnamed = False
+        """The log does not name all clients: who is served, and until when, is not known."""
+        self._server_log = False
+        self._readies: dict[int | None, list[float]] = {}
+        self._perhaps_served: list[tuple[ClientRecord, float]] = []
         self.last_event: float | None = None
         self._servers: dict[int, ServerRecord] = {}
         self._clients: dict[int, ClientRecord] = {}
         self._by_server: dict[int, set[int]] = {}
+        self._waiting: dict[int | None, dict[int, ClientRecord]] = {}
+        """By user, in the order of time: who is not connected."""
         self._fault: dict[int, FaultRecord] = {}
         self._devices_left: dict[int, set[int]] = {}
+        self._sticky_left: dict[int, list[int]] = {}
         self._full_at: dict[int, float] = {}
         self._with_context: set[int] = set()
         self._turned_away: dict[int, RefusalRecord] = {}
 
     def feed(self, event: ev.Event) -> None:
         self.last_event = event.at
+        self._server_log = self._server_log or hasattr(event, "server")
         rule = _RULES.get(type(event))
         if rule is not None:
             rule(self, event)
@@ -117,6 +131,10 @@ class Story:
             else:
                 record.outcome = record.outcome or Outcome.OK
         self._clients.clear()
+        if self.unnamed or not self._server_log:
+            for record, at in self._perhaps_served:
+                record.outcome = Outcome.UNKNOWN
+                record.waited = 0.0 if record.queued is None else at - record.queued
         return self
 
     # --- servers and the control daemon
@@ -141,7 +159,9 @@ class Story:
         record.started = event.at if record.started is None else record.started
 
     def _ready(self, event: ev.ServerReady) -> None:
-        self._server(event.pid).ready = event.at
+        record = self._server(event.pid)
+        record.ready = event.at
+        self._readies.setdefault(record.uid, []).append(event.at)
 
     def _threads(self, event: ev.ThreadsSet) -> None:
         self._server(event.server).threads = event.percent
@@ -166,11 +186,12 @@ class Story:
         for client in self._by_server.pop(pid, set()):
             self._close(self._clients[client], at, Outcome.LOST)
         if record.ready is not None:  # all who waited for this server were attached when it became Ready
-            for waiting in [c for c in self._clients.values() if c.connected is None and c.uid == record.uid]:
-                if waiting.queued is None or waiting.queued <= record.ready:
-                    self._never_served(waiting, record.ready)
+            ready, line = record.ready, self._waiting.get(record.uid, {}).values()
+            for waiting in list(takewhile(lambda one: one.queued is None or one.queued <= ready, line)):
+                self._never_served(waiting, ready)
         self._fault.pop(pid, None)
         self._devices_left.pop(pid, None)
+        self._sticky_left.pop(pid, None)
         self._full_at.pop(pid, None)
 
     def _control_gone(self, event: ev.ControlStarted | ev.ControlExited | ev.ControlGone) -> None:
@@ -184,18 +205,30 @@ class Story:
 
     def _open(self, pid: int, uid: int | None) -> ClientRecord:
         """The client's open record, or a new one."""
-        record = self._clients.get(pid)
+        self.unnamed = self.unnamed or not pid
+        key = pid or _key(None, uid)
+        record = self._clients.get(key)
         if record is None:
-            record = self._clients[pid] = ClientRecord(pid, uid)
+            record = self._clients[key] = ClientRecord(pid or None, uid)
             self.clients.append(record)
+            self._waiting.setdefault(uid, {})[key] = record
         elif record.uid is None:
             record.uid = uid
         return record
 
+    def _waits_no_more(self, record: ClientRecord) -> None:
+        line = self._waiting.get(record.uid, {})
+        if line.pop(_key(record.pid, record.uid), None) is not None and not line:
+            del self._waiting[record.uid]
+
     def _queued(self, event: ev.ClientQueued) -> None:
+        if not event.pid and _key(None, event.uid) in self._clients:
+            return  # another process of theirs, or the same one again
         record = self._open(event.pid, event.uid)
         if record.connected is None and record.queued is None:
             record.queued = event.at
+            line, key = self._waiting[record.uid], _key(record.pid, record.uid)
+            line[key] = line.pop(key)
 
     def _admitted(self, event: ev.ClientAdmitted) -> None:
         refusal = self._turned_away.pop(event.pid, None)
@@ -203,6 +236,9 @@ class Story:
             self._open(event.pid, event.uid)
 
     def _connected(self, event: ev.ContextConnected) -> None:
+        if event.pid <= 0:
+            self.unnamed = True
+            return
         server = self._server(event.server)
         record = self._clients.get(event.pid)
         if record is not None and record.server not in (None, event.server):  # its end there is not in the log
@@ -212,6 +248,7 @@ class Story:
             record.connected, record.server = event.at, event.server
             record.waited = 0.0 if record.queued is None else max(0.0, event.at - record.queued)
             self._by_server.setdefault(event.server, set()).add(event.pid)
+            self._waits_no_more(record)
         if event.context:
             self._with_context.add(event.pid)
 
@@ -225,15 +262,25 @@ class Story:
         else:
             self._close(record, event.at, Outcome.OK)
         fault = self._fault.get(event.server)
-        if fault is not None and not any(pid in self._clients for pid in fault.sticky):
-            self._recovered(fault, event.at)
+        if fault is not None:
+            left = self._sticky_left[event.server]
+            while left and left[-1] not in self._clients:
+                left.pop()
+            if not left:
+                self._recovered(fault, event.at)
+
+    def _unnamed_client(self, event: ev.ClientUnnamed) -> None:
+        self.unnamed = True
 
     def _terminated(self, event: ev.TerminationAsked) -> None:
         self._mark(event.pid, event.server, Outcome.TERMINATED)
 
     def _refused(self, event: ev.ClientRefused) -> None:
-        self.refused.append(RefusalRecord(event.at, event.server, event.pid, event.reason))
+        self.refused.append(RefusalRecord(event.at, event.server, event.pid or None, event.reason))
         server = self._server(event.server)
+        if event.pid <= 0:
+            self.unnamed = True
+            return
         record = self._clients.get(event.pid)
         if record is None:  # its admission has the same time stamp and is still to be read
             record = self._open(event.pid, server.uid)
@@ -256,12 +303,19 @@ class Story:
         """The end of a client; an outcome that was marked before stays."""
         record.disconnected = at
         record.outcome = record.outcome or outcome
-        self._clients.pop(record.pid, None)
-        self._with_context.discard(record.pid)
+        key = _key(record.pid, record.uid)
+        self._clients.pop(key, None)
+        self._with_context.discard(key)
+        self._waits_no_more(record)
         if record.server is not None:
-            self._by_server.get(record.server, set()).discard(record.pid)
+            self._by_server.get(record.server, set()).discard(key)
 
     def _never_served(self, record: ClientRecord, at: float) -> None:
+        """Unless the log does not name clients: then who waited was let in when the next server was Ready."""
+        readies = self._readies.get(record.uid, [])
+        first = len(readies) if record.queued is None else bisect_left(readies, record.queued)
+        if record.outcome is None and (record.queued is None or first < len(readies)):
+            self._perhaps_served.append((record, at if record.queued is None else readies[first]))
         record.waited = 0.0 if record.queued is None else max(0.0, at - record.queued)
         self._close(record, None, Outcome.NEVER_SERVED)
 
@@ -272,6 +326,7 @@ class Story:
             return
         fault = self._fault[event.server] = FaultRecord(event.server, event.at)
         self._devices_left[event.server] = set()
+        self._sticky_left[event.server] = []
         self.faults.append(fault)
         self._server(event.server).faults += 1
 
@@ -279,13 +334,13 @@ class Story:
         fault = self._fault.get(event.server)
         if fault is not None:
             self._devices_left[event.server].add(event.device)
-            if event.device not in fault.devices:
-                fault.devices.append(event.device)
+            fault.devices[event.device] = None
 
     def _fault_client(self, event: ev.FaultClient) -> None:
         fault = self._fault.get(event.server)
         if fault is not None and event.pid not in fault.sticky:
-            fault.sticky.append(event.pid)
+            fault.sticky[event.pid] = None
+            self._sticky_left[event.server].append(event.pid)
         self._mark(event.pid, event.server, Outcome.FAULTED)
 
     def _destroyed(self, event: ev.ContextDestroyed) -> None:
@@ -302,6 +357,11 @@ class Story:
 
     def _unknown(self, event: ev.Unknown) -> None:
         self.unknown_lines += 1
+
+
+def _key(pid: int | None, uid: int | None) -> int:
+    """Under which a client's record is found while it is open."""
+    return pid if pid is not None else -2 - (-1 if uid is None else uid)
 
 
 def tell(events: Iterable[ev.Event]) -> Story:
@@ -326,6 +386,7 @@ _RULES: dict[type, Callable[[Story, Any], None]] = {
     ev.ClientQueued: Story._queued,
     ev.ClientAdmitted: Story._admitted,
     ev.ContextConnected: Story._connected,
+    ev.ClientUnnamed: Story._unnamed_client,
     ev.ClientDisconnected: Story._disconnected,
     ev.TerminationAsked: Story._terminated,
     ev.ClientRefused: Story._refused,

@@ -98,11 +98,13 @@ class ClientLeft:
     pid: int
     uid: int
     waited: float
+    job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClientConnected:
-    """A process was handed over to MPS for the first time, with these limits."""
+    """A process was handed over to MPS for the first time, with these limits. ``handover``: seconds that it took, None
+    where the gate has not said when it began. ``lease``, ``job``: number and name of the lease that it came with."""
 
     kind: ClassVar[str] = "client.connected"
     at: float
@@ -111,11 +113,15 @@ class ClientConnected:
     waited: float
     limits: Limits
     fail_safe: bool
+    handover: float | None = None
+    lease: int | None = None
+    job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ClientEnded:
-    """A client's process has ended. ``outcome``: see :class:`mpsagent.core.model.Outcome`."""
+    """A client's process has ended. ``outcome``: see :class:`mpsagent.core.model.Outcome`. ``lease``, ``job``:
+    number and name of the lease with which it was let in."""
 
     kind: ClassVar[str] = "client.ended"
     at: float
@@ -125,6 +131,8 @@ class ClientEnded:
     outcome: str
     seconds: float
     waited: float
+    lease: int | None = None
+    job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,7 @@ class ClientRefused:
     pid: int
     uid: int
     why: str
+    job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +207,36 @@ class TurnEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class UserPaused:
+    """A user's processes stand, so that another user can have the GPU. ``clients``: how many."""
+
+    kind: ClassVar[str] = "user.paused"
+    at: float
+    uid: int
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class UserResumed:
+    """They go on, after ``seconds``."""
+
+    kind: ClassVar[str] = "user.resumed"
+    at: float
+    uid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResumed:
+    """A frozen client was resumed by another than mpsagent."""
+
+    kind: ClassVar[str] = "client.resumed"
+    at: float
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
 class GateConnected:
     kind: ClassVar[str] = "gate.connected"
     at: float
@@ -230,6 +269,33 @@ class FrontEndUsed:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseGiven:
+    """A job has a share of its own; ``until`` in seconds since the epoch. ``uid``, ``cgroup``, ``pid``: whose it is;
+    ``job``: what the batch system calls it."""
+
+    kind: ClassVar[str] = "lease.given"
+    at: float
+    number: int
+    by: int
+    until: float
+    uid: int | None = None
+    cgroup: str | None = None
+    pid: int | None = None
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """``by`` None: its time was over."""
+
+    kind: ClassVar[str] = "lease.ended"
+    at: float
+    number: int
+    by: int | None
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class HandshakeUnknown:
     kind: ClassVar[str] = "gate.handshake_unknown"
     at: float
@@ -247,8 +313,9 @@ class LineUnknown:
 Transition = (
     ControlStarted | ControlEnded | ControlQuitting | ServerStarting | ServerReady | ServerEnded | ServerStartFailed
     | ServerFull | ClientWaiting | ClientLeft | ClientConnected | ClientEnded | ClientRefused | HandoverFailed
-    | FaultBegan | FaultClient | FaultOver | TurnBegan | TurnEnded | GateConnected | GateLost | LimitsUnconfirmed
-    | FrontEndUsed | HandshakeUnknown | LineUnknown
+    | FaultBegan | FaultClient | FaultOver | TurnBegan | TurnEnded | UserPaused | UserResumed | ClientResumed
+    | GateConnected | GateLost | LimitsUnconfirmed
+    | FrontEndUsed | LeaseGiven | LeaseEnded | HandshakeUnknown | LineUnknown
 )  # fmt: skip
 
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mpsagent.core.actions import Admissions
+from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Server, State, Status
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy, Rules
+from mpsagent.policy.shares import Share
 
 SHARED_UID = 0
 """The user of a multi-user server, and what its log says for everyone (recording 08, G8)."""
@@ -32,13 +34,17 @@ class Ending:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Who has the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end of
-    the turn was announced and begun."""
+    the turn was announced and begun; ``began``: since when the user can work; ``pausing``: since when its processes
+    are being paused; ``unpausable``: that did not work."""
 
     uid: int
     since: float
     contested: float | None = None
     warned: float | None = None
     ending: float | None = None
+    began: float | None = None
+    pausing: float | None = None
+    unpausable: bool = False
 
     def deadlines(self, rules: Rules) -> tuple[float, float] | None:
         """When the user is warned and when the turn ends; None while it is not contested or may last for ever."""
@@ -51,19 +57,26 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class View:
     """``ending``: the clients on their way out; ``turn``: who has the GPU; ``closing``: its user is to be shut out;
-    ``served``: when each user's last turn ended; ``sent``: the admissions that the gate was told last, and their
-    number; ``given_up``: why the agent no longer tries to start the control daemon or its servers; ``pause_until``:
-    until when servers that did not start are not tried."""
+    ``served``: when each user's last turn ended; ``suspended``: users who are paused, and since when; ``spent``: GPU
+    seconds of users in the last day; ``sent``: the admissions that the gate was told last, and their number;
+    ``in_the_way``: the server that is asked to make way for the next user, and since when; ``given_up``: why the agent
+    no longer tries to start the control daemon or its servers; ``pause_until``: until when servers that did not start
+    are not tried; ``retiring``: the control daemon of a user apart was asked to quit, because it is idle."""
 
     state: State
     ending: Mapping[int, Ending] = field(default_factory=dict)
     turn: Turn | None = None
     closing: bool = False
     served: Mapping[int, float] = field(default_factory=dict)
+    suspended: Mapping[int, float] = field(default_factory=dict)
+    spent: Mapping[int, float] = field(default_factory=dict)
     sent: tuple[int, Admissions] | None = None
+    in_the_way: tuple[int, float] | None = None
     given_up: str | None = None
     pause_until: float | None = None
+    retiring: bool = False
     _found: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
+    _times: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
     """What was asked before: the rules ask for the queue several times in a row."""
 
     @property
@@ -78,12 +91,48 @@ class View:
     def shared(self) -> bool:
         """One multi-user server for all: as the control daemon was started, which a changed policy does not change."""
         control = self.state.control
-        return self.policy.server == "shared" if control is None else control.multiuser
+        return self.policy.multiuser if control is None else control.multiuser
+
+    @property
+    def together(self) -> bool:
+        """All users at once. Not while a control daemon runs that was started for turns with servers of their own.
+        Where a user has a control daemon alone it is the same: no user waits for another."""
+        return self.policy.user is not None or (self.policy.sharing == "together" and self.shared)
+
+    @property
+    def template(self) -> bool:
+        """Its users have instances of their own; who is held here waits for that."""
+        return self.policy.sharing == "apart" and self.policy.user is None
+
+    @property
+    def sharing(self) -> str:
+        """How users share now: a changed policy may wait for those at work."""
+        if self.policy.user is not None or (self.template and not self.control_alive):
+            return "apart"
+        return "together" if self.together else "turns"
+
+    @property
+    def wanted(self) -> bool:
+        """A control daemon is to run here."""
+        return not self.template and (self.policy.user is None or bool(self.state.held))
+
+    @property
+    def outdated(self) -> bool:
+        """The policy wants another form of server than the running control daemon was started with."""
+        control = self.state.control
+        if control is None or not control.proven:
+            return False
+        return self.template or control.asked_multiuser != self.policy.multiuser
 
     @property
     def synced(self) -> bool:
         """The gate has told all that it holds."""
         return self.state.gate is not None and self.state.gate.synced
+
+    def identified(self, uid: int) -> bool:
+        """Whether it is known what the policy says of a user: the name service has answered, or names do not matter.
+        Until then its rules are not its own, so it is neither let in nor ended by them."""
+        return uid in self.state.identities or self.policy.by_uid
 
     def rules(self, uid: int) -> Rules:
         """The rules for a uid. While the name service has not answered, a uid has no name and no groups."""
@@ -101,50 +150,134 @@ class View:
             for path, setting in settings.items()
         )
 
+    def instance_rule(self, name: str) -> str:
+        """A key of the instance, as a file has it."""
+        return f"instance.{self.policy.instance}.{name}"
+
     def fail_safe(self) -> Limits:
         """The strictest limits of the policy: what a client gets when its own cannot be known or confirmed."""
-        return self.policy.strictest(self.state.devices) if self.limits_enforced else Limits()
+        if not self.limits_enforced:
+            return Limits()
+        least = self.policy.strictest(self.state.devices)
+        for lease in self.state.leases:
+            least = lease.share.lower(least, self.state.devices)
+        return least
 
     def limits(self, uid: int) -> Limits:
-        """The limits of a user's clients; the fail-safe ones for a user whose name is not known yet."""
-        if uid not in self.state.identities:
+        """The limits of a user's clients; the fail-safe ones are shown for a user who is not identified yet."""
+        if not self.identified(uid):
             return self.fail_safe()
         rules = self.rules(uid)
         return rules.limits(self.state.devices) if rules.enforce_limits else Limits()
 
+    @property
+    def shares(self) -> bool:
+        """Processes of one user may have different limits, so the gate is told each one's."""
+        return bool(self.policy.cgroups or self.state.leases) and self.limits_enforced
+
+    def share(self, peer: Peer) -> Share | None:
+        """What its job gives a process: by a lease, the last one first, or by the policy."""
+        lease = self.state.lease(peer)
+        return self.policy.share(peer.cgroup) if lease is None else lease.share
+
+    def limits_of(self, peer: Peer) -> Limits:
+        """The limits of one process."""
+        share, rules = self.share(peer) if self.shares else None, self.rules(peer.uid)
+        if share is None or not self.identified(peer.uid) or not rules.enforce_limits:
+            return self.limits(peer.uid)
+        return rules.limits_within(share, self.state.devices)
+
     def denied(self, uid: int) -> bool:
         """Whether the policy keeps a user out. Not before the name service has said who that is."""
-        return uid in self.state.identities and self.rules(uid).access == "deny"
+        rules = self.rules(uid)
+        return self.identified(uid) and rules.access == "deny" and rules.enforce_limits
 
     def waiting(self) -> tuple[int, ...]:
-        """Users in the queue whom the policy lets in, next one first, without whose turn it is. Who had a turn since he
-        came is behind all who have waited for its end."""
+        """Users in the queue, or paused, who are known and whom the policy lets in, next one first, without whose turn
+        it is. By arrival, and who had a turn since he came is behind all who have waited for its end; or by rank."""
         found = self._found.get("waiting")
         if found is None:
-            holder = None if self.turn is None else self.turn.uid
-            users = [uid for uid in self.state.held.users() if uid != holder and not self.denied(uid)]
-            if any(uid in self.served for uid in users):
-                users.sort(key=self._since)
+            users = self._wanting()
+            if self.together and not self.full:  # no user waits for another
+                users = []
+            if self.suspended or any(uid in self.served for uid in users) or self.ranked:
+                users.sort(key=self._place if self.ranked else self.waits_since)
             found = self._found["waiting"] = tuple(users)
         return found
 
-    def _since(self, uid: int) -> float:
-        first = self.state.held.first(uid)
+    def _wanting(self) -> list[int]:
+        holder = None if self.turn is None else self.turn.uid
+        users = dict.fromkeys((*self.state.held.users(), *self.suspended))
+        return [uid for uid in users if uid != holder and self.identified(uid) and not self.denied(uid)]
+
+    @property
+    def full(self) -> bool:
+        """No further process fits on the server."""
+        return self.sent is not None and len(self.state.clients) >= self.sent[1].room
+
+    @property
+    def ranked(self) -> bool:
+        """The order of users is not that of arrival. Together it is: there are no turns."""
+        return (self.policy.queue == "fair" or self.policy.prioritised) and not self.together
+
+    def _place(self, uid: int) -> tuple[bool, float, float, float]:
+        """By priority, then by the GPU time of the last day, then by arrival. But no user has two turns while another
+        one waits for the first: so whoever waits is overtaken once by each other user at most."""
+        since, oldest = self.waits_since(uid), self._oldest()
+        behind = since > oldest and self.served.get(uid, oldest) > oldest
+        spent = self.spent.get(uid, 0.0) if self.policy.queue == "fair" else 0.0
+        return behind, -self.rules(uid).priority, spent, since
+
+    def _oldest(self) -> float:
+        """Since when the user has waited who came first."""
+        found = self._times.get("oldest")
+        if found is None:
+            found = self._times["oldest"] = min(map(self.waits_since, self._wanting()), default=float("inf"))
+        return found
+
+    def waits_since(self, uid: int) -> float:
+        """Since when a user in the queue, or paused, has waited, as far as that counts for the order."""
+        paused, first = self.suspended.get(uid), self.state.held.first(uid)
+        if paused is not None:
+            return paused
         assert first is not None
         return max(first.since, self.served.get(uid, first.since))
 
     def others(self) -> tuple[int, ...]:
-        """Users who want the GPU beside the one whose turn it is: those in the queue, and those with clients at work
-        (who were let in before this agent came)."""
-        holder = None if self.turn is None else self.turn.uid
-        return (*self.waiting(), *(uid for uid in self.state.users() if uid != holder))
+        """Users who want the GPU beside the one whose turn it is: those in the queue or paused, and those with clients
+        at work (who were let in before this agent came)."""
+        away = {*self.suspended, None if self.turn is None else self.turn.uid}
+        return (*self.waiting(), *(uid for uid in self.state.users() if uid not in away))
 
     def contested(self) -> float | None:
         """Since when another user has wanted the GPU; None while none does."""
-        holder = None if self.turn is None else self.turn.uid
-        since = [self._since(uid) for uid in self.waiting()[:1]]
-        since += [client.since for client in self.state.clients.values() if client.uid != holder]
+        away = {*self.suspended, None if self.turn is None else self.turn.uid}
+        waiting = self.waiting()
+        since = [self._oldest() if self.ranked else self.waits_since(waiting[0])] if waiting else []
+        since += [client.since for client in self.state.clients.values() if client.uid not in away]
         return min(since, default=None)
+
+    def may_pause(self, uid: int) -> bool:
+        """The user's processes may be paused: by the policy, and as things are. Not in a drain, where everybody's work
+        is to end; nor while a fault is to end, which nobody can leave who stands (X13, recording 08, G17)."""
+        rules, control = self.rules(uid), self.state.control
+        return (
+            rules.switch_action == "pause" and rules.enforce_switch and not rules.switch_exempt
+            and self.sharing == "turns" and self.shared and not self.outdated
+            and self.identified(uid) and not self.denied(uid)
+            and control is not None and control.proven and control.quitting is None
+            and self.given_up is None and self.state.drain is None
+            and not any(server.status is Status.FAULT for server in self.state.servers.values())
+        )  # fmt: skip
+
+    def deadlines(self, turn: Turn, pausable: bool) -> tuple[float, float] | None:
+        """When the user of a turn is warned and when the turn ends; None while it is not contested or may last for
+        ever. One that ends in a pause costs its user nothing, so there is no warning."""
+        rules = self.rules(turn.uid)
+        if turn.contested is None or not pausable:
+            return turn.deadlines(rules)
+        end = max(turn.contested, (turn.since if turn.began is None else turn.began) + rules.switch_slice)
+        return end, end
 
     def faulted(self, now: float) -> tuple[bool, float | None]:
         """Whether a server refuses who is handed over to it, or may still do so, and until when that is not known: in
@@ -174,6 +307,14 @@ class View:
         table = self.sent[1]
         return table.open and any(one.uid == uid and not one.known_only for one in table.users)
 
+    @property
+    def passed_untouched(self) -> bool:
+        """With a handshake that is not known the gate knows no clients: then the logs are all there is."""
+        gate = self.state.gate
+        if gate is None or gate.known_handshake is not False:
+            return False
+        return any(server.attached for server in self.state.servers.values())
+
     def works_on(self, client: Client, since: float) -> tuple[Server | None, bool]:
         """The server where a client has a context, and whether that is known. A line is enough to say that it works
         there; that it works nowhere MPS must have said itself, after ``since``."""
@@ -194,6 +335,12 @@ class View:
                 return server, True
         return None, True
 
+    def server_text(self, server: Server) -> str:
+        """``server 20 of user 1001``, as far as it is known whose it is; for reasons."""
+        if self.shared:
+            return f"server {server.pid} of all users"
+        return f"server {server.pid}" if server.uid is None else f"server {server.pid} of user {server.uid}"
+
     def is_alive(self, pid: int, start: int) -> bool:
         client = self.state.clients.get(pid)
         return client is not None and client.peer.start == start
@@ -206,10 +353,3 @@ def same_limits(left: Limits, right: Limits) -> bool:
     if abs(left.threads - right.threads) >= 0.05 or set(left.memory) != set(right.memory):
         return False
     return all(size >> 20 == right.memory[device] >> 20 for device, size in left.memory.items())
-
-
-def limits_text(limits: Limits) -> str:
-    """``20 % of threads, memory 2048 MiB on device 0``, for reasons and reports."""
-    parts = [f"{limits.threads:.1f} % of threads"]
-    parts += [f"{size >> 20} MiB on device {device}" for device, size in sorted(limits.memory.items())]
-    return ", ".join(parts)

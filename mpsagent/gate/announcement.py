@@ -1,10 +1,10 @@
 """A connection to the control daemon on which a client is announced, and what the daemon answers.
 
-From the moment when the daemon may have heard of a client until that client has met its server, nobody may hang up: a
-server whose client goes away in between is stuck for ever, and MPS with it (measured on an H100 with driver 580, answer
-5). So the connection lies in the descriptor store before a word is said, its mark says how far it is, and the answer is
-taken out of the socket only when the client has acknowledged it. A gate that is killed at any point leaves enough
-behind for the next one to go on.
+From the moment when the daemon may have heard of a client until that client has met its server, the gate may not hang
+up: a server whose client goes away in between is stuck for ever, and MPS with it (measured on an H100 with driver 580,
+answer 5). So the connection lies in the descriptor store before a word is said, its mark says how far it is, and the
+answer is taken out of the socket only when the client has acknowledged it. A gate that is killed at any point leaves
+enough behind for the next one to go on.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from mpsagent.gate import identity
 from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane, Request
@@ -46,12 +47,14 @@ def changes(command: str) -> bool:
     return not (word in QUESTIONS or _ASKS.fullmatch(word))
 
 
-def forbidden(command: str, uid: int) -> str | None:
+def forbidden(command: str, uid: int, *, contained: bool = False) -> str | None:
     """The refusal for this user, in MPS's own words; None when the command may be passed on. Users may ask and nothing
-    else: the daemons of 470 and 535 would let them set the limits."""
-    if uid in (0, os.geteuid()) or not changes(command):
+    else: the daemons of 470 and 535 would let them set the limits. So may who is root in a container."""
+    if not changes(command) or (uid in (0, os.geteuid()) and not contained):
         return None
     word = word_of(command)
+    if contained:
+        return f'mpsagent: "{word}" changes MPS for the whole machine; root in a container may not, ask on the host'
     if word == "quit":
         return "Not enough privilege to execute quit command"
     if not _COMMAND.fullmatch(word):
@@ -65,11 +68,17 @@ def forbidden(command: str, uid: int) -> str | None:
 class FrontEnds:
     """``report`` hears of each command that changes something: peer, command, whether it was refused."""
 
+    """``lane_of`` is asked which lane a user's front-end talks to; ``report`` hears of each command that changes
+    something: lane, peer, command, when, whether it was refused."""
+
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, lane: Lane, report: Callable[[Credentials, str, float, bool], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        lane_of: Callable[[int], Lane],
+        report: Callable[[Lane, Credentials, str, float, bool], None],
     ) -> None:
         self.loop = loop
-        self.lane = lane
+        self.lane_of = lane_of
         self.report = report
         self.leaving: dict[Farewell, None] = {}
         self._open: dict[int, int] = {}
@@ -78,8 +87,9 @@ class FrontEnds:
         """A peer that has said it is a front-end; the connection is ours now."""
         uid = connection.peer.uid
         mine = self._open.get(uid, 0)
-        if mine >= MOST_OF_A_USER or sum(self._open.values()) >= MOST:
-            Farewell(self, connection.sock, 1, f"mpsagent: user {uid} has {mine} front-ends open already")
+        others = sum(self._open.values())
+        if mine >= MOST_OF_A_USER or (others >= MOST and uid not in (0, os.geteuid())):
+            Farewell(self, connection.sock, 1, f"mpsagent: user {uid} has {mine} front-ends open, all users {others}")
             return
         self._open[uid] = mine + 1
         FrontEnd(self, connection)
@@ -117,6 +127,8 @@ class FrontEnd:
     def __init__(self, owner: FrontEnds, connection: Connection) -> None:
         self._owner = owner
         self._peer = connection.peer
+        self._contained = identity.contained(connection.peer.pid, connection.start)
+        self._lane = owner.lane_of(connection.peer.uid)
         self._length: int | None = None
         self._request: Request | None = None
         self._limit: asyncio.TimerHandle | None = None
@@ -131,7 +143,7 @@ class FrontEnd:
             if self._limit is not None:
                 self._limit.cancel()
             if self._request is not None:
-                self._owner.lane.withdraw(self._request)
+                self._lane.withdraw(self._request)
             self._owner.gone(self._peer.uid)
 
     def _end(self, status: int) -> None:
@@ -164,16 +176,16 @@ class FrontEnd:
             self._run(command)
 
     def _run(self, command: str) -> None:
-        refusal = forbidden(command, self._peer.uid)
+        refusal = forbidden(command, self._peer.uid, contained=self._contained)
         if changes(command) and (refusal is not None or self._peer.uid == 0):
-            self._owner.report(self._peer, command, time.time(), refusal is not None)
+            self._owner.report(self._lane, self._peer, command, time.time(), refusal is not None)
         if refusal is not None:
             self._channel.send(answer_message(refusal))
             return
         sets = word_of(command).startswith("set_")
         self._request = Request(self._peer, command, sets, PATIENCE, self._answered)
         self._channel.pause()
-        if not self._owner.lane.request(self._request):
+        if not self._lane.request(self._request):
             self._request = None
             self._channel.resume()
             self._channel.send(answer_message("mpsagent: too many commands are waiting; it was not passed on"))
@@ -188,7 +200,7 @@ class FrontEnd:
             self._give_up(QUEUED)
 
     def _give_up(self, seconds: float) -> None:
-        handing = self._owner.lane.handing
+        handing = self._lane.handing
         why = "a client is handed over, and MPS answers nothing meanwhile" if handing else "the control daemon is busy"
         self._channel.send(answer_message(f"mpsagent: {why}; this command has waited for {seconds:g} s"))
         self._end(1)

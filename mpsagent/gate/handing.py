@@ -27,7 +27,7 @@ from mpsagent.gate.handover import Run as RunSession
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.lane import CONTROL, FIRST_PAUSE, LONGEST_PAUSE, Lane, Run, connect
 from mpsagent.gate.orphans import Orphans
-from mpsagent.gate.rescue import Rescuer
+from mpsagent.gate.rescue import SETTLING, Rescuer
 from mpsagent.gate.session import How, Session
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
@@ -47,6 +47,7 @@ class Handing:
         own: Credentials,
         store: Store,
         orphans: Orphans,
+        instance: str,
         *,
         passing: Callable[[], bool],
         doubt: Callable[[Doubt], None],
@@ -59,6 +60,7 @@ class Handing:
         self._own = own
         self._store = store
         self._orphans = orphans
+        self._instance = instance
         self._passing = passing
         self._doubt = doubt
         self._done = done
@@ -197,6 +199,7 @@ class Handing:
             connection.peer.gid,
             machine.fail_safe,
             machine.limits,
+            self._instance,
         )
         self._daemon = Announcement(self._lane.loop, self._store, sock, name)
         self._daemon.greeting(self._greeted, self._daemon_closed)
@@ -254,7 +257,8 @@ class Handing:
     def _finish(self, outcome: Outcome) -> None:
         self._close()
         self._done(outcome)
-        close_all(self._descriptors)
+        # A client that is killed now must not hang up on its server before that has settled.
+        self._lane.loop.call_later(SETTLING, close_all, self._descriptors)
         self._descriptors = []
 
     def _set_deadline(self) -> None:

@@ -39,14 +39,16 @@ class Stage(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Patience:
     """Seconds that each stage may take. ``answer`` is long: a server starts, or another user's has to leave first.
-    ``acknowledgement`` too: a stopped client is resumed or killed by the agent, and MPS answers nobody until then.
-    After that the gate takes the client's place, so that nobody can hold MPS up for longer."""
+    ``acknowledgement`` is short, because MPS answers no one until then: a client meets its server in milliseconds (1.4,
+    the whole hand-over on an H100), one that is stopped is resumed by the agent within a second, and who takes longer
+    than that on any machine does not mean to. Then the gate takes its place. The agent leaves it so much time
+    (``core.hangs.HANDOVER``) before it kills a server because MPS is silent."""
 
     limits: float = 15.0
     connect: float = 5.0
     greeting: float = 15.0
     answer: float = 90.0
-    acknowledgement: float = 60.0
+    acknowledgement: float = 5.0
 
     def of(self, stage: Stage) -> float | None:
         """None: no deadline, or one of its own."""
@@ -112,7 +114,7 @@ class Acknowledge:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Nobody waits for the daemon's answer here any more; hanging up would leave a server that waits for ever."""
+    """No client waits for the daemon's answer here any more; hanging up would leave a server that waits for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +137,15 @@ class Passed:
 @dataclass(frozen=True, slots=True)
 class Failed:
     """Over: not handed over. ``lost``: the client had its descriptor, and its handshake was finished for it.
-    ``daemon``: the fault concerns every client, not this one."""
+    ``daemon``: the fault concerns every client, not this one. ``unconfirmed``: the daemon answers, and its limits are
+    not those that were set. ``never``: this driver cannot give what the policy asks for, so it is no use to wait."""
 
     stage: Stage
     why: str
     lost: bool = False
     daemon: bool = False
+    unconfirmed: bool = False
+    never: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +222,8 @@ class HandOver:
             return [Connect()]
         doubt = verdict.why or "the servers changed each time they were asked for"
         if self.fail_safe:
-            return self._fail(f"neither the user's limits nor the fail-safe limits are confirmed: {doubt}", daemon=True)
+            why = f"neither the user's limits nor the fail-safe limits are confirmed: {doubt}"
+            return self._fail(why, unconfirmed=not verdict.never, never=verdict.never)
         actions: list[Action] = [Doubt(self.limits, doubt)]
         self.limits = self.plan.fail_safe
         self.fail_safe = True
@@ -318,7 +324,7 @@ class HandOver:
     def expired(self) -> list[Action]:
         """The stage's deadline has passed."""
         if self.stage is Stage.ACKNOWLEDGEMENT:
-            self._why = "the client has not met its server in time, and MPS answered nobody meanwhile"
+            self._why = "the client has not met its server in time, and MPS answered no one meanwhile"
             return self._rescue()
         if self.stage in (Stage.RESCUE, Stage.DONE):
             return []
@@ -327,9 +333,9 @@ class HandOver:
             return [*abandon, *self._left()]
         return [*abandon, *self._fail(f"no {self.stage.value} in time", daemon=self.stage is not Stage.ANSWER)]
 
-    def _fail(self, why: str, *, lost: bool = False, daemon: bool = False) -> list[Action]:
+    def _fail(self, why: str, **kind: bool) -> list[Action]:
         stage, self.stage = self.stage, Stage.DONE
-        return [Failed(stage, why, lost, daemon)]
+        return [Failed(stage, why, **kind)]
 
     def _left(self) -> list[Action]:
         self.stage = Stage.DONE

@@ -7,6 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from mpsagent.gate import handover, identity, link
 from mpsagent.gate.announcement import Announcement, Told
@@ -31,24 +32,42 @@ NOT_ADMITTED = "not admitted any more; it is held on"
 MOST_LATE = 256
 """Clients whose acknowledgement is outstanding; beyond it the oldest connection is closed."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
-"""Seconds for which nobody is handed over after a client has met a server in FAULT, doubling: a descriptor is given
+"""Seconds for which no one is handed over after a client has met a server in FAULT, doubling: a descriptor is given
 there all the same, and each client would be lost. In this time the agent learns of the fault and says what to do."""
+FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED = 0.1, 30.0
+"""Seconds until limits are told again to a daemon that confirms neither a user's nor the fail-safe ones, doubling: each
+time is a dozen lines of control.log. Other admissions are tried at once."""
+CONTEXT = 0.1
+"""Seconds between two contexts. The driver makes them one after the other, whoever asks: 0.08 s for one alone, 0.15 s
+each for 46 at once, when no client has one for 4 s; what ends a turn ends 46 clients in the middle of it
+(contexts-at-once.txt, an H100); two H200 of one host are not quicker, beside clients of another agent 0.19 s each."""
+
+
+@dataclass
+class Pace:
+    """Of all instances of a gate: when the next context may be let in."""
+
+    contexts_from: float = 0.0
 
 
 class HandOvers:
-    """``admissions`` is what counts now. ``begin`` is the lane's question; ``special`` the holding's."""
+    """Of one instance. ``admissions`` is what counts now. ``begin`` is the lane's question; ``special`` the
+    holding's."""
 
     def __init__(
         self,
+        instance: str,
         lane: Lane,
         holding: Holding,
         processes: KnownProcesses,
         store: Store,
         patience: handover.Patience,
+        pace: Pace,
         tell: Callable[[link.FromGate], None],
         over: Callable[[], None],
     ) -> None:
-        self.admissions = Admissions()
+        self.instance = instance
+        self.admissions = Admissions(instance=instance)
         self.current: Handing | None = None
         self._lane = lane
         self._holding = holding
@@ -64,6 +83,10 @@ class HandOvers:
         self._cut: deque[tuple[Connection, Announcement]] = deque()
         """Hand-overs that an earlier gate had begun."""
         self._not_ready = 0.0
+        self._unconfirmed = 0.0
+        self._pace = pace
+        self._limited = self._lifting = False
+        """The daemon may have limits that were set here; where limits are to be left alone, they are lifted once."""
 
     @property
     def _queue(self) -> Queue:
@@ -71,7 +94,11 @@ class HandOvers:
 
     def admit(self, admissions: Admissions) -> None:
         """A hand-over that these do not allow is withdrawn, if the daemon has not been told yet."""
+        if self._unconfirmed and replace(admissions, number=self.admissions.number) != self.admissions:
+            self._unconfirmed = 0.0
+            self._lane.rested()
         self.admissions = admissions
+        self._limited = self._limited or admissions.set_limits
         current = self.current
         if current is not None and (not admissions.open or admissions.user(current.connection.peer.uid) is None):
             current.withdraw()
@@ -91,9 +118,9 @@ class HandOvers:
             return False
         while True:
             now = self._lane.loop.time()
-            held = self._queue.next(now, self.admissions)
+            held = self._queue.next(now, self.admissions, self._pace.contexts_from)
             if held is None:
-                self._lane.wake_at(self._queue.wake(now, self.admissions))
+                self._lane.wake_at(self._queue.wake(now, self.admissions, self._pace.contexts_from))
                 return False
             connection = self._holding.get(held.connection)
             assert connection is not None
@@ -103,7 +130,13 @@ class HandOvers:
         user = self.admissions.user(held.uid)
         assert user is not None
         table = self.admissions
-        plan = Plan(user.limits, table.fail_safe, table.set_limits, table.devices, self._lane.servers)
+        limits = self._queue.limits_for(held, user, table)
+        self._lifting = self._limited and not table.set_limits and limits == Limits()
+        fail_safe = _least(table.fail_safe, limits)
+        plan = Plan(limits, fail_safe, table.set_limits or self._lifting, table.devices, self._lane.servers)
+        if self._queue.known_process(held.process) is not None:
+            self._pace.contexts_from = now + CONTEXT
+        self._queue.take(held.connection, self.instance)
         connection.mark = Mark.HELD  # an earlier gate may have got further; the client has stayed silent
         handing = self._handing(connection, HandOver(plan))
         self._tell(link.Handing(held.connection, held.pid, held.uid, time.time()))
@@ -112,7 +145,7 @@ class HandOvers:
 
     def _handing(self, connection: Connection, machine: HandOver) -> Handing:
         def passing() -> bool:
-            return self._processes.prepare(connection, machine.limits)
+            return self._processes.prepare(connection, machine.limits, self.instance)
 
         def doubt(what: handover.Doubt) -> None:
             self._tell(link.Unconfirmed(connection.peer.uid, what.wanted, what.why))
@@ -127,6 +160,7 @@ class HandOvers:
             self._own,
             self._store,
             self._orphans,
+            self.instance,
             passing=passing,
             doubt=doubt,
             done=lambda outcome: self._over(handing, outcome),
@@ -142,8 +176,11 @@ class HandOvers:
         self.current = None
         self._lane.handing = False
         connection = handing.connection
+        self._queue.free(connection.number)
         match outcome:
             case handover.Passed():
+                if self._lifting:
+                    self._limited = self.admissions.set_limits
                 self._passed(handing, outcome)
             case handover.Failed():
                 self._failed(handing, outcome, lives=lives)
@@ -165,8 +202,8 @@ class HandOvers:
             self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
             self._lane.rest(self._not_ready)
         elif acknowledged:
-            self._not_ready = 0.0
-        self._processes.passed(connection, outcome.limits)
+            self._not_ready = self._unconfirmed = 0.0
+        self._processes.passed(connection, outcome.limits, self.instance)
         self._holding.close(connection)
         seconds = self._lane.loop.time() - handing.began
         self._tell(
@@ -186,20 +223,28 @@ class HandOvers:
 
     def _failed(self, handing: Handing, outcome: handover.Failed, *, lives: bool) -> None:
         connection, who = handing.connection, handing.connection.peer
+        now = self._lane.loop.time()
+        if outcome.lost:
+            self._queue.took(who.uid, now - handing.began, now)
         if outcome.lost and lives:
             # It had its descriptor: whatever it has done with it, it counts until it ends or is released.
             self._passed(handing, handover.Passed(handing.limits, handing.fail_safe), acknowledged=False)
+            self._tell(link.Failed(connection.number, who.pid, who.uid, outcome.why, outcome.stage.value, lost=True))
             return
-        now = self._lane.loop.time()
         self._processes.not_passed(connection)
         self._tell(link.Failed(connection.number, who.pid, who.uid, outcome.why, outcome.stage.value, outcome.lost))
         held = self._queue.get(connection.number)
-        if outcome.lost or held is None:
+        if outcome.never:
+            self._holding.refused(connection, outcome.why)
+        if outcome.lost or outcome.never or held is None:
             self._holding.close(connection)
             return
         connection.mark = Mark.HELD
         held.failed(now)
-        if outcome.daemon:
+        if outcome.unconfirmed:
+            self._unconfirmed = min(LONGEST_UNCONFIRMED, self._unconfirmed * 2 or FIRST_UNCONFIRMED)
+            self._lane.rest(self._unconfirmed)
+        elif outcome.daemon:
             self._lane.down()
 
     # --- what clients do while, or after, they are handed over -------------------------------------------------------
@@ -219,12 +264,10 @@ class HandOvers:
             self._cut.remove(cut)
             if data:
                 cut[1].acknowledge(data)
-                self._was_passed(connection)
+                self.was_passed(connection)
             else:
                 self._orphans.add(cut[1], untouched=connection.mark is Mark.HELD)
                 self._holding.left(connection)
-        elif connection.mark >= Mark.PASSING:
-            self._was_passed(connection)  # by an earlier gate, and it has gone on
         else:
             return False
         return True
@@ -279,6 +322,7 @@ class HandOvers:
             else:
                 connection.attempt = announcement.name.generation
                 self._cut.append((connection, announcement))
+                self._queue.take(number, self.instance)
         # who has a descriptor goes first: MPS waits for them
         self._cut = deque(sorted(self._cut, key=lambda one: -one[0].mark))
         self._go_on()
@@ -298,7 +342,7 @@ class HandOvers:
         the store. What lies unread in the socket says so; a client that stays silent for a while is taken up again from
         the start, unless its descriptor went out for certain."""
         if connection.unread_by_peer() or connection.unread_by_us():
-            self._was_passed(connection)
+            self.was_passed(connection)
             return
         if connection.mark is Mark.PASSED:
             self._be_late(connection)
@@ -307,9 +351,16 @@ class HandOvers:
         assert held is not None
         held.not_before = self._lane.loop.time() + UNSURE
 
-    def _was_passed(self, connection: Connection) -> None:
+    def was_passed(self, connection: Connection) -> None:
+        """By an earlier gate, and it has gone on."""
         process: Process = (connection.peer.pid, connection.start)
         known = self._queue.known_process(process)
-        if known is None and self._processes.prepare(connection, Limits()):
-            self._processes.passed(connection, Limits()).limits = None
+        if known is None and self._processes.prepare(connection, Limits(), self.instance):
+            self._processes.passed(connection, Limits(), self.instance).limits = None
         self._holding.close(connection)
+
+
+def _least(fail_safe: Limits, wanted: Limits) -> Limits:
+    """Never more than wanted: a job may have less than any user."""
+    memory = {device: min(size, wanted.memory.get(device, size)) for device, size in fail_safe.memory.items()}
+    return Limits(min(fail_safe.threads, wanted.threads), memory)

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 
 from mpsagent.gate import identity, link
 from mpsagent.gate.channel import take
@@ -15,12 +16,16 @@ from mpsagent.gate.queue import Queue
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
 
+UNSEEN = (
+    "its process is in a pid namespace that cannot be seen from here, so nobody could say when it ends; run mpsagent "
+    "in the host's pid namespace (hostPID, --pid=host)"
+)
 Tell = Callable[[link.FromGate, Callable[[], int | None] | None], None]
 
 
 class Holding:
     """``special`` is offered what happens at a socket first: a message, or nothing for its end; it says True when it
-    was meant."""
+    was meant. ``place`` says in which instance a user waits, or None."""
 
     def __init__(
         self,
@@ -29,13 +34,15 @@ class Holding:
         store: Store,
         tell: Tell,
         special: Callable[[Connection, bytes], bool],
-        changed: Callable[[], None],
+        place: Callable[[int], str | None],
+        changed: Callable[[str | None], None],
     ) -> None:
         self.queue = queue
         self._loop = loop
         self._store = store
         self._tell = tell
         self._special = special
+        self._place = place
         self._changed = changed
         self._connections: dict[int, Connection] = {}
         self._knocks: dict[int, link.Knock] = {}
@@ -46,12 +53,14 @@ class Holding:
     def knocks(self) -> Iterator[tuple[link.Knock, Callable[[], int | None]]]:
         """In order of arrival, each with a way to its pidfd."""
         for number in sorted(self._knocks):
-            yield self._knocks[number], self._pidfd_of(self._connections[number])
+            held = self.queue.get(number)
+            knock = replace(self._knocks[number], instance=None if held is None else held.instance)
+            yield knock, self._pidfd_of(self._connections[number])
 
     def hold(self, connection: Connection) -> None:
         """A CUDA client that has said all it has to say."""
         peer = connection.peer
-        why = self.queue.full_for(peer.uid)
+        why = self.queue.full_for(peer.uid) if peer.pid > 0 else UNSEEN
         if why is not None:
             self.refused(connection, why)
             self.close(connection)
@@ -59,6 +68,9 @@ class Holding:
         if not connection.stored:
             connection.stored = self._store.keep(connection.name, connection.sock.fileno())
         self._connections[connection.number] = connection
+        held = connection.held()
+        held.instance = self._place(peer.uid)
+        self.queue.add(held)
         self._knocks[connection.number] = knock = link.Knock(
             connection.number,
             peer.pid,
@@ -69,11 +81,11 @@ class Holding:
             identity.cgroup(peer.pid),
             identity.pid_namespace(peer.pid),
             identity.command(peer.pid),
+            held.instance,
         )
-        self.queue.add(connection.held())
         self.watch(connection)
         self._tell(knock, self._pidfd_of(connection))
-        self._changed()
+        self._changed(held.instance)
 
     @staticmethod
     def _pidfd_of(connection: Connection) -> Callable[[], int | None]:

@@ -98,12 +98,20 @@ def pid_of(pidfd: int) -> int:
 
 
 def cgroup(pid: int) -> str | None:
-    """The path of the process's cgroup (the unified hierarchy's, else the first one)."""
+    """The path of the process's cgroup."""
     with suppress(OSError), open(f"/proc/{pid}/cgroup", "rb") as file:
-        lines = file.read(16384).decode("utf-8", "replace").splitlines()
-        paths = [line.split(":", 2)[-1] for line in sorted(lines, key=lambda line: not line.startswith("0::"))]
-        return paths[0][:LONGEST_CGROUP] if paths else None
+        return cgroup_of(file.read(16384).decode("utf-8", "replace"))
     return None
+
+
+def cgroup_of(text: str) -> str | None:
+    """One path of those in /proc/PID/cgroup: the freezer's where there is one (version 1), because systemd leaves that
+    hierarchy to batch systems and names their service in all others; else the unified one's; else the first that says
+    more than the root."""
+    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    rows.sort(key=lambda row: (row[1] != "freezer", row[:2] != ["0", ""]))
+    said = next((path for _, _, path in rows if path != "/"), "/")
+    return said[:LONGEST_CGROUP] if rows else None
 
 
 def pid_namespace(pid: int) -> int | None:
@@ -111,6 +119,15 @@ def pid_namespace(pid: int) -> int | None:
     with suppress(OSError):
         return Path(f"/proc/{pid}/ns/pid").stat().st_ino
     return None
+
+
+def contained(pid: int, start: int) -> bool:
+    """Whether the process is in a pid namespace below this one, as those of containers are; also when it has gone, for
+    then nobody can say. /proc/PID/ns would need rights over the process, and its status does not."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        row = next((line for line in file.read(16384).splitlines() if line.startswith(b"NSpid:")), b"")
+        return len(row.split()) > 2 or start_time(pid) != start
+    return True
 
 
 def command(pid: int) -> str:

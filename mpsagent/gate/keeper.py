@@ -26,10 +26,15 @@ LONGEST_PAUSE = 2.0
 LIVED = 10.0
 """Seconds after which a gate that dies counts as one that had worked."""
 STOPPING = 5.0
+LOOK = 1.0
+"""Seconds between two looks whether the public sockets are still there."""
 NAME_SPACE = 120_000
 SCM_CREDENTIALS = 2
 SO_PASSCRED = 16
 _HIGH = 1000
+
+
+PUBLIC_NAMES = ("control", "control_privileged")
 
 
 def say(text: str) -> None:
@@ -62,7 +67,7 @@ def public_sockets(directory: Path) -> list[tuple[str, socket.socket]]:
             )
         os.fchmod(place, 0o755)
         sockets = []
-        for name, mode in (("control", 0o666), ("control_privileged", 0o755)):
+        for name, mode in zip(PUBLIC_NAMES, (0o666, 0o755), strict=True):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
             path = f"/proc/self/fd/{place}/{name}"
@@ -140,7 +145,9 @@ class Keeper:
         self._kept = Kept()
         self._child = 0
         self._stopping = False
+        self._public = public
         self._sockets = public_sockets(public)
+        self._said = ""
         self._address = str(directory / "notify")
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._notify.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
@@ -179,8 +186,9 @@ class Keeper:
                     say(f"the gate cannot be started: {error}")
                     start_at = now + pause
                     pause = min(LONGEST_PAUSE, pause * 2)
-            timeout = None if self._child else max(0.0, start_at - time.monotonic()) * 1000
-            poll.poll(timeout)
+            timeout = LOOK if self._child else max(0.0, start_at - time.monotonic())
+            poll.poll(timeout * 1000)
+            self._look()
             with suppress(BlockingIOError):
                 os.read(wake_read, 4096)
             self._listen()
@@ -191,6 +199,28 @@ class Keeper:
                 start_at = time.monotonic() + (0.0 if lived >= LIVED else pause)
                 say(f"the gate has ended ({_ended(status)}) and is started again with {len(self._kept.items())} kept")
         return self._end()
+
+    def _look(self) -> None:
+        """Public sockets that were removed are made again: who starts without them runs outside MPS. The gate gets them
+        by being started anew, and those before once more, because a client may be about to be accepted there."""
+        if self._stopping or all(os.path.lexists(self._public / name) for name in PUBLIC_NAMES):
+            return
+        try:
+            made = public_sockets(self._public)
+        except OSError as error:
+            text = f"the public sockets have been removed and cannot be made again: {error}"
+            if text != self._said:
+                say(text)
+            self._said = text
+            return
+        self._said = ""
+        say(f"the public sockets in {self._public} had been removed and are made again")
+        for _, sock in self._sockets[len(made) :]:
+            sock.close()
+        self._sockets = [*made, *self._sockets[: len(made)]]
+        if self._child:
+            with suppress(ProcessLookupError):
+                os.kill(self._child, signal.SIGTERM)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True

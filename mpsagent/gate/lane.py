@@ -167,6 +167,13 @@ class Lane:
         self._down_pause = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._prober: Channel | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Its daemon is not of interest any more. What runs ends by itself."""
+        self._closed = True
+        if self._prober is not None:
+            self._prober.close()
 
     # --- how the daemon is ---
 
@@ -198,13 +205,18 @@ class Lane:
         self._down_until = max(self._down_until, self.loop.time() + seconds)
         self._wake_at(self._down_until)
 
+    def rested(self) -> None:
+        """What it rested for is no more."""
+        self._down_until = 0.0
+        self.loop.call_soon(self.pump)
+
     @property
     def is_down(self) -> bool:
         return self.loop.time() < self._down_until
 
     def probe(self) -> None:
         """Asks for the greeting and hangs up, as each client does; again and again until there is one."""
-        if self._prober is not None and self._prober.open:
+        if self._closed or (self._prober is not None and self._prober.open):
             return
         try:
             sock = connect(self.directory, CONTROL)

@@ -20,6 +20,8 @@ MOST_SERVERS = 8
 _PERCENT = re.compile(r"\d{1,3}\.\d", re.ASCII)
 _SIZE = re.compile(r"\d{1,9}[MG]", re.ASCII)
 _PID = re.compile(r"\d{1,10}", re.ASCII)
+_NO_MEMORY = re.compile(r'Unknown command "[gs]et_(default_)?device_pinned_mem_limit"')
+"""Driver 470's MPS: it has no memory limits, so none are in force."""
 
 
 def threads_text(limits: Limits) -> str:
@@ -68,30 +70,34 @@ def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -
 class Verdict:
     """``servers``: who serves now. ``why``: None when every value is confirmed, else what is not. ``again``: the
     servers were others than expected, or one of them does not say what it should: it may be about to end, and the
-    session has to be repeated."""
+    session has to be repeated. ``never``: this driver's MPS cannot do it at all."""
 
     servers: tuple[int, ...]
     why: str | None = None
     again: bool = False
+    never: bool = False
 
 
 def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answers: Sequence[str]) -> Verdict:
     """What the answers to :func:`commands` say."""
     ordinals = _ordinals(limits, devices)
-    lines = [line.strip() for answer in answers for line in answer.splitlines() if line.strip()]
+    every = [line.strip() for answer in answers for line in answer.splitlines() if line.strip()]
+    lines = [line for line in every if not _NO_MEMORY.fullmatch(line)]
+    none = "none" if len(lines) == len(every) else "none, which this driver's MPS does not have"
     found: list[int] = []
     while lines and _PID.fullmatch(lines[0]):
         found.append(int(lines.pop(0)))
     present = tuple(sorted(set(found)))
     if len(present) > MOST_SERVERS:
         return Verdict((), f"MPS names {len(present)} servers")
-    rest, why = _compare(limits, ordinals, lines, "the default")
+    rest, why = _compare(limits, ordinals, lines, "the default", none)
     if why is not None:
-        return Verdict(present, why)
+        impossible = len(lines) < len(every) and any(limits.memory.values())
+        return Verdict(present, why, never=impossible)
     if present != tuple(sorted(servers)):
         return Verdict(present, again=True)
     for server in present:
-        rest, why = _compare(limits, ordinals, rest, f"server {server}'s")
+        rest, why = _compare(limits, ordinals, rest, f"server {server}'s", none)
         if why is not None:  # or the server is on its way out and says nothing, or 0.0
             return Verdict(present, why, again=True)
     if rest:
@@ -99,8 +105,11 @@ def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answ
     return Verdict(present)
 
 
-def _compare(limits: Limits, ordinals: list[int], lines: list[str], whose: str) -> tuple[list[str], str | None]:
-    """Takes the answers of one target off ``lines``; what is left, and what is wrong with them."""
+def _compare(
+    limits: Limits, ordinals: list[int], lines: list[str], whose: str, none: str
+) -> tuple[list[str], str | None]:
+    """Takes the answers of one target off ``lines``; what is left, and what is wrong with them. ``none``: how a memory
+    limit that is not there is told."""
     left = list(lines)
     wanted = threads_text(limits)
 
@@ -121,6 +130,6 @@ def _compare(limits: Limits, ordinals: list[int], lines: list[str], whose: str) 
         if said != printed(limits, device):
             return (
                 left,
-                f"{whose} memory limit of device {device} reads {said or 'none'}, not {printed(limits, device)}",
+                f"{whose} memory limit of device {device} reads {said or none}, not {printed(limits, device)}",
             )
     return left, percentage()

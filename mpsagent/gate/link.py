@@ -1,31 +1,33 @@
 """What agent and gate say to each other: one JSON object a packet, encoded and checked here for both ends. Pure.
 
-Times are seconds since 1970 (CLOCK_REALTIME), sizes bytes, percentages with one decimal. A pidfd may come along with
+Times are seconds since 1970 (CLOCK_REALTIME), sizes bytes, percentages with one decimal. ``instance`` is the name of
+the instance that a message is about; empty: the one that the gate was started for. A pidfd may come along with
 ``Knock`` and ``Known`` (SCM_RIGHTS). A peer that says anything else is broken or hostile: :class:`LinkError`.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from mpsagent.mps.limits import Limits
+from mpsagent.gate import link_values as values
+from mpsagent.gate.link_values import LONGEST_TEXT as LONGEST_TEXT
+from mpsagent.gate.link_values import MOST_DEVICES as MOST_DEVICES
+from mpsagent.gate.link_values import LinkError as LinkError
+from mpsagent.gate.link_values import read_limits as read_limits
+from mpsagent.mps.limits import Limits, Total
 
 VERSION = 1
 LONGEST_PACKET = 128 * 1024
 """Bytes. About 1,000 users in one snapshot; it still fits into a socket's default send buffer."""
-LONGEST_TEXT = 1024
 MOST_USERS = 4096
-MOST_DEVICES = 64
-
-
-class LinkError(ValueError):
-    """A packet that is not one of the messages below."""
+MOST_INSTANCES = 256
+MOST_PROCESSES = 4096
 
 
 # --- gate to agent ---------------------------------------------------------------------------------------------------
@@ -43,7 +45,8 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    """A CUDA connection is held. A pidfd comes along unless the process has gone already."""
+    """A CUDA connection is held. A pidfd comes along unless the process has gone already. ``instance`` None: the tables
+    name its user nowhere, and the agent says where it belongs by naming it in one."""
 
     kind: ClassVar[str] = "knock"
     connection: int
@@ -56,6 +59,7 @@ class Knock:
     cgroup: str | None = None
     pid_namespace: int | None = None
     command: str = ""
+    instance: str | None = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Known:
     limits: Limits | None = None
     cgroup: str | None = None
     connections: int = 1
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class Handing:
     pid: int
     uid: int
     at: float
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +120,14 @@ class Passed:
     fail_safe: bool = False
     acknowledged: bool = True
     status: int = 0
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
     """A hand-over failed at ``stage`` (limits, connect, greeting, answer, acknowledgement). ``lost``: the client has
-    gone from us and cannot be served again; otherwise it is held on and tried again."""
+    gone from us and cannot be served again; otherwise it is held on and tried again. After an unacknowledged ``Passed``
+    it says why."""
 
     kind: ClassVar[str] = "failed"
     connection: int
@@ -128,6 +136,7 @@ class Failed:
     why: str
     stage: str
     lost: bool = False
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,7 @@ class Unconfirmed:
     uid: int
     wanted: Limits
     why: str
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +157,7 @@ class Applied:
 
     kind: ClassVar[str] = "applied"
     number: int
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +170,7 @@ class FrontEnd:
     command: str
     at: float
     refused: bool = False
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +181,7 @@ class HandshakeSeen:
     known: bool
     greeting: str
     daemon: int | None = None
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,20 +196,9 @@ class Refused:
 
 
 FromGate = (
-    Hello
-    | Knock
-    | Known
-    | Synced
-    | Left
-    | Handing
-    | Passed
-    | Failed
-    | Unconfirmed
-    | Applied
-    | FrontEnd
-    | HandshakeSeen
+    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | Applied | FrontEnd | HandshakeSeen
     | Refused
-)
+)  # fmt: skip
 
 # --- agent to gate ---------------------------------------------------------------------------------------------------
 
@@ -204,17 +206,30 @@ FromGate = (
 @dataclass(frozen=True, slots=True)
 class User:
     """``admit``: ``all``, or ``known``: only processes that have passed already. ``max_clients``: processes at a
-    time."""
+    time; ``total``: what they may use together. Both are counted in one instance. ``named``: new processes pass only
+    when they are named, with limits of their own."""
 
     uid: int
     admit: str
     limits: Limits
     max_clients: int | None = None
+    total: Total | None = None
+    named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A held process and its limits."""
+
+    pid: int
+    start: int
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
 class Admissions:
-    """Who may pass, with what. Always the whole; a user who is not named is held, unless ``others`` says otherwise.
+    """Who may pass in an instance, with what. Always the whole; a user who is not named is held, unless ``others`` says
+    otherwise. Who is named waits in that instance from then on, wherever it waited before.
 
     ``open`` False: hold everybody. ``room``: processes that may be known at a time. ``set_limits`` False: the daemon's
     limits are not touched. ``devices``: ordinals whose memory limits are set, or taken away where a user has none.
@@ -231,6 +246,8 @@ class Admissions:
     users: Mapping[int, User] = field(default_factory=dict)
     others: User | None = None
     parallel: bool = False
+    instance: str = ""
+    processes: Mapping[tuple[int, int], Named] = field(default_factory=dict)
 
     def user(self, uid: int) -> User | None:
         return self.users.get(uid, self.others)
@@ -254,7 +271,15 @@ class Release:
     start: int
 
 
-FromAgent = Admissions | Refuse | Release
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """The instances that there are: the gate forgets all others, once no process is known there."""
+
+    kind: ClassVar[str] = "instances"
+    names: tuple[str, ...]
+
+
+FromAgent = Admissions | Refuse | Release | Instances
 Message = FromGate | FromAgent
 
 # --- codec -----------------------------------------------------------------------------------------------------------
@@ -274,8 +299,11 @@ def encode(message: Message) -> bytes:
 def _plain(value: Any) -> Any:
     if isinstance(value, Limits):
         return value.as_json()
-    if isinstance(value, User):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Total):
+        return {"threads": value.threads, "memory": {str(device): size for device, size in value.memory.items()}}
+    if isinstance(value, User | Named):
+        said = ((one.name, getattr(value, one.name)) for one in fields(value))
+        return {name: _plain(one) for name, one in said if one is not None and one is not False}
     if isinstance(value, Mapping):
         return [_plain(one) for one in value.values()]
     if isinstance(value, tuple):
@@ -310,46 +338,11 @@ def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     read = kinds.get(kind) if isinstance(kind, str) else None
     if read is None:
         raise LinkError(f'unknown kind "{str(kind)[:40]}"')
-    return read(content)
-
-
-def _integer(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
-        raise LinkError(f'"{name}" is not a whole number that makes sense')
-    return value
-
-
-def _number(value: Any, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise LinkError(f'"{name}" is not a number')
-    return float(value)
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
-        raise LinkError(f'"{name}" is not a text of at most {LONGEST_TEXT} characters')
-    return value
-
-
-def _truth(value: Any, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise LinkError(f'"{name}" is neither true nor false')
-    return value
-
-
-def read_limits(value: Any, name: str = "limits") -> Limits:
-    """Limits as JSON says them. Raises LinkError."""
-    if not isinstance(value, dict) or not isinstance(value.get("memory", {}), dict):
-        raise LinkError(f'"{name}" are not limits')
-    threads = _number(value.get("threads"), f"{name}.threads")
-    if not 0 < threads <= 100:
-        raise LinkError(f'"{name}.threads" is not a percentage: {threads}')
-    memory: dict[int, int] = {}
-    for device, size in value.get("memory", {}).items():
-        if not (device.isascii() and device.isdecimal() and len(device) <= 4) or len(memory) >= MOST_DEVICES:
-            raise LinkError(f'"{name}.memory" names a device "{device[:20]}"')
-        memory[int(device)] = _integer(size, f"{name}.memory")
-    return Limits(threads, memory)
+    message = read(content)
+    instance = getattr(message, "instance", "")
+    if instance and not instance_name(instance):
+        raise LinkError(f'"{instance[:40]}" is no name of an instance')
+    return message
 
 
 def _user(value: Any, name: str = "users") -> User:
@@ -357,11 +350,23 @@ def _user(value: Any, name: str = "users") -> User:
         raise LinkError(f'"{name}" has an entry that does not say whom it admits')
     most = value.get("max_clients")
     return User(
-        _integer(value.get("uid"), "uid"),
+        values.integer(value.get("uid"), "uid"),
         value["admit"],
-        read_limits(value.get("limits")),
-        None if most is None else _integer(most, "max_clients"),
+        values.read_limits(value.get("limits")),
+        None if most is None else values.integer(most, "max_clients"),
+        values.total(value.get("total")),
+        values.truth(value.get("named", False), "named"),
     )
+
+
+def _processes(value: Any, name: str) -> Mapping[tuple[int, int], Named]:
+    if not isinstance(value, list) or len(value) > MOST_PROCESSES or not all(isinstance(one, dict) for one in value):
+        raise LinkError(f'"{name}" is not a list of at most {MOST_PROCESSES} processes')
+    found = {}
+    for one in value:
+        pid, start = values.integer(one.get("pid"), "pid"), values.integer(one.get("start"), "start")
+        found[pid, start] = Named(pid, start, values.read_limits(one.get("limits")))
+    return found
 
 
 def _users(value: Any, name: str) -> Mapping[int, User]:
@@ -373,18 +378,31 @@ def _users(value: Any, name: str) -> Mapping[int, User]:
 def _devices(value: Any, name: str) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MOST_DEVICES:
         raise LinkError(f'"{name}" is not a list of at most {MOST_DEVICES} devices')
-    return tuple(_integer(one, name) for one in value)
+    return tuple(values.integer(one, name) for one in value)
+
+
+def _names(value: Any, name: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MOST_INSTANCES or not all(map(instance_name, value)):
+        raise LinkError(f'"{name}" is not a list of at most {MOST_INSTANCES} names of instances')
+    return tuple(value)
+
+
+def instance_name(text: Any) -> bool:
+    """Whether this may be the name of an instance, which is the name of a directory too."""
+    return isinstance(text, str) and re.fullmatch(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,64}", text) is not None
 
 
 _READERS: Mapping[Any, Callable[[Any, str], Any]] = {
-    int: _integer,
-    float: _number,
-    str: _text,
-    bool: _truth,
-    Limits: read_limits,
+    int: values.integer,
+    float: values.number,
+    str: values.text,
+    bool: values.truth,
+    Limits: values.read_limits,
     User: _user,
     Mapping[int, User]: _users,
+    Mapping[tuple[int, int], Named]: _processes,
     tuple[int, ...]: _devices,
+    tuple[str, ...]: _names,
 }
 
 

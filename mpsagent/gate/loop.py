@@ -8,17 +8,19 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from mpsagent.gate import handover, identity, link, state
 from mpsagent.gate.connection import Connection, mark_of, restored
 from mpsagent.gate.frontends import FrontEnds
-from mpsagent.gate.handovers import HandOvers
+from mpsagent.gate.handovers import HandOvers, Pace
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding, first_unread
+from mpsagent.gate.instances import Instance, Instances
 from mpsagent.gate.lane import PRIVILEGED, Lane
 from mpsagent.gate.link import Admissions
 from mpsagent.gate.linkserver import LinkServer, Outgoing
@@ -34,12 +36,13 @@ STATUS_EVERY = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Where everything is. ``link`` None: no agent (``admissions`` are then what counts)."""
+    """Where everything is. ``daemon``: pipe directory of the first instance's control daemon. ``link`` None: no agent
+    (``admissions`` are then what counts)."""
 
     daemon: Path
     state: Path
     link: Path | None = None
-    admissions: Admissions | None = None
+    admissions: Sequence[Admissions] | None = None
     patience: handover.Patience = field(default_factory=handover.Patience)
 
 
@@ -56,61 +59,79 @@ class Gate:
         self._loop = loop
         self._options = options
         self._started = time.time()
-        self._greeting: link.HandshakeSeen | None = None
-        self._unapplied: int | None = None
         self._link: LinkServer | None = None
         self._status = ""
+        self._started_up = False
+        self._kept: Sequence[str] | None = None
+        """The instances that the agent has; None: it has not said."""
         self._watchdog = "WATCHDOG_USEC" in os.environ
         self._store = Store(loop)
         self._queue = Queue()
-        self._lane = Lane(loop, options.daemon, lambda: self._hand_overs.begin(), self._daemon_greets)
         self._processes = KnownProcesses(loop, self._queue, self._store, self._process_ended)
-        self._holding = Holding(
-            loop,
-            self._queue,
-            self._store,
-            self._tell,
-            lambda connection, data: self._hand_overs.special(connection, data),
-            self._lane.pump,
-        )
-        self._hand_overs = HandOvers(
-            self._lane, self._holding, self._processes, self._store, options.patience, self._tell, self._applied
-        )
-        self._front_ends = FrontEnds(loop, self._lane, self._front_end_command)
+        self._pace = Pace()
+        self._holding = Holding(loop, self._queue, self._store, self._tell, self._special, self._place, self._changed)
+        self._instances = Instances(options.daemon, self._make)
+        self._front_ends = FrontEnds(loop, self._lane_of, self._front_end_command)
         self._public = PublicSockets(
             loop,
             self._store,
-            self._holding.hold,
+            self._hold,
             self._front_ends.add,
             lambda connection: self._relays.offer(connection),
             self._holding.refused,
         )
-        self._relays = Relays(loop, self._lane, self._store, self._public.greet)
+        self._relays = Relays(loop, self._lane_of, self._store, self._public.greet)
         self._start(inherited)
+
+    def _make(self, name: str, directory: Path) -> Instance:
+        def tell(message: Any) -> None:
+            self._tell(replace(message, instance=name))
+
+        def greets(greeting: bytes, pid: int) -> None:
+            self._daemon_greets(instance, greeting, pid)
+
+        lane = Lane(self._loop, directory, lambda: hand_overs.begin(), greets)
+        hand_overs = HandOvers(
+            name, lane, self._holding, self._processes, self._store, self._options.patience, self._pace, tell,
+            lambda: instance.applied(),
+        )  # fmt: skip
+        instance = Instance(name, lane, hand_overs, tell)
+        if self._started_up:
+            lane.quiet = False
+            lane.probe()
+        return instance
 
     # --- start -------------------------------------------------------------------------------------------------------
 
     def _start(self, inherited: list[tuple[str, int]]) -> None:
-        self._hand_overs.admissions = self._first_admissions()
+        for table in self._first_admissions():
+            instance = self._instances.get(table.instance)
+            instance.hand_overs.admissions = replace(table, instance=instance.name)
         if self._options.link is not None:
             self._link = LinkServer(self._loop, self._options.link, self._sync, self._from_agent, say)
         listeners = self._restore(inherited)
         for name, descriptor in listeners:
             self._listen(name, descriptor)
-        self._lane.quiet = False
-        self._lane.probe()
+        self._started_up = True
+        for instance in self._instances:
+            instance.lane.quiet = False
+            instance.lane.probe()
         self._store.tell("READY=1", f"STATUS={self._describe()}")
         self._loop.call_later(STATUS_EVERY, self._tell_status)
-        self._lane.pump()
+        self._pump()
 
-    def _first_admissions(self) -> Admissions:
+    def _first_admissions(self) -> Iterator[Admissions]:
         if self._options.admissions is not None:
-            return self._options.admissions
-        try:
-            return state.load(self._options.state) or Admissions()
-        except state.StateError as error:
-            say(f"{error}; everyone is held until the agent says more")
-            return Admissions()
+            yield from self._options.admissions
+            return
+        for name in state.instances(self._options.state):
+            try:
+                table = state.load(self._options.state, name)
+            except state.StateError as error:
+                say(f"{error}; everyone is held until the agent says more")
+            else:
+                if table is not None and table.instance == name:
+                    yield table
 
     def _restore(self, inherited: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """What an earlier gate has left in the store; the rest is returned. Processes first, because their connections
@@ -129,7 +150,9 @@ class Gate:
                 self._store.drop(name)
                 os.close(descriptor)
         for found, descriptor in kept:
-            if isinstance(found, KnownName) and not self._processes.restore(str(found), found, descriptor):
+            if not isinstance(found, KnownName):
+                continue
+            if not self._processes.restore(str(found), found, descriptor, self._instances.get(found.instance).name):
                 self._store.drop(str(found))
         last_words: dict[int, bytes] = {}
         passing = []
@@ -138,12 +161,16 @@ class Gate:
             connection = self._restore_connection(found, socket.socket(fileno=descriptor), last_words)
             if connection is not None:
                 passing.append(connection)
-        daemons = [(found, descriptor) for found, descriptor in kept if isinstance(found, DaemonName)]
-        self._hand_overs.resume([(found, socket.socket(fileno=one)) for found, one in daemons], last_words)
-        under_way = set(self._hand_overs.under_way())
+        daemons: dict[Instance, list[tuple[DaemonName, socket.socket]]] = {}
+        for found, descriptor in kept:
+            if isinstance(found, DaemonName):
+                instance = self._instances.get(found.instance)
+                daemons.setdefault(instance, []).append((found, socket.socket(fileno=descriptor)))
+        for instance, connected in daemons.items():
+            instance.hand_overs.resume(connected, last_words)
         for connection in passing:
-            if connection not in under_way and self._holding.get(connection.number) is not None:
-                self._hand_overs.resume_passing(connection)
+            if not self._handing(connection) and self._holding.get(connection.number) is not None:
+                self._where(connection).hand_overs.resume_passing(connection)
         return [(name, descriptor) for name, descriptor in inherited if parse_name(name) is None]
 
     def _restore_connection(
@@ -179,29 +206,88 @@ class Gate:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def _process_ended(self, known: KnownProcess) -> None:
-        self._hand_overs.process_ended(known.process)
-        self._lane.pump()  # there is room for one more
+    def _pump(self) -> None:
+        for instance in self._instances:
+            instance.lane.pump()
 
-    def _daemon_greets(self, greeting: bytes, pid: int) -> None:
+    def _hold(self, connection: Connection) -> None:
+        """Of a client. No user is kept out by others, however many they are."""
+        for number in self._queue.crowding_out(connection.peer.uid):
+            other = self._holding.get(number)
+            if other is not None and not self._handing(other):
+                why = f"{self._queue.most} connections are held, and most of them are of user {other.peer.uid}"
+                self._holding.refused(other, why)
+                self._holding.close(other)
+                break
+        self._holding.hold(connection)
+
+    def _changed(self, name: str | None) -> None:
+        """A connection has come that waits there."""
+        if name is not None:
+            self._instances.get(name).lane.pump()
+
+    def _process_ended(self, known: KnownProcess) -> None:
+        for instance in self._instances:
+            instance.hand_overs.process_ended(known.process)
+            instance.lane.pump()  # there is room for one more
+
+    def _daemon_greets(self, instance: Instance, greeting: bytes, pid: int) -> None:
         known = greeting == HELLO
-        self._greeting = link.HandshakeSeen(known, greeting[:64].hex(), pid or None)
-        self._tell(self._greeting)
+        instance.greeting = link.HandshakeSeen(known, greeting[:64].hex(), pid or None, instance.name)
+        self._tell(instance.greeting)
         if known:
             self._loop.call_soon(self._relays.again)
-        self._loop.call_soon(self._lane.pump)
+        self._loop.call_soon(instance.lane.pump)
 
-    def _front_end_command(self, who: Credentials, command: str, at: float, refused: bool) -> None:
-        self._tell(link.FrontEnd(who.pid, who.uid, command, at, refused))
+    def _front_end_command(self, lane: Lane, who: Credentials, command: str, at: float, refused: bool) -> None:
+        name = next((one.name for one in self._instances if one.lane is lane), "")
+        self._tell(link.FrontEnd(who.pid, who.uid, command, at, refused, name))
 
-    def _applied(self) -> None:
-        """Tells the agent that its admissions are in force, once no hand-over that they do not allow is under way."""
-        number, table = self._unapplied, self._hand_overs.admissions
-        if number is None:
-            return
-        if all(table.open and table.user(one.peer.uid) is not None for one in self._hand_overs.under_way()):
-            self._unapplied = None
-            self._tell(link.Applied(number))
+    def _special(self, connection: Connection, data: bytes) -> bool:
+        if any(one.hand_overs.special(connection, data) for one in self._instances):
+            return True
+        if connection.mark >= Mark.PASSING:
+            self._where(connection).hand_overs.was_passed(connection)
+            return True
+        return False
+
+    # --- which instance ----------------------------------------------------------------------------------------------
+
+    def _place(self, uid: int) -> str | None:
+        """Where a user's connections wait: the instance that admits the user. None: the agent has not said yet."""
+        found = self._instances.of_user(uid)
+        return None if found is None else found.name
+
+    def _lane_of(self, uid: int) -> Lane:
+        """Where a user's front-ends are answered, who may have no clients."""
+        found = self._instances.find(self._queue.instance_of(uid) or self._place(uid) or "")
+        return (found or self._instances.first).lane
+
+    def _where(self, connection: Connection) -> Instance:
+        """Where a connection waits that an earlier gate had begun to hand over."""
+        held = self._queue.get(connection.number)
+        return self._instances.get((held.instance if held is not None else None) or "")
+
+    def _handing(self, connection: Connection) -> bool:
+        return self._instances.of_connection(connection) is not None
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """Instances that are not named admit no one from now on, and go when no process is known there."""
+        for instance in self._instances:
+            if instance.name not in names:
+                instance.admit(Admissions())
+                for uid in self._queue.users_in(instance.name):
+                    self._queue.place(uid, self._place(uid))
+        self._kept = names
+        self._drop_idle()
+        state.forget(self._options.state, names)
+
+    def _drop_idle(self) -> None:
+        for instance in self._instances:
+            if self._kept is None or instance.name in self._kept:
+                continue
+            if not self._queue.known_in(instance.name) and not any(instance.hand_overs.under_way()):
+                self._instances.drop(instance.name)
 
     # --- link and status ---------------------------------------------------------------------------------------------
 
@@ -211,11 +297,9 @@ class Gate:
 
     def _sync(self) -> Iterator[Outgoing]:
         yield link.Hello(os.getpid(), self._started), None
-        if self._greeting is not None:
-            yield self._greeting, None
-        yield from self._holding.knocks()
-        for one in self._hand_overs.under_way():
-            yield link.Handing(one.number, one.peer.pid, one.peer.uid, time.time()), None
+        for instance in self._instances:
+            if instance.greeting is not None:
+                yield instance.greeting, None
         for known in self._queue.known():
             message = link.Known(
                 known.pid,
@@ -226,8 +310,13 @@ class Gate:
                 known.limits,
                 identity.cgroup(known.pid),
                 known.connections,
+                known.instance,
             )
             yield message, self._pidfd_of(known.process)
+        yield from self._holding.knocks()
+        for instance in self._instances:
+            for one in instance.hand_overs.under_way():
+                yield link.Handing(one.number, one.peer.pid, one.peer.uid, time.time(), instance.name), None
         yield link.Synced(), None
 
     def _pidfd_of(self, process: Process) -> Callable[[], int | None]:
@@ -236,25 +325,30 @@ class Gate:
     def _from_agent(self, message: link.FromAgent) -> None:
         match message:
             case Admissions():
-                self._hand_overs.admit(message)
-                self._unapplied = message.number
-                self._applied()
+                instance = self._instances.get(message.instance)
+                for uid in [*message.users, *(self._queue.users_in(None) if message.others is not None else ())]:
+                    self._queue.place(uid, instance.name)
+                instance.admit(message)
                 try:
-                    state.save(self._options.state, message)
+                    name = "" if instance is self._instances.first else instance.name
+                    state.save(self._options.state, replace(message, instance=name))
                 except (OSError, link.LinkError) as error:
                     say(f"the admissions cannot be kept in {self._options.state}: {error}")
             case link.Refuse():
-                connection, current = self._holding.get(message.connection), self._hand_overs.current
-                if connection is not None and (current is None or current.connection is not connection):
+                connection = self._holding.get(message.connection)
+                if connection is not None and not self._handing(connection):
                     self._holding.close(connection)
             case link.Release():
                 self._processes.release((message.pid, message.start))
-        self._lane.pump()
+            case link.Instances():
+                self._forget(message.names)
+        self._pump()
 
     def _describe(self) -> str:
         return f"{len(self._queue)} held, {sum(1 for _ in self._queue.known())} known"
 
     def _tell_status(self) -> None:
+        self._drop_idle()
         text = self._describe()
         if text != self._status:
             self._status = text

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ STRICT = 10.0
 _directory = click.Path(path_type=Path)
 _public = click.option("--public", type=_directory, default=PUBLIC, show_default=True, help="Directory of the sockets.")
 _daemon = click.option(
-    "--daemon", type=_directory, default=DAEMON, show_default=True, help="Pipe directory of the hidden control daemon."
+    "--daemon", type=_directory, default=DAEMON, show_default=True, help="Pipe directory of the (first) control daemon."
 )
 _link = click.option("--link", type=_directory, default=LINK, show_default=True, help="Socket for the agent.")
 _state = click.option(
@@ -87,23 +88,23 @@ def keep(public: Path, daemon: Path, link: Path, state: Path) -> None:
     sys.exit(kept.run())
 
 
-def everybody(directory: Path, threads: float | None) -> Admissions:
-    """Everybody passes with the fail-safe limits that the agent said last, or with strict ones."""
-    last: Admissions | None = None
-    try:
-        last = state.load(directory)
-    except state.StateError as error:
-        say(str(error))
-    limits = last.fail_safe if last is not None else Limits(STRICT)
-    if threads is not None:
-        limits = Limits(min(100.0, max(0.1, threads)), limits.memory)
-    return Admissions(
-        open=True,
-        fail_safe=limits,
-        devices=last.devices if last is not None else (),
-        room=last.room if last is not None else 48,
-        others=User(0, "all", limits),
-    )
+def everybody(directory: Path, threads: float | None) -> list[Admissions]:
+    """Everybody passes with the fail-safe limits that the agent said last of an instance, or with strict ones."""
+    found = []
+    for name in state.instances(directory) or [""]:
+        last: Admissions | None = None
+        try:
+            last = state.load(directory, name)
+        except state.StateError as error:
+            say(str(error))
+        last = last or Admissions(instance=name, fail_safe=Limits(STRICT))
+        limits = last.fail_safe
+        if threads is not None:
+            limits = Limits(min(100.0, max(0.1, threads)), limits.memory)
+        found.append(
+            replace(last, open=True, fail_safe=limits, set_limits=True, users={}, others=User(0, "all", limits))
+        )
+    return found
 
 
 def _serve(options: Options, given: list[tuple[str, int]] | None = None) -> None:

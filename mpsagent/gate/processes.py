@@ -34,7 +34,7 @@ class KnownProcesses:
         self._ended = ended
         self._watched: dict[Process, _Watched] = {}
 
-    def prepare(self, connection: Connection, limits: Limits) -> bool:
+    def prepare(self, connection: Connection, limits: Limits, instance: str) -> bool:
         """Before the descriptor goes out: from then on the process counts, whatever happens to this gate. False when it
         has ended."""
         process = (connection.peer.pid, connection.start)
@@ -49,7 +49,7 @@ class KnownProcesses:
             return False
         since = known.since if known is not None else time.time()
         who = connection.peer
-        name = str(KnownName(who.uid, who.gid, connection.start, since, limits))
+        name = str(KnownName(who.uid, who.gid, connection.start, since, limits, instance))
         self._replace(process, pidfd, name)
         return True
 
@@ -69,13 +69,13 @@ class KnownProcesses:
         watched = self._watched.get((connection.peer.pid, connection.start))
         return watched is not None and not identity.has_ended(watched.pidfd)
 
-    def passed(self, connection: Connection, limits: Limits) -> KnownProcess:
+    def passed(self, connection: Connection, limits: Limits, instance: str) -> KnownProcess:
         """The hand-over is done."""
         process = (connection.peer.pid, connection.start)
         known = self._queue.known_process(process)
         if known is None:
             who = connection.peer
-            known = KnownProcess(who.pid, who.uid, who.gid, connection.start, time.time(), limits)
+            known = KnownProcess(who.pid, who.uid, who.gid, connection.start, time.time(), limits, instance=instance)
             self._queue.know(known)
         known.limits = limits
         known.connections += 1
@@ -89,7 +89,7 @@ class KnownProcesses:
         if self._queue.known_process(process) is None:
             self._forget(process)
 
-    def restore(self, name: str, said: KnownName, pidfd: int) -> bool:
+    def restore(self, name: str, said: KnownName, pidfd: int, instance: str) -> bool:
         """A pidfd out of the store; False when its process has gone (the descriptor is closed then)."""
         pid = identity.pid_of(pidfd)
         process = (pid, said.start)
@@ -97,7 +97,7 @@ class KnownProcesses:
             with suppress(OSError):
                 os.close(pidfd)
             return False
-        self._queue.know(KnownProcess(pid, said.uid, said.gid, said.start, said.since, said.limits, 1))
+        self._queue.know(KnownProcess(pid, said.uid, said.gid, said.start, said.since, said.limits, 1, instance))
         self._watched[process] = _Watched(pidfd, name)
         self._loop.add_reader(pidfd, self._end, process)
         return True

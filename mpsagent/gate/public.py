@@ -16,8 +16,10 @@ from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
 
 AT_A_TIME = 32
 """Connections accepted before everything else has its turn."""
-MOST_UNFINISHED_OF_A_USER = 64
-MOST_UNFINISHED = 1024
+MOST_UNFINISHED_OF_A_USER = 1024
+MOST_UNFINISHED = 4096
+"""Peers that have not said yet what they are. An honest one needs milliseconds, but a crowd that starts together is
+here all at once, and who is closed is refused: as many as one user may have held. Beyond that its oldest goes."""
 PATIENCE = 10.0
 """Seconds a peer may take to say what it is."""
 UNSURE = 0.2

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mpsagent.gate.link import Admissions, User
@@ -12,8 +13,14 @@ MOST_HELD = 8192
 MOST_HELD_OF_A_USER = 1024
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
+OWES_FROM, OWES = 1.0, 9.0
+"""Seconds for which a client may take MPS up with its hand-over and fail; beyond it its user waits so many times as
+long before the next one, where others could be handed over. So one user has a tenth of MPS's time for it at most."""
+MOST_OWING = 1024
 LOOK_BEHIND = 16
 """How many connections of one user are looked at behind one that pauses after a failure."""
+
+_NONE: Counter[str] = Counter()
 
 Process = tuple[int, int]
 """(pid, start time): what a process is told by."""
@@ -22,7 +29,8 @@ Process = tuple[int, int]
 @dataclass(slots=True)
 class Held:
     """A CUDA connection that waits. ``connection`` grows with the time of arrival. ``not_before``: it pauses after a
-    failed hand-over until then; ``pause`` is the last pause's length."""
+    failed hand-over until then; ``pause`` is the last pause's length. ``instance``: where it waits, None: nowhere yet;
+    ``busy``: it is being handed over there."""
 
     connection: int
     pid: int
@@ -32,6 +40,8 @@ class Held:
     since: float
     not_before: float = 0.0
     pause: float = 0.0
+    instance: str | None = ""
+    busy: bool = False
 
     @property
     def process(self) -> Process:
@@ -54,6 +64,7 @@ class KnownProcess:
     since: float
     limits: Limits | None
     connections: int = 0
+    instance: str = ""
 
     @property
     def process(self) -> Process:
@@ -69,16 +80,24 @@ class _Line:
 
 
 class Queue:
-    """Order of arrival inside a user and among admitted users; known processes before new ones."""
+    """Order of arrival inside a user and among admitted users; known processes before new ones. Each instance has its
+    own lines; a process is known in one of them, and its connections wait there."""
 
     def __init__(self, most: int = MOST_HELD, most_of_a_user: int = MOST_HELD_OF_A_USER) -> None:
         self.most = most
         self.most_of_a_user = most_of_a_user
         self._held: dict[int, Held] = {}
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[str | None, dict[int, _Line]] = {}
         self._of: dict[Process, set[int]] = {}
+        self._held_of: Counter[int] = Counter()
         self._known: dict[Process, KnownProcess] = {}
-        self._known_of: dict[int, int] = {}
+        self._own: set[Process] = set()
+        """Processes that were, or are being, handed over with limits of their own."""
+        self._owes: dict[int, float] = {}
+        """By user, until when."""
+        self._known_in: Counter[str] = Counter()
+        self._known_of: dict[int, Counter[str]] = {}
+        """Known processes by instance, of each user."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -97,31 +116,39 @@ class Queue:
         """Why one more connection of this user cannot be held; None when it can."""
         if len(self._held) >= self.most:
             return f"{self.most} connections are held already"
-        line = self._lines.get(uid)
-        if line is not None and len(line.kin) + len(line.new) >= self.most_of_a_user:
+        if self._held_of[uid] >= self.most_of_a_user:
             return f"{self.most_of_a_user} connections of user {uid} are held already"
         return None
+
+    def crowding_out(self, uid: int) -> Iterator[int]:
+        """When all places are taken: the connections, newest first, of the user who has most of them, if those are at
+        least two more than this user's. One user may come with many uids (subordinate ids)."""
+        if len(self._held) >= self.most:
+            most = max(self._held_of, key=lambda one: self._held_of[one])
+            if self._held_of[most] > self._held_of[uid] + 1:
+                yield from (one.connection for one in reversed(list(self._held.values())) if one.uid == most)
 
     def add(self, held: Held) -> None:
         """Arrival order is by ``connection``; one from an earlier gate may be older than the last."""
         self._held[held.connection] = held
-        line = self._lines.setdefault(held.uid, _Line())
-        self._insert(line.kin if held.process in self._known else line.new, held)
+        self._held_of[held.uid] += 1
+        self._enter(held)
         self._of.setdefault(held.process, set()).add(held.connection)
 
     def remove(self, connection: int) -> Held | None:
         held = self._held.pop(connection, None)
         if held is None:
             return None
-        line = self._lines[held.uid]
-        line.kin.pop(connection, None)
-        line.new.pop(connection, None)
-        if not line.kin and not line.new:
-            del self._lines[held.uid]
+        self._leave(held)
+        self._held_of[held.uid] -= 1
+        if not self._held_of[held.uid]:
+            del self._held_of[held.uid]
         siblings = self._of[held.process]
         siblings.discard(connection)
         if not siblings:
             del self._of[held.process]
+            if held.process not in self._known:
+                self._own.discard(held.process)
         return held
 
     # --- known processes ---
@@ -134,27 +161,86 @@ class Queue:
 
     def know(self, known: KnownProcess) -> None:
         if known.process not in self._known:
-            self._known_of[known.uid] = self._known_of.get(known.uid, 0) + 1
+            self._known_in[known.instance] += 1
+            self._known_of.setdefault(known.uid, Counter())[known.instance] += 1
         self._known[known.process] = known
-        self._move(known.process, known.uid)
+        self._sort(known.process)
 
     def forget(self, process: Process) -> KnownProcess | None:
         known = self._known.pop(process, None)
+        self._own.discard(process)
         if known is not None:
-            self._known_of[known.uid] -= 1
-            if not self._known_of[known.uid]:
+            self._known_in[known.instance] -= 1
+            of_user = self._known_of[known.uid]
+            of_user[known.instance] -= 1
+            if not of_user[known.instance]:
+                del of_user[known.instance]
+            if not of_user:
                 del self._known_of[known.uid]
-            self._move(process, known.uid)
+            self._sort(process)
         return known
 
-    def _move(self, process: Process, uid: int) -> None:
+    def known_in(self, instance: str) -> int:
+        """How many processes are known there."""
+        return self._known_in[instance]
+
+    def instance_of(self, uid: int) -> str | None:
+        """Where this user has known processes; None: nowhere."""
+        return next(iter(self._known_of.get(uid, ())), None)
+
+    # --- which instance ---
+
+    def place(self, uid: int, instance: str | None) -> None:
+        """This user's connections wait there from now on, but for those of known processes and those that are being
+        handed over."""
+        for other in [one for one, lines in self._lines.items() if one != instance and uid in lines]:
+            for held in [one for one in self._lines[other][uid].new.values() if not one.busy]:
+                self._leave(held)
+                held.instance = instance
+                self._enter(held)
+
+    def take(self, connection: int, instance: str) -> None:
+        """It is being handed over there, and stays until :meth:`free`."""
+        held = self._held[connection]
+        self._leave(held)
+        held.instance, held.busy = instance, True
+        self._enter(held)
+
+    def free(self, connection: int) -> None:
+        """It waits as all others do."""
+        held = self._held.get(connection)
+        if held is not None:
+            self._leave(held)
+            held.busy = False
+            self._enter(held)
+
+    def users_in(self, instance: str | None) -> list[int]:
+        """Who waits there."""
+        return list(self._lines.get(instance, ()))
+
+    def _sort(self, process: Process) -> None:
         """The other connections of a process that became known, or is not known any more."""
         for connection in self._of.get(process, ()):
             held = self._held[connection]
-            line = self._lines[held.uid]
-            line.kin.pop(connection, None)
-            line.new.pop(connection, None)
-            self._insert(line.kin if process in self._known else line.new, held)
+            self._leave(held)
+            self._enter(held)
+
+    def _leave(self, held: Held) -> None:
+        lines = self._lines[held.instance]
+        line = lines[held.uid]
+        line.kin.pop(held.connection, None)
+        line.new.pop(held.connection, None)
+        if not line.kin and not line.new:
+            del lines[held.uid]
+            if not lines:
+                del self._lines[held.instance]
+
+    def _enter(self, held: Held) -> None:
+        known = self._known.get(held.process)
+        if known is not None and not held.busy:
+            held.instance = known.instance
+        line = self._lines.setdefault(held.instance, {}).setdefault(held.uid, _Line())
+        self._insert(line.new if known is None else line.kin, held)
 
     @staticmethod
     def _insert(line: dict[int, Held], held: Held) -> None:
@@ -167,28 +253,45 @@ class Queue:
 
     # --- who is next ---
 
-    def next(self, now: float, admissions: Admissions) -> Held | None:
-        """The connection to hand over now."""
-        return self._choose(now, admissions)[0]
+    def took(self, uid: int, seconds: float, now: float) -> None:
+        """A hand-over of this user has failed and taken so long, while MPS answered no one."""
+        if seconds >= OWES_FROM:
+            if len(self._owes) >= MOST_OWING:
+                self._owes = {one: until for one, until in self._owes.items() if until > now}
+            self._owes[uid] = now + OWES * seconds
 
-    def wake(self, now: float, admissions: Admissions) -> float | None:
+    def next(self, now: float, admissions: Admissions, contexts_from: float = 0.0) -> Held | None:
+        """The connection to hand over now, in the instance that these admissions are for. ``contexts_from``: when the
+        next one may be that of a known process, which is a context."""
+        return self._choose(now, admissions, contexts_from)[0]
+
+    def wake(self, now: float, admissions: Admissions, contexts_from: float = 0.0) -> float | None:
         """When a connection that only pauses may be tried again; None when none does."""
-        chosen, wake = self._choose(now, admissions)
+        chosen, wake = self._choose(now, admissions, contexts_from)
         return now if chosen is not None else wake
 
-    def _choose(self, now: float, admissions: Admissions) -> tuple[Held | None, float | None]:
+    def _choose(self, now: float, admissions: Admissions, contexts_from: float) -> tuple[Held | None, float | None]:
+        instance = admissions.instance
         if not admissions.open:
             return None, None
+        several = len(admissions.users) > 1 or admissions.others is not None
         wake: float | None = None
         best: Held | None = None
         for known in (True, False):
-            if not known and len(self._known) >= admissions.room:
+            if not known and self._known_in[instance] >= admissions.room:
                 break
-            for uid, line in self._lines.items():
+            soonest = max(now, contexts_from) if known else now
+            for uid, line in self._lines.get(instance, {}).items():
                 user = admissions.user(uid)
-                if user is None or not (known or self._admits(user, uid)):
+                if user is None or not (known or self._admits(user, uid, instance)):
                     continue
-                found, later = _first(line.kin if known else line.new, now)
+                at = max(soonest, self._owes.get(uid, 0.0)) if several else soonest
+                of_it = line.kin.values() if known else _named(line.new, user, admissions)
+                found, later = _first(of_it, at)
+                if found is not None and not known and not self._fits(found, user, admissions):
+                    found = None
+                if found is not None and at > now:
+                    found, later = None, at
                 if found is not None and (best is None or found.connection < best.connection):
                     best = found
                 if later is not None and (wake is None or later < wake):
@@ -197,15 +300,50 @@ class Queue:
                 return best, None
         return None, wake
 
-    def _admits(self, user: User, uid: int) -> bool:
+    def _admits(self, user: User, uid: int, instance: str) -> bool:
         """Whether a new process of this user may pass."""
-        return user.admit == "all" and (user.max_clients is None or self._known_of.get(uid, 0) < user.max_clients)
+        if user.admit != "all":
+            return False
+        return user.max_clients is None or self._known_of.get(uid, _NONE)[instance] < user.max_clients
+
+    def _fits(self, held: Held, user: User, admissions: Admissions) -> bool:
+        """Whether there is room for it in its user's total."""
+        wanted = self.limits_for(held, user, admissions)
+        return user.total is None or user.total.fits(self._used(user, held.uid, admissions.instance), wanted)
+
+    def _used(self, user: User, uid: int, instance: str, but: Process | None = None) -> Iterator[Limits]:
+        """What a user's known processes have; of whom it is not known, all that the user's may have."""
+        for known in self._known.values():
+            if known.uid == uid and known.instance == instance and known.process != but:
+                yield known.limits or user.limits
+
+    def limits_for(self, held: Held, user: User, admissions: Admissions) -> Limits:
+        """What it is handed over with: its own limits, or its user's. A process that works already keeps what it has
+        where that were limits of its own, or where more would not fit."""
+        known, named = self._known.get(held.process), admissions.processes.get(held.process)
+        wanted = user.limits if named is None else named.limits
+        if known is None:
+            if user.named:
+                self._own.add(held.process)
+            return wanted
+        if known.limits is None or (user.total is None and held.process not in self._own):
+            return wanted
+        used = self._used(user, held.uid, admissions.instance, held.process)
+        fits = user.total is None or user.total.fits(used, wanted)
+        return wanted if fits and held.process not in self._own else known.limits
 
 
-def _first(line: dict[int, Held], now: float) -> tuple[Held | None, float | None]:
+def _named(line: dict[int, Held], user: User, admissions: Admissions) -> Iterable[Held]:
+    """Those whose limits are known here."""
+    if not user.named:
+        return line.values()
+    return (held for held in line.values() if held.process in admissions.processes)
+
+
+def _first(line: Iterable[Held], now: float) -> tuple[Held | None, float | None]:
     """The first one that does not pause, and when the first of those that do may be tried."""
     wake: float | None = None
-    for count, held in enumerate(line.values()):
+    for count, held in enumerate(line):
         if held.not_before <= now:
             return held, None
         if wake is None or held.not_before < wake:

@@ -16,13 +16,18 @@ AGAIN = 0.1
 
 
 class Relays:
-    """``greet`` takes a connection back that need not be relayed after all."""
+    """``lane_of`` says where a user's connections go. ``greet`` takes a connection back that need not be relayed after
+    all."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, lane: Lane, store: Store, greet: Callable[[Connection], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        lane_of: Callable[[int], Lane],
+        store: Store,
+        greet: Callable[[Connection], None],
     ) -> None:
         self._loop = loop
-        self._lane = lane
+        self._lane_of = lane_of
         self._store = store
         self._greet = greet
         self._open = 0
@@ -30,12 +35,13 @@ class Relays:
 
     def offer(self, connection: Connection) -> bool:
         """A new connection, before its greeting; False when the daemon's greeting is known, or not yet heard."""
-        if self._lane.known is not False:
+        lane = self._lane_of(connection.peer.uid)
+        if lane.known is not False:
             return False
         daemon = None
         if self._open < MOST:
             with suppress(OSError):
-                daemon = connect(self._lane.directory, PRIVILEGED if connection.privileged else CONTROL)
+                daemon = connect(lane.directory, PRIVILEGED if connection.privileged else CONTROL)
         if daemon is None:  # it waits without a greeting: closed now, its client would run outside MPS
             if not self._waiting:
                 self._loop.call_later(AGAIN, self.again)
@@ -45,7 +51,7 @@ class Relays:
             self._store.drop(connection.name)
             connection.stored = False
         self._open += 1
-        Relay(self._loop, connection, daemon, self._lane.greeted, self._ended)
+        Relay(self._loop, connection, daemon, lane.greeted, self._ended)
         return True
 
     def again(self) -> None:

@@ -32,9 +32,10 @@ UNSURE = 0.1
 read everything and said nothing, or when the two had met already."""
 PATIENCE = 2.0
 SETTLING = 0.1
-"""Seconds until the gate hangs up on a server that has answered. One whose client hangs up between "is associated" and
-"is ACTIVE", within a millisecond of the answer, ends with everybody's work on it: the last lines of both servers that
-ended on an H100 (server-deaths.txt there)."""
+"""Seconds until the gate hangs up on a server that has answered, for a client that has gone, and until it closes its
+own copy of a living client's descriptor. A server whose client hangs up between "is associated" and "is ACTIVE", within
+a millisecond of the answer, ends with everybody's work on it: the last lines of all servers that ended while clients
+were killed on an H100 (server-deaths.txt there)."""
 MOST_DESCRIPTORS = 8
 
 

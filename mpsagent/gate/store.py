@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mpsagent.gate.channel import with_descriptors
+from mpsagent.gate.link import instance_name
 from mpsagent.mps.limits import Limits
 
 FIRST_DESCRIPTOR = 3
@@ -46,13 +47,14 @@ class KnownName:
     start: int
     since: float
     limits: Limits | None = None
+    instance: str = ""
 
     def __str__(self) -> str:
         words = [_short(self.uid), _short(self.gid), _short(self.start), _short(round(self.since * 1000))]
         if self.limits is not None:
             words += _limit_words(self.limits)
-        text = "k" + ".".join(words)
-        return text if len(text) < 250 else str(KnownName(self.uid, self.gid, self.start, self.since))
+        text = "k" + ".".join(words) + _at(self.instance)
+        return text if len(text) < 250 else str(replace(self, limits=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +68,19 @@ class DaemonName:
     gid: int
     fail_safe: bool
     limits: Limits | None = None
+    instance: str = ""
 
     def __str__(self) -> str:
         numbers = (self.number, self.generation, self.uid, self.gid, int(self.fail_safe))
         words = [_short(number) for number in numbers]
         if self.limits is not None:
             words += _limit_words(self.limits)
-        text = "d" + ".".join(words)
+        text = "d" + ".".join(words) + _at(self.instance)
         return text if len(text) < 250 else str(replace(self, limits=None))
+
+
+def _at(instance: str) -> str:
+    return f"@{instance}" if instance else ""
 
 
 def _limit_words(limits: Limits) -> list[str]:
@@ -88,18 +95,21 @@ def _limits_of(words: list[str]) -> Limits:
 
 def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
     """None for a name that is not ours."""
+    text, at, instance = text.partition("@")
     words = text[1:].split(".")
+    if at and not instance_name(instance):
+        return None
     try:
         if text[:1] in ("c", "p") and len(words) == 2:
             return ConnectionName(_long(words[0]), _long(words[1]), text[0] == "p")
         if text[:1] == "k" and len(words) >= 4:
             uid, gid, start, since = map(_long, words[:4])
             limits = _limits_of(words[4:]) if len(words) > 4 else None
-            return KnownName(uid, gid, start, since / 1000, limits)
+            return KnownName(uid, gid, start, since / 1000, limits, instance)
         if text[:1] == "d" and len(words) >= 5:
             number, generation, uid, gid, fail_safe = map(_long, words[:5])
             limits = _limits_of(words[5:]) if len(words) > 5 else None
-            return DaemonName(number, generation, uid, gid, fail_safe == 1, limits)
+            return DaemonName(number, generation, uid, gid, fail_safe == 1, limits, instance)
     except ValueError:
         pass
     return None

@@ -7,7 +7,10 @@ The shapes of the answers are the TypedDicts in :mod:`mpsagent.interfaces.shapes
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any, Protocol
+
+from mpsagent.system.database import Query
 
 Json = dict[str, Any]
 
@@ -15,7 +18,7 @@ Json = dict[str, Any]
 class Problem(Exception):
     """An answer that is an error. ``status`` is an HTTP status; the texts are for the person who asked.
 
-    ``more`` goes into the body beside them (the oldest cursor of a 410, for instance).
+    The body is a problem detail (RFC 9457); ``more`` goes into it too (the oldest cursor of a 410, for instance).
     """
 
     def __init__(self, status: int, what: str, where: str = "", hint: str = "", **more: Any) -> None:
@@ -23,7 +26,9 @@ class Problem(Exception):
         self.status, self.what, self.where, self.hint, self.more = status, what, where, hint, more
 
     def body(self) -> Json:
-        return {"error": {"what": self.what, "where": self.where, "hint": self.hint, **self.more}}
+        title = HTTPStatus(self.status).phrase
+        told = {"detail": self.what, "where": self.where, "hint": self.hint}
+        return {"type": "about:blank", "title": title, "status": self.status, **told, **self.more}
 
 
 class CursorGone(Problem):
@@ -52,6 +57,9 @@ class Backend(Protocol):
 
     def clients(self) -> Iterable[Mapping[str, Any]]: ...
 
+    async def look_again(self, most: float) -> None:
+        """Have the GPUs asked who uses what memory, if the last answer is old. Waits for ``most`` seconds at most."""
+
     def queue(self) -> Iterable[Mapping[str, Any]]: ...
 
     def owner(self, pid: int) -> int | None:
@@ -66,11 +74,23 @@ class Backend(Protocol):
         May ask the name service. Raises Problem(404) for an unknown user.
         """
 
-    def records(self, cursor: int | None, limit: int) -> list[Json]:
+    async def policy_diff(self) -> Json:
+        """What the policy files would change: see :class:`mpsagent.interfaces.shapes.PolicyDiff`. Raises Problem(422)
+        when they have mistakes."""
+
+    async def records(self, cursor: int | None, limit: int) -> list[Json]:
         """At most ``limit`` records after ``cursor``, oldest first; with None the newest ``limit``. Raises CursorGone.
 
         As the history keeps them: ``seq`` (increasing integers), ``at`` (seconds), ``kind``.
         """
+
+    async def find(self, user: str | None, query: Query) -> tuple[list[Json], float]:
+        """Records, as :meth:`records` gives them, that answer the query, and the seconds of work that it was;
+        ``user``: a name or uid. Raises Problem."""
+
+    async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
+        """Sums of these days: see :class:`mpsagent.interfaces.shapes.Report`; ``job``: of this one alone. Raises
+        Problem."""
 
     def newest(self) -> int:
         """``seq`` of the newest record."""
@@ -87,13 +107,24 @@ class Backend(Protocol):
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         """End one client by the ladder. ``by``: the uid that asked; already checked by the API."""
 
-    async def drain(self, timeout: float | None, by: int) -> Json:
-        """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs."""
+    async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
+        """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there.
+        Raises Problem(404) when there is none of that name."""
 
-    async def resume(self, by: int) -> Json: ...
+    async def resume(self, by: int, instance: str | None = None) -> Json: ...
 
-    async def restart(self, by: int) -> Json:
-        """Start the control daemon again, also out of the failed state."""
+    async def restart(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
+        """Start the control daemon again, also out of the failed state; clients get ``timeout`` seconds to end by
+        themselves (None: the policy's ``kill_grace``). Raises Problem(409) in a drain."""
+
+    def leases(self) -> Iterable[Mapping[str, Any]]:
+        """See :class:`mpsagent.interfaces.shapes.Lease`."""
+
+    async def give_lease(self, body: Json, by: int) -> Json:
+        """A share for a job. Raises Problem(400) for a body that is wrong, Problem(409) when it cannot be given."""
+
+    async def end_lease(self, number: int, by: int) -> Json:
+        """Raises Problem(404)."""
 
     async def reload(self, by: int) -> Json:
         """Read the policy again; a bad one leaves the old one in force and is in the answer."""

@@ -7,18 +7,23 @@ Exit status: 0 fine, 1 unhealthy or drifted, 2 usage or configuration, 3 the age
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 from pathlib import Path
 
 import click
 
 from mpsagent import __version__
+from mpsagent.interfaces import cli_advise, cli_bench, cli_complete, cli_metrics, cli_report, cli_timeline, client
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces import client
 from mpsagent.interfaces.cli_ask import UNHEALTHY, USAGE
+from mpsagent.interfaces.cli_lease import lease
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+_instance = click.option("--instance", metavar="NAME", help="Only this instance of MPS, where there are several.",
+                         shell_complete=cli_complete.instances)  # fmt: skip
+_watch = click.option("--watch", "every", type=click.FloatRange(0.1, 86400), metavar="SECONDS",
+                      help="Show it again and again, until Ctrl-C.")  # fmt: skip
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -44,13 +49,14 @@ def cli(ctx: click.Context, path: str) -> None:
 
 
 @cli.command()
+@_watch
 @_json
 @click.pass_obj
-def status(path: str, as_json: bool) -> None:
+def status(path: str, as_json: bool, every: float | None) -> None:
     """Who has the GPU, who waits and why, and what needs you."""
     from mpsagent.interfaces import cli_text
 
-    body = ask.show(path, "/v1/status", as_json, lambda body: cli_text.status(body, ask.paint(), ask.now()))
+    body = ask.show(path, "/v1/status", as_json, lambda body: cli_text.status(body, ask.paint(), ask.now()), every)
     if not body["health"]["ok"] or body["limits"]["drifted"]:
         sys.exit(UNHEALTHY)
 
@@ -58,31 +64,95 @@ def status(path: str, as_json: bool) -> None:
 @cli.command()
 @_json
 @click.pass_obj
-def servers(path: str, as_json: bool) -> None:
+def probe(path: str, as_json: bool) -> None:
+    """Whether all is well, within 2 seconds.
+
+    Also when mpsagent hangs: for health checks, prologs and readiness.
+    Exit status: 0 healthy, 1 something needs a person, 3 mpsagent does not answer.
+    """
+    sys.exit(ask.probe(path, as_json))
+
+
+@cli.command()
+@click.option("--error", type=click.Choice([str(code) for code in range(805, 811)]), metavar="805..810",
+              help="What this error of CUDA's means, and what explains it here.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="Warnings count as problems.")
+@_json
+@click.pass_obj
+def doctor(path: str, error: str | None, strict: bool, as_json: bool) -> None:
+    """Look for what goes wrong in practice, and say how to mend it.
+
+    Run it as root to see all.
+    Exit status: 0 no problem, 1 a problem, 3 mpsagent does not answer (the machine is looked at all the same).
+    """
+    from mpsagent.interfaces import cli_doctor
+
+    sys.exit(
+        cli_doctor.doctor(path, as_json, strict) if error is None else cli_doctor.explain(path, int(error), as_json)
+    )
+
+
+@cli.command()
+@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
+              help="How often to look again.")  # fmt: skip
+@click.pass_obj
+def top(path: str, every: float) -> None:
+    """Clients, users and who waits, live; ends a client on request.
+
+    Keys: arrows choose, s sorts, r reverses, / filters, u shows users, k ends the chosen client after a question, q
+    leaves. Into a pipe it writes one page.
+    """
+    from mpsagent.interfaces import cli_top
+
+    cli_top.top(path, every)
+
+
+@cli.command()
+@_watch
+@_json
+@click.pass_obj
+def servers(path: str, as_json: bool, every: float | None) -> None:
     """MPS servers, their users and limits."""
     from mpsagent.interfaces import cli_text
 
-    ask.show(path, "/v1/servers", as_json, lambda body: cli_text.servers(body["servers"], ask.now()))
+    ask.show(path, "/v1/servers", as_json, lambda body: cli_text.servers(body["servers"], ask.now()), every)
 
 
 @cli.command()
+@_watch
 @_json
 @click.pass_obj
-def clients(path: str, as_json: bool) -> None:
+def clients(path: str, as_json: bool, every: float | None) -> None:
     """Processes that use or wait for the GPU through MPS."""
     from mpsagent.interfaces import cli_text
 
-    ask.show(path, "/v1/clients", as_json, lambda body: cli_text.clients(body["clients"], ask.width()))
+    ask.show(
+        path,
+        "/v1/clients",
+        as_json,
+        lambda body: cli_text.clients(ask.command_lines(body["clients"]), ask.width()),
+        every,
+    )
 
 
 @cli.command()
+@_watch
 @_json
 @click.pass_obj
-def queue(path: str, as_json: bool) -> None:
-    """Users who wait for the GPU, in the order in which they get it, and why each is held."""
+def queue(path: str, as_json: bool, every: float | None) -> None:
+    """Who waits for the GPU, in order, why, and until when.
+
+    In the order in which users get it, with the latest time at which the policy gives it to each.
+    To a user who is not root it first says where that user stands.
+    """
     from mpsagent.interfaces import cli_text
 
-    ask.show(path, "/v1/queue", as_json, lambda body: cli_text.queue(body["queue"], ask.now(), ask.width()))
+    def text(body: ask.Json) -> list[str]:
+        me = os.getuid()
+        own = cli_text.own_place(body["queue"], me, ask.now()) if me != 0 else []
+        return [*own, *cli_text.queue(body["queue"], ask.now(), ask.width())]
+
+    ask.show(path, "/v1/queue", as_json, text, every)
 
 
 @cli.command()
@@ -92,7 +162,10 @@ def queue(path: str, as_json: bool) -> None:
 @_json
 @click.pass_obj
 def events(path: str, follow: bool, since: int | None, lines: int | None, as_json: bool) -> None:
-    """What has happened: changes of users, faults, and everything mpsagent did, with its reason and what came of it."""
+    """What has happened, and what mpsagent did about it.
+
+    Changes of users, faults, ends; each action with its reason and what came of it.
+    """
     from mpsagent.interfaces import cli_events
 
     limit = lines if lines is not None else 20 if since is None else 1000
@@ -104,6 +177,13 @@ def events(path: str, follow: bool, since: int | None, lines: int | None, as_jso
     for event in body["events"]:
         shown.show(event)
     shown.settle()
+
+
+cli.add_command(cli_metrics.metrics)
+cli.add_command(cli_report.history)
+cli.add_command(cli_report.report)
+cli.add_command(cli_timeline.timeline)
+cli.add_command(cli_bench.bench)
 
 
 # --- the policy
@@ -121,8 +201,9 @@ def policy() -> None:
               help="The GPUs to compare with, as JSON, instead of this machine's.")  # fmt: skip
 @_json
 def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
-    """Every mistake in policy files, with its place and a hint, and what is surely not meant. Needs no agent.
+    """Every mistake in policy files, with its place and a hint.
 
+    And what is surely not meant. Needs no agent.
     Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml. Judges as a reload does.
     """
     from mpsagent.interfaces import cli_offline
@@ -130,34 +211,57 @@ def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: 
     sys.exit(cli_offline.check(files, as_json, strict, devices))
 
 
+policy.add_command(cli_advise.advise)
+
+
 @policy.command("show")
 @_json
 @click.pass_obj
 def policy_show(path: str, as_json: bool) -> None:
     """The policy that is in force."""
-    from mpsagent.interfaces import cli_text
+    from mpsagent.interfaces import cli_policy
 
-    body = ask.show(path, "/v1/policy", as_json, cli_text.tree)
+    body = ask.show(path, "/v1/policy", as_json, lambda body: cli_policy.shown(body, ask.now()))
     if body.get("errors"):
         sys.exit(USAGE)
 
 
-@policy.command()
-@click.argument("user")
+@policy.command("diff")
 @_json
 @click.pass_obj
-def explain(path: str, user: str, as_json: bool) -> None:
-    """What applies to USER (name or uid), where each value comes from, and what would happen now."""
+def policy_diff(path: str, as_json: bool) -> None:
+    """What a reload would change, and for whom. For root and the admin group.
+
+    Exit status: 0 nothing, 1 something, 2 the files have mistakes.
+    """
+    from mpsagent.interfaces import cli_policy
+
+    if not ask.show(path, "/v1/policy/diff", as_json, cli_policy.changes)["same"]:
+        sys.exit(UNHEALTHY)
+
+
+@policy.command()
+@click.argument("user", shell_complete=cli_complete.users)
+@_watch
+@_json
+@click.pass_obj
+def explain(path: str, user: str, as_json: bool, every: float | None) -> None:
+    """What applies to USER (name or uid), and which line says so.
+
+    And what would happen now.
+    """
     from urllib.parse import quote
 
-    from mpsagent.interfaces import cli_text
+    from mpsagent.interfaces import cli_policy
 
-    ask.show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, cli_text.explained)
+    ask.show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, cli_policy.explained, every)
 
 
 @cli.command()
 @click.option("--control", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A control.log.")
 @click.option("--server", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The server.log of it.")
+@click.option("--both", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="What a control daemon in the foreground (-f) printed: both logs in one.")  # fmt: skip
 @click.option("--policy", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="Say also what the agent would have done under this policy.")  # fmt: skip
 @click.option("--zone", metavar="ZONE", help="Time zone of the logs, like Europe/Berlin (this machine's).")
@@ -165,14 +269,41 @@ def explain(path: str, user: str, as_json: bool) -> None:
               help="The GPU that --policy assumes.")  # fmt: skip
 @_json
 def replay(
-    control: Path | None, server: Path | None, files: tuple[Path, ...], zone: str | None, gpu: str, as_json: bool
+    control: Path | None,
+    server: Path | None,
+    both: Path | None,
+    files: tuple[Path, ...],
+    zone: str | None,
+    gpu: str,
+    as_json: bool,
 ) -> None:
-    """The story of a pair of logs: who was served when, who waited, what ended how. Needs no agent."""
+    """The story of a pair of logs. Needs no agent.
+
+    Who was served when, who waited, what ended how.
+    """
     from mpsagent.interfaces import cli_offline
 
-    if control is None and server is None:
-        raise click.UsageError("give --control FILE, --server FILE or both")
-    sys.exit(cli_offline.replay(control, server, files, zone, gpu, as_json))
+    if (control is None and server is None) == (both is None):
+        raise click.UsageError("give --control FILE and --server FILE, one of them, or --both FILE")
+    sys.exit(cli_offline.replay(control, server, both, files, zone, gpu, as_json))
+
+
+@cli.command("report-logs")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_json
+def report_logs(files: tuple[Path, ...], as_json: bool) -> None:
+    """A short, anonymous sample of log lines not understood.
+
+    Needs no agent. Without FILES: control.log and server.log of /var/log/nvidia-mps. Numbers, paths, addresses, quoted
+    text and the names of this machine and its users are taken out; read it all the same before you send it to the
+    project.
+    """
+    from mpsagent.interfaces import cli_offline
+
+    sys.exit(cli_offline.report_logs(files, as_json))
+
+
+cli.add_command(lease)
 
 
 # --- acting
@@ -184,15 +315,16 @@ def one_client() -> None:
 
 
 @one_client.command()
-@click.argument("pid", type=click.IntRange(min=1))
+@click.argument("pid", type=click.IntRange(min=1), shell_complete=cli_complete.clients)
 @click.option("--now", is_flag=True, help="Without the hook and the grace before it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
 @_json
 @click.pass_obj
 def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_json: bool) -> None:
-    """End one client without hurting its neighbours: first by MPS, then by signals. Waits for its end and says it.
+    """End one client without hurting its neighbours.
 
+    First by MPS, then by signals. Waits for its end and says it.
     For root, the admin group, and users on their own clients.
     """
     wait = not (dry_run or no_wait or as_json)
@@ -209,47 +341,58 @@ def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_j
 
 @cli.command()
 @click.option("--timeout", metavar="SPAN", help='End what still runs after this long ("10m"); else wait for it.')
+@_instance
 @_json
 @click.pass_obj
-def drain(path: str, timeout: str | None, as_json: bool) -> None:
+def drain(path: str, timeout: str | None, instance: str | None, as_json: bool) -> None:
     """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
-    ask.act(path, "/v1/drain", {"timeout": timeout}, as_json)
+    ask.act(path, "/v1/drain", {"timeout": timeout, "instance": instance}, as_json)
 
 
 @cli.command()
+@_instance
 @_json
 @click.pass_obj
-def resume(path: str, as_json: bool) -> None:
+def resume(path: str, instance: str | None, as_json: bool) -> None:
     """End a drain."""
-    ask.act(path, "/v1/resume", None, as_json)
+    ask.act(path, "/v1/resume", {"instance": instance}, as_json)
 
 
 @cli.command()
+@click.option("--timeout", metavar="SPAN", help='How long clients get to end by themselves ("10m"; kill_grace).')
 @click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
 @click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
+@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@_instance
 @_json
 @click.pass_obj
-def restart(path: str, yes: bool, dry_run: bool, as_json: bool) -> None:
-    """Start the MPS control daemon again; also leaves the failed state.
+def restart(
+    path: str, timeout: str | None, yes: bool, dry_run: bool, no_wait: bool, instance: str | None, as_json: bool
+) -> None:
+    """Start the MPS control daemon again.
 
-    Clients that are at work lose it, so it asks first. `drain` waits for them instead.
+    Also leaves the failed state. Waits for its start and says it.
+    Clients that are still at work after the timeout lose it, so it asks first. `drain` waits for them instead.
     """
-    from mpsagent.interfaces import cli_text
+    from mpsagent.interfaces import cli_restart
+    from mpsagent.mps.units import parse_duration
 
-    if dry_run or not yes:
-        found = ask.asked(path, "GET", "/v1/clients")[0]["clients"]
-        working = [one for one in found if one["state"] != "waiting"]
-        users = sorted({cli_text.user(one) for one in working})
-        what = f"{cli_text.many(len(working), 'client')} of {', '.join(users)}" if working else "no client"
-        if dry_run:
-            click.echo(json.dumps({"clients": working}) if as_json else f"{what} would lose work")
-            return
-        if working and not sys.stdin.isatty():
-            click.echo(f"mpsagent-cli: {what} would lose work; say --yes, or use drain first", err=True)
-            sys.exit(USAGE)
-        if working and not click.confirm(f"{what} will lose work. Restart MPS?"):
-            sys.exit(USAGE)
-    ask.act(path, "/v1/restart", None, as_json)
+    try:
+        seconds = 0.0 if timeout is None else parse_duration(timeout)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--timeout") from None
+
+    if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
+        return
+    body = {**({} if timeout is None else {"timeout": seconds}), "instance": instance}
+    if no_wait or as_json:
+        ask.act(path, "/v1/restart", body, as_json)
+        return
+    from mpsagent.interfaces import cli_events
+
+    cursor = ask.asked(path, "GET", "/v1/status")[0]["history"]["newest"]
+    ask.asked(path, "POST", "/v1/restart", body)
+    sys.exit(cli_events.until_restarted(path, cursor, seconds))
 
 
 @cli.command()
@@ -264,36 +407,28 @@ def reload(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--format", "form", type=click.Choice(["shell", "docker", "slurm", "json"]), default="shell")
+@click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--give-way", is_flag=True, help="And MPS's lower priority: others' kernels come first.")
 @click.pass_obj
-def env(path: str, form: str, as_json: bool) -> None:
+def env(path: str, form: str, as_json: bool, give_way: bool) -> None:
     """The environment that a CUDA process needs to find MPS.
 
-    shell: eval "$(mpsagent-cli env)"; docker: options for docker run; slurm: lines for a TaskProlog.
+    shell: eval "$(mpsagent-cli env)"; cdi: a file for /etc/cdi, then `podman run --device mpsagent/mps=all`; docker:
+    options for docker run without CDI; slurm: lines for a TaskProlog.
     """
-    from shlex import quote
+    from mpsagent.interfaces import cli_env
 
-    body, _ = ask.asked(path, "GET", "/v1/status")
-    directory = body.get("pipe_directory")
-    if not directory:
-        click.echo("mpsagent-cli: the agent has no pipe directory yet; see mpsagent-cli status", err=True)
-        sys.exit(UNHEALTHY)
-    if form == "json" or as_json:
-        click.echo(json.dumps({"CUDA_MPS_PIPE_DIRECTORY": directory}))
-    elif form == "docker":  # MPS shares memory between client and server, hence the host's ipc
-        setting = quote(f"CUDA_MPS_PIPE_DIRECTORY={directory}")
-        click.echo(f"--ipc=host --env {setting} --volume {quote(f'{directory}:{directory}')}")
-    elif form == "slurm":  # slurmd reads the line as it is, without a shell
-        click.echo(f"export CUDA_MPS_PIPE_DIRECTORY={directory}")
-    else:
-        click.echo(f"export CUDA_MPS_PIPE_DIRECTORY={quote(directory)}")
+    cli_env.env(path, "json" if as_json else form, give_way)
 
 
 @cli.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Completion for a shell: eval "$(mpsagent-cli completion bash)"."""
+    """Completion for a shell: also of clients, users and instances.
+
+    eval "$(mpsagent-cli completion bash)"
+    """
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)

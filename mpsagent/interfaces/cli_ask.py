@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from mpsagent.interfaces import client
 
 FINE, UNHEALTHY, USAGE, UNREACHABLE = 0, 1, 2, 3
+PROBE = 1.0
+"""Seconds that a probe waits for the agent: with its own start, on a busy machine too, it takes less than two."""
 Json = dict[str, Any]
+Text = Callable[[Json], list[str]]
 
 
 def asked(path: str, method: str, target: str, body: Any = None, timeout: float = 15.0) -> tuple[Json, bytes]:
@@ -29,17 +33,77 @@ def asked(path: str, method: str, target: str, body: Any = None, timeout: float 
     raise AssertionError  # both have exited
 
 
-def show(path: str, target: str, as_json: bool, text: Callable[[Json], list[str]]) -> Json:
+def show(path: str, target: str, as_json: bool, text: Text, every: float | None = None) -> Json:
+    """``every``: again and again, so many seconds apart, for ever."""
+    if every is not None:
+        _watch(path, target, as_json, text, every)
     body, raw = asked(path, "GET", target)
     click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(text(body)))
     return body
 
 
-def act(path: str, target: str, body: Any, as_json: bool) -> None:
-    from mpsagent.interfaces import cli_text
+def probe(path: str, as_json: bool) -> int:
+    """Say whether all is well, or that there is no answer; the exit status."""
+    import json
 
-    answer, raw = asked(path, "POST", target, body, timeout=120.0)
-    click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(cli_text.tree(answer)))
+    problems, status = ["mpsagent does not say how it is"], UNREACHABLE
+    try:
+        code, raw = client.request(path, "GET", "/healthz", timeout=PROBE)
+        body = json.loads(raw)
+        if code in (200, 503) and isinstance(body.get("problems"), list):
+            problems, status = [str(one) for one in body["problems"]], FINE if body["ok"] else UNHEALTHY
+        elif "detail" in body:
+            problems = [str(body["detail"])]
+    except client.Unreachable as gone:
+        problems = [str(gone)]
+    except (ValueError, AttributeError, KeyError, TypeError):
+        pass
+    if as_json:
+        click.echo(json.dumps({"ok": status == FINE, "problems": problems}))
+    else:
+        from mpsagent.interfaces.cli_text import safe
+
+        click.echo("\n".join(safe(one, 400) for one in problems) or "healthy")
+    return status
+
+
+def _watch(path: str, target: str, as_json: bool, text: Text, every: float) -> NoReturn:
+    """On a terminal each answer takes the place of the one before. An agent that is away is said, and asked again."""
+    on_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    try:
+        while True:
+            head = [f"{now():%H:%M:%S}, every {every:g} s until Ctrl-C", ""]
+            try:
+                body, raw = client.ask(path, "GET", target)
+            except (client.Unreachable, client.Refused) as error:
+                click.echo(_frame([*head, f"mpsagent-cli: {error}"], on_screen), nl=False, err=as_json)
+            else:
+                page = raw.decode() if as_json else _frame([*head, *text(body)], on_screen)
+                click.echo(page, nl=False)
+            time.sleep(every)
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(FINE)
+
+
+def _frame(lines: list[str], on_screen: bool) -> str:
+    """Over the one before, without a flicker; what does not fit on the screen is counted."""
+    from shutil import get_terminal_size
+
+    if not on_screen:
+        return "\n".join([*lines, "", ""])
+    most = max(2, get_terminal_size().lines - 1)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"… {len(lines) - most + 1} more lines"]
+    return "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
+
+
+def act(path: str, target: str, body: Any, as_json: bool) -> None:
+    from mpsagent.interfaces import cli_orders
+    from mpsagent.interfaces.cli_progress import Progress
+
+    with Progress("waiting for mpsagent"):
+        answer, raw = asked(path, "POST", target, body, timeout=120.0)
+    click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(cli_orders.answered(answer, now())))
     if answer.get("ok") is False:
         sys.exit(UNHEALTHY)
 
@@ -51,7 +115,7 @@ def unreachable(gone: client.Unreachable) -> None:
 
 
 def refused_and_exit(refused: client.Refused) -> None:
-    complain(refused.error or {"what": f"status {refused.status}"})
+    complain(refused.error or {"detail": f"status {refused.status}"})
     sys.exit(UNREACHABLE if refused.status in (429, 503) else UNHEALTHY if refused.status >= 500 else USAGE)
 
 
@@ -59,9 +123,28 @@ def complain(error: Json) -> None:
     from mpsagent.interfaces.cli_text import safe
 
     where = f" ({safe(error['where'])})" if error.get("where") else ""
-    click.echo(f"mpsagent-cli: {safe(error.get('what', 'refused'), 400)}{where}", err=True)
+    click.echo(f"mpsagent-cli: {safe(error.get('detail', 'refused'), 400)}{where}", err=True)
     if error.get("hint"):
         click.echo(f"  {safe(error['hint'], 400)}", err=True)
+
+
+def command_lines(found: list[Json]) -> list[Json]:
+    """Clients with their whole command line instead of the name that the agent knows, as far as who asks may see it."""
+    return [{**one, "command": _command_line(one) or one["command"]} for one in found]
+
+
+def _command_line(one: Json) -> str:
+    """Of the process with this pid, if it is still that user's with that name, and of our pid namespace. The program
+    without its directory, which would leave no room for the rest."""
+    try:
+        place = f"/proc/{one['pid']}"
+        with open(f"{place}/comm", "rb") as name, open(f"{place}/cmdline", "rb") as words:
+            if os.fstat(name.fileno()).st_uid != one["uid"] or name.read(64).decode().strip() != one["command"]:
+                return ""
+            program, _, rest = words.read(4096).decode(errors="replace").partition("\0")
+            return f"{program.rpartition('/')[2]} {rest.replace(chr(0), ' ')}".strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def now() -> datetime:

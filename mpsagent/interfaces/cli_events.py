@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 import click
 
@@ -44,8 +45,8 @@ def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
             for line in client.lines(path, target):
                 reached, pause = True, 0.5
                 event = json.loads(line)
-                if "error" in event:
-                    raise client.Refused(410, event["error"])
+                if "cursor" not in event:
+                    raise client.Refused(410, event)
                 cursor = event["cursor"]
                 if "heartbeat" in event:
                     shown.settle()
@@ -74,21 +75,52 @@ def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
 
 def until_ended(path: str, cursor: int, pid: int) -> int:
     """Say what is done to a client until it has ended; the exit status."""
+
+    def over(event: Json) -> int | None:
+        return {"client.ended": FINE, "client.unkillable": UNHEALTHY}.get(event["kind"])
+
+    missing = f"client {pid} has not ended so far"
+    return _until(path, cursor, END_DEADLINE, lambda event: event.get("pid") == pid, over, missing)
+
+
+def until_restarted(path: str, cursor: int, seconds: float) -> int:
+    """Say what becomes of a restart of the control daemon, which may take so long; the exit status."""
+
+    def mine(event: Json) -> bool:
+        told = event["kind"].startswith(("control.", "drain."))
+        return told or event.get("action") in ("QuitControl", "StartControl")
+
+    def over(event: Json) -> int | None:
+        if event["kind"] in ("action.failed", "control.failed"):
+            return UNHEALTHY
+        return FINE if event["kind"] == "action.done" and event["action"] == "StartControl" else None
+
+    return _until(path, cursor, seconds + END_DEADLINE, mine, over, "the control daemon does not run so far")
+
+
+def _until(
+    path: str,
+    cursor: int,
+    seconds: float,
+    mine: Callable[[Json], bool],
+    over: Callable[[Json], int | None],
+    missing: str,
+) -> int:
+    """Show the events after ``cursor`` that are ``mine`` until one is the last; the exit status that ``over`` gives."""
     shown = Events(as_json=False)
-    latest = time.monotonic() + END_DEADLINE
+    latest = time.monotonic() + seconds
     try:
         for line in client.lines(path, f"/v1/events?follow=1&limit=1000&cursor={cursor}"):
             event = json.loads(line)
-            kind = event.get("kind")
-            if event.get("pid") == pid and "kind" in event:
+            if "kind" in event and mine(event):
                 shown.show(event)
-            if event.get("pid") == pid and kind in ("client.ended", "client.unkillable"):
-                return FINE if kind == "client.ended" else UNHEALTHY
+                if (status := over(event)) is not None:
+                    return status
             if time.monotonic() > latest:
                 break
     except KeyboardInterrupt:
         pass
     except (client.Unreachable, client.Refused) as gone:
         click.echo(f"mpsagent-cli: {gone}", err=True)
-    click.echo(f"mpsagent-cli: client {pid} has not ended so far; see mpsagent-cli events -f", err=True)
+    click.echo(f"mpsagent-cli: {missing}; see mpsagent-cli events -f", err=True)
     return UNHEALTHY

@@ -1,4 +1,4 @@
-"""The verbs of the command line that need no agent: ``policy check`` and ``replay``."""
+"""The verbs of the command line that need no agent: ``policy check``, ``replay`` and ``report-logs``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.interfaces import cli_text
+from mpsagent.interfaces.cli_progress import Progress
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import parse_bytes
 from mpsagent.policy.identity import Identity
@@ -32,6 +33,8 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     warnings count as mistakes.
     """
     from mpsagent.policy.files import load
+    from mpsagent.policy.instances import names, of
+    from mpsagent.policy.sharing import WORDS
     from mpsagent.system.policy_files import read_files, read_policy
 
     if files:
@@ -45,16 +48,19 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     remarks: list[str] = []
     if policy is not None and not errors:
         try:
-            warnings, remarks = _warnings(policy, devices)
+            errors, warnings, remarks = _of_this_machine(policy, devices)
         except (OSError, ValueError) as error:
             print(f"mpsagent-cli: {cli_text.safe(error, 4000)}", file=sys.stderr)
             return 2
     good = not errors and not (strict and warnings)
+    sections = [of(policy, name) for name in names(policy)] if policy is not None else []
     if as_json:
         body = {
             "ok": good,
             "files": [name for name, _ in texts],
             "digest": policy.digest if policy is not None and good else None,
+            "sharing": {one.sharing: WORDS[one.sharing] for one in sections} if good else None,
+            "instances": {one.instance: _instance_json(one) for one in sections} if good else None,
             "errors": [one._asdict() for one in errors],
             "warnings": [one._asdict() for one in warnings],
             "notes": [*(one._asdict() for one in notes), *remarks],
@@ -70,9 +76,32 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     if not good:
         print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
     else:
-        names = ", ".join(cli_text.safe(name) for name, _ in texts)
-        print(f"good{', with ' + counts[0] if counts else ''}: {names}")
+        read = ", ".join(cli_text.safe(name) for name, _ in texts)
+        for one in sections if len(sections) > 1 else ():
+            print(_instance_text(one))
+        for sharing in dict.fromkeys(one.sharing for one in sections):
+            print(f'sharing = "{sharing}": {WORDS[sharing]}')
+        print(f"good{', with ' + counts[0] if counts else ''}: {read}")
     return 0 if good else 2
+
+
+def _instance_json(one: Policy) -> dict[str, object]:
+    users, groups = list(one.only_users), list(one.only_groups)
+    return {
+        "devices": list(one.devices),
+        "users": users,
+        "groups": groups,
+        "sharing": one.sharing,
+        "server": one.server,
+    }
+
+
+def _instance_text(one: Policy) -> str:
+    """What it serves, and for whom."""
+    gpus = "each GPU" if one.devices == ("each",) else ", ".join(one.devices) or "all GPUs"
+    whom = [*one.only_users, *(f"group {name}" for name in one.only_groups)]
+    who = ", ".join(whom) or "whoever no instance names"
+    return cli_text.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
 
 
 def _tell(found: Sequence[PolicyError], kind: str) -> None:
@@ -84,12 +113,15 @@ def _tell(found: Sequence[PolicyError], kind: str) -> None:
             print(f"    {cli_text.safe(one.hint, 400)}")
 
 
-def _warnings(policy: Policy, devices: Path | None) -> tuple[list[PolicyError], list[str]]:
-    """What is surely not meant, and what could not be found out. Raises OSError and ValueError for ``devices``."""
+def _of_this_machine(policy: Policy, devices: Path | None) -> tuple[list[PolicyError], list[PolicyError], list[str]]:
+    """What cannot be had, what is surely not meant, and what is to be known. Raises OSError and ValueError for
+    ``devices``."""
     import asyncio
 
+    from mpsagent.policy.instances import names
     from mpsagent.policy.plausible import needs_devices
     from mpsagent.system.devices import from_file, probe
+    from mpsagent.system.impossible import compute_modes, impossible
     from mpsagent.system.policy_warnings import warnings
 
     remarks: list[str] = []
@@ -102,14 +134,26 @@ def _warnings(policy: Policy, devices: Path | None) -> tuple[list[PolicyError], 
             remarks.append(f"not compared with GPUs: {answer}")
         else:
             found = answer
-    if policy.devices:  # the daemon numbers those that it is given
+    if (
+        policy.devices and len(names(policy)) == 1 and policy.devices != ("each",)
+    ):  # the daemon numbers those that it is given
         chosen = [one for uuid in policy.devices for one in found if one.uuid.lower() == uuid.lower()]
         found = tuple(replace(one, ordinal=number) for number, one in enumerate(chosen)) or found
-    return list(asyncio.run(warnings(policy, found))), remarks
+    return (
+        list(asyncio.run(impossible(policy, lambda: compute_modes(devices)))),
+        list(asyncio.run(warnings(policy, found))),
+        remarks,
+    )
 
 
 def replay(
-    control: Path | None, server: Path | None, files: tuple[Path, ...], zone: str | None, gpu: str, as_json: bool
+    control: Path | None,
+    server: Path | None,
+    both: Path | None,
+    files: tuple[Path, ...],
+    zone: str | None,
+    gpu: str,
+    as_json: bool,
 ) -> int:
     """Print the story; the exit status."""
     from mpsagent.core.story import Story
@@ -120,16 +164,17 @@ def replay(
     try:
         if files:
             would = _would(files, gpu)
-        for event in events_of(control, server, _zone(zone)):
-            story.feed(event)
-            if would is not None:
-                would.feed(event)
+        with Progress("reading the logs"):
+            for event in events_of(control, server, both, _zone(zone)):
+                story.feed(event)
+                if would is not None:
+                    would.feed(event)
     except (OSError, ValueError) as error:
         print(f"mpsagent-cli: {cli_text.safe(error, 4000)}", file=sys.stderr)
         return 2
     body = story_json(story.finish())
-    if would is not None:
-        body["would"] = would.finish()
+    if would is not None:  # nothing is decided where it is not known who is at work
+        body["would"] = would.finish() if body["clients_named"] else None
     if as_json:
         json.dump(body, sys.stdout, indent=1)
         print()
@@ -140,6 +185,36 @@ def replay(
 
         print("\n".join(cli_story.page(body, datetime.now(_zone(zone)).astimezone(_zone(zone)))))
     return 0
+
+
+def report_logs(files: tuple[Path, ...], as_json: bool) -> int:
+    """Print what was not understood in these logs, or in those at the usual place; the exit status."""
+    import mpsagent
+    from mpsagent.interfaces.log_report import LogReport, page
+    from mpsagent.interfaces.replay import events_of
+    from mpsagent.system.control import DEFAULT_LOG_DIRECTORY
+
+    report = LogReport(_names_here())
+    try:
+        for file in files or [Path(DEFAULT_LOG_DIRECTORY, f"{name}.log") for name in ("control", "server")]:
+            with Progress(f"reading {file.name}"):
+                for event in events_of(None, None, both=file):
+                    report.feed(event)
+    except OSError as error:
+        print(f"mpsagent-cli: {cli_text.safe(error, 4000)}", file=sys.stderr)
+        return 2
+    body = report.finish()
+    print(json.dumps(body) if as_json else "\n".join(page(body, mpsagent.__version__)))
+    return 0
+
+
+def _names_here() -> set[str]:
+    """People's accounts and this machine's own names, in lower case."""
+    import pwd
+
+    host = os.uname().nodename.lower()
+    people = {entry.pw_name.lower() for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 65534}
+    return {host, *host.split("."), *people}
 
 
 def _zone(name: str | None) -> tzinfo | None:
@@ -164,12 +239,14 @@ def _would(files: tuple[Path, ...], gpu: str) -> Any:
 
     from mpsagent.interfaces.would import Would
     from mpsagent.policy.files import load
+    from mpsagent.policy.instances import names, of
     from mpsagent.system.policy_files import read_files
 
     texts, unreadable, _ = read_files(files, judged=False)
     policy, errors = load(texts)
     if policy is None or unreadable:
         raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
+    policy = of(policy, names(policy)[0])
     return Would(policy, lru_cache(4096)(_identity), _devices(gpu, max(1, len(policy.devices))))
 
 

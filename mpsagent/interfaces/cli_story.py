@@ -9,6 +9,10 @@ from mpsagent.interfaces.cli_text import limits, many, safe, table
 from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]
+UNNAMED = (
+    "This log does not name all clients (a driver before 580, or a control daemon in a container). Who was let in is\n"
+    "known, and not for how long; so it cannot be told either what mpsagent would have done."
+)
 
 
 def page(body: Json, now: datetime) -> list[str]:
@@ -44,7 +48,7 @@ def page(body: Json, now: datetime) -> list[str]:
     lines += [*table(["SERVER", "UID", "STARTED", "EXITED", "LIMITS", "FAULTS"], rows), ""]
     rows = [
         [
-            str(one["pid"]),
+            "?" if one["pid"] is None else str(one["pid"]),
             "?" if one["uid"] is None else str(one["uid"]),
             "-" if one["server"] is None else str(one["server"]),
             at(one["queued"] or one["connected"]),
@@ -54,7 +58,9 @@ def page(body: Json, now: datetime) -> list[str]:
         for one in body["clients"]
     ]
     lines += table(["CLIENT", "UID", "SERVER", "ARRIVED", "WAITED", "OUTCOME"], rows)
-    if "would" in body:
+    if not body["clients_named"]:
+        lines += ["", UNNAMED]
+    if body.get("would") is not None:
         rows = [[at(one["at"]), safe(one["sentence"], 400)] for one in body["would"]]
         lines += ["", *table(["AT", "MPSAGENT WOULD HAVE DONE THIS"], rows)]
     return lines

@@ -8,17 +8,19 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.core.sentences import limits_words
-from mpsagent.mps.units import duration_text, limit_text
+from mpsagent.core.sentences import limits_words, worth_telling
+from mpsagent.interfaces.cli_gpus import gpus_now
+from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]
 Paint = Callable[[str, str], str]
+_CONNECTED: Json = {"connected": True}
 _COLOURS = {"good": "32", "bad": "31;1", "warn": "33", "dim": "2", "bold": "1"}
 PAGE, LINE = 80, 100
 """Columns of the status, and of a line of events."""
+SCREEN = 23
+"""Lines of the status: a screen's, less one for the prompt."""
 _LABEL = 9
-_USERS = 5
-"""Waiting users that the status shows."""
 
 
 def plain(text: str, colour: str) -> str:
@@ -36,10 +38,10 @@ def safe(value: object, most: int = 200) -> str:
     return shown + "…" if len(text) > most else shown
 
 
-def table(head: list[str], rows: Iterable[list[str]]) -> list[str]:
+def table(head: list[str] | None, rows: Iterable[list[str]]) -> list[str]:
     """Left-aligned columns, two spaces apart; the last is not padded."""
-    cells = [head, *rows]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    cells = [*([head] if head is not None else []), *rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
@@ -54,6 +56,13 @@ def many(count: int, one: str) -> str:
     if count == 1:
         return f"1 {one}"
     return f"{count} {one}es" if one.endswith("s") else f"{count} {one}s"
+
+
+def size(value: int | None) -> str:
+    """Memory in use, in words: ``4.2 GiB``, ``570 MiB``."""
+    if value is None:
+        return "-"
+    return f"{value / (1 << 30):.1f} GiB" if value >= 1 << 30 else f"{value >> 20} MiB"
 
 
 def limits(value: Json | None) -> str:
@@ -76,7 +85,16 @@ def local(text: object, now: datetime) -> str:
 
 
 def status(body: Json, paint: Paint, now: datetime) -> list[str]:
-    """The page of ``mpsagent-cli status``: one screen of 80 columns."""
+    """The page of ``mpsagent-cli status``: one screen of 80 columns. What is too much for it is counted."""
+    for most in (5, 3, 2, 1):
+        lines = _page(body, paint, now, most)
+        if len(lines) <= SCREEN:
+            break
+    return lines
+
+
+def _page(body: Json, paint: Paint, now: datetime, most: int) -> list[str]:
+    """``most``: of problems, users and what is not sure, each."""
     agent, problems = body["agent"], body["health"]["problems"]
     good = body["health"]["ok"]
     word = paint("healthy", "good") if good else paint(many(len(problems), "problem"), "bad")
@@ -84,12 +102,14 @@ def status(body: Json, paint: Paint, now: datetime) -> list[str]:
         f"{paint('●', 'good' if good else 'bad')} mpsagent {safe(agent['version'])}: {word}, "
         f"up {duration_text(agent['uptime'])}"
     ]
-    for one in problems:
+    for one in problems[:most]:
         since = f" (since {local(one['since'], now)})" if one["since"] else ""
-        lines += _block(f"  {paint('!', 'bad')} ", 4, safe(one["what"], 400) + since)
+        lines += _block(f"  {paint('!', 'bad')} ", 4, safe(one["what"], 400 if most > 1 else 200) + since)
         if one["do"]:
-            lines += _block("      ", 6, safe(one["do"], 400))
-    for label, text, colour in _rows(body, now):
+            lines += _block("      ", 6, safe(one["do"], 400 if most > 1 else 200))
+    if len(problems) > most:
+        lines.append(f"  {paint('!', 'bad')} and {many(len(problems) - most, 'problem')} more (mpsagent-cli doctor)")
+    for label, text, colour in _rows(body, now, most):
         first, *rest = _block(f"  {label:<{_LABEL}}", 2 + _LABEL, text)
         head, tail = first[: 2 + _LABEL], first[2 + _LABEL :]
         lines.append(head + (paint(tail, colour) if colour else tail))
@@ -105,21 +125,45 @@ def _block(head: str, indent: int, text: str) -> list[str]:
     return [head + parts[0], *(" " * indent + part for part in parts[1:])]
 
 
-def _rows(body: Json, now: datetime) -> list[tuple[str, str, str]]:
+def _rows(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
     """Label, text, colour."""
-    rows = [("GPU", _gpus(body["devices"]), ""), ("MPS", *_mps(body, now))]
+    instances = body.get("instances", [])
+    if len(instances) > 1:
+        rows = [row for one in instances for row in _of_instance(one, now, most)]
+        return [*rows, *_of_all(body, now)]
+    apart = instances[0].get("apart", []) if instances else []
+    return [*_of_one({**body, "apart": apart}, now, most), *_of_all(body, now)]
+
+
+def _of_instance(one: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
+    """The rows of one of several, below its name."""
+    return [(safe(one["name"], 60), "", "bold"), *_of_one(one, now, most)]
+
+
+def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
+    rows = [("GPU", _gpus(body["devices"]), "")]
+    rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most])]
+    rows.append(("MPS", *_mps(body, now)))
     if body["drain"]["draining"]:
         until = local(body["drain"]["deadline"], now) if body["drain"]["deadline"] else "mpsagent-cli resume"
         since = local(body["drain"]["since"], now)
         rows.append(("drain", f"since {since}, until {until}: nothing new is let in", "warn"))
-    rows.append(("in use", *_in_use(body, now)))
-    rows += [("waiting" if i == 0 else "", _waiting(one, now), "") for i, one in enumerate(body["waiting"][:_USERS])]
-    if body["waiting_users"] > _USERS:
-        rows.append(("", f"and {many(body['waiting_users'] - _USERS, 'user')} more (mpsagent-cli queue)", ""))
-    if not body["waiting"] and body["gate"]["connected"]:
+    if body["turn"] is None and body["users"]:
+        rows += [("in use" if i == 0 else "", _using(one, now), "good") for i, one in enumerate(body["users"][:most])]
+        if len(body["clients_by_uid"]) > most:
+            more = many(len(body["clients_by_uid"]) - most, "user")
+            rows.append(("", f"and {more} more (mpsagent-cli clients)", "good"))
+    else:
+        rows.append(("in use", *in_use(body, now)))
+    rows += [("waiting" if i == 0 else "", _waiting(one, now), "") for i, one in enumerate(body["waiting"][:most])]
+    if body["waiting_users"] > most:
+        rows.append(("", f"and {many(body['waiting_users'] - most, 'user')} more (mpsagent-cli queue)", ""))
+    if not body["waiting"] and body.get("gate", _CONNECTED)["connected"]:
         rows.append(("waiting", "no user", "dim"))
-    for i, text in enumerate(body["not_guaranteed"]):
-        rows.append(("not sure" if i == 0 else "", safe(text, 400), "warn"))
+    for i, text in enumerate(body["not_guaranteed"][:most]):
+        rows.append(("not sure" if i == 0 else "", safe(text, 400 if most > 1 else 200), "warn"))
+    if len(body["not_guaranteed"]) > most:
+        rows.append(("", f"and {len(body['not_guaranteed']) - most} more (mpsagent-cli doctor)", "warn"))
     if body["limits"]["drifted"]:
         which = ", ".join(str(pid) for pid in body["limits"]["drifted"])
         rows.append(("limits", f"server {which} started with other limits than its first client's", "bad"))
@@ -129,15 +173,18 @@ def _rows(body: Json, now: datetime) -> list[tuple[str, str, str]]:
         rows.append(
             ("fault", _fault(body["last_fault"], now), "" if body["last_fault"]["seconds"] is not None else "bad")
         )
+    if body["unknown_lines"]:
+        rows.append(("log", f"{many(body['unknown_lines'], 'line')} not understood (mpsagent-cli report-logs)", "warn"))
+    return rows
+
+
+def _of_all(body: Json, now: datetime) -> list[tuple[str, str, str]]:
     policy = body["policy"]
     errors = f"; the files have {many(len(policy['errors']), 'mistake')}" if policy["errors"] else ""
     check = " (mpsagent-cli policy check)" if errors else ""
     digest = safe(policy["digest"] or "the defaults")[:12]
     loaded = f", loaded {local(policy['loaded'], now)}" if policy["loaded"] else ""
-    rows.append(("policy", f"{digest}{loaded}{errors}{check}", "bad" if errors else ""))
-    if body["unknown_lines"]:
-        rows.append(("log", f"{many(body['unknown_lines'], 'line')} not understood (mpsagent-cli events)", "warn"))
-    return rows
+    return [("policy", f"{digest}{loaded}{errors}{check}", "bad" if errors else "")]
 
 
 def _gpus(devices: list[Json]) -> str:
@@ -154,6 +201,10 @@ def _gpus(devices: list[Json]) -> str:
 def _mps(body: Json, now: datetime) -> tuple[str, str]:
     control, mode = body["control"], body["mode"]
     form = "one server for all users" if mode["server"] == "shared" else "a server for each turn"
+    form = "all users together on one server" if mode["sharing"] == "together" else form
+    if mode["sharing"] == "apart":
+        count = sum(1 for one in body.get("apart", ()) if one["control"])
+        return f"a control daemon for each user: {count or 'none'} {'runs' if count < 2 else 'run'} now", ""
     if control is None or not control["running"]:
         return f"the control daemon does not run ({form})", "bad"
     version = control["version"]
@@ -163,20 +214,28 @@ def _mps(body: Json, now: datetime) -> tuple[str, str]:
     return f"{cuda}control daemon {control['pid']} since {since}{quitting}, {form}", "warn" if quitting else ""
 
 
-def _in_use(body: Json, now: datetime) -> tuple[str, str]:
+def in_use(body: Json, now: datetime) -> tuple[str, str]:
     turn, holder = body["turn"], body["holder"]
     if turn is None:
         return "by no user", "dim"
     if not turn["processes"] and not turn["ending"] and not body["waiting_users"]:
         server = "" if holder is None else f", and its server {holder['pid']} is {safe(holder['status'])}"
         return f"by no user; {user(turn)} had it last{server}", "dim"
-    text = f"by {user(turn)} since {local(turn['since'], now)}, {many(turn['processes'], 'process')}"
+    memory = "" if turn["memory"] is None else f" with {size(turn['memory'])}"
+    text = f"by {user(turn)} since {local(turn['since'], now)}, {many(turn['processes'], 'process')}{memory}"
     text += f", {limits(turn['limits'])} each"
     colour = "good"
     if holder is not None and holder["status"] != "ACTIVE":
-        text += f"; server {holder['pid']} is {safe(holder['status'])}"
+        word = "in FAULT" if holder["status"] == "FAULT" else safe(holder["status"])
+        text += f"; server {holder['pid']} is {word}"
         colour = "bad" if holder["status"] == "FAULT" else "warn"
     return f"{text}; {_until(turn, now)}", colour
+
+
+def _using(one: Json, now: datetime) -> str:
+    """One of several users at once."""
+    memory = "" if one["memory"] is None else f" with {size(one['memory'])}"
+    return f"by {user(one)} since {local(one['since'], now)}, {many(one['processes'], 'process')}{memory}"
 
 
 def _until(turn: Json, now: datetime) -> str:
@@ -241,16 +300,49 @@ def clients(found: list[Json], width: int = 160) -> list[str]:
             safe(one["state"]),
             duration_text(one["seconds"]),
             "-" if one["waited"] is None else duration_text(one["waited"]),
-            limits(one["limits"]) + (" (fail-safe)" if one["fail_safe"] else "") if one["limits"] else "-",
+            size(one["memory"]),
+            limits(one["limits"]).removesuffix(" on each GPU") + (" (fail-safe)" if one["fail_safe"] else ""),
             safe(one["command"] or "-", 400),
         ]
         for one in found
     ]
-    lines = table(["PID", "USER", "STATE", "FOR", "WAITED", "LIMITS", "COMMAND"], rows) if rows else ["no clients"]
+    head = ["PID", "USER", "STATE", "FOR", "WAITED", "MEMORY", "LIMITS", "COMMAND"]
+    if any(one["container"] for one in found):
+        head.insert(-1, "CONTAINER")
+        for row, one in zip(rows, found, strict=True):
+            row.insert(-1, container(one["container"]))
+    lines = table(head, rows) if rows else ["no clients"]
     return [cut(line, width) for line in lines]
 
 
+def container(one: Json | None) -> str:
+    """As engines abbreviate it."""
+    if one is None:
+        return "-"
+    pod = f" pod {safe(one['pod'])[:8]}" if one["pod"] else ""
+    return f"{safe(one['engine'] or '')} {safe(one['id'])[:12]}{pod}".strip()
+
+
+def own_place(found: list[Json], me: int, now: datetime) -> list[str]:
+    """For a user: where they stand in the queue, why, and when they are served at the latest."""
+    mine = next((one for one in found if one["uid"] == me), None)
+    if mine is None:
+        return ["No process of yours waits.", ""]
+    if mine["turn"] is not None:
+        latest = f"served by {local(mine['turn'], now)} at the latest"
+    elif mine["reason"] == "turn":
+        latest = "the policy sets no end to a turn before yours, so no latest time is known"
+    else:
+        latest = "no latest time is known"
+    text = (
+        f"You are number {mine['position']} of {len(found)}, with {many(mine['processes'], 'process')}, since "
+        f"{local(mine['since'], now)} ({duration_text(mine['seconds'])}): {safe(mine['why'], 300)}; {latest}."
+    )
+    return [*wrap(text, PAGE, break_on_hyphens=False), ""]
+
+
 def queue(found: list[Json], now: datetime, width: int = 160) -> list[str]:
+    """What does not fit into the width goes on below."""
     rows = [
         [
             str(one["position"]),
@@ -262,8 +354,16 @@ def queue(found: list[Json], now: datetime, width: int = 160) -> list[str]:
         ]
         for one in found
     ]
-    lines = table(["#", "USER", "PROCESSES", "WAITING", "SERVED BY", "WHY"], rows) if rows else ["no user waits"]
-    return [cut(line, width) for line in lines]
+    if not rows:
+        return ["no user waits"]
+    lines = table(["#", "USER", "PROCESSES", "WAITING", "SERVED BY", "WHY"], rows)
+    indent = lines[0].rindex("WHY")
+    room = max(20, width - indent)
+    shown: list[str] = []
+    for line in lines:
+        first, *rest = wrap(line[indent:], room, break_on_hyphens=False)
+        shown += [line[:indent] + first, *(" " * indent + part for part in rest)]
+    return shown
 
 
 def cut(text: str, width: int) -> str:
@@ -287,8 +387,7 @@ def event(one: Json, now: datetime) -> list[str]:
 
 class Pairs:
     """Events with each action and its outcome in one line: the beginning of an action is left out when its outcome
-    comes. ``take`` gives what can be shown now, ``rest`` the actions whose outcome is still to come. Questions to the
-    control daemon that went well are left out: there is one every two minutes."""
+    comes. ``take`` gives what can be shown now, ``rest`` the actions whose outcome is still to come."""
 
     MOST = 256
 
@@ -299,75 +398,11 @@ class Pairs:
         if one.get("kind") == "action" and isinstance(one.get("cursor"), int):
             self._begun[one["cursor"]] = one
             return [self._begun.pop(next(iter(self._begun)))] if len(self._begun) > self.MOST else []
-        if one.get("kind") == "action.done":
+        if one.get("kind") in ("action.done", "action.failed"):
             self._begun.pop(one.get("begun", -1), None)
-            if one.get("action") == "Reconcile" and one.get("ok"):
-                return []
-        return [one]
+        return [one] if worth_telling(one) else []
 
     def rest(self) -> list[Json]:
         found = list(self._begun.values())
         self._begun.clear()
         return found
-
-
-# --- anything else ----------------------------------------------------------------------------------------------------
-
-
-def tree(value: Any, indent: str = "") -> list[str]:
-    """Any JSON as indented ``key: value`` lines, for answers whose shape is the policy's."""
-    lines: list[str] = []
-    pairs = value.items() if isinstance(value, dict) else [("-", each) for each in value]
-    for key, each in pairs:
-        name = safe(key, 60) if key == "-" else f"{safe(key, 60)}:"
-        if isinstance(each, dict | list) and each:
-            lines += [f"{indent}{name}", *tree(each, indent + "  ")]
-        else:
-            shown = (
-                "-"
-                if each in (None, [], {})
-                else {True: "yes", False: "no"}.get(each, each)
-                if isinstance(each, bool)
-                else each
-            )
-            lines.append(f"{indent}{name} {safe(shown, 400)}")
-    return lines
-
-
-def explained(body: Json) -> list[str]:
-    """``policy explain``: one line for each value, with the place that gives it; then whatever else there is."""
-    rows: list[list[str]] = []
-    rest: Json = {}
-    for key, one in body.items():
-        if isinstance(one, dict) and "value" in one and "from" in one:
-            rows.append([safe(key), _value(key, one), _place(one["from"])])
-        elif key not in ("user", "uid", "groups"):
-            rest[key] = one
-    groups = ", ".join(safe(group) for group in body.get("groups", [])) or "none"
-    head = f"{safe(body.get('user'))} (uid {safe(body.get('uid'))}), groups: {groups}"
-    return [head, "", *table(["KEY", "VALUE", "FROM"], rows), *(["", *tree(rest)] if rest else [])]
-
-
-def _value(key: str, one: Json) -> str:
-    value = one.get("written", one["value"])
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if key == "threads" and isinstance(one["value"], int | float):
-        return f"{one['value']:g} %"
-    if isinstance(value, dict) and len({str(size) for size in value.values()}) == 1:
-        size = next(iter(value.values()))
-        text = limit_text(size) if isinstance(size, int) else safe(size)
-        return f"{text} on each of {len(value)} GPUs" if len(value) > 1 else text
-    if isinstance(value, int | float) and key not in ("threads", "max_clients"):
-        return duration_text(value)
-    return safe(value)
-
-
-def _place(origin: Any) -> str:
-    if not isinstance(origin, dict):
-        return safe(origin)
-    if not origin.get("file"):
-        return "built-in default"
-    return f"{safe(origin['file'])}:{origin['line']} {safe(origin['key'])}"

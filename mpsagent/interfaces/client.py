@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,23 +25,26 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """The agent answered with an error. ``status`` is HTTP's; ``error`` has ``what``, ``where`` and ``hint``."""
+    """The agent answered with an error. ``status`` is HTTP's; ``error`` has ``detail``, ``where`` and ``hint``."""
 
     def __init__(self, status: int, error: dict[str, Any]) -> None:
-        super().__init__(error.get("what", f"status {status}"))
+        super().__init__(error.get("detail", f"status {status}"))
         self.status, self.error = status, error
 
 
 def request(path: str, method: str, target: str, body: Any = None, timeout: float = 10.0) -> tuple[int, bytes]:
-    """One request; its status and body. Raises Unreachable."""
+    """One request; its status and body. ``timeout``: seconds for all of it. Raises Unreachable."""
+    end = time.monotonic() + timeout
     with _connected(path, timeout) as sock:
         try:
+            sock.settimeout(_left(end))
             _send(sock, _head(method, target, body))
             received = bytearray()
             while data := sock.recv(65536):
                 received += data
                 if len(received) > _LONGEST:
                     raise Unreachable(f"{path}: an answer of more than {_LONGEST} bytes")
+                sock.settimeout(_left(end))
         except ConnectionResetError:
             if b"\r\n\r\n" not in received:  # else it is an answer to what was not even sent: a refusal
                 raise Unreachable(f"{path}: mpsagent closed the connection; too many of this user's?") from None
@@ -62,8 +66,7 @@ def ask(path: str, method: str, target: str, body: Any = None, timeout: float = 
     except ValueError:
         raise Unreachable(f"{path}: the answer is not JSON; is this mpsagent's socket?") from None
     if status >= 400:
-        error = answer.get("error") if isinstance(answer, dict) else None
-        raise Refused(status, error if isinstance(error, dict) else {})
+        raise Refused(status, answer if isinstance(answer, dict) else {})
     return answer, raw
 
 
@@ -91,13 +94,15 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
             raise Unreachable(f"{path}: {error.strerror or error}") from None
     if status >= 400:
         try:
-            raise Refused(status, json.loads(rest)["error"])
-        except (ValueError, KeyError, TypeError):
-            raise Refused(status, {}) from None
+            answer = json.loads(rest)
+        except ValueError:
+            answer = None
+        raise Refused(status, answer if isinstance(answer, dict) else {})
 
 
 def _connected(path: str, timeout: float) -> socket.socket:
     """By the administrators' socket where there is one for us, which users cannot fill; else by everybody's."""
+    end = time.monotonic() + timeout
     beside = _administrators(path)
     if beside is not None:
         try:
@@ -105,12 +110,17 @@ def _connected(path: str, timeout: float) -> socket.socket:
         except OSError:
             pass  # an older agent's, or it is just being stopped
     try:
-        return _connect(path, timeout)
+        return _connect(path, _left(end))
     except OSError as error:
         why = "it is not running" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else error.strerror
         if isinstance(error, BlockingIOError):
             why = f"it has not accepted a connection for {timeout:g} s"
         raise Unreachable(f"cannot reach mpsagent on {path}: {why or error}") from None
+
+
+def _left(end: float) -> float:
+    """Seconds until ``end``; never none at all, which would mean without blocking or without end."""
+    return max(0.001, end - time.monotonic())
 
 
 def _administrators(path: str) -> str | None:

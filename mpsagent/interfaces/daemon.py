@@ -16,12 +16,15 @@ import click
 import structlog
 
 import mpsagent
-from mpsagent.agent.host import Agent, MakeSupervisor
+from mpsagent.agent.conditions import FILES, note_files
+from mpsagent.agent.host import MakeSupervisor
+from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.startup import at_work, hopeless
-from mpsagent.interfaces.answers import Answers, one_line
 from mpsagent.interfaces.api import Api
+from mpsagent.interfaces.everything import Everything
 from mpsagent.interfaces.listen import administrators_path, bind, bind_administrators, inherited, split
+from mpsagent.interfaces.metrics import Metrics
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.control_child import ControlChild
@@ -32,9 +35,6 @@ from mpsagent.system.lock import AlreadyLocked, take
 from mpsagent.system.names import Names
 from mpsagent.system.notify import Notifier
 from mpsagent.system.store import Store
-
-FILES = 4096
-"""Descriptors: those of processes (1024 at most), of the API's peers, logs and pipes, with room."""
 
 OPENING = 10.0
 """Seconds until systemd is told READY although users cannot be let in yet; `status` says why."""
@@ -85,8 +85,8 @@ def run(
         supervise="systemd" if supervise == "systemd" else "child",
         devices_file=devices_file,
     )
-    _open_more_files()
-    sys.exit(asyncio.run(_serve(settings)))
+    files = _open_more_files()
+    sys.exit(asyncio.run(_serve(settings, files)))
 
 
 def _supervisor(settings: Settings) -> MakeSupervisor:
@@ -103,7 +103,7 @@ def _supervisor(settings: Settings) -> MakeSupervisor:
     return make
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, files: int) -> int:
     notifier = Notifier()
     loop = asyncio.get_running_loop()
     stop, reload = asyncio.Event(), asyncio.Event()
@@ -118,18 +118,21 @@ async def _serve(settings: Settings) -> int:
         log.error("the agent cannot start", reason=str(error))
         return 1
     store = Store(None if settings.state_directory is None else Path(settings.state_directory, "state.json"))
-    agent = Agent(settings, History(settings.state_directory), Names(), store)
-    for text in agent.history.notes:
-        log.warning("history", text=text)
-    api = Api(Answers(agent), _is_admin(agent), failed=lambda error: agent.failed("a request failed", error))
+    agent = Node(settings, History(settings.state_directory), Names(), store)
+    if what := note_files(agent.conditions, "the agent", files, agent.started):
+        log.warning("open files", text=what)
+    backend = Everything(agent)
+    metered = Metrics(agent.name_of)
+    agent.watchers.append(metered.watch)
+    api = Api(backend, _is_admin(agent), failed=lambda error: agent.failed("a request failed", error), metered=metered)
     try:
         if not await _started(agent, settings, stop):
             return 0
         await api.start(sock, admin or _administrators(agent, Path(settings.socket)))
         await _opened(agent, stop)
-        notifier.tell("READY=1", f"STATUS={one_line(agent)}")
+        notifier.tell("READY=1", f"STATUS={backend.one_line()}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
-        await _until_stopped(agent, notifier, stop, reload)
+        await _until_stopped(agent, backend, notifier, stop, reload)
     except (AlreadyLocked, DirectoryRefused, OSError) as error:
         log.error("the agent cannot start", reason=str(error))
         return 1
@@ -142,7 +145,7 @@ async def _serve(settings: Settings) -> int:
     return 0
 
 
-def _administrators(agent: Agent, path: Path) -> socketlib.socket | None:
+def _administrators(agent: Node, path: Path) -> socketlib.socket | None:
     """The administrators' own socket; without it root has a reserve on the public one."""
     try:
         return bind_administrators(administrators_path(path), agent.policy.admin_group)
@@ -151,7 +154,7 @@ def _administrators(agent: Agent, path: Path) -> socketlib.socket | None:
         return None
 
 
-async def _started(agent: Agent, settings: Settings, stop: asyncio.Event) -> bool:
+async def _started(agent: Node, settings: Settings, stop: asyncio.Event) -> bool:
     """Start it, unless it is to be stopped before that is done."""
     starting = asyncio.ensure_future(agent.start(_supervisor(settings)))
     stopped = asyncio.ensure_future(stop.wait())
@@ -166,15 +169,20 @@ async def _started(agent: Agent, settings: Settings, stop: asyncio.Event) -> boo
     return True
 
 
-async def _opened(agent: Agent, stop: asyncio.Event) -> None:
+async def _opened(agent: Node, stop: asyncio.Event) -> None:
     """Wait until clients are served, for units that are ordered after this one. Not for ever, and not at all where only
     a person can help."""
     until = asyncio.get_running_loop().time() + OPENING
-    while not (at_work(agent) or hopeless(agent) or stop.is_set()) and asyncio.get_running_loop().time() < until:
+    while (
+        not (all(at_work(one) or hopeless(one) for one in agent.agents) or stop.is_set())
+        and asyncio.get_running_loop().time() < until
+    ):
         await asyncio.sleep(0.01)
 
 
-async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
+async def _until_stopped(
+    agent: Node, backend: Everything, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event
+) -> None:
     """Keep systemd informed until we are stopped. The watchdog hears from us only while the loop turns."""
     every = min(1.0, notifier.watchdog / 3) if notifier.watchdog else 1.0
     said = ""
@@ -186,12 +194,12 @@ async def _until_stopped(agent: Agent, notifier: Notifier, stop: asyncio.Event, 
         if reload.is_set():
             reload.clear()
             agent.spawn(_reload(agent))  # aside: its files may be slow, and the watchdog is not
-        line = one_line(agent)
+        line = backend.one_line()
         notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
         said = line
 
 
-async def _reload(agent: Agent) -> None:
+async def _reload(agent: Node) -> None:
     await agent.load_policy()
 
 
@@ -207,15 +215,17 @@ def _lock(settings: Settings) -> int | None:
     return None
 
 
-def _open_more_files() -> None:
-    """Each waiting client costs a descriptor, and any user may start thousands."""
+def _open_more_files() -> int:
+    """Each waiting client costs a descriptor, and any user may start thousands. Returns how many there are."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES if hard == resource.RLIM_INFINITY else min(hard, FILES)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return FILES if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
 
 
-def _is_admin(agent: Agent) -> Callable[[int], Awaitable[bool]]:
+def _is_admin(agent: Node) -> Callable[[int], Awaitable[bool]]:
     async def is_admin(uid: int) -> bool:
         return uid == 0 or agent.policy.admin_group in (await agent.names.look_up(uid)).groups
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from mpsagent.core.room import unlimited
 from mpsagent.core.view import View
 from mpsagent.interfaces.waits import user_text
 
 MOST_NAMED = 5
+_NOT_KNOWN: Mapping[str, str] = {}
 
 
-def not_guaranteed(view: View, devices_known: bool = True) -> list[str]:
-    """One sentence for each promise that does not hold now; empty when all of them hold."""
-    found = [*_policy(view), *_gate(view), *_limits(view)]
+def not_guaranteed(
+    view: View, devices_known: bool = True, modes: Mapping[str, str] = _NOT_KNOWN, blind: str | None = None
+) -> list[str]:
+    """One sentence for each promise that does not hold now; empty when all of them hold. ``modes``: compute modes by
+    UUID, of the GPUs where it is known; ``blind``: why NVML says nothing."""
+    found = [*_policy(view), *_gate(view), *_limits(view), *_pauses(view), *_modes(view, modes)]
+    if blind is not None:
+        found.append(f"memory in use, compute modes, and who computes outside MPS are not known: {blind[:200]}")
     if not devices_known and view.limits_enforced:
         found.append("the GPUs are not known yet: shares of them are counted on small ones, so clients may get less")
     return found
@@ -45,6 +54,12 @@ def _gate(view: View) -> list[str]:
         )
     elif view.sent is not None and state.gate.synced and state.gate.applied < view.sent[0]:
         found.append("the gate has not confirmed yet whom it lets in")
+    if state.unseen:
+        count = "1 client was" if state.unseen == 1 else f"{state.unseen} clients were"
+        found.append(
+            f"{count} refused, whose processes mpsagent cannot see: run it in the host's pid namespace (hostPID, "
+            f"--pid=host)"
+        )
     return found
 
 
@@ -52,16 +67,50 @@ def _limits(view: View) -> list[str]:
     state, found = view.state, []
     for uid, why in list(state.unconfirmed.items())[:MOST_NAMED]:
         found.append(
-            f"MPS did not confirm the limits of {user_text(state, uid)}, who gets the fail-safe ones: {why[:200]}"
+            f"MPS did not confirm the limits of {user_text(state, uid)}, who gets the fail-safe ones, if it confirms "
+            f"those: {why[:200]}"
         )
     strict = [f"{client.pid} ({user_text(state, client.uid)})" for client in state.clients.values() if client.fail_safe]
     if strict:
         found.append(f"clients with the fail-safe limits instead of their own: {_some(strict)}")
+    if any(server.unnamed for server in state.servers.values()):
+        found.append(
+            "server.log does not name its clients (a driver before 580): a client counts as at work until its process "
+            "ends"
+        )
     outside = sum(1 for s in state.servers.values() for pid in s.attached if pid not in state.clients)
     handing = sum(1 for held in state.held.values() if held.handing is not None)
     if outside > handing:
         count = "1 process is" if outside == 1 else f"{outside} processes are"
         found.append(f"{count} served by MPS without having passed the gate; their limits are not known")
+    return found
+
+
+def _pauses(view: View) -> list[str]:
+    """Whose memory is not limited may find too little beside that of paused users."""
+    if not view.suspended:
+        return []
+    present = [] if view.turn is None else [view.turn.uid]
+    free = [user_text(view.state, uid) for uid in (*present, *view.waiting()[:MOST_NAMED]) if unlimited(view, uid)]
+    if not free:
+        return []
+    return [f"whether their memory fits beside that of paused users is not known (no memory limit): {_some(free)}"]
+
+
+def _modes(view: View, modes: Mapping[str, str]) -> list[str]:
+    """Who cannot reach the gate runs outside MPS, and only one compute mode prevents that."""
+    ours = [device for device in view.state.devices if device.uuid in modes]
+    found = []
+    shut = [str(device.ordinal) for device in ours if modes[device.uuid] == "prohibited"]
+    if shut:
+        found.append(f"the compute mode is PROHIBITED on GPU {_some(shut)}: no program can use it")
+    open_ones = [device for device in ours if modes[device.uuid] not in ("exclusive-process", "prohibited")]
+    if open_ones:
+        where = "" if len(open_ones) == len(ours) else f" on GPU {_some([str(one.ordinal) for one in open_ones])}"
+        found.append(
+            f"the compute mode is not EXCLUSIVE_PROCESS{where}: a program that does not find the gate runs beside MPS, "
+            "without limits"
+        )
     return found
 
 

@@ -56,11 +56,12 @@ def split(found: list[socket.socket], path: Path) -> tuple[socket.socket | None,
 
 
 def bind_administrators(path: Path, group: str | None) -> socket.socket:
-    """A listening socket for root, and for ``group`` if there is such a group. Raises OSError as :func:`bind`."""
-    gid = -1
-    with suppress(KeyError):
-        gid = grp.getgrnam(group).gr_gid if group is not None else -1
-    return _bind(path, 0o600 if gid == -1 else 0o660, gid)
+    """A listening socket for root, and for ``group`` if there is such a group and it may be given it. Raises OSError as
+    :func:`bind`."""
+    with suppress(KeyError, PermissionError):
+        if group is not None:
+            return _bind(path, 0o660, grp.getgrnam(group).gr_gid)
+    return _bind(path, 0o600, -1)
 
 
 def bind(path: Path) -> socket.socket:

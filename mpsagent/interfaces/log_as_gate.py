@@ -9,9 +9,10 @@ is first, and the work for each line must not grow with the queue.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import takewhile
 
 from mpsagent.core import inputs as inp
 from mpsagent.core.actions import Admission, Admissions
@@ -39,14 +40,19 @@ class LogAsGate:
     def __init__(self) -> None:
         self.table = Admissions()
         self._ones: dict[int, _One] = {}
-        self._line: deque[_One] = deque()
+        self._waiting: dict[int, dict[int, _One]] = {}
+        """By user, in the order of time: who has not been let in."""
+        self._of_server: dict[int, dict[int, _One]] = {}
+        self._line: list[tuple[int, _One]] = []
+        """Who is not shown, by order of arrival; behind whom, if their user has as many shown as may be."""
+        self._behind: dict[int, list[tuple[int, _One]]] = {}
         self._shown: dict[int, list[_One]] = {}
         self._shown_count = 0
         self._passed: dict[int, int] = {}
         self._numbers = 0
         self._control: int | None = None
         self._server_uids: dict[int, tuple[int, float | None]] = {}
-        self._starting_uid: int | None = None
+        self._starting_uid = -1
         self._ended_by_us: set[int] = set()
 
     # --- what the log says --------------------------------------------------------------------------------------------
@@ -65,8 +71,10 @@ class LogAsGate:
             uid = self._server_uids.get(event.server, (0, None))[0]
             yield from self._knock(event.at, event.pid, uid, True)
             one = self._ones.get(event.pid)
-            if one is not None:
+            if one is not None and one.server != event.server:
+                self._leaves(one)
                 one.server = event.server
+                self._of_server.setdefault(event.server, {})[event.pid] = one
         elif isinstance(event, ev.ServerStarting):
             self._server_uids[event.pid] = (event.uid, None)
             self._starting_uid = event.uid
@@ -79,16 +87,16 @@ class LogAsGate:
             self._ended_by_us.discard(event.pid)
             yield from self.gone(event.at, event.pid)
         elif isinstance(event, ev.ServerExited):
-            uid, ready = self._server_uids.pop(event.pid, (None, None))
-            for pid, one in list(self._ones.items()):
-                # Who waited for this server was let in when it became Ready, or has gone.
-                missed = one.connection is not None and ready is not None and one.since <= ready and not one.due
-                if one.server == event.pid or (missed and one.peer.uid == uid):
-                    yield from self.gone(event.at, pid)
+            uid, ready = self._server_uids.pop(event.pid, (-1, None))
+            gone = list(self._of_server.get(event.pid, ()))
+            if ready is not None:  # who waited for this server was let in when it became Ready, or has gone
+                line = self._waiting.get(uid, {}).items()
+                gone += [pid for pid, _ in takewhile(lambda waits: waits[1].since <= ready, line)]
+            for pid in gone:
+                yield from self.gone(event.at, pid)
         elif isinstance(event, ev.SharedMemoryRemoved):  # MPS gives a server up, and drops who waits for it
-            for pid, one in list(self._ones.items()):
-                if one.connection is not None and not one.due and one.peer.uid == self._starting_uid:
-                    yield from self.gone(event.at, pid)
+            for pid in list(self._waiting.get(self._starting_uid, ())):
+                yield from self.gone(event.at, pid)
         elif isinstance(event, ev.ControlExited):
             yield from self._control_gone(event.at)
 
@@ -116,27 +124,40 @@ class LogAsGate:
         if one is None:
             self._numbers += 1
             one = self._ones[pid] = _One(inp.Peer(pid, uid, uid, self._numbers), at, self._numbers)
-            self._line.append(one)
+            self._waiting.setdefault(uid, {})[pid] = one
+            heappush(self._line, (self._numbers, one))
             yield from self._show(at)
-        one.due = one.due or due
+        if due:
+            one.due = True
+            self._waits_no_more(one)
+
+    def _waits_no_more(self, one: _One) -> None:
+        line = self._waiting.get(one.peer.uid, {})
+        if line.pop(one.peer.pid, None) is not None and not line:
+            del self._waiting[one.peer.uid]
+
+    def _leaves(self, one: _One) -> None:
+        if one.server is not None:
+            there = self._of_server[one.server]
+            del there[one.peer.pid]
+            if not there:
+                del self._of_server[one.server]
 
     def _show(self, at: float) -> Iterator[inp.Input]:
         """Let the engine see as many as it may."""
-        passed_over: list[_One] = []
-        while self._line and self._shown_count < SHOWN and len(passed_over) < SHOWN:
-            one = self._line.popleft()
+        while self._line and self._shown_count < SHOWN:
+            number, one = heappop(self._line)
             if self._ones.get(one.peer.pid) is not one:
                 continue
             mine = self._shown.setdefault(one.peer.uid, [])
             if len(mine) >= SHOWN_OF_USER:
-                passed_over.append(one)
+                heappush(self._behind.setdefault(one.peer.uid, []), (number, one))
                 continue
             mine.append(one)
             self._shown_count += 1
             one.shown = True
             assert one.connection is not None
             yield inp.Knocked(at, one.connection, one.peer, one.since)
-        self._line.extendleft(reversed(passed_over))
 
     def _hide(self, one: _One) -> None:
         if one.shown:
@@ -146,6 +167,14 @@ class LogAsGate:
             mine.remove(one)
             if not mine:
                 del self._shown[one.peer.uid]
+            behind = self._behind.get(one.peer.uid, [])
+            while behind:
+                number, following = heappop(behind)
+                if self._ones.get(following.peer.pid) is following:
+                    heappush(self._line, (number, following))
+                    break
+            if not behind:
+                self._behind.pop(one.peer.uid, None)
 
     def gone(self, at: float, pid: int, by_us: bool = False) -> Iterator[inp.Input]:
         """The process has ended, or its connection is closed. ``by_us``: the log goes on with it all the same."""
@@ -154,8 +183,12 @@ class LogAsGate:
         one = self._ones.pop(pid, None)
         if one is None:
             return
+        self._waits_no_more(one)
+        self._leaves(one)
         if one.connection is None:
             self._passed[one.peer.uid] -= 1
+            if not self._passed[one.peer.uid]:
+                del self._passed[one.peer.uid]
             yield inp.ProcessEnded(at, pid)
         elif one.shown:
             self._hide(one)
@@ -184,4 +217,4 @@ class LogAsGate:
     @property
     def users(self) -> set[int]:
         """Who has to do with MPS now, as far as the engine is shown."""
-        return self._shown.keys() | {uid for uid, count in self._passed.items() if count}
+        return self._shown.keys() | self._passed.keys()

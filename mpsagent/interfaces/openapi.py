@@ -13,38 +13,85 @@ from pydantic import TypeAdapter
 
 from mpsagent import __version__
 from mpsagent.interfaces import shapes
+from mpsagent.interfaces.http import PROBLEM
 
 Json = dict[str, Any]
 _REF = "#/components/schemas/{model}"
 _READ: dict[str, tuple[str, type | None]] = {
     "/healthz": ("200 when everything is as it should be, otherwise 503", shapes.Healthz),
-    "/v1/status": ("Everything that matters on one page", shapes.Status),
+    "/v1/status": ("Everything that matters on one page", shapes.NodeStatus),
     "/v1/servers": ("MPS servers", shapes.Servers),
     "/v1/clients": ("Clients of servers, and waiting ones", shapes.Clients),
     "/v1/queue": ("Waiting users in the order of being served", shapes.Queue),
+    "/v1/leases": ("Shares that were given to jobs", shapes.Leases),
     "/v1/policy": ("The policy in force", None),
     "/v1/policy/explain": ("What applies to a user, where it comes from, what would happen now", None),
+    "/v1/policy/diff": ("What a reload would change, and for whom (root, admin group)", shapes.PolicyDiff),
     "/v1/events": ("Events after a cursor; with follow=1 a stream of lines (application/x-ndjson)", shapes.Events),
+    "/v1/report": ("What users had on some days: time with the GPU, waiting, clients, faults", shapes.Report),
 }
-_PARAMETERS: dict[str, list[tuple[str, str, str]]] = {
-    "/v1/policy/explain": [("user", "string", "name or uid")],
+_Parameter = tuple[str, str, Json, str]
+"""Name, where it is (``query!``: it has to be), schema, description."""
+_TIME: Json = {"type": "string", "format": "date-time", "examples": ["2026-11-22T08:00:00Z"]}
+_DAY: Json = {"type": "string", "format": "date", "examples": ["2026-11-01"]}
+_PAGE: list[_Parameter] = [
+    ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "a page of at most so many; else all"),
+    ("after", "query", {"type": "string", "maxLength": 100}, "`next` of the page before; 410 when that entry has gone"),
+]
+_PARAMETERS: dict[str, list[_Parameter]] = {
+    "/v1/clients": _PAGE,
+    "/v1/queue": _PAGE,
+    "/v1/policy": [("If-None-Match", "header", {"type": "string"}, "an ETag: 304 when the policy is still that one")],
+    "/v1/policy/explain": [("user", "query!", {"type": "string", "minLength": 1, "maxLength": 256}, "name or uid")],
     "/v1/events": [
-        ("cursor", "integer", "events after this one; without it the newest"),
-        ("limit", "integer", "at most this many (1 to 1000; 100)"),
-        ("follow", "boolean", "go on with what comes"),
+        ("cursor", "query", {"type": "integer", "minimum": 0}, "events after this one; without it the newest"),
+        ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "at most this many (100)"),
+        ("follow", "query", {"type": "integer", "enum": [0, 1]}, "1: go on with what comes; without those below"),
+        ("user", "query", {"type": "string", "minLength": 1, "maxLength": 256}, "only of this user: name or uid"),
+        ("pid", "query", {"type": "integer", "minimum": 1, "maximum": 1 << 31}, "only of this process"),
+        ("kind", "query", {"type": "string"}, "only kinds that begin so: client.ended, server."),
+        ("since", "query", _TIME, "not before this time"),
+        ("until", "query", _TIME, "before this time"),
+    ],
+    "/v1/report": [
+        ("by", "query", {"type": "string", "enum": ["user", "group", "day", "job"]}, "of whom each row is (user)"),
+        ("job", "query", {"type": "string", "maxLength": 100}, "only of the job with this name; with by=job"),
+        ("first", "query", _DAY, "first day; 30 days in all"),
+        ("last", "query", _DAY, "last day (today)"),
     ],
 }
+_PID: _Parameter = ("pid", "path!", {"type": "integer", "minimum": 0, "maximum": 9999999999}, "the client's process")
+_KEY: _Parameter = (
+    "Idempotency-Key",
+    "header",
+    {"type": "string", "minLength": 1, "maxLength": 128},
+    "of your own for each action: asked for again with it within an hour, it is carried out once",
+)
+_SPAN: Json = {"type": ["number", "string", "null"], "minimum": 0, "maximum": 366 * 86400, "examples": ["10m", 600]}
+_INSTANCE: Json = {"type": ["string", "null"], "maxLength": 40, "description": "only this one, where there are several"}
 _ACT: dict[str, tuple[str, Json]] = {
     "/v1/clients/{pid}/terminate": (
         "End one client by the ladder (root, admin group, or the client's own user)",
         {"now": {"type": "boolean"}, "dry_run": {"type": "boolean"}},
     ),
-    "/v1/drain": (
-        "Serve no new user; after the timeout end what runs",
-        {"timeout": {"type": ["number", "string", "null"], "examples": ["10m", 600]}},
+    "/v1/drain": ("Serve no new user; after the timeout end what runs", {"timeout": _SPAN, "instance": _INSTANCE}),
+    "/v1/resume": ("End a drain", {"instance": _INSTANCE}),
+    "/v1/leases": (
+        "Give a job a share until some time (root, admin group)",
+        {
+            "uid": {"type": "integer"},
+            "cgroup": {"type": "string"},
+            "pid": {"type": "integer", "description": "the root of the job's processes"},
+            "threads": {"type": ["number", "object"]},
+            "memory": {"type": ["string", "object"]},
+            "until": {"type": "string", "examples": ["2026-11-22T18:00:00Z", "2h"]},
+            "name": {"type": "string", "description": "of the job; a lease that has it is replaced"},
+        },
     ),
-    "/v1/resume": ("End a drain", {}),
-    "/v1/restart": ("Start the control daemon again, also out of the failed state", {}),
+    "/v1/restart": (
+        "Start the control daemon again, also out of the failed state; clients get the timeout to end by themselves",
+        {"timeout": _SPAN, "instance": _INSTANCE},
+    ),
     "/v1/reload": ("Read the policy again", {}),
 }
 
@@ -54,36 +101,62 @@ def document() -> Json:
     schemas: Json = {}
     paths: Json = {
         "/metrics": {
-            "get": {"summary": "Prometheus metrics", "responses": {"200": {"description": "text format 0.0.4"}}}
+            "get": {
+                "operationId": "get_metrics",
+                "summary": "Prometheus metrics",
+                "responses": {"200": {"description": "text format 0.0.4"}} | _errors(schemas),
+            }
         },
-        "/openapi.json": {"get": {"summary": "This document", "responses": {"200": {"description": "OpenAPI 3.1"}}}},
+        "/openapi.json": {
+            "get": {
+                "operationId": "get_openapi",
+                "summary": "This document",
+                "responses": {"200": {"description": "OpenAPI 3.1"}} | _errors(schemas),
+            }
+        },
     }
     for path, (summary, shape) in _READ.items():
-        parameters = [
-            {"name": n, "in": "query", "required": n == "user", "schema": {"type": kind}, "description": about}
-            for n, kind, about in _PARAMETERS.get(path, [])
-        ]
         answers = {"200": _content("answer", _schema(shape, schemas))}
         if path == "/healthz":
             answers["503"] = _content("not healthy", _schema(shape, schemas))
-        paths[path] = {"get": {"summary": summary, "parameters": parameters, "responses": answers | _errors(schemas)}}
+        if path == "/v1/policy":
+            answers["200"]["headers"] = {"ETag": {"schema": {"type": "string"}}}
+            answers["304"] = {"description": "it is the one of If-None-Match"}
+        paths[path] = {
+            "get": {
+                "operationId": _name("get", path),
+                "summary": summary,
+                "parameters": [_parameter(one) for one in _PARAMETERS.get(path, [])],
+                "responses": answers | _errors(schemas),
+            }
+        }
     for path, (summary, body) in _ACT.items():
         schema = {"type": "object", "properties": body, "additionalProperties": False}
-        operation: Json = {
+        done = {"201" if path == "/v1/leases" else "200": _content("done, or begun", {"type": "object"})}
+        paths.setdefault(path, {})["post"] = {
+            "operationId": _name("post", path),
             "summary": summary,
+            "parameters": [_parameter(one) for one in ([_PID] if "{pid}" in path else []) + [_KEY]],
             "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
-            "responses": {"200": _content("done, or begun", {"type": "object"})} | _errors(schemas),
+            "responses": done | _errors(schemas),
         }
-        if "{pid}" in path:
-            operation["parameters"] = [{"name": "pid", "in": "path", "required": True, "schema": {"type": "integer"}}]
-        paths[path] = {"post": operation}
+    paths["/v1/leases/{id}"] = {
+        "delete": {
+            "operationId": "delete_lease",
+            "summary": "End a lease (root, admin group)",
+            "parameters": [_parameter(("id", "path!", {"type": "integer", "minimum": 0}, "the lease"))],
+            "responses": {"200": _content("ended", {"type": "object"})} | _errors(schemas),
+        }
+    }
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "mpsagent",
             "version": __version__,
             "description": "HTTP on the Unix socket /run/mpsagent/mpsagent.sock. Who calls is what the kernel says.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
+        "servers": [{"url": "http://mpsagent", "description": "by the socket; any host name will do"}],
         "paths": dict(sorted(paths.items())),
         "components": {"schemas": dict(sorted(schemas.items()))},
     }
@@ -98,8 +171,15 @@ def _schema(shape: type | None, schemas: Json) -> Json:
     return {"$ref": _REF.format(model=shape.__name__)}
 
 
-def _plain(summary: str, about: str) -> Json:
-    return {"summary": summary, "responses": {"200": {"description": about}}}
+def _name(method: str, path: str) -> str:
+    return "_".join([method, *(part for part in path.split("/") if part not in ("", "v1", "{pid}"))])
+
+
+def _parameter(one: _Parameter) -> Json:
+    name, place, schema, about = one
+    return {
+        "name": name, "in": place.rstrip("!"), "required": place.endswith("!"), "schema": schema, "description": about,
+    }  # fmt: skip
 
 
 def _content(about: str, schema: Json) -> Json:
@@ -107,7 +187,9 @@ def _content(about: str, schema: Json) -> Json:
 
 
 def _errors(schemas: Json) -> Json:
-    return {"default": _content("what is wrong, where, and what to do", _schema(shapes.Error, schemas))}
+    schema = _schema(shapes.Error, schemas)
+    about = "a problem detail (RFC 9457): what is wrong, where, and what to do"
+    return {"default": {"description": about, "content": {PROBLEM: {"schema": schema}}}}
 
 
 if __name__ == "__main__":

@@ -352,8 +352,8 @@ class Connection(asyncio.Protocol):
         would reset the connection under it. That moment is for a few at a time; more are closed at once."""
         body = json.dumps(problem.body()).encode()
         head = (
-            f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+            f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n"
+            f"Content-Type: application/problem+json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
         self._refused = True
         self._coming.clear()

@@ -64,8 +64,15 @@ def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float
     yield from keyed(parser.close())
 
 
-def events_of(control: Path | None, server: Path | None, zone: tzinfo | None = None) -> Iterator[ev.LogEvent]:
-    """The merged events of two log files; either may be missing. Raises OSError."""
+def events_of(
+    control: Path | None, server: Path | None, both: Path | None = None, zone: tzinfo | None = None
+) -> Iterator[ev.LogEvent]:
+    """The merged events of two log files, either may be missing; or those of ``both`` in one, as a daemon in the
+    foreground prints them. Raises OSError."""
+    if both is not None:
+        with _opened(both) as file:
+            yield from (event for _, event in _read(file, "merged", zone, []))
+        return
     with _opened(control) as control_file, _opened(server) as server_file:
         yield from merged(control_file, server_file, zone)
 
@@ -84,6 +91,7 @@ def story_json(story: Story) -> Json:
             {"pid": one.pid, "reason": one.reason, "at": iso(one.at), "server": one.server} for one in story.refused
         ],
         "unknown_lines": story.unknown_lines,
+        "clients_named": not story.unnamed,
     }
 
 
@@ -118,7 +126,7 @@ def _fault(one: FaultRecord) -> Json:
     return {
         "server": one.server,
         "at": iso(one.at),
-        "sticky": one.sticky,
+        "sticky": list(one.sticky),
         "recovered": iso_or_none(one.recovered),
-        "devices": one.devices,
+        "devices": list(one.devices),
     }

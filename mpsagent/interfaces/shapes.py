@@ -5,9 +5,11 @@ Times are ISO 8601 in UTC; spans are seconds; sizes are bytes. ``null`` means: n
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
+
+from mpsagent.interfaces.shapes_gpus import Device, Outside
 
 
 class Problem(TypedDict):
@@ -31,19 +33,14 @@ class Health(TypedDict):
 
 
 class Mode(TypedDict):
-    """``server``: ``own`` (one for each turn) or ``shared`` (one for all users); ``enforced``: false when the policy
-    only reports."""
+    """How the GPU is shared now; a changed policy may wait for those at work. ``sharing``: ``turns`` (one user at a
+    time), ``together`` (all at once) or ``apart`` (all at once, each on a control daemon of the user's own);
+    ``server``: ``own`` (one for each turn, or for each user) or ``shared`` (one for all users); ``enforced``: false
+    when the policy only reports."""
 
+    sharing: str
     server: str
     enforced: bool
-
-
-class Device(TypedDict):
-    ordinal: int
-    uuid: str
-    name: str
-    memory: int
-    multiprocessors: int
 
 
 class Control(TypedDict):
@@ -82,9 +79,11 @@ class Limits(TypedDict):
 class Turn(TypedDict):
     """Who has the GPU.
 
-    ``limits``: of each of its processes, by the policy. ``contested``: since when another user waits for it; ``ends``:
+    ``memory``: device memory of its processes together, as far as it is known. ``limits``: of each of them, by the
+    policy. ``contested``: since when another user waits for it; ``ends``:
     when it is over at the latest (null: while no user waits, or never); ``after``, ``grace``: what the policy gives
-    from then on, null: no end; ``action``: what happens at its end; ``ending``: since when that is under way.
+    from then on, null: no end; ``slice``: how long the turn lasts where it ends in a pause, else null; ``action``: what
+    happens at its end; ``ending``: since when that is under way.
     """
 
     uid: int
@@ -92,6 +91,7 @@ class Turn(TypedDict):
     since: str
     seconds: float
     processes: int
+    memory: int | None
     limits: Limits
     contested: str | None
     warned: str | None
@@ -99,6 +99,7 @@ class Turn(TypedDict):
     ends_in: float | None
     after: float | None
     grace: float
+    slice: float | None
     action: str
     ending: str | None
 
@@ -127,25 +128,38 @@ class Server(TypedDict):
     forced: bool
 
 
+class Container(TypedDict):
+    """By the name of its cgroup. ``engine`` null: that does not say; ``pod``: the uid of its Kubernetes pod."""
+
+    engine: str | None
+    id: str
+    pod: str | None
+
+
 class Client(TypedDict):
     """A process. ``state``: ``waiting`` (held at the gate), ``starting`` (let in, and its server has not spoken of it),
-    ``running``, ``sticky`` (in a fault), ``detached`` (left its server and lives), ``ending`` (being ended by the
-    agent). ``limits``: those it was handed over with; ``fail_safe``: the strictest, because its own were not confirmed.
-    ``outcome``: how it will have ended, as far as that is known."""
+    ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
+    ``detached`` (left its server and lives), ``ending`` (being ended by the
+    agent). ``memory``: device memory in use, null: not known. ``limits``: those it was handed over with;
+    ``fail_safe``: the strictest, because its own were not confirmed. ``outcome``: how it will have ended, as far as
+    that is known."""
 
     pid: int
     uid: int
     user: str | None
     gid: int
     cgroup: str | None
+    container: Container | None
     command: str | None
     server: int | None
     state: str
     since: str
     seconds: float
     waited: float | None
+    memory: int | None
     limits: Limits | None
     fail_safe: bool
+    paused: str | None
     detached: str | None
     outcome: str | None
     contexts: int
@@ -153,9 +167,9 @@ class Client(TypedDict):
 
 
 class Waiting(TypedDict):
-    """A user whose connections are held, in order of being served. ``processes``: how many; ``clients``: their pids,
-    the first 64. ``reason``: one word for ``why``. ``turn``: when, at the latest, the policy gives this user the GPU
-    (null: it says no time)."""
+    """A user whose connections are held or who is paused, in order of being served. ``processes``: how many;
+    ``clients``: their pids, the first 64. ``reason``: one word for ``why``. ``turn``: when, at the latest, the policy
+    gives this user the GPU (null: it says no time)."""
 
     position: int
     uid: int
@@ -168,6 +182,17 @@ class Waiting(TypedDict):
     why: str
     turn: str | None
     turn_seconds: float | None
+
+
+class User(TypedDict):
+    """A user with clients. ``since``: of the first of them; ``memory``: of all, if known; ``paused``: since when."""
+
+    uid: int
+    user: str | None
+    since: str
+    processes: int
+    memory: int | None
+    paused: str | None
 
 
 class Change(TypedDict):
@@ -214,6 +239,28 @@ class Drain(TypedDict):
     deadline: str | None
 
 
+class Lease(TypedDict):
+    """A share for a job. ``name``: what the batch system calls it. ``threads``: percent or ``{"sms": N}``, null: as the
+    user's; ``memory``: bytes or a part by device ("" for each); ``clients``: the pids of the job's clients."""
+
+    id: int
+    name: str | None
+    uid: int | None
+    user: str | None
+    cgroup: str | None
+    pid: int | None
+    threads: float | dict[str, int] | None
+    memory: dict[str, int | str] | None
+    since: str
+    until: str
+    by: int
+    clients: list[int]
+
+
+class Leases(TypedDict):
+    leases: list[Lease]
+
+
 class PolicyState(TypedDict):
     digest: str | None
     loaded: str | None
@@ -229,8 +276,8 @@ class History(TypedDict):
 
 class Status(TypedDict):
     """``pipe_directory``: what clients need as CUDA_MPS_PIPE_DIRECTORY. ``holder``: the server of the user whose turn
-    it is. ``waiting``: the first 100 users. ``not_guaranteed``: what mpsagent cannot promise at the moment, in plain
-    words. ``foreign_lines``: log lines about processes that did not pass the gate."""
+    it is. ``users``, ``waiting``, ``outside``: the first 100 each. ``not_guaranteed``: what mpsagent cannot promise at
+    the moment, in plain words. ``foreign_lines``: log lines about processes that did not pass the gate."""
 
     agent: Agent
     health: Health
@@ -244,9 +291,12 @@ class Status(TypedDict):
     servers: list[Server]
     clients: int
     clients_by_uid: dict[str, int]
+    users: list[User]
     waiting: list[Waiting]
     waiting_users: int
     waiting_processes: int
+    outside: list[Outside]
+    outside_processes: int
     last_switch: str | None
     last_change: Change | None
     last_fault: Fault | None
@@ -259,16 +309,46 @@ class Status(TypedDict):
     history: History
 
 
+class NodeStatus(Status):
+    """``environment``: what users' programs need to find MPS. ``instances``: each one's own page, with its ``name``.
+    With several of them the lists above are those of all, each row with its ``instance``, and ``control``, ``turn``,
+    ``holder`` and what was last are null, because each instance has its own. An instance apart has its users' servers
+    and clients on its page, and these users with their control daemons in ``apart`` (:class:`UserApart`)."""
+
+    environment: dict[str, str]
+    instances: list[dict[str, Any]]
+
+
+class UserApart(TypedDict):
+    """A user's control daemon with ``sharing = "apart"``. ``name``: of its directory in /run/mpsagent/instances, with
+    its pipe directory; ``control``: its pid, null while it does not run; ``servers``: pids; ``waiting``: processes."""
+
+    name: str
+    uid: int
+    control: int | None
+    started: str | None
+    servers: list[int]
+    clients: int
+    waiting: int
+    draining: bool
+
+
 class Servers(TypedDict):
     servers: list[Server]
 
 
 class Clients(TypedDict):
+    """``next``: of a page, the ``after`` of the next one; null: there is none."""
+
     clients: list[Client]
+    next: str | None
 
 
 class Queue(TypedDict):
+    """``next``: of a page, the ``after`` of the next one; null: there is none."""
+
     queue: list[Waiting]
+    next: str | None
 
 
 class Healthz(TypedDict):
@@ -284,11 +364,87 @@ class Events(TypedDict):
     cursor: int
 
 
-class ErrorText(TypedDict):
-    what: str
+class PolicyChange(TypedDict):
+    """``before``, ``after``: the value, and how it was written. ``where``: the file and line that say so."""
+
+    key: str
+    before: dict[str, Any]
+    after: dict[str, Any]
     where: str
-    hint: str
+
+
+class UserChanges(TypedDict):
+    """``who``: a user, the members of a group, or all others. ``uid``: null where it is not one user."""
+
+    who: str
+    uid: int | None
+    changes: list[PolicyChange]
+
+
+class SettingChange(TypedDict):
+    """A setting that is not a user's, as a file would have it. ``restart``: it takes hold when the agent is started
+    again."""
+
+    key: str
+    before: str
+    after: str
+    restart: bool
+
+
+class PolicyDiff(TypedDict):
+    """What a reload would change. ``digest``: of the files."""
+
+    same: bool
+    digest: str | None
+    users: list[UserChanges]
+    settings: list[SettingChange]
 
 
 class Error(TypedDict):
-    error: ErrorText
+    """A problem detail (RFC 9457). ``type``: about:blank, so ``title`` is the status in words; ``detail``: what is
+    wrong; ``hint``: what to do. ``oldest``, for a cursor that is too old: one from which all that is kept can be
+    read."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    where: str
+    hint: str
+    oldest: NotRequired[int]
+
+
+class ReportRow(TypedDict):
+    """``uid`` and ``user``, ``group`` and ``users`` (how many), ``day``, or ``job``, ``uid`` and ``user``, as ``by``
+    says. ``threads``, ``memory`` (of jobs): the most that one of its clients had: percent, and bytes on a device, 0: no
+    limit. ``gpu``, ``waited``, ``longest``, ``paused`` in seconds: with a client at work; of all processes' waits
+    together; of the longest wait; frozen in pauses, no part of ``gpu``. ``left``: processes that went away while they
+    waited. ``forced``: clients that mpsagent has ended."""
+
+    uid: NotRequired[int]
+    user: NotRequired[str | None]
+    group: NotRequired[str | None]
+    users: NotRequired[int]
+    day: NotRequired[str]
+    job: NotRequired[str]
+    threads: NotRequired[float]
+    memory: NotRequired[int]
+    gpu: float
+    waited: float
+    longest: float
+    clients: int
+    left: int
+    refused: int
+    faults: int
+    forced: int
+    turns: int
+    paused: float
+
+
+class Report(TypedDict):
+    """From the beginning of the day ``first`` to the end of the day ``last``."""
+
+    by: str
+    first: str
+    last: str
+    rows: list[ReportRow]

@@ -7,22 +7,27 @@ between.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from mpsagent.core import room
 from mpsagent.core.model import Client, Held, Server, State
+from mpsagent.core.outside import Outsider
 from mpsagent.core.view import SHARED_UID, View
-from mpsagent.interfaces import waits
+from mpsagent.interfaces import gpus, waits
+from mpsagent.interfaces.gpus import iso as iso
 from mpsagent.interfaces.guarantees import not_guaranteed
 from mpsagent.mps.limits import Limits
+from mpsagent.policy.containers import container
 
 if TYPE_CHECKING:
     from mpsagent.interfaces import shapes
 
 _NO_NAMES: Mapping[int, str] = {}
+_NOT_KNOWN: Mapping[int, int] = {}
+_NOT_SUSPENDED: Mapping[int, float] = {}
 STATUS_USERS = 100
 """Waiting users that the status names; the queue has all."""
 
@@ -58,8 +63,9 @@ class Fault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What the views need and the engine's view does not have. ``checked``: by server, whether it started with its
-    first client's limits. ``devices_known`` False: the state's GPUs are only assumed. ``names``: of users who
-    have nothing to do with MPS any more."""
+    first client's limits. ``devices_known`` False: the state's GPUs are only assumed. ``compute_modes``: by UUID;
+    ``gpus``: what NVML says of them; ``outside``: who computes on them outside MPS.
+    ``memory``: of processes, bytes by pid. ``names``: of users who have nothing to do with MPS any more."""
 
     version: str = ""
     pid: int = 0
@@ -67,6 +73,10 @@ class About:
     conditions: tuple[Condition, ...] = ()
     checked: Mapping[int, bool] = field(default_factory=dict)
     devices_known: bool = True
+    compute_modes: Mapping[str, str] = field(default_factory=dict)
+    gpus: gpus.Seen = field(default_factory=gpus.Seen)
+    outside: Sequence[Outsider] = ()
+    memory: Mapping[int, int] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     last_change: Change | None = None
     last_fault: Fault | None = None
@@ -74,11 +84,6 @@ class About:
     policy_errors: tuple[str, ...] = ()
     oldest_cursor: int = 0
     newest_cursor: int = 0
-
-
-def iso(at: float) -> str:
-    """Seconds since the epoch as ISO 8601 in UTC with milliseconds, which is what the logs resolve."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def iso_or_none(at: float | None) -> str | None:
@@ -131,12 +136,13 @@ def servers(view: View, about: About) -> Iterator[shapes.Server]:
 # --- clients and who waits --------------------------------------------------------------------------------------------
 
 
-def clients(view: View, now: float) -> Iterator[shapes.Client]:
-    """Processes that passed the gate, by age, then those that are held there, in order of arrival."""
+def clients(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> Iterator[shapes.Client]:
+    """Processes that passed the gate, by age, then those that are held there, in order of arrival. ``memory``: bytes of
+    device memory by pid, of those that are known."""
     state = view.state
     serving = {pid: one for one in sorted(state.servers.values(), key=lambda s: s.started) for pid in one.attached}
     for client in sorted(state.clients.values(), key=lambda c: (c.since, c.pid)):
-        yield _client(view, client, serving.get(client.pid), now)
+        yield _client(view, client, serving.get(client.pid), now, memory.get(client.pid))
     seen: set[tuple[int, int]] = {(c.pid, c.peer.start) for c in state.clients.values()}
     for held in sorted(state.held.values(), key=lambda h: (h.since, h.connection)):
         key = (held.peer.pid, held.peer.start)
@@ -145,12 +151,14 @@ def clients(view: View, now: float) -> Iterator[shapes.Client]:
             yield _held(state, held, now)
 
 
-def _client(view: View, one: Client, serving: Server | None, now: float) -> shapes.Client:
+def _client(view: View, one: Client, serving: Server | None, now: float, memory: int | None) -> shapes.Client:
     peer, state = one.peer, view.state
     attachment = None if serving is None else serving.attached[one.pid]
     word = "running"
     if one.pid in view.ending:
         word = "ending"
+    elif one.frozen is not None:
+        word = "paused"
     elif serving is not None and one.pid in serving.sticky:
         word = "sticky"
     elif serving is None:
@@ -161,19 +169,27 @@ def _client(view: View, one: Client, serving: Server | None, now: float) -> shap
         "user": name(state, peer.uid),
         "gid": peer.gid,
         "cgroup": peer.cgroup,
+        "container": _container(peer.cgroup),
         "command": peer.command or None,
         "server": None if serving is None else serving.pid,
         "state": word,
         "since": iso(one.since),
         "seconds": span(one.since, now),
         "waited": round(one.waited, 3),
+        "memory": memory,
         "limits": limits(one.limits),
         "fail_safe": one.fail_safe,
+        "paused": iso_or_none(one.frozen),
         "detached": iso_or_none(one.detached),
         "outcome": str(one.outcome),
         "contexts": 0 if attachment is None else len([c for c in attachment.contexts if c]),
         "devices": [] if attachment is None else sorted(attachment.devices),
     }
+
+
+def _container(cgroup: str | None) -> shapes.Container | None:
+    found = container(cgroup)
+    return None if found is None else {"engine": found.engine, "id": found.id, "pod": found.pod}
 
 
 def _held(state: State, one: Held, now: float) -> shapes.Client:
@@ -184,14 +200,17 @@ def _held(state: State, one: Held, now: float) -> shapes.Client:
         "user": name(state, peer.uid),
         "gid": peer.gid,
         "cgroup": peer.cgroup,
+        "container": _container(peer.cgroup),
         "command": peer.command or None,
         "server": None,
         "state": "waiting",
         "since": iso(one.since),
         "seconds": span(one.since, now),
         "waited": span(one.since, now),
+        "memory": None,
         "limits": None,
         "fail_safe": False,
+        "paused": None,
         "detached": None,
         "outcome": None,
         "contexts": 0,
@@ -223,29 +242,52 @@ def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> I
 # --- one page ---------------------------------------------------------------------------------------------------------
 
 
-def turn(view: View, now: float) -> shapes.Turn | None:
+def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shapes.Turn | None:
     one = view.turn
     if one is None:
         return None
+    mine = view.state.clients_of_user(one.uid)
+    used = [memory[client.pid] for client in mine if client.pid in memory]
     rules = view.rules(one.uid)
     has_to = waits.has_to_leave(view, one.uid)
-    times = one.deadlines(rules) if has_to else None
+    times = room.deadlines(view) if has_to else None
     return {
         "uid": one.uid,
         "user": name(view.state, one.uid),
         "since": iso(one.since),
         "seconds": span(one.since, now),
-        "processes": len(view.state.clients_of_user(one.uid)),
+        "processes": len(mine),
+        "memory": sum(used) if used else None,
         "limits": limits(view.limits(one.uid)),
         "contested": iso_or_none(one.contested),
         "warned": iso_or_none(one.warned),
         "ends": None if times is None else iso(times[1]),
         "ends_in": None if times is None else span(now, times[1]),
         "after": rules.switch_after if has_to else None,
+        "slice": rules.switch_slice if view.may_pause(one.uid) else None,
         "grace": rules.switch_grace,
         "action": rules.switch_action,
         "ending": iso_or_none(one.ending),
     }
+
+
+def users(state: State, about: About, suspended: Mapping[int, float] = _NOT_SUSPENDED) -> list[shapes.User]:
+    """Those with clients, by their first one's age; as many as the status names."""
+    found: dict[int, shapes.User] = {}
+    for client in sorted(state.clients.values(), key=lambda c: c.since):
+        one = found.get(client.uid)
+        if one is None:
+            if len(found) >= STATUS_USERS:
+                continue
+            one = found[client.uid] = {
+                "uid": client.uid, "user": name(state, client.uid), "since": iso(client.since), "processes": 0,
+                "memory": None, "paused": iso_or_none(suspended.get(client.uid)),
+            }  # fmt: skip
+        one["processes"] += 1
+        used = about.memory.get(client.pid)
+        if used is not None:
+            one["memory"] = (one["memory"] or 0) + used
+    return list(found.values())
 
 
 def holder(view: View) -> Server | None:
@@ -288,17 +330,12 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             "ok": not about.conditions,
             "problems": [{"what": c.what, "since": iso_or_none(c.since), "do": c.do} for c in about.conditions],
         },
-        "mode": {"server": policy.server, "enforced": policy.enforce},
-        "devices": [
-            {
-                "ordinal": one.ordinal,
-                "uuid": one.uuid,
-                "name": one.name,
-                "memory": one.memory,
-                "multiprocessors": one.multiprocessors,
-            }
-            for one in (state.devices if about.devices_known else ())
-        ],
+        "mode": {
+            "sharing": view.sharing,
+            "server": "shared" if view.shared else "own",
+            "enforced": policy.enforce,
+        },
+        "devices": [gpus.device(one, about.gpus) for one in (state.devices if about.devices_known else ())],
         "pipe_directory": policy.pipe_directory,
         "control": None
         if control is None
@@ -311,14 +348,17 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             "running": control.proven,
         },
         "gate": gate(view),
-        "turn": turn(view, now),
+        "turn": turn(view, now, about.memory),
         "holder": None if holds is None else server(view, about, holds),
         "servers": all_servers,
         "clients": len(state.clients),
         "clients_by_uid": dict(Counter(str(client.uid) for client in state.clients.values())),
+        "users": users(state, about, view.suspended),
         "waiting": list(islice(queue(view, now, waiting), STATUS_USERS)),
         "waiting_users": len(waiting),
         "waiting_processes": sum(len(group.pids) for group in waiting),
+        "outside": [gpus.outside(one, name(state, one.seen.uid, about.names)) for one in about.outside[:STATUS_USERS]],
+        "outside_processes": len(about.outside),
         "last_switch": None if change is None else iso(change.at),
         "last_change": None
         if change is None
@@ -348,7 +388,7 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             ],
             "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
         },
-        "not_guaranteed": not_guaranteed(view, about.devices_known),
+        "not_guaranteed": not_guaranteed(view, about.devices_known, about.compute_modes, about.gpus.problem),
         "unknown_lines": state.unknown_lines,
         "foreign_lines": state.foreign_lines,
         "drain": {

@@ -9,8 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from mpsagent.core import room
 from mpsagent.core.model import State, Status
 from mpsagent.core.view import SHARED_UID, View
+from mpsagent.mps.limits import Limits, Total
+from mpsagent.mps.units import limit_text
 
 SHOWN_PIDS = 64
 
@@ -25,13 +28,18 @@ class Why(NamedTuple):
 @dataclass(slots=True)
 class Group:
     """A user's held connections. ``pids``: their processes, each once; ``further``: all are of processes that passed
-    already."""
+    already; ``failed``: why the first one's hand-over did not come about; ``paused``: its processes that are frozen."""
 
     uid: int
     since: float
     pids: dict[int, None] = field(default_factory=dict)
     handing: bool = False
     further: bool = True
+    failed: str | None = None
+    paused: int = 0
+
+
+_NEXT = Why("next", "is let in next")
 
 
 def user_text(state: State, uid: int | None) -> str:
@@ -51,13 +59,16 @@ def groups(view: View) -> list[Group]:
     found: list[Group] = []
     for uid in order:
         line = state.held_of(uid)
+        paused = [client.pid for client in state.clients_of_user(uid)] if uid in view.suspended else []
         found.append(
             Group(
                 uid,
-                line[0].since,
-                dict.fromkeys(one.peer.pid for one in line),
+                view.suspended[uid] if paused else line[0].since,
+                dict.fromkeys([*paused, *(one.peer.pid for one in line)]),
                 any(one.handing is not None for one in line),
                 all(one.of_client for one in line),
+                line[0].failed if line else None,
+                len(paused),
             )
         )
     return found
@@ -82,6 +93,8 @@ def _everybody(view: View, now: float) -> Why | None:
         return Why("failed", f"is turned away: {view.given_up}")
     if state.drain is not None:
         return Why("drain", "maintenance (drain): nothing new is let in")
+    if view.sharing == "apart" and view.template:
+        return Why("apart", state.apart_held or "a control daemon of this user's own is being started")
     if control is None or not control.proven:
         return Why("control", "the control daemon does not run")
     if control.quitting is not None:
@@ -105,58 +118,90 @@ def _reason(view: View, group: Group, everybody: Why | None, counts: dict[int, i
         return Why("denied", "is turned away: the policy denies this user MPS")
     if everybody is not None:
         return everybody
+    if not view.identified(uid):
+        return Why("name", "the name service has not said who this is")
+    if view.together:
+        return _own(view, group, counts)
     if turn is None:
-        if uid not in state.identities:
-            return Why("name", "the name service has not said who this is")
         blocking = [s for s in state.servers.values() if s.uid not in (uid, SHARED_UID)]
         if blocking and not view.shared:
             return Why("server", f"the server of {user_text(state, blocking[0].uid)} is ending")
-        return Why("next", "is let in next")
+        return _NEXT
     if turn.uid != uid:
-        return Why("turn", f"it is the turn of {user_text(state, turn.uid)}")
+        whose = f"it is the turn of {user_text(state, turn.uid)}"
+        if group.paused:
+            what = "its process is" if group.paused == 1 else f"its {group.paused} processes are"
+            return Why("paused", f"{what} paused (stopped, with their memory): {whose}")
+        why = room.misfit(view, uid) if view.may_pause(turn.uid) and uid == view.waiting()[0] else None
+        return Why("turn", whose if why is None else f"{whose}, who cannot be paused for it: {why}")
     if turn.ending is not None or view.closing:
         return Why("turn", "this user's own turn is over")
+    return _own(view, group, counts)
+
+
+def _own(view: View, group: Group, counts: dict[int, int]) -> Why:
+    """For a user who is let in."""
+    state, uid = view.state, group.uid
     if group.further:
         return Why("next", "a further context of a client is let in next")
     rules = view.rules(uid)
     if rules.max_clients is not None and rules.enforce_limits and counts.get(uid, 0) >= rules.max_clients:
         count = "1 process" if rules.max_clients == 1 else f"{rules.max_clients} processes"
         return Why("max_clients", f"this user may have {count} at a time")
-    room = view.sent[1].room if view.sent is not None else None
-    if room is not None and len(state.clients) >= room:
+    total = rules.total(state.devices) if rules.enforce_limits else None
+    if total is not None:
+        used = [client.limits for client in state.clients_of_user(uid)]
+        more = next((view.limits_of(one.peer) for one in state.held_of(uid) if not one.of_client), view.limits(uid))
+        if not total.fits((), more):
+            return Why("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")
+        if not total.fits(used, more):
+            return Why("total", f"this user's total is in use: {_total_text(total, used, more)}")
+    if view.full:
         return Why("full", f"the server is full ({len(state.clients)} clients)")
-    return Why("next", "is let in next")
+    if group.failed is not None:
+        return Why("handover_failed", f"could not be handed over to MPS, and is tried again: {group.failed}")
+    return _NEXT
+
+
+def _total_text(total: Total, used: Sequence[Limits], more: Limits) -> str:
+    parts = []
+    if total.threads is not None:
+        has = sum(one.threads for one in used)
+        parts.append(f"{has:g} of {total.threads:g} % of threads, the next process needs {more.threads:g}")
+    for device, most in sorted(total.memory.items()):
+        has_bytes = sum(one.memory.get(device, 0) for one in used)
+        has_text, needs = (limit_text(size) if size else "0" for size in (has_bytes, more.memory.get(device, 0)))
+        parts.append(f"{has_text} of {limit_text(most)} on device {device}, the next process needs {needs}")
+    return "; ".join(parts)
 
 
 def expected_turns(view: View, waiting: Sequence[Group], now: float) -> dict[int, float]:
     """By waiting user, when the policy gives it the GPU at the latest; who may wait without end is left out.
 
     Each user ahead may keep its turn for as long as its own rules say, so a bound ends at the first who never has to
-    leave. No bound is given while something else than a turn holds users.
+    leave. No bound is given while something else than a turn holds users, nor where users may overtake others.
     """
     turn, at = view.turn, now
-    if _everybody(view, now) is not None:
+    if view.together or view.ranked or _everybody(view, now) is not None:
         return {}
     if turn is not None:
-        times = turn.deadlines(view.rules(turn.uid))
+        times = room.deadlines(view)
         if times is None or not has_to_leave(view, turn.uid):
             return {}
         at = max(now, times[1])
     found: dict[int, float] = {}
     for group in waiting:
         uid = group.uid
-        if (turn is not None and uid == turn.uid) or view.denied(uid):
+        if (turn is not None and uid == turn.uid) or view.denied(uid) or not view.identified(uid):
             continue
         found[uid] = at
         rules = view.rules(uid)
-        if rules.switch_after is None or not has_to_leave(view, uid):
+        if not has_to_leave(view, uid):
             break
-        at += rules.switch_after + rules.switch_grace
+        at += rules.switch_slice if view.may_pause(uid) else (rules.switch_after or 0.0) + rules.switch_grace
     return found
 
 
 def has_to_leave(view: View, uid: int) -> bool:
-    """Whether the policy takes the GPU from this user at some time while others wait."""
-    rules = view.rules(uid)
-    enforced = rules.enforce_switch and rules.switch_action != "none" and not rules.switch_exempt
-    return enforced and rules.switch_after is not None
+    """Whether the policy takes the GPU from this user at some time while others wait. In a drain it does not."""
+    return view.state.drain is None and (view.may_pause(uid) or view.rules(uid).has_to_leave)

@@ -113,6 +113,8 @@ class Would:
 
     def _follow(self, step: Step) -> list[inp.Input | act.Done]:
         """What comes of the actions, were they carried out."""
+        for _, mistake in step.mistakes:
+            raise mistake
         now = self._clock()
         found: list[inp.Input | act.Done] = []
         for action in step.actions:

@@ -230,6 +230,14 @@ class ContextExiting(NamedTuple):
     context: int
 
 
+class ClientUnnamed(NamedTuple):
+    """A line about a client that does not say which: drivers before 580 write ``Received new client request``, ``Worker
+    created``, ``Client process disconnected`` without a pid (recording 09)."""
+
+    at: float
+    server: int
+
+
 class ClientDisconnected(NamedTuple):
     at: float
     server: int
@@ -370,6 +378,7 @@ LogEvent = (
     | ServerStopping
     | ContextConnected
     | ContextExiting
+    | ClientUnnamed
     | ClientDisconnected
     | DeviceAssociated
     | FaultStarted

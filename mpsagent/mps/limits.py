@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -20,6 +20,27 @@ class Limits:
     def as_json(self) -> dict[str, object]:
         """Device ordinals as text, because JSON's keys are."""
         return {"threads": self.threads, "memory": {str(device): size for device, size in sorted(self.memory.items())}}
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """What all client processes of one user may use together. ``threads``: percent, None: no bound; ``memory``: bytes
+    by device ordinal, a device that is missing has no bound."""
+
+    threads: float | None = None
+    memory: Mapping[int, int] = field(default_factory=dict)
+
+    def fits(self, used: Iterable[Limits], more: Limits) -> bool:
+        """Whether a further process fits beside those that there are. One without a limit counts as the whole."""
+        all_of_them = [*used, more]
+        # in tenths of a percent, as MPS counts: sums of floats drift
+        if self.threads is not None and sum(round(one.threads * 10) for one in all_of_them) > round(self.threads * 10):
+            return False
+        for device, most in self.memory.items():
+            sizes = [one.memory.get(device) for one in all_of_them]
+            if None in sizes or sum(size for size in sizes if size is not None) > most:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

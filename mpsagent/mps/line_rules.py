@@ -102,6 +102,10 @@ def _server_line(at: float, pid: int, match: re.Match[str]) -> ev.LogEvent:
     return ev.ServerLine(at, pid, match[0][:SHOWN])
 
 
+def _unnamed(at: float, pid: int, match: re.Match[str]) -> ev.LogEvent:
+    return ev.ClientUnnamed(at, pid)
+
+
 SERVER = _rules(
     [
         (rf"{_CLIENT} connected", lambda at, pid, m: ev.ContextConnected(at, pid, int(m[1]), int(m[2]))),
@@ -190,35 +194,37 @@ SERVER = _rules(
         (r"Start", lambda at, pid, m: ev.ServerStartup(at, pid)),
         (r"MPS Server is started", lambda at, pid, m: ev.ServerStarted(at, pid)),
         (r"MPS Server connecting to control daemon on socket: .{1,4096}", _server_line),
-        (r"MPS Server: worker created", _server_line),
+        (r"MPS Server: worker created", _unnamed),
         (
             r"activeThreadsPercentage set to (\d{1,3}(?:\.\d{1,6})?)",
             lambda at, pid, m: ev.ThreadsSet(at, pid, float(m[1])),
         ),
-        (r"Received new client request", _server_line),
-        (r"Receive command failed, assuming client exit", _server_line),
-        (r"Worker created", _server_line),
-        (r"Creating worker thread", _server_line),
+        (r"Received new client request", _unnamed),
+        (r"Receive command failed, assuming client exit", _unnamed),
+        (r"Worker created", _unnamed),
+        (r"Creating worker thread", _unnamed),
         (r"Created named shared memory region .{1,200}", _server_line),
-        (r"Volta MPS Server: Received new client request", _server_line),
-        (r"Volta MPS: Creating (?:worker thread|server context on device \d{1,10})", _server_line),
+        (r"Volta MPS Server: Received new client request", _unnamed),
+        (r"Volta MPS: Creating worker thread", _unnamed),
+        (r"Volta MPS: Creating server context on device \d{1,10}", _server_line),
         (
             r"Volta MPS: Client disconnected\. (?:Worker is in reset\. )?"
             r"Number of active client contexts is \d{1,10}\.?",
-            _server_line,
+            _unnamed,
         ),
-        (r"Volta MPS: Client process disconnected", _server_line),
+        (r"Volta MPS: Client process disconnected", _unnamed),
         (r"Volta MPS: Device .{1,200} \(uuid [A-Za-z0-9/-]{1,80}\) is associated", _server_line),
-        (r"New client \d{1,10} connected", _server_line),
-        (r"Client \d{1,10} disconnected", _server_line),
+        (rf"New client {_NUMBER} connected", lambda at, pid, m: ev.ContextConnected(at, pid, int(m[1]), 0)),
+        (rf"Client {_NUMBER} disconnected", lambda at, pid, m: ev.ClientDisconnected(at, pid, int(m[1]))),
         # Not watched: what else stands in libcuda of 470, 535 and 550.
+        (r"Client disconnected\. (?:Worker is in reset\. )?Number of active client contexts is \d{1,10}\.", _unnamed),
+        (r"Client process disconnected", _unnamed),
+        (r"MPS Server: Received new client request", _unnamed),
         *(
             (pattern, _server_line)
             for pattern in (
                 r"Client \{-?\d{1,10}, -?\d{1,10}\} exit",
-                r"Client disconnected\. (?:Worker is in reset\. )?Number of active client contexts is \d{1,10}\.",
                 r"Client process \d{1,10} encountered a fatal GPU error\.",
-                r"Client process disconnected",
                 r"Client termination failed with .{1,200}\.",
                 r"Client termination command is only supported on Volta or higher GPUs\.",
                 r"Clients snapshot command is only supported on Volta or higher GPUs\.",
@@ -240,7 +246,6 @@ SERVER = _rules(
                 r"MPS Server failed to create/open SHM segment\.",
                 r"MPS Server forcefully terminating client \d{1,10}",
                 r"MPS Server: Failed to create worker",
-                r"MPS Server: Received new client request",
                 r"MPS server is tearing down, client creation denied",
                 r"Pre-Volta device \(uuid .{1,80}\) is filtered out by this Volta MPS server\.",
                 r"Reply command failed",

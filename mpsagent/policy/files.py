@@ -13,9 +13,10 @@ from typing import Any
 
 import tomli
 
-from mpsagent.policy import values
+from mpsagent.policy import totals, values
 from mpsagent.policy.check import MOST_ERRORS as MOST_ERRORS
 from mpsagent.policy.check import Checked, check, shown_path
+from mpsagent.policy.instances import mistakes
 from mpsagent.policy.lines import key_lines, line_of
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text
 from mpsagent.policy.plausible import in_itself
@@ -25,6 +26,7 @@ from mpsagent.policy.syntax import syntax_error
 LARGEST = 256 * 1024
 """Characters in one file. With LONGEST_LINE it bounds the time that a parser can take."""
 LONGEST_LINE = 4096
+MOST_INSTANCES = 64
 
 
 def load(texts: Sequence[tuple[str, str]]) -> tuple[Policy | None, list[PolicyError]]:
@@ -39,19 +41,19 @@ def load(texts: Sequence[tuple[str, str]]) -> tuple[Policy | None, list[PolicyEr
         tables, lines, unreadable = _read(file, text)
         checked = check(tables)
         found = [*unreadable, *_mistakes(file, checked, lines)]
-        second: list[PolicyError] = []
         for path in checked.named:
-            here = Origin(key_text(shown_path(path)), file, line_of(lines, path))
-            if len(second) < MOST_ERRORS:
-                second += _second_instance(path, here, named)
-            named.setdefault(path, here)
-        found += second
+            named.setdefault(path, Origin(key_text(shown_path(path)), file, line_of(lines, path)))
         errors += sorted(found, key=lambda one: one.line or 10**9)
         for path, value in checked.values:
             _lay(settings, path, value, Origin(key_text(path), file, line_of(lines, path)), lines)
     if errors:
         return None, errors
+    if sum(path[0] == "instance" for path in named) > MOST_INSTANCES:
+        return None, [PolicyError(texts[-1][0], 0, "", f"has more than {MOST_INSTANCES} instances", "name fewer")]
     policy = build(settings, named, [file for file, _ in texts], _digest(texts))
+    errors = [*mistakes(policy), *totals.mistakes(policy)]
+    if errors:
+        return None, errors[:MOST_ERRORS]
     empty = [_empty(file) for file, text in texts if not text.strip()]
     return replace(policy, warnings=(*empty, *in_itself(policy))), []
 
@@ -103,17 +105,6 @@ def _mistakes(file: str, checked: Checked, lines: dict[Path, int]) -> list[Polic
     if checked.more:
         errors.append(PolicyError(file, 0, "", f"and {checked.more} mistakes more", "correct these first"))
     return list(dict.fromkeys(errors))
-
-
-def _second_instance(path: Path, here: Origin, named: dict[Path, Origin]) -> list[PolicyError]:
-    """The agent looks after one instance for now, in all files together."""
-    if path[0] != "instance" or path in named:
-        return []
-    first = next((one for other, one in named.items() if other[0] == "instance"), None)
-    if first is None:
-        return []
-    problem = f"a second instance beside {first.key} ({first.file}:{first.line})"
-    return [PolicyError(here.file, here.line, here.key, problem, "the agent handles one for now: remove one")]
 
 
 def _empty(file: str) -> PolicyError:

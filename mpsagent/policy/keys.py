@@ -93,6 +93,18 @@ KEYS: tuple[Key, ...] = (
         "limits", "max_clients", kinds.whole(1, 1000), _WHO, "client processes of one user at a time", None, "no limit",
     ),
     Key(
+        "limits", "total_threads", kinds.TOTAL_THREADS, _WHO,
+        "share of the multiprocessors of all client processes of one user together", None, "no limit",
+    ),
+    Key(
+        "limits", "total_memory", kinds.TOTAL_MEMORY, _WHO,
+        "memory on each device of all client processes of one user together", None, "no limit",
+    ),
+    Key(
+        "limits", "priority", kinds.whole(0, 100), _WHO,
+        "whose turn is next: of the users who wait, one with the largest number", 0,
+    ),
+    Key(
         "limits", "max_runtime", kinds.duration(1, LONG, never=True), _WHO,
         "a client process is ended after this time",
     ),
@@ -116,9 +128,22 @@ KEYS: tuple[Key, ...] = (
         kinds.choice({
             "terminate": "each client is ended, gently first",
             "quit": "the control daemon is restarted",
+            "pause": 'its processes are frozen, keep their memory, and go on when it is their turn again; needs '
+            '`server = "shared"`',
             "none": "only the warning",
         }),
         _WHO, "what happens at the end of a turn", "terminate", attribute="switch_action", label="switch.action",
+    ),
+    Key(
+        "switch", "slice", kinds.duration(1, DAY), _WHO,
+        'with `action = "pause"`: how long a turn lasts while another user waits', 30.0,
+        attribute="switch_slice", label="switch.slice",
+    ),
+    Key(
+        "switch", "otherwise",
+        kinds.choice({"terminate": "each client is ended, gently first", "none": "only the warning"}),
+        _WHO, 'with `action = "pause"`: what happens after `after` and `grace` where a pause is not possible',
+        "terminate", attribute="switch_otherwise", label="switch.otherwise",
     ),
     Key(
         "switch", "exempt", FLAG, _WHO, "`true`: the GPU is never taken from this user", False,
@@ -141,12 +166,50 @@ KEYS: tuple[Key, ...] = (
     # --- the control daemon
     Key("instance", "devices", kinds.DEVICES, _OF, "the GPUs that it serves (empty: all)", ()),
     Key(
+        "instance", "sharing",
+        kinds.choice(
+            {
+                "turns": "one user at a time; the others wait at the gate",
+                "together": "all users at once on one server for all, each client with its own limits; a fault of one "
+                "ends the clients of all; driver 580 and later",
+                "apart": "all users at once, each on a control daemon and a server of the user's own, which run while "
+                "the user has clients; faults stay with their user",
+            },
+        ),
+        _OF, "how users share its GPUs", "turns",
+    ),
+    Key(
+        "instance", "apart_users", kinds.whole(1, 128), _OF,
+        'with `sharing = "apart"`: users with a control daemon at a time; others are held', 16,
+    ),
+    Key(
+        "instance", "apart_idle_timeout", kinds.duration(1, LONG), _OF,
+        'with `sharing = "apart"`: the control daemon of a user who has had no client for so long ends', 60.0,
+    ),
+    Key(
+        "instance", "users", kinds.NAMES, _OF,
+        "users who work here, and nowhere else (with several instances)", (), "whoever no instance names",
+        attribute="only_users",
+    ),
+    Key(
+        "instance", "groups", kinds.NAMES, _OF, "groups whose members work here, and nowhere else", (),
+        "whoever no instance names", attribute="only_groups",
+    ),
+    Key(
         "instance", "server",
         kinds.choice({
             "own": "a server for each turn, which runs as its user",
             "shared": "one server for all users that stays; driver 580 and later",
         }),
-        _OF, "which MPS servers it runs", "own",
+        _OF, "which MPS servers it runs while users take turns", "own",
+    ),
+    Key(
+        "instance", "queue",
+        kinds.choice({
+            "arrival": "who came first",
+            "fair": "who has had the least GPU time in the last day",
+        }),
+        _OF, "whose turn is next, of the users with the same `priority`", "arrival",
     ),
     Key(
         "instance", "front_end",
@@ -158,17 +221,40 @@ KEYS: tuple[Key, ...] = (
         "allow",
     ),
     Key(
-        "instance", "compute_mode", kinds.choice({"default": "", "exclusive-process": ""}), _OF,
-        "compute mode that the GPUs should have; verified, never changed", None, "not looked at",
+        "instance", "compute_mode",
+        kinds.choice({
+            "leave": "it stays as it is, and is not compared",
+            "default": "programs outside MPS run beside it",
+            "exclusive-process": "programs outside MPS fail",
+        }),
+        _OF, "the GPUs' compute mode while the control daemon runs; set by its unit (systemd), verified by the agent",
+        "leave",
+    ),
+    Key(
+        "instance", "bypass",
+        kinds.choice({
+            "report": "it is reported",
+            "terminate": "it is warned of, then gets SIGTERM, and SIGKILL after `hang.kill_grace`",
+        }),
+        _OF, "what becomes of a process that computes on its GPUs outside MPS", "report",
+    ),
+    Key(
+        "instance", "bypass_grace", kinds.duration(1, DAY), _OF,
+        'with `bypass = "terminate"`: how long such a process may go on after the warning', 60.0,
+    ),
+    Key(
+        "instance", "bypass_exempt", kinds.NAMES, _OF,
+        "users whose processes outside MPS are never ended: monitoring, for instance (root's never are)", (),
     ),
     # A Unix socket's path has at most 107 bytes, and "/control_privileged" comes behind this one.
     Key(
-        "instance", "pipe_directory", kinds.path(88, "absolute path of at most 88 bytes"), _OF,
+        "instance", "pipe_directory", kinds.directory(88, "absolute path of at most 88 bytes"), _OF,
         "the public directory, where clients look for MPS: CUDA_MPS_PIPE_DIRECTORY of users' programs",
         "/tmp/nvidia-mps",
     ),
     Key(
-        "instance", "log_directory", kinds.path(1024), _OF, "where control.log and server.log are",
+        "instance", "log_directory", kinds.directory(1024), _OF,
+        "where control.log and server.log are; with several instances each has a directory NAME below the default",
         "/var/log/nvidia-mps",
     ),
     Key(
@@ -177,6 +263,14 @@ KEYS: tuple[Key, ...] = (
     ),
     # --- the agent itself
     Key("agent", "enforce", FLAG, _ALL, "as `enforce` at the top", True),
+    Key(
+        "agent", "placement",
+        kinds.choice({
+            "fixed": "the first instance that names the user, a group of the user's, or no one at all",
+            "least-loaded": "of those the one with the fewest users and clients; a user stays where clients of his are",
+        }),
+        _ALL, "which instance a user's clients go to, where there are several", "fixed",
+    ),
     Key(
         "agent", "on_stop", kinds.choice({"leave": "MPS goes on", "quit": "MPS is stopped as well"}), _ALL,
         "what happens when the agent is stopped", "leave",
@@ -190,8 +284,32 @@ KEYS: tuple[Key, ...] = (
         "its members may do with mpsagent-cli what root may do", "mpsagent-admin",
     ),
     Key(
+        "agent", "cdi_file", kinds.path(1024), _ALL,
+        "the file that tells container engines of the gate (docs/containers.md), for instance "
+        '`"/etc/cdi/mpsagent.json"`', None, "none",
+    ),
+    Key(
         "agent", "parked_user", kinds.text(parse.user, "name of a user"), _ALL, "not used any more", None, "none",
         unused="no server waits for users any more, so none needs an owner; remove the line",
+    ),
+    # --- what happened
+    Key(
+        "history", "keep", kinds.duration(3600, LONG), _ALL, "how long what happened is kept, and the sums for reports",
+        400 * DAY, attribute="history_keep",
+    ),
+    Key(
+        "history", "size", kinds.SIZE, _ALL, "how large its file may get; the oldest records go first, sums stay",
+        1 << 30, attribute="history_size",
+    ),
+    # --- pods
+    Key(
+        "kubernetes", "shares", kinds.whole(1, 1000), _ALL,
+        "into how many shares the GPU is divided: the most `nvidia.com/mps-share` that pods have together", 100,
+        attribute="kubernetes_shares",
+    ),
+    Key(
+        "kubernetes", "share_memory", FLAG, _ALL,
+        "`true`: a share is as much of the memory as of the threads; `false`: the user's limit of memory counts", True,
     ),
     # --- programs of the administrator's
     Key(
@@ -208,15 +326,20 @@ SECTIONS: dict[str, str] = {
     "limits": "what one client process may use, and what one user may do",
     "user": "one user, by name or uid",
     "group": "one group, by name",
+    "cgroup": "the processes of a cgroup, systemd unit or slice",
     "switch": "when the GPU goes to the next user",
     "hang": "how long each part of MPS may stay silent",
-    "instance": "one control daemon",
+    "instance": "one control daemon; `[instance.NAME.limits]` and `[instance.NAME.switch]` hold there for everybody",
     "agent": "the agent itself",
+    "history": "what is kept of what happened",
+    "kubernetes": "what pods may ask for",
     "hooks": "programs of yours",
 }
 """The sections in the order of the reference, with their words."""
-NAMED = frozenset({"user", "group", "instance"})
+NAMED = frozenset({"user", "group", "cgroup", "instance"})
 """Sections that are written with a name: [user.alice]."""
+OF_CGROUPS = ("threads", "memory")
+"""The keys of [limits] that stand in [cgroup.PATTERN]."""
 
 MASTER: tuple[Path, ...] = (("enforce",), ("agent", "enforce"))
 """False in one of these: nothing is enforced, whatever a section says."""

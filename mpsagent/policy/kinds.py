@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
+from mpsagent.mps import units
 from mpsagent.policy import parse, values
 
 _DURATION = {"type": "string", "pattern": r"^\s*(\d+(\.\d+)?\s*(ms|s|min|m|h|d)\s*)+$"}
@@ -40,15 +42,20 @@ def duration(low: float, high: float, *, never: bool = False) -> Kind:
     return Kind(parse.duration(low, high, never=never), schema, forms, written)
 
 
-def choice(words: Mapping[str, str]) -> Kind:
-    """One of some words, each with what it means (all of them, or none)."""
+def choice(words: Mapping[str, str], planned: Mapping[str, str] = MappingProxyType({})) -> Kind:
+    """One of some words, each with what it means (all of them, or none). ``planned``: words that cannot be had yet, and
+    why."""
     forms = tuple(f"`{quoted(word)}`: {meaning}" for word, meaning in words.items() if meaning)
     forms = forms or (" or ".join(f"`{quoted(word)}`" for word in words),)
-    return Kind(parse.choice(*words), {"enum": list(words)}, forms, quoted)
+    return Kind(parse.choice(*words, planned=planned), {"enum": list(words)}, forms, quoted)
 
 
 def path(longest: int, form: str = "absolute path") -> Kind:
     return Kind(parse.path(longest), {"type": "string", "pattern": "^/"}, (form,), quoted)
+
+
+def directory(longest: int, form: str = "absolute path") -> Kind:
+    return Kind(parse.directory(longest), {"type": "string", "pattern": "^/."}, (form,), quoted)
 
 
 def whole(low: int, high: int) -> Kind:
@@ -68,7 +75,16 @@ FLAG = Kind(parse.flag, {"type": "boolean"}, (), lambda value: "true" if value e
 DEVICES = Kind(
     parse.device_list,
     {"type": "array", "items": {"type": "string"}},
-    ('list of UUIDs as `nvidia-smi -L` prints them: `["GPU-…"]`',),
+    (
+        'list of UUIDs as `nvidia-smi -L` prints them: `["GPU-…"]`',
+        '`["each"]`: an instance NAME0, NAME1 … for each GPU that no other instance names',
+    ),
+    lambda value: "[" + ", ".join(map(quoted, value)) + "]",
+)
+NAMES = Kind(
+    parse.names,
+    {"type": "array", "items": {"type": "string"}},
+    ("list of names",),
     lambda value: "[" + ", ".join(map(quoted, value)) + "]",
 )
 THREADS = Kind(
@@ -93,6 +109,17 @@ THREADS = Kind(
     ),
     lambda value: f"{value:g}",
 )
+TOTAL_THREADS = Kind(
+    parse.total_threads,
+    {
+        "anyOf": [
+            {"type": "number", "minimum": values.LEAST_PERCENT, "maximum": 100},
+            _table("sms", sms={"type": "integer", "minimum": 2}),
+        ]
+    },
+    ("percentage from 0.1 to 100, or `{ sms = 52 }`",),
+)
+TOTAL_MEMORY = Kind(parse.amount, _AMOUNT, ('`"40G"`, or `"50%"` of each device',))
 MEMORY = Kind(
     parse.memory,
     {"anyOf": [_AMOUNT, {"type": "object", "minProperties": 1, "additionalProperties": _AMOUNT}]},
@@ -100,4 +127,10 @@ MEMORY = Kind(
         '`"20G"`, `"512M"`, or `"25%"` of each device; `"100%"` is no limit',
         '`{ 0 = "20G", "GPU-…" = "10%" }`: by device',
     ),
+)
+SIZE = Kind(
+    parse.size,
+    {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*[KMGT](i?B)?\s*$"},
+    ('`"512M"`, `"2G"`; at least `"16M"`',),
+    lambda value: quoted(units.limit_text(value)),
 )

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from mpsagent.mps import units
@@ -15,6 +16,7 @@ from mpsagent.policy import values
 
 YEAR = 365 * 86400.0
 MOST_MEMORY = 100 << 40
+LEAST_SIZE = 16 << 20
 SHOWN = 40
 NEVER = "never"
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
@@ -93,12 +95,14 @@ def flag(value: object) -> bool:
     return value
 
 
-def choice(*words: str) -> Callable[[object], str]:
+def choice(*words: str, planned: Mapping[str, str] = MappingProxyType({})) -> Callable[[object], str]:
     hint = "write " + " or ".join(f'"{word}"' for word in words)
 
     def parse(value: object) -> str:
         if isinstance(value, str) and value in words:
             return value
+        if isinstance(value, str) and value in planned:
+            raise wrong(f"{shown(value)} is not possible here: {planned[value]}", hint)
         near = units.nearest(value[:SHOWN], list(words)) if isinstance(value, str) else None
         raise wrong(f"{shown(value)} is not possible here", f'did you mean "{near}"?' if near else hint)
 
@@ -165,6 +169,13 @@ def threads(value: object) -> values.Threads:
     return values.Clients(_CLIENTS(value["clients"]), "double" if rule == "double" else "even")
 
 
+def total_threads(value: object) -> float | values.Multiprocessors:
+    found = threads(value)
+    if isinstance(found, values.Clients | values.Weight):
+        raise wrong(f"{shown(value)} is no total", "write a percentage from 0.1 to 100, or { sms = 52 }")
+    return found
+
+
 def _weight(value: object) -> float:
     return number(value, 0.001, 1_000_000, "write a number from 0.001 to 1000000")
 
@@ -221,6 +232,14 @@ def amount(value: object) -> values.Memory:
     return size
 
 
+def size(value: object) -> int:
+    """Bytes of a file."""
+    found = amount(value)
+    if not isinstance(found, int) or found < LEAST_SIZE:
+        raise wrong(f"{shown(value)} is not a size of at least 16M", 'write "512M" or "2G"')
+    return found
+
+
 def _percent(percent: float, value: object) -> float:
     hint = "write a part of the device from 0.1% to 100%"
     if percent > 100:
@@ -252,10 +271,16 @@ def memory(value: object) -> dict[str, values.Memory]:
     return table
 
 
+EACH = "each"
+"""In the place of a list of GPUs: an instance for each of them."""
+
+
 def device_list(value: object) -> tuple[str, ...]:
     hint = 'write the UUIDs that nvidia-smi -L prints: ["GPU-…"]'
     if not isinstance(value, list):
         raise wrong(f"{shown(value)} is not a list", hint)
+    if value == [EACH]:
+        return (EACH,)
     if len(value) > 64:
         raise wrong(f"{len(value)} devices are more than 64", hint)
     faults = []
@@ -283,6 +308,26 @@ def path(longest: int) -> Callable[[object], str]:
     return parse
 
 
+SHARED = frozenset({
+    "/", "/boot", "/dev", "/dev/shm", "/etc", "/home", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/run/lock",
+    "/run/mpsagent", "/run/mpsagent/instances", "/srv", "/sys", "/tmp", "/usr", "/usr/local", "/var", "/var/cache",
+    "/var/lib", "/var/lib/mpsagent", "/var/log", "/var/run", "/var/spool", "/var/tmp",
+})  # fmt: skip
+"""Directories that are not MPS's alone: their modes are not to be changed, nor files of theirs removed."""
+
+
+def directory(longest: int) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        text = path(longest)(value)
+        if text in SHARED:
+            raise wrong(f"{text} is not a directory of its own", f'write one below it: "{text.rstrip("/")}/nvidia-mps"')
+        if text.startswith(("/run/mpsagent/instances/", "/var/run/mpsagent/instances/", "/proc/", "/sys/")):
+            raise wrong(f"{text} is not a directory of its own", "write another place, like /run/nvidia-mps")
+        return text
+
+    return parse
+
+
 def program(value: object) -> str:
     """An absolute path, or a bare name that is looked up on PATH."""
     if isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_.+-]{1,255}", value, re.ASCII) and value not in (".", ".."):
@@ -296,7 +341,7 @@ def program(value: object) -> str:
 
 
 def name(value: object) -> str:
-    """The name of a user, a group or an instance."""
+    """The name of a user or a group."""
     hint = "write it as `getent` prints it"
     if not isinstance(value, str) or not value:
         raise wrong(f"{shown(value)} is not a name", hint)
@@ -305,6 +350,32 @@ def name(value: object) -> str:
     if len(value) > 256:
         raise wrong(f"{shown(value)} is longer than 256 characters", hint)
     return value
+
+
+def instance(value: object) -> str:
+    """The name of an instance: of a unit and a directory."""
+    text = name(value)
+    if re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", text) and text not in (".", ".."):
+        return text
+    raise wrong(f"{shown(text)} cannot be part of a unit's name", "write at most 64 letters, digits, _, . and -")
+
+
+def cgroup(value: object) -> str:
+    """A cgroup's path from the root on, or the name of a unit or slice; both may have * and ?."""
+    hint = 'write a path like "/slurm/*", or a unit or slice like "jobs.slice"'
+    if not isinstance(value, str) or not 0 < len(value) <= 512 or not value.isprintable():
+        raise wrong(f"{shown(value)} is no cgroup", hint)
+    if ("/" in value) != value.startswith("/") or value.endswith("/") or "//" in value or "[" in value:
+        raise wrong(f"{shown(value)} is no cgroup", hint)
+    return value
+
+
+def names(value: object) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise wrong(f"{shown(value)} is not a list", 'write names as `getent` prints them: ["alice", "bob"]')
+    if len(value) > 1000:
+        raise wrong(f"{len(value)} names are more than 1000", "name a group instead")
+    return tuple(dict.fromkeys(map(name, value)))
 
 
 def user(value: object) -> str:

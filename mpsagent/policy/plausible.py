@@ -11,10 +11,12 @@ from mpsagent.mps import units
 from mpsagent.mps.limits import Device
 from mpsagent.policy import parse, values
 from mpsagent.policy.check import shown_path
+from mpsagent.policy.instances import doubts
 from mpsagent.policy.keys import KEYS
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy
 
+PROGRAMS = ("before_end", "control_program")
 SMALL = 256 << 20
 """Bytes. CUDA's own overhead took 120 to 220 MiB of a client's memory limit on an H200."""
 MOST_COMPARED = 500
@@ -35,13 +37,15 @@ def in_itself(policy: Policy) -> tuple[PolicyError, ...]:
     if everybody is not None and everybody.value == "deny" and all(one.value == "deny" for _, one in access):
         hint = 'write access = "allow" in the section of each user and group that may use the GPU'
         found.append(_warning(everybody.origin, "admits no one: no section allows access", hint))
-    return tuple(found)
+    return (*found, *doubts(policy))
 
 
 def names_in(policy: Policy) -> tuple[list[str], list[str]]:
     """The users (without uids) and the groups that a policy names; the group of administrators only if a file does."""
     users = [path[1] for path in policy.named if path[0] == "user" and not _is_uid(path[1])]
     groups = [path[1] for path in policy.named if path[0] == "group"]
+    for path, setting in _of_instances(policy):
+        (groups if path[-1] == "groups" else users).extend(name for name in setting.value if not _is_uid(name))
     if ("agent", "admin_group") in policy.settings:
         groups.append(policy.admin_group)
     return users, list(dict.fromkeys(groups))
@@ -56,6 +60,8 @@ def unknown_names(policy: Policy, users: Collection[str], groups: Collection[str
     admins = policy.settings.get(("agent", "admin_group"))
     if admins is not None:
         wanted.append(("group", admins.value, admins.origin))
+    for path, setting in _of_instances(policy):
+        wanted += [(path[-1][:-1], name, setting.origin) for name in setting.value]
     known = {"user": frozenset(users), "group": frozenset(groups)}
     listed = {kind: sorted(names) for kind, names in known.items()}
     found: list[PolicyError] = []
@@ -66,20 +72,26 @@ def unknown_names(policy: Policy, users: Collection[str], groups: Collection[str
     return tuple(found)
 
 
+def _of_instances(policy: Policy) -> Iterator[tuple[Path, Setting]]:
+    """Users and groups that an instance is for."""
+    for path, setting in policy.settings.items():
+        if path[0] == "instance" and len(path) == 3 and path[2] in ("users", "groups"):
+            yield path, setting
+
+
 def unusable_programs(policy: Policy, problems: Mapping[str, str]) -> tuple[PolicyError, ...]:
     """Warnings about programs that the policy names, ``problems`` by path: "does not exist", "is not executable"."""
     found = []
     for path, setting in policy.settings.items():
-        if path[-1] in ("before_end", "control_program") and setting.value in problems:
+        if path[-1] in PROGRAMS and setting.value in problems:
             hint = "install it, or correct the path"
             found.append(_warning(setting.origin, f"{setting.value} {problems[setting.value]}", hint))
     return tuple(found)
 
 
 def programs_in(policy: Policy) -> list[str]:
-    """The absolute paths of programs that a policy names."""
-    named = (policy.before_end, policy.control_program)
-    return [path for path in named if path is not None and path.startswith("/")]
+    """The programs that the files of a policy name, as they are written there."""
+    return [setting.value for path, setting in policy.settings.items() if path[-1] in PROGRAMS]
 
 
 def needs_devices(policy: Policy) -> bool:
@@ -102,7 +114,7 @@ def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyEr
         elif path[0] == "instance" and path[-1] == "devices":
             here = {device.uuid.lower() for device in devices}
             for uuid in setting.value:
-                if uuid.lower() not in here:
+                if uuid.lower() not in here and uuid != parse.EACH:
                     found.append(_warning(setting.origin, f"there is no GPU {uuid} here", "see nvidia-smi -L"))
     return tuple(found)
 

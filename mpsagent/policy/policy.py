@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from mpsagent.mps import units
-from mpsagent.mps.limits import Device, Limits
+from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.keys import KEYS, MASTER, Key, Scope, default
+from mpsagent.policy.keys import KEYS, MASTER, OF_CGROUPS, Key, Scope, default
 from mpsagent.policy.origins import Origin as Origin
 from mpsagent.policy.origins import Path as Path
 from mpsagent.policy.origins import PolicyError as PolicyError
 from mpsagent.policy.origins import Setting as Setting
 from mpsagent.policy.origins import key_text as key_text
+from mpsagent.policy.shares import Share, matches
 
 REMEMBERED = 1024
 """Users whose rules are kept; then they are looked up anew."""
@@ -46,11 +47,16 @@ class Rules:
     memory: tuple[Setting, ...] = default("limits", "memory")
     """Memory tables that apply, nearest first; the first one that speaks about a device counts for it."""
     max_clients: int | None = default("limits", "max_clients")
+    total_threads: float | values.Multiprocessors | None = None
+    total_memory: values.Memory | None = None
+    priority: int = default("limits", "priority")
     max_runtime: float | None = default("limits", "max_runtime")
     idle_timeout: float | None = default("limits", "idle_timeout")
     switch_after: float | None = default("switch", "after")
     switch_grace: float = default("switch", "grace")
-    switch_action: Literal["terminate", "quit", "none"] = default("switch", "action")
+    switch_action: Literal["terminate", "quit", "pause", "none"] = default("switch", "action")
+    switch_slice: float = default("switch", "slice")
+    switch_otherwise: Literal["terminate", "none"] = default("switch", "otherwise")
     switch_exempt: bool = default("switch", "exempt")
     kill_grace: float = default("hang", "kill_grace")
     before_end_hook: str | None = default("hooks", "before_end")
@@ -59,6 +65,17 @@ class Rules:
     enforce_hang: bool = default("hang", "enforce")
     weights: float = 0.0
     origins: Mapping[str, Origin] = field(default_factory=dict)
+
+    @property
+    def has_to_leave(self) -> bool:
+        """The GPU is taken from this user at some time while others wait."""
+        enforced = self.enforce_switch and self.forced_end != "none" and not self.switch_exempt
+        return enforced and self.switch_after is not None
+
+    @property
+    def forced_end(self) -> Literal["terminate", "quit", "none"]:
+        """What happens at the end of a turn that does not end in a pause."""
+        return self.switch_otherwise if self.switch_action == "pause" else self.switch_action
 
     def limits(self, devices: Sequence[Device]) -> Limits:
         """The limits of each of the user's client processes."""
@@ -69,6 +86,39 @@ class Rules:
             if size is not None:
                 memory[device.ordinal] = size
         return Limits(values.percent_of(self.threads, devices, self.weights), memory)
+
+    def total(self, devices: Sequence[Device]) -> Total | None:
+        """What all of the user's client processes may use together; None: there is no such bound."""
+        if self.total_threads is None and self.total_memory is None:
+            return None
+        threads = None
+        if self.total_threads is not None:
+            threads = values.total_percent(self.total_threads, self.threads, devices)
+        sizes = {}
+        for device in devices if self.total_memory is not None else ():
+            size = values.bytes_of(self.total_memory or 0, device)
+            if size is not None:
+                sizes[device.ordinal] = size
+        return Total(threads, sizes)
+
+    def limits_within(self, share: Share, devices: Sequence[Device]) -> Limits:
+        """The limits of a client process with a share of its own. It may be less than the user's processes get; more
+        only where the user has a total, and up to that."""
+        own, total = self.limits(devices), self.total(devices) or Total()
+        most = own.threads if total.threads is None else total.threads
+        asked = most if share.threads is None else values.percent_of(share.threads, devices, self.weights)
+        threads = own.threads if share.threads is None else min(asked, most)
+        memory = dict(own.memory)
+        for device in devices:
+            key = values.for_device(share.memory or {}, device)
+            if key is None or share.memory is None:
+                continue
+            sizes = [values.bytes_of(share.memory[key], device)]
+            sizes.append(total.memory.get(device.ordinal, own.memory.get(device.ordinal)))
+            known = [size for size in sizes if size is not None]
+            if known:
+                memory[device.ordinal] = min(known)
+        return Limits(threads, memory)
 
     def origin(self, name: str) -> Origin:
         """Where a value comes from, by its name as a file has it: ``threads``, ``switch.after``, ``enforce.limits``.
@@ -92,7 +142,7 @@ class Rules:
             elif name == "memory":
                 told = self._explain_memory(limits, devices)
             else:
-                told = {"value": getattr(self, key.in_rules)}
+                told = {"value": values.written(getattr(self, key.in_rules))}
             answer[name] = {**told, "from": self.origin(name)._asdict()}
         return answer
 
@@ -147,11 +197,14 @@ def _memory_written(tables: Sequence[Setting]) -> object:
 class Policy:
     """A valid policy. ``settings``: every value that a file gives, by its path, in the order of the files.
 
-    Times in seconds. ``server`` "own": a server for each turn, as its user; "shared": one for all users that stays.
+    Times in seconds. ``sharing`` "turns": one user at a time; "together": all at once, on one server for all;
+    "apart": all at once, each on a control daemon of the user's own.
+    ``server`` "own": a server for each turn, as its user; "shared": one for all users that stays.
     ``front_end``: what becomes of changes that other administrators make through the public directory. ``devices``:
     UUIDs that the control daemon shall see (empty: all). ``pipe_directory``: the public directory, where clients look.
-    ``compute_mode`` is read and verified, never set. ``digest`` names the texts it was made of, ``sources`` their
-    files, ``named`` the sections of users, groups and the instance. ``warnings``: right, and surely not meant.
+    ``compute_mode``: set by the control daemon's unit. ``digest`` names the texts it was made of, ``sources`` their
+    files, ``named`` the sections of users, groups and instances. What an instance has is that of the first one here;
+    :mod:`mpsagent.policy.instances` makes a policy for each. ``warnings``: right, and surely not meant.
     """
 
     settings: Mapping[Path, Setting] = field(default_factory=dict)
@@ -164,14 +217,27 @@ class Policy:
     on_stop: Literal["leave", "quit"] = default("agent", "on_stop")
     stop_timeout: float = default("agent", "stop_timeout")
     admin_group: str = default("agent", "admin_group")
+    cdi_file: str | None = default("agent", "cdi_file")
+    placement: Literal["fixed", "least-loaded"] = default("agent", "placement")
 
     instance: str = "default"
+    sharing: Literal["turns", "together", "apart"] = default("instance", "sharing")
+    apart_users: int = default("instance", "apart_users")
+    apart_idle_timeout: float = default("instance", "apart_idle_timeout")
+    user: int | None = None
+    """Whose control daemon this instance is, of one that is apart (see :mod:`mpsagent.policy.apart`)."""
     server: Literal["own", "shared"] = default("instance", "server")
+    queue: Literal["arrival", "fair"] = default("instance", "queue")
     front_end: Literal["allow", "refuse"] = default("instance", "front_end")
     pipe_directory: str = default("instance", "pipe_directory")
     log_directory: str = default("instance", "log_directory")
     devices: tuple[str, ...] = default("instance", "devices")
-    compute_mode: str | None = default("instance", "compute_mode")
+    only_users: tuple[str, ...] = default("instance", "users")
+    only_groups: tuple[str, ...] = default("instance", "groups")
+    compute_mode: Literal["leave", "default", "exclusive-process"] = default("instance", "compute_mode")
+    bypass: Literal["report", "terminate"] = default("instance", "bypass")
+    bypass_grace: float = default("instance", "bypass_grace")
+    bypass_exempt: tuple[str, ...] = default("instance", "bypass_exempt")
     control_program: str = default("instance", "control_program")
 
     hang_control: float = default("hang", "control")
@@ -186,12 +252,32 @@ class Policy:
     before_end: str | None = default("hooks", "before_end")
     hook_deadline: float = default("hooks", "deadline")
 
+    history_keep: float = default("history", "keep")
+    history_size: int = default("history", "size")
+
+    kubernetes_shares: int = default("kubernetes", "shares")
+    share_memory: bool = default("kubernetes", "share_memory")
+
     groups: tuple[str, ...] = ()
+    prioritised: bool = False
+    """Some user or group has another ``priority`` than everybody."""
+    by_uid: bool = True
+    """The uid alone says what applies to a user: no section is for a name or a group."""
     weights: float = 0.0
     named: Mapping[Path, Origin] = field(default_factory=dict)
     warnings: tuple[PolicyError, ...] = ()
     _remembered: dict[Identity, Rules] = field(default_factory=dict, repr=False, compare=False)
     _fail_safes: dict[tuple[Device, ...], Limits] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def pauses(self) -> bool:
+        """Some user's turns end in a pause."""
+        return any(path[-2:] == ("switch", "action") and one.value == "pause" for path, one in self.settings.items())
+
+    @property
+    def multiuser(self) -> bool:
+        """The control daemon runs one server for all users (``--multiuser-server``)."""
+        return self.sharing == "together" or (self.sharing == "turns" and self.server == "shared")
 
     def rules(self, who: Identity) -> Rules:
         """What applies to a user (remembered: it is asked for at every event)."""
@@ -199,7 +285,7 @@ class Policy:
         if found is None:
             if len(self._remembered) >= REMEMBERED:
                 self._remembered.clear()
-            found = self._remembered[who] = self._resolve(who)
+            found = self._remembered[who] = self._resolve(who, list(self._levels(who)))
         return found
 
     def fail_safe(self, devices: Sequence[Device]) -> Limits:
@@ -249,8 +335,28 @@ class Policy:
             answer[key_text(path)] = {"value": values.written(value), "from": setting.origin._asdict()}
         return answer
 
-    def _resolve(self, who: Identity) -> Rules:
-        levels = list(self._levels(who))
+    @property
+    def cgroups(self) -> tuple[Path, ...]:
+        """The sections of cgroups, in the order of the files."""
+        return tuple(path for path in self.named if path[0] == "cgroup")
+
+    def share(self, cgroup: str | None) -> Share | None:
+        """What the first section that names this cgroup says."""
+        for path in self.cgroups if cgroup is not None else ():
+            if matches(path[1], cgroup or ""):
+                threads, memory = (self.settings.get((*path, name)) for name in OF_CGROUPS)
+                return Share(
+                    key_text(path), None if threads is None else threads.value,
+                    None if memory is None else {device: one.value for device, one in memory.value.items()},
+                    self.named[path],
+                )  # fmt: skip
+        return None
+
+    def section(self, path: Path) -> Rules:
+        """What applies to a user of whom only this section speaks (an empty path: none), beside everybody's."""
+        return self._resolve(Identity(-1), [path] if path else [])
+
+    def _resolve(self, who: Identity, levels: Sequence[Path]) -> Rules:
         given: dict[str, Any] = {}
         origins: dict[str, Origin] = {}
         for name, key in IN_RULES.items():
@@ -309,15 +415,27 @@ def build(
             given[key.field] = settings[key.path].value
     if "hang_server" in given:  # one deadline for a server that is silent, unless its start has its own
         given.setdefault("hang_server_ready", given["hang_server"])
-    for _, name in (path for path in named if path[0] == "instance"):
-        given["instance"] = name
-        for key in KEYS:
-            found = settings.get(("instance", name, key.name))
-            if key.scope is Scope.INSTANCE and found is not None:
-                given[key.field] = found.value
+    for _, name in [path for path in named if path[0] == "instance"][:1]:
+        given |= {"instance": name, **of_instance(settings, name)}
     given["enforce"] = all(settings[path].value for path in MASTER if path in settings)
     hang = settings.get(("hang", "enforce"))
     given["enforce_hang"] = given["enforce"] and (hang is None or hang.value)
-    weights = sum(s.value.weight for s in settings.values() if isinstance(s.value, values.Weight))
+    weights = weights_of(settings)
     groups = tuple(dict.fromkeys(path[1] for path in settings if path[0] == "group"))
-    return Policy(settings, tuple(sources), digest, groups=groups, weights=weights, named=named, **given)
+    by_uid = not groups and all(path[1].isdecimal() for path in settings if path[0] == "user")
+    prioritised = any(path[0] in ("user", "group") and path[-1] == "priority" for path in settings)
+    return Policy(
+        settings, tuple(sources), digest, groups=groups, prioritised=prioritised, by_uid=by_uid, weights=weights,
+        named=named, **given,
+    )  # fmt: skip
+
+
+def of_instance(settings: Mapping[Path, Setting], name: str) -> dict[str, Any]:
+    """What the section of an instance gives, by the attributes of Policy."""
+    rows = [key for key in KEYS if key.scope is Scope.INSTANCE]
+    found = {key.field: settings.get(("instance", name, key.name)) for key in rows}
+    return {field: one.value for field, one in found.items() if one is not None}
+
+
+def weights_of(settings: Mapping[Path, Setting]) -> float:
+    return sum(s.value.weight for s in settings.values() if isinstance(s.value, values.Weight))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mpsagent.policy import parse
-from mpsagent.policy.keys import NAMED, SECTIONS, Key, keys_of
+from mpsagent.policy.keys import NAMED, OF_CGROUPS, SECTIONS, Key, keys_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,17 @@ def _root() -> Table:
         tables["limits"].keys,
         {"switch": tables["switch"]},
     )
+    share = Table(
+        "cgroup.PATTERN", "limits of each client process there", {key: tables["limits"].keys[key] for key in OF_CGROUPS}
+    )
+    instance = replace(
+        _plain("instance", "instance.NAME"), tables={name: tables[name] for name in ("limits", "switch")}
+    )
     named = {
+        "cgroup": Table("cgroup", SECTIONS["cgroup"], each=share, name=parse.cgroup),
         "user": Table("user", SECTIONS["user"], each=who, name=parse.user),
         "group": Table("group", SECTIONS["group"], each=who),
-        "instance": Table("instance", SECTIONS["instance"], each=_plain("instance", "instance.NAME")),
+        "instance": Table("instance", SECTIONS["instance"], each=instance, name=parse.instance),
     }
     return Table("", "A policy of mpsagent.", {key.name: key for key in keys_of("")}, {**tables, **named})
 
@@ -54,6 +61,6 @@ SWITCH = ROOT.tables["switch"]
 PLAIN: tuple[Table, ...] = tuple(
     table.each if name == "instance" and table.each is not None else table
     for name, table in ROOT.tables.items()
-    if name not in ("user", "group")
+    if name not in ("user", "group", "cgroup")
 )
 """Each table with keys of its own, once."""

@@ -73,6 +73,18 @@ def percent_of(threads: Threads, devices: Sequence[Device], weights: float) -> f
             return _down(threads)
 
 
+def total_percent(total: float | Multiprocessors, own: Threads, devices: Sequence[Device]) -> float:
+    """What the percentages of a user's processes may add up to.
+
+    Percentages for numbers of multiprocessors are rounded up (26 of 132 are 19.7 %), so a total in multiprocessors is
+    counted in processes where these are given in multiprocessors too: two times 26 fit into 52.
+    """
+    percent = percent_of(total, devices, 0.0)
+    if isinstance(total, Multiprocessors) and isinstance(own, Multiprocessors):
+        return max(percent, total.count // own.count * percent_of(own, devices, 0.0))
+    return percent
+
+
 def _down(percent: float) -> float:
     tenths = math.floor(percent * 10 + 1e-6)  # 1e-6: 16.1 * 10 may be a hair below 161
     return min(100.0, max(LEAST_PERCENT, tenths / 10))
@@ -99,6 +111,11 @@ def for_device(table: Mapping[str, Memory], device: Device) -> str | None:
         if key in table:
             return key
     return None
+
+
+def text(memory: Memory) -> str:
+    """``20G``, ``25%``."""
+    return f"{memory.percent:g}%" if isinstance(memory, Share) else units.limit_text(memory)
 
 
 def written(value: object) -> object:

@@ -86,6 +86,10 @@ def install(directory: Path, gpus: int) -> None:
     processes = directory.absolute() / "processes"
     processes.mkdir(exist_ok=True)
     processes.chmod(0o1777)
+    device = directory / "dev" / "nvidia-uvm"
+    device.parent.mkdir(exist_ok=True)
+    device.touch()
+    device.chmod(0o666)
     package = Path(__file__).resolve().parent
     if not open_to_all(package / "cli.py"):
         copy = directory.absolute() / "lib" / "mpsagent" / "sim"

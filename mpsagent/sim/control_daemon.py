@@ -214,7 +214,7 @@ class Daemon:
             os._exit(status)
 
     def server_connected(self, one: Server, connection: _socket.socket) -> None:
-        """It says what it is when it is ready; until then the daemon serves nobody else."""
+        """It says what it is when it is ready; until then the daemon serves no one else."""
         lines = one.lines = wire.Lines(connection)
         kind = rendezvous.receive(connection).data
         if kind == rendezvous.FAILED:

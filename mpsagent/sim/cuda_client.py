@@ -2,7 +2,7 @@
 
     query                   what can be seen from here
     alloc MIB [SECONDS]     allocate, then stay
-    sleep SECONDS           a little work every 50 ms
+    sleep SECONDS           a little work every 50 ms; SIGUSR1 ends it early, and well
     spin SECONDS            one long kernel
     oob SECONDS             after that time an illegal access
     work N                  N kernels of 10 ms
@@ -49,6 +49,7 @@ class Cuda:
         self.sms = gpu.MULTIPROCESSORS
         self.limit: int | None = None
         self.allocated = 0
+        self.enough = False
 
     def say(self, text: str) -> None:
         line = f"[{time.monotonic() - self.began:8.3f} pid {os.getpid()} uid {os.getuid()}] {text}\n"
@@ -63,7 +64,8 @@ class Cuda:
     # attaching
 
     def initialise(self) -> str:
-        """cuInit: find the daemon and wait for a server; where nobody greets, go on outside MPS, silently (G7)."""
+        """cuInit: find the daemon and wait for a server; where none greets, go on outside MPS, silently (G7)."""
+        registry.open_device()
         try:
             probe = rendezvous.connect(f"{wire.directories()[0]}/control")
         except OSError:
@@ -158,6 +160,7 @@ class Cuda:
                 return "CUDA_ERROR_" + rest[0]
             self.context = lines
             self._take_limits(float(rest[0]), int(rest[1]), at)
+            time.sleep(float(rest[2]))
         self._delay(66)
         self._register()
         return SUCCESS
@@ -261,6 +264,9 @@ class Cuda:
         self.tell("FAULT")
         return self.wait(60, until_error=True)
 
+    def finish(self, *_: object) -> None:
+        self.enough = True
+
     def leave(self, status: int) -> int:
         for lines in (self.second, self.context):
             if lines is not None:
@@ -281,6 +287,8 @@ def main() -> int:
     mode = words[0] if words else "query"
     numbers = [float(word) for word in words[1:]] + [0.0, 0.0]
     cuda = Cuda()
+    if mode == "sleep":
+        _signal.signal(_signal.SIGUSR1, cuda.finish)
     result = cuda.initialise()
     cuda.say(f"cuInit {result}")
     if result != SUCCESS:
@@ -319,7 +327,7 @@ def _sleep(cuda: Cuda, seconds: float, _: float) -> int:
     cuda.allocate(64)
     end = time.monotonic() + seconds
     count, last = 0, SUCCESS
-    while time.monotonic() < end:
+    while time.monotonic() < end and not cuda.enough:
         result = cuda.error or SUCCESS
         if result != last:
             cuda.say(f"work now {result}")

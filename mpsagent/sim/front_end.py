@@ -20,7 +20,7 @@ def _fail(text: str) -> int:
 
 
 def _connect(pipe: str) -> _socket.socket | None:
-    """Root's socket if this user may write to it, else everybody's; None where nobody greets."""
+    """Root's socket if this user may write to it, else everybody's; None where no daemon greets."""
     for name in ("control_privileged", "control"):
         try:
             connection = rendezvous.connect(f"{pipe}/{name}")

@@ -9,7 +9,7 @@ clients fail while another process uses the device, as the real compute mode doe
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
-# ruff: noqa: PTH102, PTH108, PTH112, PTH208, SIM105
+# ruff: noqa: PTH102, PTH104, PTH108, PTH112, PTH118, PTH120, PTH208, SIM105
 
 import os
 
@@ -30,6 +30,14 @@ def start_time(pid: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
+def open_device() -> None:
+    """As every CUDA program does when it begins: `dev/nvidia-uvm` beside the directory stands for the device's file."""
+    try:
+        os.open(os.path.join(os.path.dirname(directory()), "dev/nvidia-uvm"), os.O_RDWR)
+    except OSError:
+        pass
+
+
 class Entry:
     """This process's own entries, one per device."""
 
@@ -48,8 +56,9 @@ class Entry:
                 finally:
                     os.umask(old)
             path = f"{directory()}/{ordinal}.{pid}"
-            with open(path, "w") as file:
+            with open(f"{path}.new", "w") as file:
                 file.write(f"{self.kind} {os.getuid()} {mebibytes} {start_time(pid)}\n")
+            os.rename(f"{path}.new", path)  # who reads it meanwhile must not miss this process
             self.paths[ordinal] = path
         except OSError:
             pass

@@ -22,6 +22,7 @@ SOCK_SEQPACKET with SO_PASSCRED: a client that finds another kind of socket runs
 
 import _socket
 import os
+import select
 
 GREETING = b"OUTBHELL\0"
 CREDENTIALS = b"OUTBCRED\0"
@@ -118,7 +119,7 @@ def greeted(connection: _socket.socket) -> bool:
 
 
 def introduce(connection: _socket.socket, kind: bytes) -> bool:
-    """Wait for the greeting, then say who and what this is. False when nobody greets."""
+    """Wait for the greeting, then say who and what this is. False when there is none."""
     if not greeted(connection):
         return False
     send_credentials(connection, CREDENTIALS)
@@ -151,6 +152,13 @@ def meet(connection: _socket.socket, context: int, device: int) -> int | None:
 def send_status(connection: _socket.socket, status: int) -> None:
     """0, or a CUDA error: a server's last word of the handshake, and the client's acknowledgement to the daemon."""
     send(connection, status.to_bytes(4, "little"))
+
+
+def hung_up(connection: _socket.socket) -> bool:
+    """Whether the other end has gone, whatever it said before."""
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def credentials(connection: _socket.socket) -> tuple[int, int, int] | None:

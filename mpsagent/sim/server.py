@@ -280,15 +280,21 @@ class Server:
             self.client_count += 1
             client.number = self.client_count
         client.contexts[number] = link
-        self.log.write(
-            texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid),
-            texts.STATUS.format(pid=pid, context=number),
-        )
-        wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)}")
+        self.log.write(texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid))
+        time.sleep(self.delays.association())
+        if rendezvous.hung_up(connection):  # measured: that ends the server, with everybody's work on it
+            self.log.write(
+                texts.LOST.format(pid=pid, context=number),
+                texts.EXITING_CLIENT.format(pid=pid, context=number, count=len(self._contexts()) - 1),
+            )
+            os._exit(1)
+        self.log.write(texts.STATUS.format(pid=pid, context=number))
+        wait = self.delays.client_context(at, time.monotonic())
+        wire.send(connection, f"OK {client.percentage} {client.limits.get(at, 0)} {wait:.3f}")
 
     def handshake(self, connection: _socket.socket) -> tuple[int, int, int] | None:
         """The client's pid from its credentials, which context it is (0: the channel), on which device; as long as it
-        takes. None when nobody is left at the other end."""
+        takes. None when no client is left at the other end."""
         spare = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         for _ in range(rendezvous.EXTRA_DESCRIPTORS):
             rendezvous.send(connection, rendezvous.DESCRIPTOR, spare)
@@ -384,7 +390,7 @@ class Server:
             del self.clients[link.client.pid]
 
     def fault(self, device: int, culprit: int) -> None:
-        """A fatal error on `device`: every client there gets it, nobody new is accepted until the last has gone."""
+        """A fatal error on `device`: every client there gets it, no new one is accepted until the last has gone."""
         hit = [one for one in self.links.values() if one.number and one.device == device]
         if not hit:
             return

@@ -149,7 +149,8 @@ def _foreign(public_directory: str, own: Collection[int], program: str) -> list[
         process = daemon.process
         if process.alive and (daemon.foreground or daemon.background):
             directory, namespace = daemon.pipe_directory, _namespace(str(pid))
-            public = directory is not None and _same_directory(pid, directory, public_directory)
+            # Only root could serve root's directory: another user who says so wants an administrator to "quit" it.
+            public = process.uid == os.geteuid() and _same_directory(pid, directory or "", public_directory)
             elsewhere = bool(near) and namespace is not None and namespace not in near
             found.append(Foreign(pid, process.uid, directory, public and not elsewhere, namespace, elsewhere))
         process.close()
@@ -217,10 +218,10 @@ def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem 
 
 def _look(pid: int, program: str) -> _Daemon | None:
     """What ``pid`` says of itself when its command line has the program's name: the program itself, or an interpreter
-    and the program. The caller closes its process."""
+    and the program; or NVIDIA's name, which ``program`` may start. The caller closes its process."""
     with suppress(OSError):
         words = [word.decode(errors="replace") for word in _proc(pid, "cmdline").split(b"\0")[:-1]]
-        names = [index for index, word in enumerate(words[:3]) if Path(word).name == Path(program).name]
+        names = [index for index, word in enumerate(words[:3]) if Path(word).name in (Path(program).name, PROGRAM)]
         if not names or (process := Process.open(pid)) is None:
             return None
         environ = None

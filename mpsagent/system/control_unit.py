@@ -147,8 +147,7 @@ class ControlUnit(Held):
             return self.hold(found)
         if found.kind is ProblemKind.ABSENT and state.main_pid:
             text = f"{self.unit} runs already on another directory (process {state.main_pid}), of an older mpsagent?"
-            stop = f"systemctl stop {self.unit}"
-            return Problem(ProblemKind.UNSAFE, f"{text} When its work is done: {stop}", (stop,))
+            return Problem(ProblemKind.UNSAFE, f"{text} When its work is done:", (f"systemctl stop {self.unit}",))
         return self._failed(f"{self.unit} runs, but its control daemon is not found: {found.text}")
 
     async def adopt(self) -> Running | Problem:

@@ -1,8 +1,9 @@
-"""The GPUs and what computes on them, asked by a short-lived helper process.
+"""The GPUs as CUDA numbers them, asked once by a short-lived helper process; and the simulated ones.
 
 After a driver error NVML and libcuda can hang for ever, even beyond SIGKILL. So the agent never loads them: it runs
 ``python -m mpsagent.system.devices`` with a deadline, and reads JSON. No CUDA context is created; the pipe directory
-in the helper's environment does not exist, so that it is never a client of MPS.
+in the helper's environment does not exist, so that it is never a client of MPS. What changes while the GPUs work is
+asked in :mod:`mpsagent.system.nvml`.
 """
 
 from __future__ import annotations
@@ -12,39 +13,27 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import mpsagent
 from mpsagent.mps.limits import Device
+from mpsagent.system.nvml import NOWHERE, ComputeProcess, Gpu
+from mpsagent.system.nvml_helper import SMALL_SMS
+from mpsagent.system.nvml_helper import text as _text
+from mpsagent.system.processes import start_time
 from mpsagent.system.spawn import run_program
 
-NOWHERE = "/nonexistent/mpsagent-asks-without-mps"
 DEADLINE = 30.0
 """Seconds: without persistence mode the driver starts a GPU first, which takes several."""
 SMS_ATTRIBUTE = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
-SMALL_SMS = {(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)}
-"""Compute capabilities with 64 cores in a multiprocessor instead of 128."""
-
-MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
-"""NVML's compute modes by their numbers."""
-
-
-class ComputeProcess(NamedTuple):
-    """A process with a context on a GPU, as NVML lists it. ``mps``: it is listed as a client of MPS. NVML lists the MPS
-    server itself too, and not as one. ``memory`` in bytes, None when NVML cannot say."""
-
-    pid: int
-    device: str
-    mps: bool
-    memory: int | None
 
 
 async def probe(environment: Mapping[str, str], *, deadline: float = DEADLINE) -> tuple[Device, ...] | str:
     """The GPUs as a control daemon with this ``environment`` (CUDA_VISIBLE_DEVICES) numbers them, or what is wrong."""
-    answer = await _ask("devices", environment, deadline)
+    answer = await _ask(environment, deadline)
     if isinstance(answer, str):
         return answer
     try:
@@ -53,30 +42,23 @@ async def probe(environment: Mapping[str, str], *, deadline: float = DEADLINE) -
         return f"the GPU helper's answer: {error}"
 
 
-async def compute_processes(
-    environment: Mapping[str, str], *, deadline: float = DEADLINE
-) -> tuple[ComputeProcess, ...] | str:
-    """Every process that computes on any GPU of the machine, or what is wrong."""
-    answer = await _ask("processes", environment, deadline)
-    if isinstance(answer, str):
-        return answer
-    try:
-        rows = [(row["pid"], row["device"], row["mps"], row["memory"]) for row in answer]
-    except (TypeError, KeyError) as error:
-        return f"the GPU helper's answer: {error!r}"
-    return tuple(ComputeProcess(*row) for row in rows)
+def memory_by_pid(listed: Iterable[ComputeProcess]) -> dict[int, int]:
+    """Bytes of each process on all GPUs together; who is not in it uses none, or it is not known."""
+    found: dict[int, int] = {}
+    for one in listed:
+        if one.memory is not None:
+            found[one.pid] = found.get(one.pid, 0) + one.memory
+    return found
 
 
-async def compute_modes(environment: Mapping[str, str], *, deadline: float = DEADLINE) -> dict[str, str] | str:
-    """Each GPU's compute mode by its UUID, in the policy's words (``default``, ``exclusive-process``), or what is
-    wrong. It is only looked at, never set."""
-    answer = await _ask("modes", environment, deadline)
-    if isinstance(answer, str):
-        return answer
-    try:
-        return {str(row["device"]): str(row["mode"]) for row in answer}
-    except (TypeError, KeyError) as error:
-        return f"the GPU helper's answer: {error!r}"
+def memory_by_device(listed: Iterable[ComputeProcess]) -> dict[int, dict[str, int]]:
+    """Bytes of each process by the UUID of the GPU."""
+    found: dict[int, dict[str, int]] = {}
+    for one in listed:
+        if one.memory is not None:
+            sizes = found.setdefault(one.pid, {})
+            sizes[one.device] = sizes.get(one.device, 0) + one.memory
+    return found
 
 
 def simulated_processes(devices_file: str) -> tuple[ComputeProcess, ...]:
@@ -87,21 +69,29 @@ def simulated_processes(devices_file: str) -> tuple[ComputeProcess, ...]:
     for path in place.iterdir() if place.is_dir() else ():
         ordinal, _, pid = path.name.partition(".")
         with suppress(OSError, ValueError):
-            kind, _, size, _ = path.read_text()[:200].split()
+            kind, _, size, started = path.read_text()[:200].split()
+            if start_time(int(pid)) != int(started):
+                continue  # it has gone, or it counts in a pid namespace of its own
             rows.append(ComputeProcess(int(pid), uuids.get(ordinal, ""), kind in ("mps", "server"), int(size) << 20))
     return tuple(rows)
 
 
-def simulated_modes(devices_file: str) -> dict[str, str]:
-    """Their compute modes: a file ``processes/ORDINAL.compute_mode`` may say so."""
+def simulated_gpus(devices_file: str) -> tuple[Gpu, ...]:
+    """What NVML would say of them: a file ``processes/ORDINAL.compute_mode`` may give the compute mode."""
     place = Path(devices_file).with_name("processes")
-    modes = {}
+    taken = simulated_processes(devices_file)
+    found = []
     for device in from_file(devices_file):
-        modes[device.uuid] = "default"
+        mode = "default"
         with suppress(OSError):
-            text = (place / f"{device.ordinal}.compute_mode").read_text()[:100]
-            modes[device.uuid] = text.strip().lower().replace("_", "-")
-    return modes
+            mode = (place / f"{device.ordinal}.compute_mode").read_text()[:100].strip().lower().replace("_", "-")
+        used = sum(one.memory or 0 for one in taken if one.device == device.uuid)
+        found.append(
+            Gpu(
+                device.ordinal, device.uuid, device.name, None, device.memory, used, device.multiprocessors, mode, False
+            )
+        )
+    return tuple(found)
 
 
 def from_file(path: str) -> tuple[Device, ...]:
@@ -133,9 +123,9 @@ def parse_devices(rows: Any) -> tuple[Device, ...]:
     return tuple(sorted(devices, key=lambda device: device.ordinal))
 
 
-async def _ask(what: str, environment: Mapping[str, str], deadline: float) -> list[Any] | str:
+async def _ask(environment: Mapping[str, str], deadline: float) -> list[Any] | str:
     own = {"CUDA_MPS_PIPE_DIRECTORY": NOWHERE, "PYTHONPATH": str(Path(mpsagent.__file__).parents[1])}
-    argv = [sys.executable, "-P", "-m", "mpsagent.system.devices", what]
+    argv = [sys.executable, "-P", "-m", "mpsagent.system.devices"]
     ended = await run_program(argv, {**environment, **own}, deadline=deadline)
     if ended.code is None:
         return f"the GPUs could not be asked: {ended.problem}; does nvidia-smi answer?"
@@ -224,46 +214,14 @@ def _from_nvml() -> dict[str, dict[str, object]]:
     return rows
 
 
-def _processes() -> list[dict[str, object]]:
-    pynvml: Any = importlib.import_module("pynvml")
-    pynvml.nvmlInit()
-    rows: list[dict[str, object]] = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
-        clients = {process.pid: process for process in pynvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)}
-        plain = {process.pid: process for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        for pid, process in {**plain, **clients}.items():
-            memory = process.usedGpuMemory
-            known = int(memory) if isinstance(memory, int) and 0 <= memory < 1 << 60 else None
-            rows.append({"pid": int(pid), "device": uuid, "mps": pid in clients, "memory": known})
-    return rows
-
-
-def _modes() -> list[dict[str, object]]:
-    pynvml: Any = importlib.import_module("pynvml")
-    pynvml.nvmlInit()
-    rows: list[dict[str, object]] = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        mode = int(pynvml.nvmlDeviceGetComputeMode(handle))
-        words = MODES[mode] if 0 <= mode < len(MODES) else f"mode {mode}"
-        rows.append({"device": _text(pynvml.nvmlDeviceGetUUID(handle)), "mode": words})
-    return rows
-
-
 def _row(ordinal: int, uuid: str, name: str, memory: int, sms: int) -> dict[str, object]:
     return {"ordinal": ordinal, "uuid": uuid, "name": name, "memory": memory, "multiprocessors": sms}
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def main() -> int:
     """Prints a list, or an object with ``error``."""
     try:
-        answer: object = {"processes": _processes, "modes": _modes}.get(sys.argv[1] if sys.argv[1:] else "", _devices)()
+        answer: object = _devices()
     except Exception as error:
         answer = {"error": f"the GPUs could not be asked: {error or type(error).__name__}"}
     sys.stdout.write(json.dumps(answer) + "\n")

@@ -12,11 +12,13 @@ import os
 import shlex
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
+from mpsagent.policy.parse import SHARED
 
 DAEMON_NAMES = ("control", "control_privileged", "control_lock", "log", "nvidia-cuda-mps-control.pid")
 """What a control daemon leaves in its pipe directory (recording 01, S1)."""
@@ -153,8 +155,8 @@ def listener_of(path: str) -> tuple[int, int] | None:
                 return 0, -1
             except OSError:
                 continue
-            pid, uid, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            return pid, uid
+            who = Credentials.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE))
+            return who.pid, who.uid
     return None
 
 
@@ -180,6 +182,11 @@ def _prepare(path: str, mode: int) -> list[str]:
         try:
             status = os.fstat(directory)
             present = stat.S_IMODE(status.st_mode)
+            if mode == PUBLIC and (present & stat.S_ISVTX or path in SHARED):
+                raise DirectoryRefused(
+                    f"{path} (mode {present:04o}) is used by others too; MPS needs a directory of its own. Write one "
+                    f"below it into [instance.NAME], like {path}/nvidia-mps"
+                )
             if present & 0o022 and present != mode:
                 notes.append(f"{path} could be written to by others (mode {present:04o}); it has mode {mode:04o} now")
             if status.st_gid != os.getegid():

@@ -11,7 +11,6 @@ import array
 import asyncio
 import os
 import socket
-import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,6 +29,7 @@ from mpsagent.gate.link import (
     decode_from_gate,
     encode,
 )
+from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
 from mpsagent.system.processes import Process
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.1
@@ -46,15 +46,16 @@ _INT = array.array("i").itemsize
 
 class GateLink:
     """``receive(message, process)`` gets every message, in order; ``process`` belongs to the receiver, who closes it.
-    ``connected()`` comes after each ``Hello``, ``synced()`` when the gate has said all that it holds, ``lost(why)``
-    when the link has broken: what was known by it may be out of date from then on. All are called in the loop of
-    :meth:`start`."""
+    ``read()`` comes after those that lay there together. ``connected()`` comes after each ``Hello``, ``synced()`` when
+    the gate has said all that it holds, ``lost(why)`` when the link has broken: what was known by it may be out of date
+    from then on. All are called in the loop of :meth:`start`."""
 
     def __init__(
         self,
         path: str,
         receive: Callable[[FromGate, Process | None], None],
         *,
+        read: Callable[[], None] = lambda: None,
         connected: Callable[[], None] = lambda: None,
         synced: Callable[[], None] = lambda: None,
         lost: Callable[[str], None] = lambda _: None,
@@ -63,10 +64,12 @@ class GateLink:
         self.problem: str | None = "not connected yet"
         """Why there is no link, in words; None while there is one."""
         self.synced = False
-        self._receive, self._connected, self._synced, self._lost = receive, connected, synced, lost
+        self._receive, self._received = receive, read
+        self._connected, self._synced, self._lost = connected, synced, lost
         self._sock: socket.socket | None = None
         self._greeted = False
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[tuple[str | None, bytes]] = deque()
+        """Packets, those of admissions with their instance."""
         self._pause, self._since = FIRST_PAUSE, 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,12 +98,13 @@ class GateLink:
         data = encode(message)
         if self._sock is None or not self._greeted:
             return False
-        if isinstance(message, Admissions):  # a whole each time: an older one that was not sent yet is out of date
-            self._unsent = deque(one for one in self._unsent if not one.startswith(b'{"kind":"admissions"'))
+        table = message.instance if isinstance(message, Admissions) else None
+        if table is not None:  # a whole each time: an older one that was not sent yet is out of date
+            self._unsent = deque(one for one in self._unsent if one[0] != table)
         if len(self._unsent) >= MOST_UNSENT:
             self._break(f"the gate has left {MOST_UNSENT} messages unread")
             return False
-        self._unsent.append(data)
+        self._unsent.append((table, data))
         self._flush()
         return self._sock is not None
 
@@ -111,7 +115,7 @@ class GateLink:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         try:
             sock.connect(self.path)
-            _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            uid = Credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE)).uid
             if uid not in (0, os.geteuid()):
                 raise PermissionError(0, f"a process of uid {uid} listens there, not the gate")
         except OSError as error:
@@ -155,7 +159,7 @@ class GateLink:
         assert self._loop is not None
         while self._unsent and self._sock is not None:
             try:
-                self._sock.send(self._unsent[0])
+                self._sock.send(self._unsent[0][1])
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._flush)
                 return
@@ -167,6 +171,12 @@ class GateLink:
             self._loop.remove_writer(self._sock.fileno())
 
     def _read(self) -> None:
+        try:
+            self._read_some()
+        finally:
+            self._received()
+
+    def _read_some(self) -> None:
         for _ in range(AT_A_TIME):
             if self._sock is None:
                 return

@@ -1,7 +1,8 @@
-"""The gate's units under systemd: started when they are not, and moved when the policy has another public directory.
+"""The gate's units under systemd: started again when they failed, moved when the policy has another public directory.
 
 The agent wants them started (Wants= in its unit); this is for what comes later: a control daemon that was started by
-hand served the public directory and has ended, an administrator has changed ``pipe_directory``, or the socket is gone.
+hand served the public directory and has ended, an administrator has changed ``pipe_directory``, or the socket's file is
+gone. Units that an administrator has stopped stay stopped.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class GateUnits:
         self._bus = bus or SystemGateBus()
 
     async def ensure(self, where: Directories) -> str | None:
-        """The gate's units run, for these directories. None, or why they do not, in words."""
+        """The gate's units listen, for these directories. None, or why they do not, in words."""
         try:
             async with asyncio.timeout(DEADLINE):
                 return await self._ensure(where)
@@ -96,6 +97,11 @@ class GateUnits:
 
     async def _ensure(self, where: Directories) -> str | None:
         state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+        if state.socket == "inactive":
+            return (
+                f"{SOCKET} is stopped or not installed: who starts now runs outside MPS, without limits; "
+                f"systemctl start {SOCKET} {SERVICE}"
+            )
         if state.listens and not _fits(state, where):
             await in_thread(self._bus.reload, deadline=DEADLINE)  # mpsagent-generator reads the policy again
             state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
@@ -105,10 +111,12 @@ class GateUnits:
                     f"yours? See systemctl cat {SOCKET} {SERVICE}"
                 )
             await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
-        elif (state.socket, state.service) != ("active", "active"):
+        elif state.socket == "failed":
             await in_thread(self._bus.start, deadline=CALL_DEADLINE)
         elif not await in_thread(os.path.lexists, state.listens, deadline=CALL_DEADLINE):  # removed by hand
             await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
+        else:  # a service that does not run is started by the next client, or by systemd's Restart=
+            return None
         state = await self._settled()
         if (state.socket, state.service) == ("active", "active"):
             return None

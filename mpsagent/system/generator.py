@@ -1,5 +1,6 @@
 """A systemd generator: units name paths, and where they lie is the policy's to say. For a policy with another public
-directory, log directory or instance name than the default it writes drop-ins for the units that need to know.
+directory, log directory, control program, admin group or instance name than the default it writes drop-ins for the
+units that need to know.
 
 It runs early in the boot and at each ``systemctl daemon-reload``, reads the policy files and nothing else, and never
 fails: a policy that it cannot read leaves the defaults, and the agent says what is wrong with it.
@@ -7,11 +8,15 @@ fails: a policy that it cannot read leaves the defaults, and the agent says what
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from mpsagent.policy.parse import SHARED
 
 POLICY = "/etc/mpsagent/policy.toml"
 RUN = "/run/mpsagent"
@@ -22,11 +27,15 @@ _HEAD = "# Written by mpsagent-generator from {policy}.\n"
 
 
 class Places(NamedTuple):
-    """What the units need to know of the policy."""
+    """What the units need to know of the policy: ``instance``, ``log`` and ``control`` are those of the first instance;
+    ``logs`` the log directories of the others that are not below the default one."""
 
     instance: str = "default"
     public: str = "/tmp/nvidia-mps"
     log: str = "/var/log/nvidia-mps"
+    control: str = "nvidia-cuda-mps-control"
+    admins: str = "mpsagent-admin"
+    logs: tuple[str, ...] = ()
 
     @property
     def hidden(self) -> str:
@@ -36,21 +45,37 @@ class Places(NamedTuple):
 def places(texts: list[str]) -> Places:
     """From the texts of the policy files, later ones over earlier ones. What is missing or unfit for a unit file has
     its default. Pure, never raises."""
-    found: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for text in texts:
         try:
             table: Any = tomllib.loads(text)
         except (ValueError, RecursionError):
             continue
-        instances = table.get("instance")
-        if not isinstance(instances, dict):
+        agent, instances = table.get("agent"), table.get("instance")
+        if isinstance(agent, dict) and _name(agent.get("admin_group")):
+            found["admins"] = agent["admin_group"]
+        for name, values in instances.items() if isinstance(instances, dict) else ():
+            if isinstance(values, dict) and re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", name):
+                sections.setdefault(name, {}).update(values)
+    for number, (name, values) in enumerate(sections.items()):
+        each, log = values.get("devices") == ["each"], values.get("log_directory")
+        log = log if _plain(log) else None
+        if _plain(values.get("pipe_directory")):
+            found["public"] = values["pipe_directory"]
+        if number:
+            found["logs"] = (*found.get("logs", ()), *([log] if log is not None else []))
             continue
-        for name, values in instances.items():
-            if isinstance(values, dict) and re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-                found["instance"] = name
-                for key, field in (("pipe_directory", "public"), ("log_directory", "log")):
-                    if _plain(values.get(key)):
-                        found[field] = values[key]
+        found["instance"] = f"{name}0" if each else name
+        if each and log is not None:
+            log = f"{log}/0"
+        if log is not None:
+            found["log"] = log
+        elif each or len(sections) > 1:
+            found["log"] = f"{Places().log}/{found['instance']}"
+        program = values.get("control_program")
+        if isinstance(program, str) and (_plain(program) or _name(program)):
+            found["control"] = program
     return Places(**found)
 
 
@@ -62,24 +87,29 @@ def drop_ins(where: Places, policy: str = POLICY) -> dict[str, str]:
         for unit, name, more in (("", "control", prepare), ("-privileged", "control_privileged", "")):
             listen = f"ListenSequentialPacket=\nListenSequentialPacket={where.public}/{name}\n"
             texts[f"mpsagent-gate{unit}.socket"] = f"[Socket]\n{more}{listen}"
-    if where != default:
-        known = f"MPSAGENT_PUBLIC={where.public} MPSAGENT_HIDDEN={where.hidden} MPSAGENT_LOG={where.log}"
-        for unit in ("mpsagent-gate.service", "mpsagent-open.service"):
-            texts[unit] = f"[Service]\nEnvironment={known}\n"
-    if where.log != default.log:
-        # Made before the sandbox is set up, which leaves out a place that is not there.
-        texts["mpsagent.service"] = (
-            f"[Service]\nExecStartPre=-+{PREPARE} log {where.log}\nReadWritePaths=-{where.log}\n"
-        )
+    known = f"MPSAGENT_PUBLIC={where.public} MPSAGENT_HIDDEN={where.hidden} MPSAGENT_LOG={where.log}"
+    if (where.public, where.hidden, where.log) != (default.public, default.hidden, default.log):
+        texts["mpsagent-gate.service"] = f"[Service]\nEnvironment={known}\n"
+    if "mpsagent-gate.service" in texts or where.control != default.control:
+        texts["mpsagent-open.service"] = f"[Service]\nEnvironment={known} MPSAGENT_PROGRAM={where.control}\n"
+    if where.admins != default.admins:
+        texts["mpsagent-admin.socket"] = f"[Socket]\nSocketGroup={where.admins}\n"
+    # Made before the sandbox is set up, which leaves out a place that is not there.
+    logs = [log for log in (where.log, *where.logs) if not f"{log}/".startswith(f"{default.log}/")]
+    if logs:
+        lines = [f"ExecStartPre=-+{PREPARE} log {log}\nReadWritePaths=-{log}\n" for log in logs]
+        texts["mpsagent.service"] = "[Service]\n" + "".join(lines)
     return {unit: _HEAD.format(policy=policy) + text for unit, text in texts.items()}
 
 
 def read(policy: str = POLICY) -> list[str]:
-    """The texts of the policy file and of policy.d beside it, in the agent's order."""
+    """The texts of the policy file and of policy.d beside it, in the agent's order. What others could have written is
+    left out, as the agent refuses it: it names a program that root runs."""
     path, texts = Path(policy), []
-    for file in [path, *sorted(path.with_name("policy.d").glob("*.toml"))]:
+    for file in [path, *sorted(path.with_suffix(".d").glob("*.toml"))]:
         try:
-            if file.is_file():
+            status = file.stat()
+            if stat.S_ISREG(status.st_mode) and _trusted(status) and _trusted(file.parent.stat()):
                 with file.open("rb") as opened:
                     texts.append(opened.read(LARGEST).decode("utf-8", "replace"))
         except OSError as error:
@@ -100,9 +130,20 @@ def main(policy: str = POLICY) -> int:
     return 0
 
 
+def _trusted(status: os.stat_result) -> bool:
+    others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid not in (0, os.getegid()) else 0)
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
+
+
+def _name(value: Any) -> bool:
+    """Of a group, or of a program on PATH."""
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", value) is not None
+
+
 def _plain(value: Any) -> bool:
     """An absolute path without anything that a unit file would read in another way."""
-    return isinstance(value, str) and re.fullmatch(r"(/[A-Za-z0-9_.+@-]+)+", value) is not None and ".." not in value
+    fit = isinstance(value, str) and re.fullmatch(r"(/[A-Za-z0-9_.+@-]+)+", value) is not None and ".." not in value
+    return fit and value not in SHARED
 
 
 if __name__ == "__main__":

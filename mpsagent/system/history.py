@@ -1,77 +1,77 @@
-"""Everything that happened, numbered: in memory for those who follow, on disk for those who ask later.
+"""Everything that happened, numbered: in memory for those who follow, in a database for those who ask later.
 
 A record is seen by followers only when it is on disk, so after a SIGKILL the numbers go on where the disk ends and no
 follower has seen one of them with another meaning. Only while the disk takes nothing (full, read-only) records are
-shown all the same, and written later.
+shown all the same, and written later. A database that is broken is set aside, and a new one goes on with the numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import sqlite3
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
+from mpsagent.system import database
+from mpsagent.system.database import NAME, Database, Query, Record, Row, Unusable
 from mpsagent.system.threads import in_thread
 
-NAME = "history.jsonl"
-FILE_SIZE = 16 << 20
-"""Bytes after which a file is put aside."""
-KEPT_FILES = 4
-WRITE_STEP = 64 << 10
-"""Bytes written before the loop gets its turn."""
+T = TypeVar("T")
+
+EARLIER = ("history.jsonl.4", "history.jsonl.3", "history.jsonl.2", "history.jsonl.1", "history.jsonl")
+"""Files of the earlier form, oldest first: their records are taken over."""
+WRITE_STEP = 1000
+"""Records of one transaction."""
+TRIM_EVERY = 500
+"""Records after which it is looked whether old ones have to go."""
 SLOW = 5.0
 """Seconds after which a write that has not come back is said to be a problem."""
 CLOSE_DEADLINE = 2.0
 FOREVER = 10.0**9
 LONGEST_RECORD = 16 << 10
-"""Bytes of a line; longer fields are cut."""
+"""Bytes of a record; longer fields are cut."""
 RETRY_FIRST, RETRY_LAST = 1.0, 30.0
-
-Record = dict[str, object]
+QUESTIONS = 4
+"""How many are answered from the database at a time; others wait for their turn."""
 
 
 class History:
-    """The last ``capacity`` records in memory, all of them (about 80 MiB) under ``directory``, if there is one.
+    """The last ``capacity`` records in memory; all of the last ``keep`` seconds, at most ``size`` bytes of them, under
+    ``directory``, if there is one.
 
-    ``on_problem`` is called with a sentence when the disk takes nothing, and with None when it does again.
-    :attr:`notes` says what was found amiss at the start.
+    :attr:`problem` is a sentence while the disk takes nothing. :attr:`notes` says what was found amiss; whoever has
+    told people empties it.
     """
 
-    def __init__(
-        self,
-        directory: str | None,
-        capacity: int = 10_000,
-        *,
-        on_problem: Callable[[str | None], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, directory: str | None, capacity: int = 10_000) -> None:
         self.problem: str | None = None
         self.notes: list[str] = []
+        self.keep = FOREVER
+        self.size = 1 << 40
         self.lost = 0
         """Records that never reached the disk because it took nothing for more than ``capacity`` records."""
-        self._path = Path(directory, NAME) if directory is not None else None
+        self._path = Path(directory, NAME).absolute() if directory is not None else None
         self._capacity = capacity
-        self._on_problem = on_problem
         self._records: deque[Record] = deque(maxlen=capacity)
-        self._pending: deque[tuple[int, bytes]] = deque()
+        self._pending: deque[tuple[Row, Record]] = deque()
         self._last = 0
         self._shown = 0
-        self._fd = -1
-        self._size = 0
-        self._cut = False  # the first of the pending lines is the rest of one that the disk has taken in part
+        self._database: Database | None = None
         self._retry = RETRY_FIRST
         self._scheduled: asyncio.Handle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._in_flight = 0
         """Records at the head of ``_pending`` that a thread is writing just now."""
-        self._landed: int | OSError | None = None
+        self._landed: int | Exception | None = None
         self._disk = threading.Lock()
         self._closed = False  # a step that its thread has not begun by now is never begun
         self._waiters: set[asyncio.Future[None]] = set()
+        self._questions = asyncio.Semaphore(QUESTIONS)
         if self._path is not None:
             self._load(self._path)
             self._shown = self._last
@@ -88,26 +88,35 @@ class History:
 
     @property
     def oldest(self) -> int:
-        """Number of the oldest record in memory; a reader with an older cursor has missed what is before it."""
+        """Number of the oldest record that is kept; a reader with an older cursor has missed what is before it."""
+        if self._database is not None and self._database.last:
+            return min(int(self._database.oldest), self.in_memory)
+        return self.in_memory
+
+    @property
+    def in_memory(self) -> int:
+        """Number of the oldest record in memory."""
         return _number(self._records[0]) if self._records else self._last + 1
 
     def append(self, kind: str, at: float, **fields: object) -> int:
         """Adds a record and returns its number. Never raises for the disk's sake."""
-        self._last += 1
-        record: Record = {"seq": self._last, "at": at, "kind": kind, **fields}
-        line = _line(record)
-        if len(line) > LONGEST_RECORD:
-            short = {key: value[:200] if isinstance(value, str) else value for key, value in record.items()}
-            line = _line(short)
-            record = short if len(line) <= LONGEST_RECORD else {"seq": self._last, "at": at, "kind": kind, "cut": True}
-            line = _line(record)
+        number = self._last + 1
+        record: Record = {"seq": number, "at": at, "kind": kind, **fields}
+        row = database.row(record)
+        if len(row.fields) > LONGEST_RECORD:
+            record = {key: value[:200] if isinstance(value, str) else value for key, value in record.items()}
+            row = database.row(record)
+        if len(row.fields) > LONGEST_RECORD:
+            record = {"seq": number, "at": at, "kind": kind, "cut": True}
+            row = database.row(record)
+        self._last = number
         self._records.append(record)
         if self._path is None:
             self._show(self._last)
             return self._last
-        self._pending.append((self._last, line))
+        self._pending.append((row, record))
         if len(self._pending) > self._capacity:
-            del self._pending[max(self._in_flight, 1 if self._cut else 0)]
+            del self._pending[self._in_flight]
             self.lost += 1
         if self.problem is not None:
             self._show(self._last)
@@ -116,7 +125,7 @@ class History:
         return self._last
 
     def since(self, cursor: int, limit: int = 1000) -> list[Record]:
-        """At most ``limit`` records behind number ``cursor``, oldest first."""
+        """At most ``limit`` records behind number ``cursor``, oldest first, as far as they are in memory."""
         if cursor >= self._shown:
             return []
         found = []
@@ -127,6 +136,31 @@ class History:
             if number <= self._shown:
                 found.append(record)
         return found[: -limit - 1 : -1]
+
+    async def find(self, query: Query) -> tuple[list[Record], float]:
+        """Records from the database, and the seconds of work. Raises OSError when there is none, TimeoutError when it
+        takes too long."""
+
+        def timed(path: Path) -> tuple[list[Record], float]:
+            begun = time.thread_time()
+            return database.find(path, query), time.thread_time() - begun
+
+        return await self._ask(timed)
+
+    async def report(self, first: str, last: str, by: str, now: float) -> list[Record]:
+        """See :func:`mpsagent.system.database.report`. Raises OSError and TimeoutError."""
+        return await self._ask(lambda path: database.report(path, first, last, by, now))
+
+    async def report_jobs(self, first: str, last: str, job: str | None, now: float) -> list[Record]:
+        """See :func:`mpsagent.system.database.report_jobs`. Raises OSError and TimeoutError."""
+        return await self._ask(lambda path: database.report_jobs(path, first, last, job, now))
+
+    async def _ask(self, question: Callable[[Path], T]) -> T:
+        path = self._path
+        if path is None:
+            raise OSError(0, "the history is only in memory: mpsagent was started without a state directory")
+        async with asyncio.timeout(2 * database.PATIENCE), self._questions:
+            return await in_thread(lambda: question(path), deadline=2 * database.PATIENCE)
 
     async def wait(self, cursor: int) -> None:
         """Returns as soon as there is a record behind number ``cursor``."""
@@ -156,9 +190,9 @@ class History:
             self._put(self._batch())
             if not self._account():
                 break
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._database is not None:
+            self._database.close()
+            self._database = None
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -182,7 +216,7 @@ class History:
         step = asyncio.ensure_future(in_thread(self._put_in_thread, self._batch(), deadline=FOREVER))
         done, _ = await asyncio.wait({step}, timeout=SLOW)
         if not done:
-            self._report(f"{self._path}: the disk does not answer; the last records are only in memory")
+            self.problem = f"{self._path}: the disk does not answer; the last records are only in memory"
             self._show(self._last)
         try:
             await step
@@ -199,70 +233,55 @@ class History:
             self._schedule(self._retry)
             self._retry = min(self._retry * 2, RETRY_LAST)
 
-    def _batch(self) -> bytes:
-        """The next step's bytes: whole records, or the rest of one that a full disk has cut."""
-        data = bytearray()
-        self._in_flight = 0
-        for _, line in self._pending:
-            if data and len(data) + len(line) > WRITE_STEP:
-                break
-            data += line
-            self._in_flight += 1
-        return bytes(data)
+    def _batch(self) -> Sequence[tuple[Row, Record]]:
+        """What the next step writes."""
+        self._in_flight = min(WRITE_STEP, len(self._pending))
+        return [self._pending[number] for number in range(self._in_flight)]
 
-    def _put_in_thread(self, data: bytes) -> None:
+    def _put_in_thread(self, batch: Sequence[tuple[Row, Record]]) -> None:
         with self._disk:
             if not self._closed:
-                self._put(data)
+                self._put(batch)
 
-    def _put(self, data: bytes) -> None:
+    def _put(self, batch: Sequence[tuple[Row, Record]]) -> None:
         """Blocks. Leaves what came of it in ``_landed``."""
         assert self._path is not None
         try:
-            if self._fd >= 0 and self._size >= FILE_SIZE and not self._cut:
-                self._rotate(self._path)
-            if self._fd < 0:
-                self._open(self._path)
-            self._landed = os.write(self._fd, data)
-        except OSError as error:
+            try:
+                self._write_to(self._path, batch)
+            except (Unusable, sqlite3.Error, ValueError) as error:
+                if not database.is_broken(error):
+                    raise
+                self._set_aside(self._path, error)
+                self._write_to(self._path, batch)
+            self._landed = len(batch)
+        except (OSError, sqlite3.Error, Unusable, ValueError) as error:
             self._landed = error
+
+    def _write_to(self, path: Path, batch: Sequence[tuple[Row, Record]]) -> None:
+        if self._database is None:
+            opened = Database(path)
+            if opened.last >= batch[0][0].seq:  # it could not be read when the agent was started
+                opened.close()
+                raise Unusable("it has other records with the same numbers")
+            self._database = opened
+        self._database.write(batch)
+        if batch[-1][0].seq // TRIM_EVERY != (batch[0][0].seq - 1) // TRIM_EVERY:
+            with suppress(sqlite3.OperationalError):  # later, then
+                self._database.trim(batch[-1][0].at, self.keep, self.size)
 
     def _account(self) -> bool:
         """What the last step has brought. False when the disk takes nothing."""
         landed, self._landed, self._in_flight = self._landed, None, 0
         if not isinstance(landed, int):
-            why = landed.strerror if landed is not None else "no answer"
-            self._report(f"{self._path}: {why}; the last {len(self._pending)} records are only in memory")
+            why = "no answer" if landed is None else getattr(landed, "strerror", None) or landed
+            self.problem = f"{self._path}: {why}; the last {len(self._pending)} records are only in memory"
             self._show(self._last)
             return False
-        self._written(landed)
-        self._report(None)
+        for _ in range(landed):
+            self._show(self._pending.popleft()[0].seq)
+        self.problem = None
         return True
-
-    def _written(self, count: int) -> None:
-        """The disk has taken ``count`` bytes; a full one takes a part of a line."""
-        self._size += count
-        while count:
-            number, line = self._pending[0]
-            self._cut = count < len(line)
-            if self._cut:
-                self._pending[0] = (number, line[count:])
-                return
-            count -= len(line)
-            self._pending.popleft()
-            self._show(number)
-
-    def _open(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o640)
-        self._size = os.fstat(self._fd).st_size
-
-    def _rotate(self, path: Path) -> None:
-        os.close(self._fd)
-        self._fd = -1
-        for number in range(KEPT_FILES - 1, 0, -1):
-            with suppress(FileNotFoundError):
-                _old(path, number).replace(_old(path, number + 1))
-        path.replace(_old(path, 1))
 
     def _show(self, number: int) -> None:
         if number > self._shown:
@@ -271,88 +290,69 @@ class History:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def _report(self, problem: str | None) -> None:
-        changed = (problem is None) != (self.problem is None)
-        self.problem = problem
-        if changed:
-            self._on_problem(problem)
-
-    # --- reading at the start ----------------------------------------------------------------------------------------
+    # --- at the start ------------------------------------------------------------------------------------------------
 
     def _load(self, path: Path) -> None:
-        """The newest ``capacity`` records, from as many files as that takes."""
+        """The newest ``capacity`` records, and where the numbers go on."""
+        found: list[Record] = []
         try:
-            path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            self._mend(path)
-        except OSError as error:
-            self.problem = f"{path}: {error.strerror}; the history is only in memory"
-            self._on_problem(self.problem)
-        found: list[list[Record]] = []
-        count = 0
-        for file in (path, *(_old(path, number) for number in range(1, KEPT_FILES + 1))):
-            if count >= self._capacity:
-                break
             try:
-                found.append(self._read(file))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                self.notes.append(f"{file}: {error.strerror}")
-            else:
-                count += len(found[-1])
-        for records in reversed(found):
-            for record in records:
-                number = _number(record)
-                if number > self._last:
-                    self._records.append(record)
-                    self._last = number
+                found = self._open(path)
+            except (Unusable, sqlite3.Error, ValueError) as error:
+                found = [] if isinstance(error, Unusable) else database.salvage(path, self._capacity)
+                if not database.is_broken(error):
+                    raise
+                self._set_aside(path, error)
+                self._open(path)
+        except (OSError, sqlite3.Error, Unusable, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            self.problem = f"{path}: {why}; the history is only in memory"
+        self._records.extend(found)
+        self._last = max(self._last, _number(found[-1]) if found else 0)
 
-    def _mend(self, path: Path) -> None:
-        """Cuts off a last line that a crash has left unfinished."""
-        try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return
-        try:
-            size = end = os.fstat(fd).st_size
-            while end:
-                tail = os.pread(fd, min(end, WRITE_STEP), max(0, end - WRITE_STEP))
-                end -= len(tail) - (tail.rfind(b"\n") + 1)
-                if b"\n" in tail or not tail:
-                    break
-            torn = size - end
-            if torn:
-                os.ftruncate(fd, end)
-                self.notes.append(f"{path}: an unfinished last line of {torn} bytes was cut off")
-        finally:
-            os.close(fd)
+    def _open(self, path: Path) -> list[Record]:
+        self._database = Database(path)
+        self._last = self._take_over(path.parent, self._database)
+        return self._database.newest(self._capacity)
 
-    def _read(self, path: Path) -> list[Record]:
-        records: deque[Record] = deque(maxlen=self._capacity)
-        bad = 0
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            for line in deque(file, maxlen=self._capacity):
-                try:
-                    record = json.loads(line)
-                    if not isinstance(record["seq"], int) or not isinstance(record["kind"], str):
-                        raise ValueError("not a record")
-                except (ValueError, KeyError, TypeError):
-                    bad += 1
-                else:
-                    records.append(record)
-        if bad:
-            self.notes.append(f"{path}: {bad} lines are no records and were left out")
-        return list(records)
+    def _take_over(self, directory: Path, into: Database) -> int:
+        """Records in the earlier form; the number of the last. Their files go once all is in the database."""
+        files = [path for name in EARLIER if (path := directory / name).is_file() and not path.is_symlink()]
+        last, batch, failed = into.last, list[tuple[Row, Record]](), ""
 
+        def put() -> str:
+            try:
+                into.write(batch)
+            except sqlite3.Error as error:
+                return str(error)
+            batch.clear()
+            return ""
 
-def _old(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
+        for path in files:
+            for one in database.lines(path):
+                if _number(one) > last:
+                    last = _number(one)
+                    if not failed:
+                        batch.append((database.row(one), one))
+                if len(batch) >= WRITE_STEP and not failed:
+                    failed = put()
+        failed = failed or put()
+        if failed:
+            self.notes.append(f"not all records of {files[-1]} could be taken over: {failed}; see {directory}/*.kept")
+        for path in files:
+            path.rename(f"{path}.kept") if failed else path.unlink()
+        return last
+
+    def _set_aside(self, path: Path, why: Exception) -> None:
+        """Raises OSError when that cannot be done."""
+        if self._database is not None:
+            with suppress(sqlite3.Error):
+                self._database.close()
+            self._database = None
+        aside = database.set_aside(path)
+        self.notes.append(f"{path} was not used any more: {why}; it is {aside} now, and a new one was begun")
 
 
 def _number(record: Record) -> int:
     number = record["seq"]
     return number if isinstance(number, int) else 0
-
-
-def _line(record: Record) -> bytes:
-    return json.dumps(record, default=str, separators=(",", ":")).encode() + b"\n"

@@ -49,11 +49,11 @@ ACTION_IDS: Mapping[str, str] = {
     "KillControl": _HANG,
     "StartControl": "8e5a7b8e29c0557bbf3b856eb66ba163",
 }
-"""The same for actions that have been carried out; StartControl only when it failed."""
+"""The same for actions that have been carried out; for StartControl when it failed."""
 _GRAVE = {
     "policy.rejected", "server.fault", "server.start_failed", "server.full", "limits.unconfirmed", "control.ended",
     "control.unsafe", "directory.taken", "gate.lost", "gate.handshake_unknown", "bypass", "client.unkillable",
-    "client.refused", "agent.error",
+    "client.refused", "agent.error", "action.failed",
 }  # fmt: skip
 _FIELDS = {"uid": "MPS_UID", "server": "MPS_SERVER_PID", "rule": "MPSAGENT_RULE"}
 _PIDS = {"server": "MPS_SERVER_PID", "control": "MPS_CONTROL_PID"}
@@ -147,9 +147,9 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
         "MPSAGENT_EVENT": kind,
     }
     message_id = MESSAGE_IDS.get(kind)
-    if kind == "action.done" and record.get("enforce") is not False:
+    if kind in ("action.done", "action.failed") and record.get("enforce") is not False:
         action = str(record.get("action"))
-        message_id = ACTION_IDS.get(action) if action != "StartControl" or record.get("ok") is False else None
+        message_id = ACTION_IDS.get(action) if (action == "StartControl") == (kind == "action.failed") else None
     if message_id is not None:
         fields["MESSAGE_ID"] = message_id
     if "pid" in record:

@@ -371,14 +371,23 @@ def find_start(
             os.close(fd)
 
 
-def find_time(source: int | str | os.PathLike[str], stamp: str) -> int:
-    """Offset of the first line whose time is ``stamp`` or later (``2026-11-20 23:56:21.414``, as MPS writes it); the
-    size of the file when there is none. By bisection: the times are taken to be in order."""
+def line_near_end(fd: int, limit: int) -> int:
+    """Offset of the first line that begins in the last ``limit`` bytes."""
+    at = max(0, os.fstat(fd).st_size - limit)
+    if at:
+        found = os.pread(fd, STEP, at - 1).find(b"\n")
+        at += STEP if found < 0 else found
+    return at
+
+
+def find_time(source: int | str | os.PathLike[str], stamp: str, low: int = 0) -> int:
+    """Offset of the first line from ``low`` on whose time is ``stamp`` or later (``2026-11-20 23:56:21.414``, as MPS
+    writes it); the size of the file when there is none. By bisection: the times are taken to be in order."""
     wanted = stamp.encode()
     fd = source if isinstance(source, int) else open_log(source)[0]
     try:
         size = os.fstat(fd).st_size
-        low, high = 0, size
+        high = size
         while low < high:
             middle = (low + high) // 2
             line = _first_stamp(fd, middle, high)

@@ -39,6 +39,10 @@ class Names:
             self._ask(uid)
         return entry[1]
 
+    def awaited(self, uid: int) -> asyncio.Task[Identity | None] | None:
+        """The first answer about a user, while it is awaited."""
+        return None if uid in self._known else self._asking.get(uid)
+
     async def look_up(self, uid: int) -> Identity:
         """Within the deadline: the answer, else what was known before, else the bare uid (which is not remembered)."""
         entry = self._known.get(uid)
@@ -52,7 +56,7 @@ class Names:
         return entry[1] if entry is not None else Identity(uid)
 
     async def uid_of(self, name: str) -> int | None:
-        """The uid of a user name; None when there is no such user. Raises TimeoutError when nobody answers."""
+        """The uid of a user name; None when there is no such user. Raises TimeoutError when there is no answer."""
         return await in_thread(_uid_of, name, deadline=self.deadline)
 
     def forget(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import shutil
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,12 +16,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.mps.limits import Device
-from mpsagent.policy import plausible
+from mpsagent.policy import plausible, totals
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system.threads import in_thread
 
 DEADLINE = 5.0
+HOMES = ("/home/", "/root/", "/run/user/")
+HIDDEN = "in a home directory, which mpsagent.service cannot see (ProtectHome=)"
+SYSTEMD = Path("/run/systemd/system")
+"""There where systemd is the first process."""
 MOST_LISTED = 5000
 """Entries of a directory that are listed; it may have hundreds of thousands."""
 
@@ -39,7 +44,7 @@ async def warnings(policy: Policy, devices: Sequence[Device], *, deadline: float
 
     Takes as long as the name service takes, at most ``deadline`` seconds; then without what it would have said.
     """
-    found = [*policy.warnings, *plausible.against_devices(policy, devices)]
+    found = [*policy.warnings, *plausible.against_devices(policy, devices), *totals.against_devices(policy, devices)]
     with suppress(TimeoutError, OSError):
         found += await in_thread(_of_this_machine, policy, deadline=deadline)
     return tuple(sorted(found, key=lambda one: (one.file, one.line)))
@@ -66,17 +71,24 @@ def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) 
             teams.add(name)
     people |= {entry.pw_name for entry in pwd.getpwall()[:MOST_LISTED]}
     teams |= {entry.gr_name for entry in grp.getgrall()[:MOST_LISTED]}
-    wrong = {path: problem for path in programs if (problem := _problem(path))}
+    wrong = {path: problem for path in programs if (problem := problem_of(path))}
     return Known(frozenset(people), frozenset(teams), wrong)
 
 
-def _problem(path: str) -> str:
-    """Why root could or should not run a program."""
+def problem_of(path: str) -> str:
+    """Why root could or should not run a program. ``path``: absolute, or a name to look for on PATH."""
+    if not path.startswith("/"):
+        return "" if shutil.which(path) else f"is not on PATH ({os.environ.get('PATH', '')})"
+    # Seen by who checks a policy at a prompt, and not by the agent: both have to judge alike.
+    if path.startswith(HOMES) and os.getppid() != 1 and SYSTEMD.is_dir():
+        return f"lies {HIDDEN}"
     try:
         status = Path(path).stat()
     except (FileNotFoundError, NotADirectoryError):
         return "does not exist"
     except OSError as error:
+        if path.startswith(HOMES):
+            return f"lies {HIDDEN}"
         return f"cannot be looked at: {(error.strerror or str(error)).lower()}"
     if not stat.S_ISREG(status.st_mode):
         return "is not a program"

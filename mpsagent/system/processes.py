@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import select
 import signal
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
+LONGEST_LINEAGE = 64
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -163,6 +165,14 @@ class Watcher:
         self._on_gone(pid)
 
 
+def open_files(pid: int) -> int | None:
+    """How many files a process may have open; None where that cannot be known, or without a limit."""
+    with suppress(OSError, ValueError):
+        soft, _ = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        return None if soft == resource.RLIM_INFINITY else soft
+    return None
+
+
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which ``pid`` started, or None."""
     fields = _stat(pid)
@@ -179,6 +189,18 @@ def parent(pid: int) -> int | None:
     """The pid of its parent, or None when it has ended."""
     fields = _stat(pid)
     return int(fields[1]) if fields is not None else None
+
+
+def lineage(pid: int) -> tuple[tuple[int, int], ...]:
+    """(pid, start time) of a process and of those that it descends from, as far as they can be read."""
+    found: list[tuple[int, int]] = []
+    while pid > 1 and len(found) < LONGEST_LINEAGE:
+        fields = _stat(pid)
+        if fields is None:
+            break
+        found.append((pid, int(fields[19])))
+        pid = int(fields[1])
+    return tuple(found)
 
 
 def real_uid(pid: int) -> int | None:

@@ -65,7 +65,7 @@ class Run:
             os.set_blocking(feeder, False)
             if feed and os.write(feeder, feed) != len(feed):
                 raise OSError(errno.ENOMEM, "the kernel is short of pipe memory")
-            self.pid, self._pidfd = _spawn(argv, environment, stdin, out_end, err_end)
+            self.pid, self._pidfd = start_process(argv, environment, stdin, out_end, err_end)
         except OSError:
             for descriptor in opened:
                 os.close(descriptor)
@@ -92,7 +92,7 @@ class Run:
         self._close(0)
         self._close(1)
         with suppress(OSError):
-            os.killpg(self.pid, signal.SIGKILL)  # not reaped, so the number is still its own
+            kill_group(self.pid)  # not reaped, so the number is still its own
 
     def collect(self) -> None:
         """The process has ended: read what is left in the pipes, reap it, say so."""
@@ -102,15 +102,14 @@ class Run:
                 if not self._read(which):
                     break
             self._close(which)
-        code = _reap(self._pidfd)
+        code = reap(self._pidfd)
         os.close(self._pidfd)
         self._finished(self, code)
 
     def close(self) -> None:
         """For the end of the loop, after :meth:`kill`: reap it if it dies at once, and let go of it."""
         self._loop.remove_reader(self._pidfd)
-        if _readable(self._pidfd, 100):
-            _reap(self._pidfd)
+        reap(self._pidfd, wait=100)
         os.close(self._pidfd)
 
     def _readable(self, which: int) -> None:
@@ -196,7 +195,9 @@ async def run_program(
         timer.cancel()
 
 
-def _spawn(argv: Sequence[str], environment: Mapping[str, str], stdin: int, out: int, err: int) -> tuple[int, int]:
+def start_process(
+    argv: Sequence[str], environment: Mapping[str, str], stdin: int, out: int, err: int
+) -> tuple[int, int]:
     """pid and pidfd of a new process, in a process group of its own so that whatever it starts can die with it."""
     pid = os.posix_spawn(
         argv[0],
@@ -221,8 +222,16 @@ def _readable(fd: int, milliseconds: int) -> bool:
     return bool(poll.poll(milliseconds))
 
 
-def _reap(pidfd: int) -> int:
-    """Exit status, or the signal as a negative number; 0 if another part of the program has reaped it."""
+def kill_group(pid: int) -> None:
+    """SIGKILL to a child that is not reaped and to what it has started. Raises OSError when all have ended."""
+    os.killpg(pid, signal.SIGKILL)
+
+
+def reap(pidfd: int, wait: int = 0) -> int:
+    """Exit status, or the signal as a negative number; 0 if another part of the program has reaped it, or it has not
+    ended within ``wait`` milliseconds."""
+    if wait and not _readable(pidfd, wait):
+        return 0
     with suppress(OSError):
         info = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         if info is not None:

@@ -62,7 +62,7 @@ class Store:
     def put(self, name: str, value: Any) -> None:
         """Remembers ``value`` under ``name`` (None: forget it); it is on disk soon after. Raises TypeError or
         ValueError for what JSON cannot hold, or for more than ``LARGEST`` bytes in all; then nothing has changed."""
-        if name in self._values and self._values[name] == value:
+        if self._values.get(name) == value:
             return
         values = {**self._values, name: value}
         if value is None:
@@ -134,6 +134,26 @@ class Store:
             self.notes.append(
                 f"{self.path} was not used: {why}; it is {aside} now. A drain that was ordered has to be ordered again"
             )
+
+
+class Part:
+    """What one of several keeps in a store, under its own name."""
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store, self._name = store, name
+
+    @property
+    def problem(self) -> str | None:
+        return self._store.problem
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._store.get(f"{self._name}/{name}", default)
+
+    def put(self, name: str, value: Any) -> None:
+        self._store.put(f"{self._name}/{name}", value)
+
+    async def flushed(self, deadline: float = FAREWELL) -> bool:
+        return await self._store.flushed(deadline)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""/run/mpsagent/user.env: the pipe directory for users' processes, where it is not NVIDIA's default.
+"""/run/mpsagent/user.env: what users' processes need to find MPS, where NVIDIA's defaults do not do.
 
 The environment generator (user services) and the profile snippet (login shells) read it. A client without it would look
-for NVIDIA's default and run outside MPS.
+for NVIDIA's default directory and run outside MPS, or look for GPUs that its instance does not have.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,22 +17,24 @@ from mpsagent.system.control import DEFAULT_PIPE_DIRECTORY
 USER_ENVIRONMENT = "/run/mpsagent/user.env"
 
 
-def write_user_environment(pipe_directory: str, path: str = USER_ENVIRONMENT) -> str | None:
-    """Complete, or not there at all: with the default there is nothing to say. None, or what is wrong."""
+def write_user_environment(environment: Mapping[str, str], path: str = USER_ENVIRONMENT) -> str | None:
+    """Complete, or not there at all: with the default directory alone there is nothing to say. None, or what is
+    wrong."""
     place = Path(path)
     fresh = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        if pipe_directory == DEFAULT_PIPE_DIRECTORY:
+        if environment == {"CUDA_MPS_PIPE_DIRECTORY": DEFAULT_PIPE_DIRECTORY}:
             place.unlink(missing_ok=True)
             return None
         # Shells and systemd read it, each with other rules for quotes: what needs none is the same for both.
-        if not re.fullmatch(r"[A-Za-z0-9_./+:@,-]+", pipe_directory):
-            place.unlink(missing_ok=True)
-            return f"{pipe_directory} has characters that cannot stand in {path}: users do not get it by themselves"
+        for value in environment.values():
+            if not re.fullmatch(r"[A-Za-z0-9_./+:@,-]+", value):
+                place.unlink(missing_ok=True)
+                return f"{value} has characters that cannot stand in {path}: users do not get it by themselves"
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(fd, "w") as file:
             os.fchmod(fd, 0o644)  # whatever the agent's umask
-            file.write(f"CUDA_MPS_PIPE_DIRECTORY={pipe_directory}\n")
+            file.writelines(f"{name}={value}\n" for name, value in environment.items())
         fresh.rename(place)
     except OSError as error:
         with suppress(OSError):

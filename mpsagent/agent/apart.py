@@ -1,0 +1,251 @@
+"""Instances with ``sharing = "apart"``: a user who is held at a template gets an instance, and it goes when it is idle.
+
+A template is an instance without a control daemon, where users wait until theirs is there. Users' instances are as all
+others: a fault, a hang or a restart of one is none of the others' business. An agent that comes anew finds them by
+their directories, and proves their control daemons as those of all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpsagent.agent.host import Agent
+from mpsagent.core import inputs as inp
+from mpsagent.gate.link import MOST_INSTANCES
+from mpsagent.policy import apart
+from mpsagent.policy.policy import Policy
+from mpsagent.system import directories
+from mpsagent.system.lock import AlreadyLocked
+
+if TYPE_CHECKING:
+    from mpsagent.agent.node import Node
+
+AGAIN = 5.0
+"""Seconds until an instance that could not be made is tried again."""
+
+
+class Apart:
+    """Of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._later: dict[str, Policy] = {}
+        """By template: a policy with another way of sharing, which takes hold when no user's instance is left."""
+        self._going: set[str] = set()
+        """Instances that are being taken away; their directories are not free yet."""
+        self._failed: dict[str, float] = {}
+        """By name: when an instance that could not be made is tried again."""
+        self._scheduled = False
+
+    def templates(self) -> list[Agent]:
+        """All instances that are no user's own."""
+        return [agent for agent in self._node.agents if agent.policy.user is None]
+
+    def of(self, template: Agent) -> list[Agent]:
+        """Its users' instances, in the order in which they came."""
+        return [
+            agent for agent in self._node.agents
+            if agent.policy.user is not None and agent.family == template.name
+        ]  # fmt: skip
+
+    def of_user(self, uid: int) -> Agent | None:
+        """Where this user's clients go."""
+        mine = (agent for agent in self._node.agents if agent.policy.user == uid)
+        return next((agent for agent in mine if agent.family not in self._later), None)
+
+    def users(self, template: Agent) -> Iterator[int]:
+        """Users with clients at it or at its users' instances."""
+        for agent in (template, *self.of(template)):
+            yield from agent.state.users()
+
+    # --- the start ----------------------------------------------------------------------------------------------------
+
+    def found(self, policies: Iterable[Policy]) -> list[Policy]:
+        """The instances of these sections, and those of users whose directories an earlier agent has left. A section
+        that is apart no more stays so until these have ended."""
+        made: list[Policy] = []
+        place = Path(self._node.settings.run_directory, "instances")
+        names = sorted(path.name for path in place.glob("*-u*")) if place.is_dir() else []
+        for policy in policies:
+            uids = [one[1] for one in map(apart.split, names) if one is not None and one[0] == policy.instance]
+            if uids and policy.sharing != "apart":
+                self._later[policy.instance] = policy
+                policy = replace(policy, sharing="apart")
+            made += [policy, *(apart.of_user(policy, uid) for uid in uids)]
+        return made
+
+    # --- another policy -----------------------------------------------------------------------------------------------
+
+    def use_policy(self, template: Agent, policy: Policy | None) -> str | None:
+        """As :meth:`Agent.use_policy`, for a template and its users' instances."""
+        users = self.of(template)
+        if policy is not None and users and policy.sharing != "apart":
+            self._later[template.name] = policy
+            policy = replace(policy, sharing="apart")
+        elif policy is not None and self._later.pop(template.name, None) is not None:
+            for one in users:
+                one.take([inp.DrainResumed(one.clock.now())])
+        left = template.use_policy(policy)
+        for one in users if policy is not None else ():
+            assert one.policy.user is not None
+            one.use_policy(apart.of_user(template.policy, one.policy.user))
+        self.soon()
+        return left
+
+    # --- who gets one, and which of them go ---------------------------------------------------------------------------
+
+    def soon(self) -> None:
+        """Something has changed that may make an instance needed."""
+        if not self._scheduled and any(one.view().template for one in self.templates()):
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._look_soon)
+
+    def _look_soon(self) -> None:
+        self._scheduled = False
+        for template in self.templates():
+            self._begin(template)
+
+    def look(self) -> None:
+        """Every second."""
+        for template in self.templates():
+            self._leave(template)
+            for one in self.of(template):
+                if self._over(one):
+                    self._end(template, one)
+            self._begin(template)
+
+    def _begin(self, template: Agent) -> None:
+        """Each user who is held there gets an instance, as far as there is room."""
+        users = template.state.held.users()
+        for uid in users:
+            there = self.instance_for(template, uid)
+            if there is not template:
+                self._node.placing.move(uid, template, there)
+        why = self._why_not(template)
+        if users and template.state.apart_held != why:
+            template.take([inp.ApartHeld(template.clock.now(), why)])
+
+    def instance_for(self, template: Agent, uid: int) -> Agent:
+        """Where this user goes, who belongs to the template: the user's own instance, made now if it may be."""
+        view, name = template.view(), apart.name(template.name, uid)
+        if not view.template or view.control_alive or not template.ready or self._node.stopping:
+            return template
+        if template.state.drain is not None or template.name in self._later or name in self._going:
+            return template
+        there = self._node.find(name)
+        if there is not None:
+            return there
+        if view.denied(uid) or not view.identified(uid) or self._why_not(template) is not None:
+            return template
+        if template.clock.now() < self._failed.get(name, 0.0):
+            return template
+        return self._make(template, uid) or template
+
+    def _why_not(self, template: Agent) -> str | None:
+        """Why no further instance is made now."""
+        if template.name in self._later:
+            return f'sharing = "{self._later[template.name].sharing}" takes hold when the clients at work have ended'
+        count, most = len(self.of(template)), template.policy.apart_users
+        count += sum(1 for one in self._going if _family(one) == template.name)
+        if count >= most or len(self._node.agents) + len(self._going) >= MOST_INSTANCES:
+            return f"{count} users have control daemons of their own, and there may be no more (apart_users = {most})"
+        return None
+
+    def _make(self, template: Agent, uid: int) -> Agent | None:
+        """An instance for this user, at work in a moment."""
+        node, now = self._node, template.clock.now()
+        node.single = False
+        made = Agent(node, apart.of_user(template.policy, uid))
+        try:
+            made.prepare(node.make_supervisor)
+        except (OSError, AlreadyLocked, directories.DirectoryRefused) as error:
+            self._not_made(template, made, error)
+            node.spawn(made.end())
+            return None
+        self._failed.pop(made.name, None)
+        node.agents.append(made)
+        made.absorb([
+            inp.DevicesFound(now, template.state.devices), *(inp.LeaseGiven(now, one) for one in template.state.leases)
+        ])  # fmt: skip
+        node.placing.joined(made)
+        node.spawn(self._work(made))
+        return made
+
+    def _not_made(self, template: Agent, made: Agent, error: Exception) -> None:
+        now = template.clock.now()
+        self._failed[made.name] = now + AGAIN
+        what = f"user {made.policy.user} gets no control daemon: {error}"
+        template.conditions.set("apart", what, now, "it is tried again by itself", until=now + 2 * AGAIN)
+
+    async def _work(self, made: Agent) -> None:
+        try:
+            await made.begin(None)
+        except OSError as error:
+            template = self._node.find(made.family)
+            if template is not None and made in self._node.agents:
+                self._not_made(template, made, error)
+                self._end(template, made)
+
+    def _leave(self, template: Agent) -> None:
+        """Where another way of sharing waits: clients at work go on, and nothing new is let in."""
+        later, now, users = self._later.get(template.name), template.clock.now(), self.of(template)
+        what = None
+        if later is not None and not users and not any(_family(one) == template.name for one in self._going):
+            del self._later[template.name]
+            template.use_policy(later)
+        elif later is not None:
+            for one in users:
+                if one.ready and one.state.drain is None:
+                    one.take([inp.DrainOrdered(now, now, None)])
+            count = sum(len(one.state.clients) for one in users)
+            what = (
+                f'sharing = "{later.sharing}" takes hold later: the old way holds until {count} '
+                f"process{'' if count == 1 else 'es'} of {len(users)} user{'' if len(users) == 1 else 's'} apart have "
+                "ended; who comes is held meanwhile"
+            )
+        do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
+        template.conditions.set("sharing apart", what, now, do)
+
+    def _over(self, one: Agent) -> bool:
+        """It has no control daemon, and no user who needs one."""
+        view = one.view()
+        if not one.at_rest or view.control_alive or not view.synced or one.state.clients:
+            return False
+        return one.family in self._later or not one.state.held
+
+    def _end(self, template: Agent, one: Agent) -> None:
+        node = self._node
+        node.agents.remove(one)
+        self._going.add(one.name)
+        node.placing.parted(one, template)
+        node.spawn(self._take_away(one))
+
+    async def _take_away(self, one: Agent) -> None:
+        try:
+            await one.end()
+            one.store.put("leases", None)
+            for key in ("ending", "turn", "served", "usage", "drain"):
+                one.store.put(key, None)
+            self._clean(one)
+        finally:
+            self._going.discard(one.name)
+            self.soon()
+
+    def _clean(self, one: Agent) -> None:
+        """What a user's instance leaves but its logs."""
+        with suppress(OSError, directories.DirectoryRefused):  # something is in it that is not ours
+            directories.clean(one.where.hidden)
+            Path(one.where.home, "agent.lock").unlink(missing_ok=True)
+            Path(one.where.hidden).rmdir()
+            Path(one.where.home).rmdir()
+        Path(self._node.settings.run_directory, f"instance-{one.name}.env").unlink(missing_ok=True)
+
+
+def _family(name: str) -> str:
+    found = apart.split(name)
+    return name if found is None else found[0]

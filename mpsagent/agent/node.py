@@ -1,0 +1,319 @@
+"""The whole agent: the policy, the link to the gate, and an :class:`Agent` for each instance of MPS.
+
+Instances share nothing but these: a fault, a hang or a restart of one is none of the others' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from mpsagent.agent import gpus, policies
+from mpsagent.agent.apart import Apart
+from mpsagent.agent.conditions import Condition, Conditions
+from mpsagent.agent.executor import mps_environment
+from mpsagent.agent.gate_keeper import GateKeeper
+from mpsagent.agent.host import Agent, MakeSupervisor
+from mpsagent.agent.people import People
+from mpsagent.agent.placing import Placing
+from mpsagent.agent.recorder import FORGET, Recorder, log
+from mpsagent.agent.settings import Settings
+from mpsagent.agent.telling import Telling
+from mpsagent.core.actions import Action
+from mpsagent.core.transitions import Transition
+from mpsagent.mps.limits import Device
+from mpsagent.policy.instances import environment, instances, needs_devices
+from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import Policy
+from mpsagent.system import container_device
+from mpsagent.system.device_watch import BLIND, DeviceWatch
+from mpsagent.system.directories import Directories
+from mpsagent.system.history import History
+from mpsagent.system.names import Names
+from mpsagent.system.policy_warnings import warnings
+from mpsagent.system.store import Store
+from mpsagent.system.threads import in_thread
+
+LOOK = 1.0
+FOLLOW_UP = 1.2
+"""Seconds after a GPU was opened at which a context should be there."""
+Watcher = Callable[[str, Transition | Action | None, Callable[[], Iterable[int]]], None]
+
+
+class Node(Recorder):
+    """``agents``: one for each instance, in the policy's order, then those of users apart. Times are of ``clock``."""
+
+    def __init__(self, settings: Settings, history: History, names: Names, store: Store) -> None:
+        super().__init__(history, Telling(names))
+        self.settings = settings
+        self.store = store
+        self.names = names
+        self.inherited = history.newest
+        """Number of the last record of the agent before."""
+        self.started = self.clock.now()
+        self.policy = Policy()
+        self.policy_errors: tuple[PolicyError, ...] = ()
+        self.policy_loaded: float | None = None
+        self.agents: list[Agent] = []
+        self.single = True
+        """There is one instance, and nothing needs to say which."""
+        self.first = self.policy.instance
+        """The name of the first one."""
+        self.watchers: list[Watcher] = []
+        """Told of each transition and action, and of none every now and then, with the instance's name and a way to
+        know which users have clients."""
+        self.stopping = False
+        self.begun = False
+        """All instances of the start are at work."""
+        self.make_supervisor: MakeSupervisor
+        self.apart = Apart(self)
+        self.people = People(names, lambda: self.placing.again())
+        self.placing = Placing(self)
+        self.keeper = GateKeeper(self)
+        self.gpus = gpus.Gpus(settings, self._mps, self.clock)
+        self._watch: DeviceWatch | None = None
+        self._follow_up: asyncio.TimerHandle | None = None
+        self._machine: tuple[Device, ...] = ()
+        self._loading = asyncio.Lock()
+        self._checking = False
+
+    def find(self, name: str) -> Agent | None:
+        """An instance by its name; empty: the first one."""
+        if not name:
+            return self.agents[0]
+        return next((agent for agent in self.agents if agent.name == name), None)
+
+    @property
+    def where(self) -> Directories:
+        """Of the first instance."""
+        return self.agents[0].where
+
+    def _mps(self) -> dict[str, str]:
+        first = self.agents[0]
+        return mps_environment(first.policy, first.where)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What users' programs need."""
+        return environment([agent.policy for agent in self.agents])
+
+    def name_of(self, uid: int) -> str | None:
+        known = self.people.known.get(uid) or self.names.known(uid)
+        return None if known is None else known.name
+
+    # --- start and stop -----------------------------------------------------------------------------------------------
+
+    async def start(self, make_supervisor: MakeSupervisor) -> None:
+        """Read the policy, take over or prepare, read the logs, reach the gate. Returns when the agent is at work.
+        Raises AlreadyLocked when another agent is, DirectoryRefused or OSError where the directories are of no use, or
+        the instances cannot be known."""
+        asyncio.get_running_loop().set_exception_handler(self.loop_failed)
+        earlier = self.store.load()
+        for text in self.store.notes:
+            log.warning("store", text=text)
+        await self._first_policy()
+        self.make_supervisor = make_supervisor
+        found = self.apart.found(await self._instances())
+        self.single, self.first = len(found) == 1, found[0].instance
+        self.agents = [Agent(self, policy) for policy in found]
+        for agent in self.agents:
+            agent.prepare(make_supervisor)
+        await self.keeper.start()
+        await asyncio.gather(*(agent.begin(self._earlier(earlier, agent)) for agent in self.agents))
+        self.begun = True
+        self.placing.link.start()
+        self.check_policy()
+        await self._install_device()
+        self._watch = DeviceWatch(self.settings.device_directory, self._gpu_opened, lambda: self.gpus.nvml.asking)
+        self.spawn(self._look())
+
+    async def _instances(self) -> Sequence[Policy]:
+        """A policy for each instance. Raises OSError when that depends on GPUs that cannot be found."""
+        if needs_devices(self.policy):
+            found = await gpus.find(self.settings, os.environ)
+            self._machine = gpus.remembered(self.settings, ()) if isinstance(found, str) else found
+            if isinstance(found, str) and not self._machine:
+                raise OSError(f'devices = ["each"] needs the GPUs, and they cannot be found: {found}')
+            gpus.remember(self.settings, (), self._machine)
+        made = instances(self.policy, self._machine)
+        if not made:
+            raise OSError('devices = ["each"], and there is no GPU; see nvidia-smi -L')
+        return made
+
+    def _earlier(self, kept: dict[str, Any], agent: Agent) -> dict[str, Any]:
+        """What the agent before has kept of an instance. One that looked after a single instance named none."""
+        mine = {
+            key.removeprefix(f"{agent.name}/"): value for key, value in kept.items() if key.startswith(f"{agent.name}/")
+        }
+        plain = {key: value for key, value in kept.items() if "/" not in key}
+        return plain if self.single else mine or (plain if agent is self.agents[0] else {})
+
+    async def end(self) -> None:
+        """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""
+        await asyncio.gather(*(agent.end() for agent in self.agents))
+        self.stopping = True
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.placing.close()
+        self.keeper.close()
+        if self._watch is not None:
+            self._watch.close()
+        if self._follow_up is not None:
+            self._follow_up.cancel()
+        self.gpus.nvml.close()
+        self.people.close()
+        self.store.close()
+        self.history.close()
+        self.telling.close()
+
+    def _gpu_opened(self) -> None:
+        """Who computes outside MPS is looked at now, and again when its context should be made."""
+        if self._follow_up is not None:
+            self._follow_up.cancel()
+        self._look_outside()
+        self._follow_up = asyncio.get_running_loop().call_later(FOLLOW_UP, self._look_outside)
+
+    def _look_outside(self) -> None:
+        self.gpus.processes.forget()
+        for agent in self.apart.templates():
+            agent.observer.outside()
+
+    # --- what is wrong ------------------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        while not self.stopping:
+            await asyncio.sleep(LOOK)
+            now, unplaced = self.clock.now(), self.placing.unplaced
+            self.conditions.expire(now)
+            self._look_at_history(now)
+            self._look_at_opens(now)
+            for agent in self.apart.templates():
+                agent.show(None)
+            self.apart.look()
+            what = f"{unplaced} connections wait for the name service to say whose they are" if unplaced else None
+            self.conditions.set(
+                "names", what, now, "see getent passwd UID; where a user belongs is named in the policy"
+            )
+
+    def _look_at_opens(self, now: float) -> None:
+        if self._watch is not None:
+            self._watch.look()
+            do = f"programs outside MPS are looked for every {BLIND} s instead; see fs.inotify.max_user_instances"
+            self.conditions.set("gpu opens", self._watch.problem, now, do)
+
+    def _look_at_history(self, now: float) -> None:
+        history = self.history
+        problem, known = history.problem, "history" in self.conditions.topics()
+        self.conditions.set("history", problem, now, "make room, or mend the disk; it goes on by itself")
+        if known != (problem is not None):
+            lost = f"; {history.lost} records were lost since the start" if history.lost else ""
+            self.record("history.problem", now, text=problem or f"the history is on disk again{lost}")
+        for text in history.notes:
+            self.conditions.set("history file", text, now, "mpsagent goes on; sqlite3 reads it", until=now + FORGET)
+            self.record("history.broken", now, text=text)
+        history.notes.clear()
+
+    def all_conditions(self) -> tuple[Condition, ...]:
+        """Of the agent and all instances; what several of them say is said once."""
+        found: dict[tuple[str, str], tuple[Condition, list[str]]] = {}
+        every: list[tuple[str, Conditions]] = [("", self.conditions)]
+        every += [(agent.name, agent.conditions) for agent in self.agents]
+        for name, conditions in every:
+            for one in conditions.all():
+                found.setdefault((one.what, one.do), (one, []))[1].append(name)
+        told = []
+        for one, names in found.values():
+            own = not self.single and len(names) == 1 and names[0]
+            told.append(Condition(f"{names[0]}: {one.what}", one.since, one.do, one.until) if own else one)
+        return tuple(sorted(told, key=lambda one: one.since))
+
+    # --- the policy ---------------------------------------------------------------------------------------------------
+
+    async def _first_policy(self) -> None:
+        begun = await policies.start(self.settings)
+        now = self.clock.now()
+        self.policy = begun.policy
+        self.history.keep, self.history.size = self.policy.history_keep, self.policy.history_size
+        self.policy_errors = begun.errors
+        if begun.errors:
+            self._policy_rejected(begun.errors, begun.kept, now)
+        else:
+            self.policy_loaded = now
+            self.record("policy.loaded", now, digest=begun.policy.digest, files=list(begun.policy.sources))
+
+    async def load_policy(self) -> tuple[PolicyError, ...]:
+        """Read the policy files anew. A bad policy never replaces a good one."""
+        async with self._loading:
+            policy, errors = await policies.read(self.settings)
+        now = self.clock.now()
+        self.policy_errors = errors
+        if policy is None:
+            self._policy_rejected(errors, "the policy from before stays in force", now)
+            return errors
+        self.conditions.set("policy", None, now)
+        self.policy_loaded, self.policy = now, policy
+        self.history.keep, self.history.size = policy.history_keep, policy.history_size
+        self.record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
+        self.conditions.set("restart", self._use(policy), now, "systemctl restart mpsagent")
+        self.people.refresh()
+        self.placing.again()
+        self.check_policy()
+        await self._install_device()
+        return ()
+
+    async def _install_device(self) -> None:
+        """Containers find the gate by a file that the policy names."""
+        path = self.policy.cdi_file
+        if path is not None:
+            wanted = container_device.text(self.where.public, self.environment)
+            try:
+                what = await in_thread(container_device.install, path, wanted, deadline=5.0)
+            except TimeoutError:
+                what = f"{path} cannot be written within 5 s"
+            if what is not None:
+                what = f"containers do not find MPS: {what}"
+            do = "make its directory, which mpsagent.service must be able to write; then mpsagent-cli reload"
+            self.conditions.set("container device", what, self.clock.now(), do)
+        else:
+            self.conditions.set("container device", None, self.clock.now())
+
+    def _use(self, policy: Policy) -> str | None:
+        """Each instance goes by it from now on. What has to wait until the agent is started again, in words."""
+        fresh = self.each_of(policy)
+        left = [self.apart.use_policy(agent, fresh.pop(agent.name, None)) for agent in self.apart.templates()]
+        if fresh:
+            left.append(f"{', '.join(fresh)} added: takes hold when the agent is started again")
+        return "; ".join(dict.fromkeys(one for one in left if one is not None)) or None
+
+    def each_of(self, policy: Policy) -> dict[str, Policy]:
+        """What a policy says of each instance, by the names that they have now."""
+        fresh = {one.instance: one for one in instances(policy, self._machine)}
+        if self.single and len(fresh) == 1:  # a name that changed is among what waits
+            return {self.agents[0].name: next(iter(fresh.values()))}
+        return fresh
+
+    def check_policy(self) -> None:
+        """Aside: the name service is asked, and it may hang."""
+        if not self._checking:
+            self._checking = True
+            self.spawn(self._warn())
+
+    async def _warn(self) -> None:
+        """What of the policy is surely not meant on this machine; it stays in force all the same."""
+        policy = None
+        while policy is not self.policy:  # another one may be loaded meanwhile
+            policy = self.policy
+            known = [device for agent in self.agents for device in agent.devices]
+            found = await warnings(policy, known if all(agent.devices for agent in self.agents) else ())
+        self._checking = False
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        what = f"in the policy: {found[0]}{more}" if found else None
+        self.conditions.set("policy warnings", what, self.clock.now(), "mpsagent-cli policy check shows all")
+
+    def _policy_rejected(self, errors: Sequence[PolicyError], kept: str, now: float) -> None:
+        what = f"{errors[0]} ({len(errors)} mistake{'s' if len(errors) > 1 else ''}; {kept})"
+        self.conditions.set("policy", what, now, "mpsagent-cli policy check")
+        self.record("policy.rejected", now, errors=[str(error) for error in errors[:20]], kept=kept)

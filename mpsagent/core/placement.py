@@ -1,0 +1,107 @@
+"""To which instance a user's clients go, where there are several. Pure.
+
+A user stays where clients of his work or wait: a program whose processes wait for each other must never be split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mpsagent.core.view import View
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
+
+Process = tuple[int, int, int]
+"""pid, start time, uid."""
+Placement = Literal["fixed", "least-loaded"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An instance as placement sees it. ``there``: users who work or wait there; ``admitted``: users whom the gate lets
+    in there, who may all have left; ``clients``: processes that work or wait; ``memory``: what those at work may take,
+    as a share of the GPUs' memory; ``able``: it serves, or will soon."""
+
+    name: str
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    there: frozenset[int] = frozenset()
+    admitted: frozenset[int] = frozenset()
+    clients: int = 0
+    memory: float = 0.0
+    able: bool = True
+
+    @property
+    def for_all(self) -> bool:
+        """No user is named: whoever no other instance names."""
+        return not (self.users or self.groups)
+
+
+def needs_names(places: Sequence[Place]) -> bool:
+    """Whether a uid alone does not say where a user goes."""
+    return any(not one.for_all for one in places)
+
+
+def stays(uid: int, places: Sequence[Place]) -> str | None:
+    """Where this user works, waits or is admitted already."""
+    return next((one.name for one in places if uid in one.there or uid in one.admitted), None)
+
+
+def place(who: Identity, places: Sequence[Place], how: Placement) -> str | None:
+    """The instance for a user who is nowhere yet; None: there is none for this user."""
+    candidates = _candidates(who, places)
+    if how == "fixed":
+        return candidates[0].name if candidates else None
+    candidates = [one for one in candidates if one.able] or candidates
+    least = min(candidates, key=lambda one: (len(one.there), one.clients, one.memory), default=None)
+    return None if least is None else least.name
+
+
+def free(who: Identity, places: Sequence[Place], how: Placement) -> str | None:
+    """An instance where no user works or waits, for one who waits elsewhere: no GPU is idle while a user waits for
+    another one."""
+    if how == "fixed":
+        return None
+    return next((one.name for one in _candidates(who, places) if one.able and not one.there), None)
+
+
+def _candidates(who: Identity, places: Sequence[Place]) -> list[Place]:
+    """Those that name the user, else those that name a group of the user's, else those for all; in the policy's
+    order."""
+    mine = {str(who.uid), *([who.name] if who.name is not None else [])}
+    named = [one for one in places if not mine.isdisjoint(one.users)]
+    grouped = [one for one in places if not set(who.groups).isdisjoint(one.groups)]
+    return named or grouped or [one for one in places if one.for_all]
+
+
+def merged(places: Sequence[Place]) -> Place:
+    """The first one, with all that is in the others: the instances of users apart, who share its GPUs."""
+    return replace(
+        places[0],
+        there=frozenset().union(*(one.there for one in places)),
+        admitted=frozenset().union(*(one.admitted for one in places)),
+        clients=sum(one.clients for one in places),
+        memory=sum(one.memory for one in places),
+    )
+
+
+def place_of(policy: Policy, view: View, told: Iterable[Process] = ()) -> Place:
+    """An instance by its policy and its state. ``told``: processes that the gate has told of already, and the state may
+    not have yet."""
+    state = view.state
+    processes = {(c.pid, c.peer.start): c.uid for c in state.clients.values()}
+    processes |= {(held.peer.pid, held.peer.start): held.peer.uid for held in state.held.values()}
+    processes |= {(pid, start): uid for pid, start, uid in told}
+    admitted = () if view.sent is None else view.sent[1].users
+    total = sum(device.memory for device in state.devices)
+    taken = sum(
+        client.limits.memory.get(device.ordinal, device.memory)
+        for client in state.clients.values() for device in state.devices
+    )  # fmt: skip
+    return Place(
+        policy.instance, policy.only_users, policy.only_groups, frozenset(processes.values()),
+        frozenset(one.uid for one in admitted), len(processes),
+        taken / total if total else 0.0, view.given_up is None and state.drain is None,
+    )  # fmt: skip

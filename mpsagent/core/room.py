@@ -1,0 +1,72 @@
+"""Whether a user who comes finds room beside users who are paused: these keep their memory and their contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mpsagent.core.inputs import Peer
+from mpsagent.core.model import CLIENTS_PER_SERVER, State
+from mpsagent.core.view import View
+from mpsagent.mps.limits import Device
+from mpsagent.mps.units import limit_text
+
+
+def misfit(view: View, uid: int) -> str | None:
+    """Why the processes of ``uid`` that wait have no room beside all clients there are; None when they have, or when
+    nothing is known against it. A user with clients has room: what they have, they keep."""
+    state = view.state
+    if state.clients_of_user(uid):
+        return None
+    waiting = {held.process: held.peer for held in state.held.line(uid)}
+    most, rules = CLIENTS_PER_SERVER if view.sent is None else view.sent[1].room, view.rules(uid)
+    wanted = min(len(waiting), rules.max_clients or len(waiting))
+    if len(state.clients) + wanted > most:
+        return f"the server has room for {most} processes, and {wanted} more come to {len(state.clients)}"
+    for device in state.devices:
+        used, needed = _used(state, device), _needed(view, uid, waiting.values(), wanted, device)
+        if needed is not None and used + needed > device.memory:
+            there = limit_text(used - used % (1 << 20) or 1 << 20)
+            return (
+                f"{there} of {limit_text(device.memory)} on device {device.ordinal} are in use, and user {uid} may use "
+                f"{limit_text(needed)}"
+            )
+    return None
+
+
+def pausable(view: View) -> bool:
+    """The present turn can end in a pause: who comes next has room beside its processes."""
+    turn = view.turn
+    if turn is None or turn.unpausable or not view.may_pause(turn.uid):
+        return False
+    return not view.waiting() or misfit(view, view.waiting()[0]) is None
+
+
+def deadlines(view: View) -> tuple[float, float] | None:
+    """When the user whose turn it is will be warned and when the turn ends; see :meth:`View.deadlines`."""
+    return None if view.turn is None else view.deadlines(view.turn, pausable(view))
+
+
+def unlimited(view: View, uid: int) -> bool:
+    """It is not known before how much memory a user will use."""
+    state, peer = view.state, next((held.peer for held in view.state.held.line(uid)), Peer(0, uid, 0, 0))
+    return any(_needed(view, uid, [peer], 1, device) is None for device in state.devices)
+
+
+def _used(state: State, device: Device) -> int:
+    """What NVML says; of a client that it does not name, its limit."""
+    seen = sum(sizes.get(device.uuid, 0) for sizes in state.memory.values())
+    unseen = (client for client in state.clients.values() if client.pid not in state.memory)
+    return seen + sum(client.limits.memory.get(device.ordinal, 0) for client in unseen)
+
+
+def _needed(view: View, uid: int, peers: Iterable[Peer], most: int, device: Device) -> int | None:
+    """By the user's limits; None where there is none."""
+    sizes = [view.limits_of(peer).memory.get(device.ordinal) for peer in peers]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return None
+    rules = view.rules(uid)
+    total = rules.total(view.state.devices) if rules.enforce_limits else None
+    bound = None if total is None else total.memory.get(device.ordinal)
+    needed = sum(sorted(known)[-most:])
+    return needed if bound is None else min(needed, bound)

@@ -1,0 +1,39 @@
+"""``mpsagent-cli env``: what a CUDA process needs to find MPS, for shells, containers and batch systems."""
+
+from __future__ import annotations
+
+import json
+import sys
+from shlex import quote
+
+import click
+
+from mpsagent.interfaces import cli_ask as ask
+from mpsagent.system import container_device
+
+GIVE_WAY = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
+"""Below normal; 0 is normal, and there is nothing above it."""
+
+
+def env(path: str, form: str, give_way: bool = False) -> None:
+    """``form``: shell, json, cdi, docker or slurm. ``give_way``: with the lower one of MPS's two priorities."""
+    if give_way and form == "cdi":
+        raise click.UsageError("a CDI file is for everybody: give --give-way with another format")
+    body, _ = ask.asked(path, "GET", "/v1/status")
+    directory = body.get("pipe_directory")
+    if not directory:
+        click.echo("mpsagent-cli: the agent has no pipe directory yet; see mpsagent-cli status", err=True)
+        sys.exit(ask.UNHEALTHY)
+    found: dict[str, str] = body.get("environment") or {"CUDA_MPS_PIPE_DIRECTORY": directory}
+    if give_way:
+        found = found | GIVE_WAY
+    if form == "json":
+        click.echo(json.dumps(found))
+    elif form == "cdi":
+        click.echo(container_device.text(directory, found), nl=False)
+    elif form == "docker":
+        settings = " ".join(f"--env {quote(f'{name}={value}')}" for name, value in found.items())
+        click.echo(f"{settings} --volume {quote(f'{directory}:{directory}')}")
+    else:  # slurmd reads its lines as they are, without a shell
+        for name, value in found.items():
+            click.echo(f"export {name}={value if form == 'slurm' else quote(value)}")

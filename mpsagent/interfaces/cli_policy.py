@@ -1,0 +1,93 @@
+"""What `mpsagent-cli policy explain` and `policy diff` print. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from mpsagent.interfaces.cli_orders import tree
+from mpsagent.interfaces.cli_text import Json, local, safe, table
+from mpsagent.mps.units import duration_text, limit_text
+
+
+def shown(body: Json, now: datetime) -> list[str]:
+    """``policy show``: what the files give, each with its place; what they do not give is the default."""
+    loaded = f", loaded {local(body['loaded'], now)}" if body["loaded"] else ""
+    files = ", ".join(safe(one) for one in body["files"]) or "no file: the defaults"
+    rows = [
+        [safe(key), _value(key.rpartition(".")[2], one), _line(one["from"])] for key, one in body["sections"].items()
+    ]
+    lines = [f"{safe(body['digest'] or '-')[:12]}{loaded}, from {files}"]
+    lines += [f"mistake: {safe(one, 400)}" for one in body["errors"]]
+    return [*lines, *(["", *table(["KEY", "VALUE", "FROM"], rows)] if rows else [])]
+
+
+def explained(body: Json) -> list[str]:
+    """``policy explain``: one line for each value, with the place that gives it; then whatever else there is."""
+    rows: list[list[str]] = []
+    rest: Json = {}
+    for key, one in body.items():
+        if isinstance(one, dict) and "value" in one and "from" in one:
+            rows.append([safe(key), _value(key, one), _place(one["from"])])
+        elif key not in ("user", "uid", "groups"):
+            rest[key] = one
+    groups = ", ".join(safe(group) for group in body.get("groups", [])) or "none"
+    head = f"{safe(body.get('user'))} (uid {safe(body.get('uid'))}), groups: {groups}"
+    return [head, "", *table(["KEY", "VALUE", "FROM"], rows), *(["", *tree(rest)] if rest else [])]
+
+
+def _value(key: str, one: Json) -> str:
+    value = one.get("written", one["value"])
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "threads" and isinstance(one["value"], int | float):
+        return f"{one['value']:g} %"
+    if key == "total_threads":
+        return f"{value['sms']} multiprocessors" if isinstance(value, dict) else f"{value:g} %"
+    if key == "total_memory":
+        return f"{limit_text(value) if isinstance(value, int) else safe(value)} on each GPU"
+    if isinstance(value, dict) and len({str(size) for size in value.values()}) == 1:
+        size = next(iter(value.values()))
+        text = limit_text(size) if isinstance(size, int) else safe(size)
+        return f"{text} on each of {len(value)} GPUs" if len(value) > 1 else text
+    if isinstance(value, int | float) and key not in ("threads", "max_clients", "priority"):
+        return duration_text(value)
+    return safe(value)
+
+
+def _line(origin: Any) -> str:
+    return f"{safe(origin['file'])}:{origin['line']}" if isinstance(origin, dict) and origin.get("file") else "-"
+
+
+def _place(origin: Any) -> str:
+    if not isinstance(origin, dict):
+        return safe(origin)
+    if not origin.get("file"):
+        return "built-in default"
+    return f"{safe(origin['file'])}:{origin['line']} {safe(origin['key'])}"
+
+
+def changes(body: Json) -> list[str]:
+    """``policy diff``: for each user, what a reload changes from what to what, and which line says so."""
+    if body["same"]:
+        return ["A reload changes nothing: what the files say is in force."]
+    lines: list[str] = []
+    for one in body["users"]:
+        lines.append(safe(one["who"]))
+        rows = [
+            [safe(change["key"]), _value(change["key"], change["before"]), "->", _value(change["key"], change["after"]),
+             safe(change["where"])]
+            for change in one["changes"]
+        ]  # fmt: skip
+        lines += [f"  {line}" for line in table(None, rows)]
+    if body["settings"]:
+        lines.append("mpsagent itself")
+        rows = [
+            [safe(one["key"]), safe(one["before"]), "->", safe(one["after"]),
+             "when mpsagent is started again" if one["restart"] else ""]
+            for one in body["settings"]
+        ]  # fmt: skip
+        lines += [f"  {line}" for line in table(None, rows)]
+    return [*lines, "", "Clients at work keep the limits they were let in with. It takes hold by: mpsagent-cli reload"]

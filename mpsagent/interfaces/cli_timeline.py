@@ -1,0 +1,103 @@
+"""`mpsagent-cli timeline`: the events of a time as a page or a picture."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from mpsagent.interfaces import cli_ask as ask
+from mpsagent.interfaces.cli_ask import Json
+from mpsagent.interfaces.cli_report import iso, moment, target
+
+PAGE, MOST = 1000, 200_000
+"""Events that are asked for at a time, and in all."""
+
+
+@click.command()
+@click.option("--since", callback=moment, default="1d", show_default=True, metavar="TIME",
+              help='"2h" for two hours ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
+@click.option("--until", callback=moment, metavar="TIME", help="Before this time; now.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="A page that needs nothing else; - for standard output.")  # fmt: skip
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The picture alone.")
+@click.pass_obj
+def timeline(path: str, since: float, until: float | None, html: Path | None, svg: Path | None) -> None:
+    """Draw who had the GPU when.
+
+    Together or apart, who waited, faults, forced ends, limits. The page can be zoomed, and read without eyes.
+    """
+    from mpsagent.interfaces import timeline as story
+    from mpsagent.interfaces import timeline_page, timeline_svg
+    from mpsagent.interfaces.cli_progress import Progress
+
+    if html is None and svg is None:
+        raise click.UsageError("give --html FILE or --svg FILE")
+    now = ask.now().timestamp()
+    end = now if until is None else min(until, now)
+    if since >= end:
+        raise click.UsageError("--since is not before --until")
+    status = ask.asked(path, "GET", "/v1/status")[0]
+    clients = ask.asked(path, "GET", "/v1/clients")[0]["clients"] if end == now else []
+    names = {one["uid"]: one["user"] for one in [*status["users"], *status["waiting"], *clients] if one["user"]}
+    read = Reader(path, status["history"]["oldest"], since, until)
+
+    def name(uid: int) -> str:
+        if uid not in names:
+            try:
+                names[uid] = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                names[uid] = f"user {uid}"
+        return str(names[uid])
+
+    with Progress("reading events"):
+        picture = story.picture(read.events(), clients, name, since, end, _clock)
+    offset = datetime.fromtimestamp(since).astimezone().utcoffset()
+    assert offset is not None
+    east = offset.total_seconds()
+    zone = datetime.fromtimestamp(since).astimezone().strftime("%Z (UTC%z)")
+    if html is not None:
+        host = os.uname().nodename
+        _write(html, timeline_page.page(picture, host, _clock, zone, east, read.note))
+    if svg is not None:
+        _write(svg, timeline_svg.svg(picture, _clock, zone, east, alone=True))
+    if read.note:
+        click.echo(f"mpsagent-cli: {read.note}", err=True)
+
+
+class Reader:
+    """Pages of events, oldest first."""
+
+    def __init__(self, path: str, oldest: int, since: float, until: float | None) -> None:
+        self._path, self._cursor = path, oldest
+        self._query = {"since": iso(since), "until": iso(until), "limit": PAGE}
+        self.note = ""
+
+    def events(self) -> Iterator[Json]:
+        for _ in range(MOST // PAGE):
+            body = ask.asked(self._path, "GET", target("/v1/events", {**self._query, "cursor": self._cursor}))[0]
+            yield from body["events"]
+            if len(body["events"]) < PAGE:
+                return
+            self._cursor = body["cursor"]
+        self.note = f"only the first {MOST} events are in it; ask for a shorter time"
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        click.echo(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        click.echo(f"mpsagent-cli: {path}: {error.strerror}", err=True)
+        sys.exit(ask.USAGE)

@@ -1,0 +1,85 @@
+"""A lease as JSON: what is asked for, checked, and what there is. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Any
+
+from mpsagent.agent.requests import Asked
+from mpsagent.core.view import View
+from mpsagent.interfaces import views
+from mpsagent.interfaces.backend import Json, Problem
+from mpsagent.mps.units import parse_duration
+from mpsagent.policy import parse, values
+from mpsagent.policy.shares import Lease
+
+KEYS: dict[str, type | tuple[type, ...]] = {
+    "uid": int, "cgroup": str, "pid": int, "threads": (int, float, dict), "memory": (str, dict), "until": str,
+    "name": str,
+}  # fmt: skip
+LONGEST = 366 * 86400.0
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,99}", re.ASCII)
+UNTIL = 'a time like "2026-11-22T18:00:00Z", or a span from now like "2h", at most a year'
+
+
+def asked(body: Json, now: float) -> Asked:
+    """Raises Problem(400)."""
+    uid, cgroup, pid = body.get("uid"), body.get("cgroup"), body.get("pid")
+    if uid is None and cgroup is None and pid is None:
+        raise Problem(400, "whose lease?", "uid", "give a uid, a cgroup, a pid, or several of them")
+    for name, value in (("uid", uid), ("pid", pid)):
+        if value is not None and not 0 <= value < 2**32 - 1:
+            raise Problem(400, f"{value} is no {name}", name)
+    if body.get("threads") is None and body.get("memory") is None:
+        raise Problem(400, "how much?", "threads", "give threads, memory, or both")
+    try:
+        where = "cgroup"
+        cgroup = None if cgroup is None else parse.cgroup(cgroup)
+        where = "threads"
+        threads = None if body.get("threads") is None else parse.total_threads(body["threads"])
+        where = "memory"
+        memory = None if body.get("memory") is None else parse.memory(body["memory"])
+    except parse.Wrong as error:
+        raise Problem(400, error.faults[0].problem, where, error.faults[0].hint) from None
+    job = body.get("name")
+    if job is not None and NAME.fullmatch(job) is None:
+        raise Problem(400, f"{job[:40]!r} is no name of a job", "name", "at most 100 letters, digits and . _ : / @ -")
+    return Asked(uid, cgroup, pid, threads, memory, name=job, **_until(str(body.get("until", "")), now))
+
+
+def _until(text: str, now: float) -> Any:
+    try:
+        found = parse_duration(text)
+        if 0 < found <= LONGEST:
+            return {"seconds": found}
+    except ValueError:
+        try:
+            at = datetime.fromisoformat(text)
+        except ValueError:
+            at = None
+        if at is not None and at.tzinfo is not None and now < at.timestamp() <= now + LONGEST:
+            return {"until": at.timestamp()}
+    raise Problem(400, f"until: {text[:40]!r}", "until", UNTIL)
+
+
+def shown(one: Lease, view: View) -> Json:
+    """``clients``: the pids that were let in with it and live."""
+    return {
+        "id": one.number,
+        "name": one.name,
+        "uid": one.uid,
+        "user": views.name(view.state, one.uid),
+        "cgroup": one.cgroup,
+        "pid": None if one.process is None else one.process[0],
+        "threads": values.written(one.share.threads),
+        "memory": None if one.share.memory is None else {k: _size(size) for k, size in one.share.memory.items()},
+        "since": views.iso(one.since),
+        "until": views.iso(one.until),
+        "by": one.by,
+        "clients": [c.pid for c in view.state.clients.values() if view.share(c.peer) == one.share],
+    }
+
+
+def _size(size: values.Memory) -> object:
+    return size if isinstance(size, int) else values.written(size)

@@ -1,0 +1,203 @@
+"""The instances of a policy: a policy for each of them, and what is wrong between them. Pure.
+
+An instance's own limits and switch stand in the place of everybody's; what a user's or a group's section says comes
+first there as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from mpsagent.mps.limits import Device
+from mpsagent.policy import apart
+from mpsagent.policy.keys import KEYS, Scope
+from mpsagent.policy.origins import Origin, PolicyError, key_text
+from mpsagent.policy.parse import EACH
+from mpsagent.policy.policy import Policy, of_instance, weights_of
+
+LONGEST_OF_EACH = 60
+
+
+def names(policy: Policy) -> list[str]:
+    """The sections, in the order of the files; the default one when there is none."""
+    return [path[1] for path in policy.named if path[0] == "instance"] or [policy.instance]
+
+
+def needs_devices(policy: Policy) -> bool:
+    """Whether the GPUs of the machine have to be known before the instances are."""
+    return any(_devices(policy, name) == (EACH,) for name in names(policy))
+
+
+def instances(policy: Policy, devices: Iterable[Device]) -> tuple[Policy, ...]:
+    """A policy for each instance. ``devices``: all GPUs of the machine, as far as they are known."""
+    sections = names(policy)
+    taken = {uuid.lower() for name in sections for uuid in _devices(policy, name)}
+    free = [device for device in devices if device.uuid and device.uuid.lower() not in taken]
+    found: list[Policy] = []
+    for name in sections:
+        if _devices(policy, name) == (EACH,):
+            one = of(policy, name)
+            found += [_on(one, device) for device in free]
+        else:
+            found.append(of(policy, name))
+    return tuple(found)
+
+
+def of(policy: Policy, name: str) -> Policy:
+    """What holds in the section ``name``."""
+    settings = {path: one for path, one in policy.settings.items() if path[0] != "instance" or len(path) < 4}
+    for path, one in policy.settings.items():
+        if path[:2] == ("instance", name) and len(path) > 3:
+            settings[path[2:]] = one
+    given = {key.field: key.default for key in KEYS if key.scope is Scope.INSTANCE}
+    if len(names(policy)) > 1 or _devices(policy, name) == (EACH,):
+        given["log_directory"] = f"{given['log_directory']}/{name}"
+    given |= of_instance(policy.settings, name)
+    return replace(
+        policy, settings=settings, instance=name, weights=weights_of(settings), _remembered={}, _fail_safes={}, **given
+    )
+
+
+def _on(policy: Policy, device: Device) -> Policy:
+    """The instance of a section ``["each"]`` for one GPU."""
+    number = str(device.ordinal)
+    written = ("instance", policy.instance, "log_directory") in policy.settings
+    log = f"{policy.log_directory}/{number}" if written else policy.log_directory + number
+    return replace(
+        policy, instance=policy.instance + number, devices=(device.uuid,), log_directory=log,
+        _remembered={}, _fail_safes={},
+    )  # fmt: skip
+
+
+def _devices(policy: Policy, name: str) -> tuple[str, ...]:
+    found = policy.settings.get(("instance", name, "devices"))
+    return () if found is None else tuple(found.value)
+
+
+def environment(made: Sequence[Policy]) -> dict[str, str]:
+    """What a user's programs need to find MPS, whichever instance they come to. Inside an instance that has some of the
+    GPUs these are numbered from 0, and who counts GPUs by NVML, as PyTorch does, would look for more."""
+    found = {"CUDA_MPS_PIPE_DIRECTORY": made[0].pipe_directory}
+    counts = [len(one.devices) for one in made]
+    if all(counts):
+        found["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(min(counts))))
+    return found
+
+
+# --- what is wrong between them ---------------------------------------------------------------------------------------
+
+
+def mistakes(policy: Policy) -> list[PolicyError]:
+    """What cannot be, in the order of the files."""
+    sections = [of(policy, name) for name in names(policy)]
+    found: list[PolicyError] = []
+    for number, one in enumerate(sections):
+        for other in sections[:number]:
+            if one.log_directory == other.log_directory:
+                text = f"has the log_directory of {other.instance}"
+                found.append(_told(policy, one, "log_directory", text, "give each instance a directory of its own"))
+        if one.pipe_directory != sections[0].pipe_directory:
+            text = f"has another pipe_directory than {sections[0].instance}"
+            hint = "one public directory serves all instances: remove the line, or write the same one"
+            found.append(_told(policy, one, "pipe_directory", text, hint))
+    found += [one for section in sections for one in _no_pause(policy, section)]
+    each = [one for one in sections if one.devices == (EACH,)]
+    if len(each) > 1:
+        text = f'devices = ["each"] stands in {each[0].instance} already'
+        found.append(_told(policy, each[1], "devices", text, "one section serves each GPU that no other one names"))
+    for one in each:
+        if len(one.instance) > LONGEST_OF_EACH:
+            text = f"a number is added to its name, which may have {LONGEST_OF_EACH} characters then"
+            found.append(_told(policy, one, "devices", text, "choose a shorter name"))
+    return [*found, *_apart(policy, sections)]
+
+
+def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
+    for one in sections:
+        template = apart.taken(one, sections)
+        if template is not None:
+            text = f"the instance of a user of {template}, which is apart, may have this name"
+            yield _told(policy, one, "devices", text, "choose another name for one of them")
+        if one.sharing != "apart":
+            continue
+        if len(one.instance) > apart.LONGEST:
+            text = f"apart, users' uids are added to its name, which may have {apart.LONGEST} characters then"
+            yield _told(policy, one, "sharing", text, "choose a shorter name")
+        if one.compute_mode == "exclusive-process":
+            text = '"apart" is not possible with compute_mode = "exclusive-process": one control daemon owns a GPU then'
+            yield _told(policy, one, "sharing", text, 'write compute_mode = "default", or sharing = "together"')
+
+
+def _no_pause(policy: Policy, one: Policy) -> Iterator[PolicyError]:
+    """A server of its own has to end before the next user's can start, and its clients with it."""
+    if one.sharing != "turns" or one.server == "shared":
+        return
+    for path, setting in one.settings.items():
+        if path[-2:] == ("switch", "action") and setting.value == "pause" and path[0] != "instance":
+            problem = f'"pause" is not possible in {one.instance}, where each turn has a server of its own'
+            hint = f'write server = "shared" in [instance.{one.instance}]; driver 580 and later'
+            origin = setting.origin
+            yield PolicyError(origin.file, origin.line, origin.key, problem, hint)
+
+
+def doubts(policy: Policy) -> list[PolicyError]:
+    """What is right and surely not meant."""
+    sections = [of(policy, name) for name in names(policy)]
+    useless = [found for one in sections for found in _pause_of_no_use(one)]
+    if len(sections) < 2:
+        return useless
+    found = [*useless, *_shared_devices(policy, sections), *_twice(policy, sections)]
+    if not any(_open(one) for one in sections):
+        text = "no instance is left for whom none of them names"
+        hint = "leave users and groups out of one [instance.NAME], or refuse the others in so many words with access"
+        found.append(_told(policy, sections[0], "users", text, hint))
+    return found
+
+
+def _pause_of_no_use(one: Policy) -> Iterator[PolicyError]:
+    """Written for this instance alone, which has no turns."""
+    setting = one.settings.get(("switch", "action"))
+    if one.sharing == "turns" or setting is None or setting.value != "pause":
+        return
+    origin = setting.origin
+    if origin.key.startswith("instance."):
+        problem = f'"pause" has no effect: with sharing = "{one.sharing}" there are no turns'
+        hint = 'remove the line, or write sharing = "turns" and server = "shared"'
+        yield PolicyError(origin.file, origin.line, origin.key, problem, hint)
+
+
+def _shared_devices(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
+    seen: dict[str, str] = {}
+    for one in sections:
+        if not one.devices:
+            text = "serves all GPUs, beside other instances"
+            yield _told(policy, one, "devices", text, 'name its GPUs: devices = ["GPU-…"]')
+        for uuid in one.devices:
+            before = seen.setdefault(uuid.lower(), one.instance)
+            if before != one.instance:
+                text = f"{uuid} is served by {before} too: its users are at work there at the same time"
+                yield _told(policy, one, "devices", text, "name each GPU in one instance")
+
+
+def _twice(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
+    if policy.placement != "fixed":
+        return
+    seen: dict[tuple[str, str], str] = {}
+    for one in sections:
+        for kind, named in (("users", one.only_users), ("groups", one.only_groups)):
+            for name in named:
+                before = seen.setdefault((kind, name), one.instance)
+                if before != one.instance:
+                    yield _told(policy, one, kind, f"{name} is named in {before} too, which is taken", "remove one")
+
+
+def _open(one: Policy) -> bool:
+    return not (one.only_users or one.only_groups)
+
+
+def _told(policy: Policy, one: Policy, key: str, problem: str, hint: str) -> PolicyError:
+    path = ("instance", one.instance, key)
+    setting = policy.settings.get(path)
+    origin = policy.named.get(path[:2], Origin(key_text(path[:2]))) if setting is None else setting.origin
+    return PolicyError(origin.file, origin.line, key_text(path), problem, hint)

@@ -1,0 +1,85 @@
+"""What a policy or a lease gives the processes of a job or container, and which processes those are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy import values
+from mpsagent.policy.origins import Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Limits of each client process of some job: within what its user may have. None, or a device that is not named:
+    as the user's. ``memory``: by device, as a policy has it. ``source``: where that was written."""
+
+    source: str
+    threads: values.Threads | None = None
+    memory: Mapping[str, values.Memory] | None = None
+    origin: Origin | None = None
+
+    def lower(self, limits: Limits, devices: Sequence[Device]) -> Limits:
+        """Limits that are nowhere more than this share."""
+        threads, memory = limits.threads, dict(limits.memory)
+        if self.threads is not None:
+            threads = min(threads, values.percent_of(self.threads, devices, 1.0))
+        for device in devices if self.memory is not None else ():
+            key = values.for_device(self.memory or {}, device)
+            size = None if key is None else values.bytes_of((self.memory or {})[key], device)
+            if size is not None:
+                memory[device.ordinal] = min(size, memory.get(device.ordinal, size))
+        return Limits(threads, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A share for a job until some time (seconds since the epoch). A process is the job's when it is of the user, in
+    the cgroup, and it or a process that it descends from is ``process`` (pid and start time), as far as these are
+    given. ``by``: the uid that ordered it. ``name``: what the batch system calls the job."""
+
+    number: int
+    share: Share
+    since: float
+    until: float
+    by: int
+    uid: int | None = None
+    cgroup: str | None = None
+    process: tuple[int, int] | None = None
+    name: str | None = None
+
+    def fits(self, uid: int, cgroup: str | None, lineage: tuple[tuple[int, int], ...]) -> bool:
+        """``lineage``: the process and those it descends from."""
+        if self.uid not in (None, uid) or (self.process is not None and self.process not in lineage):
+            return False
+        return self.cgroup is None or (cgroup is not None and matches(self.cgroup, cgroup))
+
+
+def matches(pattern: str, cgroup: str) -> bool:
+    """Whether a cgroup is one that a pattern names, or lies below it. A pattern with a slash is a path from the root
+    on; without one it is the name of a unit or slice, at any place. * and ? stand for any letters but a slash."""
+    parts = [part for part in cgroup.split("/") if part]
+    wanted = [part for part in pattern.split("/") if part]
+    if pattern.startswith("/"):
+        return len(parts) >= len(wanted) and all(map(_fits, parts, wanted))
+    return any(_fits(part, pattern) for part in parts)
+
+
+def _fits(part: str, pattern: str) -> bool:
+    """In time that grows with the product of both lengths: who names a cgroup may be hostile."""
+    at = star = begun = 0
+    starred = False
+    wanted = 0
+    while at < len(part):
+        if wanted < len(pattern) and pattern[wanted] == "*":
+            starred, star, begun = True, wanted, at
+            wanted += 1
+        elif wanted < len(pattern) and pattern[wanted] in ("?", part[at]):
+            wanted, at = wanted + 1, at + 1
+        elif starred:
+            begun += 1
+            wanted, at = star + 1, begun
+        else:
+            return False
+    return not pattern[wanted:].strip("*")

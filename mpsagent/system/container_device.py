@@ -1,0 +1,46 @@
+"""The gate as a device of containers: the Container Device Interface (CDI), and its file, which engines read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+KIND = "mpsagent/mps"
+NAME = "all"
+
+
+def device(directory: str, environment: Mapping[str, str]) -> dict[str, object]:
+    """``directory``: the public one. ``environment``: what users' programs need."""
+    # A client needs to write to the sockets, which it may in a directory that is mounted read-only.
+    options = ["bind", "ro", "nosuid", "nodev", "noexec"]
+    mount = {"hostPath": directory, "containerPath": directory, "options": options}
+    edits = {"env": [f"{name}={value}" for name, value in environment.items()], "mounts": [mount]}
+    devices = [{"name": NAME, "containerEdits": edits}]
+    return {"cdiVersion": "0.3.0", "kind": KIND, "devices": devices}  # the first version: all know it
+
+
+def text(directory: str, environment: Mapping[str, str]) -> str:
+    return json.dumps(device(directory, environment), indent=2) + "\n"
+
+
+def install(path: str, wanted: str) -> str | None:
+    """Complete, or as it was. None, or what is wrong. The directory has to be there: elsewhere no engine would look."""
+    place = Path(path)
+    fresh = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        with suppress(FileNotFoundError):
+            if place.read_text(encoding="utf-8", errors="replace") == wanted:
+                return None
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        with os.fdopen(fd, "w") as file:
+            os.fchmod(fd, 0o644)  # whatever the agent's umask: containers of users read it
+            file.write(wanted)
+        fresh.rename(place)
+    except OSError as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        return f"{path}: {error.strerror}"
+    return None

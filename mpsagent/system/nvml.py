@@ -1,0 +1,322 @@
+"""NVML, asked through a helper process: after a driver error it can hang for ever, even beyond SIGKILL.
+
+One helper at a time. It starts with a question, is killed when it misses a deadline, and the next question has another
+one; while a killed one hangs in the kernel there is none. It ends when nothing has been asked for a while, because a
+process that holds the GPU open is in the way of who wants to reset it or to change the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mpsagent
+from mpsagent.system.spawn import kill_group, reap, start_process
+
+NOWHERE = "/nonexistent/mpsagent-asks-without-mps"
+"""The pipe directory of programs of ours: they are never clients of MPS."""
+DEADLINE = 10.0
+FIRST_DEADLINE = 30.0
+"""Seconds for an answer, and for the first one: without persistence mode the driver starts a GPU first."""
+IDLE = 90.0
+"""Seconds without a question after which the helper is let go."""
+KILL_WAIT = 1.0
+"""Seconds in which a killed helper should have ended."""
+LONGEST = 1 << 20
+"""Bytes of one answer at most: some thousand processes."""
+MOST_XIDS = 16
+"""Events that are remembered of each GPU."""
+
+
+class Part(NamedTuple):
+    """A MIG device. Bytes; None: not known."""
+
+    uuid: str
+    memory: int | None
+    used: int | None
+
+
+class Gpu(NamedTuple):
+    """What a GPU says of itself, None where it cannot: ``memory``, ``used`` in bytes, ``utilisation`` from 0 to 1,
+    ``power`` in watts, ``temperature`` in °C, ``mode`` in the policy's words. ``problem``: why it says nothing."""
+
+    number: int
+    uuid: str | None
+    name: str = ""
+    generation: str | None = None
+    memory: int | None = None
+    used: int | None = None
+    multiprocessors: int | None = None
+    mode: str | None = None
+    mig: bool | None = None
+    parts: tuple[Part, ...] = ()
+    utilisation: float | None = None
+    power: float | None = None
+    temperature: int | None = None
+    problem: str | None = None
+
+    def has(self, uuid: str) -> bool:
+        """It is this device, or has it as a part."""
+        return uuid in (self.uuid, *(part.uuid for part in self.parts))
+
+
+class ComputeProcess(NamedTuple):
+    """A process with a context on a GPU, as NVML lists it. ``mps``: as a client of MPS, of any daemon (MPS's servers
+    are listed too, and not as one); ``display``: it draws there as well. ``memory`` in bytes, None when NVML cannot
+    say."""
+
+    pid: int
+    device: str
+    mps: bool
+    memory: int | None
+    display: bool = False
+
+
+class Xid(NamedTuple):
+    """An error that the driver has reported; NVIDIA's manual of Xid errors has the numbers. ``at``: when it was heard
+    of, seconds of ``clock``."""
+
+    at: float
+    device: str
+    number: int
+
+
+class Nvml:
+    """``environment()`` is what the helper starts with, ``clock()`` dates events. All questions go one by one."""
+
+    def __init__(self, environment: Callable[[], Mapping[str, str]], clock: Callable[[], float]) -> None:
+        self._environment = environment
+        self._clock = clock
+        self._one = asyncio.Lock()
+        self._helper: _Process | None = None
+        self._dying: _Process | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.xids: dict[str, tuple[Xid, ...]] = {}
+        """The last events of each GPU that has had any while a helper was there."""
+        self.xids_seen: dict[str, int] = {}
+        """How many there were, by UUID."""
+
+    @property
+    def pid(self) -> int | None:
+        """The helper's, while there is one."""
+        return None if self._helper is None else self._helper.pid
+
+    @property
+    def asking(self) -> bool:
+        """A question is under way."""
+        return self._one.locked()
+
+    async def gpus(self, *, deadline: float | None = None) -> tuple[Gpu, ...] | str:
+        """Every GPU of the machine, or what is wrong."""
+        answer = await self._ask({"ask": "gpus"}, deadline)
+        if isinstance(answer, str):
+            return answer
+        try:
+            return tuple(
+                Gpu(**{**row, "parts": tuple(Part(p["uuid"], p["memory"], p["used"]) for p in row.get("parts", ()))})
+                for row in answer
+            )
+        except (TypeError, KeyError) as error:
+            return f"NVML's helper answered what is not understood: {error!r}"
+
+    async def processes(self, *, deadline: float | None = None) -> tuple[ComputeProcess, ...] | str:
+        """Every process that computes on any GPU of the machine, or what is wrong."""
+        answer = await self._ask({"ask": "processes"}, deadline)
+        if isinstance(answer, str):
+            return answer
+        try:
+            return tuple(ComputeProcess(**row) for row in answer)
+        except TypeError as error:
+            return f"NVML's helper answered what is not understood: {error!r}"
+
+    async def set_mode(self, device: str, mode: str, *, deadline: float | None = None) -> str | None:
+        """Give a GPU a compute mode; None when it has it, else why not."""
+        answer = await self._ask({"ask": "set-mode", "device": device, "mode": mode}, deadline)
+        if isinstance(answer, str):
+            return answer
+        now = answer[0].get("mode") if answer else None
+        return None if now == mode else f"the compute mode is {now} all the same"
+
+    async def _ask(self, question: dict[str, str], deadline: float | None) -> list[Any] | str:
+        async with self._one:
+            self._rest(None)
+            try:
+                for last in (False, True):
+                    answer = await self._ask_once(question, deadline)
+                    if answer is not None:
+                        return answer
+                    if last:
+                        break
+                return "NVML could not be asked: its helper ended twice without an answer"
+            finally:
+                self._rest(None if self._closed else IDLE)
+
+    async def _ask_once(self, question: dict[str, str], deadline: float | None) -> list[Any] | str | None:
+        """None: the helper ended without an answer (it was killed), and another one may do better."""
+        if self._closed:
+            return "the agent is being stopped"
+        if self._dying is not None and not await self._dying.end(KILL_WAIT):
+            return f"NVML hangs: its helper (process {self._dying.pid}) cannot even be killed; does nvidia-smi answer?"
+        self._dying = None
+        helper, limit = self._helper, deadline or DEADLINE
+        if helper is None or helper.ended:
+            try:
+                helper = self._helper = _Process(self._environment(), self._event)
+            except OSError as error:
+                return f"NVML could not be asked: its helper cannot be started: {error.strerror}"
+            limit = deadline or FIRST_DEADLINE
+        try:
+            async with asyncio.timeout(limit):
+                line = await helper.ask(question)
+        except TimeoutError:
+            self._drop()
+            return f"NVML did not answer within {limit:g} s, and its helper was killed; does nvidia-smi answer?"
+        except asyncio.CancelledError:
+            self._drop()  # its answer would be taken for the next question's
+            raise
+        if line is None:
+            self._drop()
+            return None
+        if isinstance(line.get("answer"), list):
+            return list(line["answer"])
+        self._drop()
+        return f"NVML could not be asked: {line.get('error', 'an answer that is not understood')}"
+
+    def _event(self, line: dict[str, Any]) -> None:
+        device, number = line.get("device"), line.get("xid")
+        if isinstance(device, str) and isinstance(number, int):
+            xid = Xid(self._clock(), device, number)
+            self.xids[device] = (*self.xids.get(device, ()), xid)[-MOST_XIDS:]
+            self.xids_seen[device] = self.xids_seen.get(device, 0) + 1
+
+    def _rest(self, seconds: float | None) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop)
+
+    def _drop(self) -> None:
+        """The helper has to go, and is waited for by no one."""
+        if self._helper is not None:
+            self._helper.kill()
+            self._dying, self._helper = self._helper, None
+
+    def close(self) -> None:
+        """For the end of the loop."""
+        self._closed = True
+        self._rest(None)
+        self._drop()
+        if self._dying is not None:
+            self._dying.close()
+
+
+class _Process:
+    """One helper. Raises OSError when it cannot be started. ``event`` takes lines that answer nothing."""
+
+    def __init__(self, environment: Mapping[str, str], event: Callable[[dict[str, Any]], None]) -> None:
+        own = {"CUDA_MPS_PIPE_DIRECTORY": NOWHERE, "PYTHONPATH": str(Path(mpsagent.__file__).parents[1])}
+        argv = [sys.executable, "-P", "-m", "mpsagent.system.nvml_helper"]
+        self._event = event
+        self._loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[dict[str, Any] | None] | None = None
+        self._buffer = b""
+        self._socket, its = socket.socketpair()
+        with its:
+            null = os.open(os.devnull, os.O_WRONLY)
+            try:
+                self.pid, self._pidfd = start_process(argv, {**environment, **own}, its.fileno(), its.fileno(), null)
+            except OSError:
+                self._socket.close()
+                raise
+            finally:
+                os.close(null)
+        self._socket.setblocking(False)
+        self.ended = False
+        self._over = asyncio.Event()
+        self._loop.add_reader(self._socket, self._readable)
+        self._loop.add_reader(self._pidfd, self._gone)
+
+    async def ask(self, question: dict[str, str]) -> dict[str, Any] | None:
+        """Its answer; None when it has ended."""
+        self._answer = self._loop.create_future()
+        try:
+            self._socket.send(json.dumps(question).encode() + b"\n")
+        except OSError:
+            return None
+        return await self._answer
+
+    async def end(self, seconds: float) -> bool:
+        """Wait for its end; False when it has not come."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._over.wait()
+        return self.ended
+
+    def kill(self) -> None:
+        """SIGKILL. It is reaped whenever the kernel lets it go."""
+        self._hang_up()
+        if not self.ended:
+            with suppress(OSError):
+                kill_group(self.pid)  # not reaped, so the number is still its own
+
+    def close(self) -> None:
+        """For the end of the loop, after :meth:`kill`: reap it if it dies at once, and let go of it."""
+        if not self.ended:
+            self._loop.remove_reader(self._pidfd)
+            reap(self._pidfd, wait=100)
+            os.close(self._pidfd)
+            self.ended = True
+
+    def _hang_up(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+        self._settle(None)
+
+    def _gone(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        if self._socket.fileno() >= 0:
+            self._readable()  # its last words
+        reap(self._pidfd)
+        os.close(self._pidfd)
+        self.ended = True
+        self._over.set()
+        self._hang_up()
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(LONGEST)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._buffer += data
+        if not data or len(self._buffer) > LONGEST:
+            self._hang_up()
+            return
+        *lines, self._buffer = self._buffer.split(b"\n")
+        for line in lines:
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            said = json.loads(line)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            self._settle({"error": f"its helper said {line[:100]!r}"})
+        elif "xid" in said:
+            self._event(said)
+        else:
+            self._settle(said)
+
+    def _settle(self, said: dict[str, Any] | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(said)

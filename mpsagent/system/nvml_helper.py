@@ -1,0 +1,236 @@
+"""The process that talks to NVML for the agent, in lines: a question, its answer.
+
+It is `python -m mpsagent.system.nvml_helper`. A question is one JSON object, ``{"ask": "gpus"}``; its answer is
+``{"answer": [...]}`` or ``{"error": "..."}``. What happens by itself (Xid events) comes in between: ``{"xid": N}``. It
+holds no CUDA context, it ends when its input does, and an error of NVML itself ends it too: the next one loads the
+library that is installed then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
+"""NVML's compute modes by their numbers."""
+GENERATIONS = {
+    2: "Kepler", 3: "Maxwell", 4: "Pascal", 5: "Volta", 6: "Turing", 7: "Ampere", 8: "Ada", 9: "Hopper",
+    10: "Blackwell",
+}  # fmt: skip
+SMALL_SMS = {(6, 0), (7, 0), (7, 2), (7, 5), (8, 0)}
+"""Compute capabilities with 64 cores in a multiprocessor instead of 128."""
+EVENT_WAIT = 10_000
+"""Milliseconds of one wait for Xid events."""
+NO_INSTANCE = 0xFFFFFFFF
+MOST_BYTES = 1 << 60
+"""NVML says that it does not know a size by one beyond all sizes."""
+
+Row = dict[str, object]
+
+
+class Helper:
+    """Answers questions; ``nvml`` is pynvml, ``say`` writes one line."""
+
+    def __init__(self, nvml: Any, say: Callable[[Row], None]) -> None:
+        self._nvml = nvml
+        self._say = say
+        self._uuids: dict[int, str] = {}
+        """What each GPU was called before it was lost."""
+        self._listening = False
+
+    def answer(self, asked: Row) -> list[Row]:
+        """Raises pynvml.NVMLError when NVML says nothing at all, ValueError for a question that it does not know."""
+        match asked.get("ask"):
+            case "gpus":
+                rows = [self._gpu(index) for index in range(self._nvml.nvmlDeviceGetCount())]
+                self._listen()
+                return rows
+            case "processes":
+                return [row for index in range(self._nvml.nvmlDeviceGetCount()) for row in self._processes(index)]
+            case "set-mode":
+                return [self._set_mode(str(asked.get("device")), str(asked.get("mode")))]
+            case other:
+                raise ValueError(f"no such question: {other!r}")
+
+    # --- one GPU ------------------------------------------------------------------------------------------------------
+
+    def _gpu(self, index: int) -> Row:
+        """What one GPU says of itself; null: it does not know. ``problem``: why it says nothing."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = self._uuids[index] = text(nvml.nvmlDeviceGetUUID(handle))
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError as error:
+            return {"number": index, "uuid": self._uuids.get(index), "problem": self._words(error)}
+        busy = self._fact(nvml.nvmlDeviceGetUtilizationRates, handle)
+        power = self._fact(nvml.nvmlDeviceGetPowerUsage, handle)
+        mig = self._fact(nvml.nvmlDeviceGetMigMode, handle)
+        mode = self._fact(nvml.nvmlDeviceGetComputeMode, handle)
+        return {
+            "number": index,
+            "uuid": uuid,
+            "name": text(self._fact(nvml.nvmlDeviceGetName, handle) or ""),
+            "generation": GENERATIONS.get(self._fact(nvml.nvmlDeviceGetArchitecture, handle) or 0),
+            "memory": int(memory.total),
+            "used": int(memory.used),
+            "multiprocessors": self._multiprocessors(handle),
+            "mode": None if mode is None else MODES[mode] if 0 <= mode < len(MODES) else f"mode {mode}",
+            "mig": None if mig is None else bool(mig[0]),
+            "parts": self._parts(handle) if mig is not None and mig[0] else [],
+            "utilisation": None if busy is None else int(busy.gpu) / 100,
+            "power": None if power is None else int(power) / 1000,
+            "temperature": self._fact(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            "problem": None,
+        }
+
+    def _multiprocessors(self, handle: Any) -> int | None:
+        nvml = self._nvml
+        capability = self._fact(nvml.nvmlDeviceGetCudaComputeCapability, handle)
+        cores = self._fact(nvml.nvmlDeviceGetNumGpuCores, handle)
+        if capability is None or cores is None:
+            return None
+        return int(cores) // (64 if tuple(capability) in SMALL_SMS else 128)
+
+    def _parts(self, handle: Any) -> list[Row]:
+        """The MIG devices of a GPU that is divided into such."""
+        nvml, found = self._nvml, []
+        for number in range(self._fact(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            part = self._fact(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+            uuid = None if part is None else self._fact(nvml.nvmlDeviceGetUUID, part)
+            if part is None or uuid is None:
+                continue
+            memory = self._fact(nvml.nvmlDeviceGetMemoryInfo, part)
+            found.append({
+                "uuid": text(uuid),
+                "instance": self._fact(nvml.nvmlDeviceGetGpuInstanceId, part),
+                "memory": None if memory is None else int(memory.total),
+                "used": None if memory is None else int(memory.used),
+            })  # fmt: skip
+        return found
+
+    def _fact(self, ask: Callable[..., Any], *of: Any) -> Any:
+        """None where this GPU, or this driver, cannot say."""
+        try:
+            return ask(*of)
+        except self._nvml.NVMLError:
+            return None
+
+    def _words(self, error: Any) -> str:
+        if error.value == self._nvml.NVML_ERROR_GPU_IS_LOST:
+            return "has fallen off the bus (NVML: GPU is lost)"
+        return f"cannot be asked (NVML: {error})"
+
+    # --- what runs there ----------------------------------------------------------------------------------------------
+
+    def _processes(self, index: int) -> list[Row]:
+        """Those with a context on a GPU. One that is lost has none to speak of."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = text(nvml.nvmlDeviceGetUUID(handle))
+            # clients of MPS last: one that starts in between is then in one list at least as a client
+            plain = {one.pid: one for one in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        except nvml.NVMLError:
+            return []
+        shown = {one.pid for one in self._fact(nvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or ()}
+        clients = {one.pid: one for one in self._fact(nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) or ()}
+        parts = {part["instance"]: part["uuid"] for part in self._parts(handle)} if self._divided(handle) else {}
+        return [
+            {
+                "pid": int(pid),
+                "device": parts.get(getattr(one, "gpuInstanceId", NO_INSTANCE), uuid),
+                "mps": pid in clients,
+                "display": pid in shown,
+                "memory": _size(one.usedGpuMemory),
+            }
+            for pid, one in {**plain, **clients}.items()
+        ]
+
+    def _divided(self, handle: Any) -> bool:
+        mig = self._fact(self._nvml.nvmlDeviceGetMigMode, handle)
+        return mig is not None and bool(mig[0])
+
+    # --- compute mode -------------------------------------------------------------------------------------------------
+
+    def _set_mode(self, uuid: str, mode: str) -> Row:
+        nvml = self._nvml
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
+        nvml.nvmlDeviceSetComputeMode(handle, MODES.index(mode))
+        now = int(nvml.nvmlDeviceGetComputeMode(handle))
+        return {"device": uuid, "mode": MODES[now] if 0 <= now < len(MODES) else f"mode {now}"}
+
+    # --- Xid events ---------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Xid events of all GPUs, from the first question on."""
+        if not self._listening:
+            self._listening = True
+            threading.Thread(target=self._events, daemon=True).start()
+
+    def _events(self) -> None:
+        nvml = self._nvml
+        try:
+            events, some = nvml.nvmlEventSetCreate(), False
+            for index in range(nvml.nvmlDeviceGetCount()):
+                handle = self._fact(nvml.nvmlDeviceGetHandleByIndex, index)
+                if handle is not None:
+                    some = self._fact(_register, nvml, handle, events) is not None or some
+        except nvml.NVMLError:
+            return
+        while some:
+            try:
+                event = nvml.nvmlEventSetWait_v2(events, EVENT_WAIT)
+                uuid = text(nvml.nvmlDeviceGetUUID(event.device))
+            except nvml.NVMLError as error:
+                if error.value != nvml.NVML_ERROR_TIMEOUT:
+                    return
+                continue
+            self._say({"xid": int(event.eventData), "device": uuid})
+
+
+def _register(nvml: Any, handle: Any, events: Any) -> bool:
+    nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+    return True
+
+
+def _size(value: object) -> int | None:
+    return int(value) if isinstance(value, int) and 0 <= value < MOST_BYTES else None
+
+
+def text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def main() -> int:
+    """Until the end of the input, or until NVML has nothing to say any more."""
+    lock = threading.Lock()
+
+    def say(line: Row) -> None:
+        with lock:
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+
+    nvml: Any = None
+    helper: Helper | None = None
+    for line in sys.stdin:
+        try:
+            asked = json.loads(line)
+            if helper is None:
+                nvml = importlib.import_module("pynvml")
+                nvml.nvmlInit()
+                helper = Helper(nvml, say)
+            say({"answer": helper.answer(asked)})
+        except Exception as error:
+            say({"error": str(error) or type(error).__name__})
+            if helper is None or isinstance(error, nvml.NVMLError):
+                return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

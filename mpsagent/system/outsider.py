@@ -1,0 +1,88 @@
+"""What a process outside MPS shows of itself: its command, since when it runs, where it looks for MPS.
+
+Its environment is read out of its memory, as a debugger would: /proc/PID/environ is its owner's alone, and the agent
+has the right to look into processes (CAP_SYS_PTRACE) but none over other people's files. All of it is the process's own
+word.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from mpsagent.system.processes import TICKS, start_time
+
+
+class Shown(NamedTuple):
+    """``began``: seconds since the epoch; ``directory``: its CUDA_MPS_PIPE_DIRECTORY, empty when it has none, None when
+    its environment cannot be read; ``reaches``: the public socket is there for it, None: cannot be known."""
+
+    command: str = ""
+    began: float | None = None
+    directory: str | None = None
+    reaches: bool | None = None
+
+
+MOST = 128 << 10
+"""Bytes of an environment that are read."""
+LONGEST = 300
+VARIABLE = b"CUDA_MPS_PIPE_DIRECTORY="
+
+
+class _Piece(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def facts(processes: Sequence[tuple[int, int]], public: str) -> list[Shown]:
+    """Of each (pid, start time). May block for as long as a process's memory or root directory does."""
+    return [_facts(pid, start, public) for pid, start in processes]
+
+
+def _facts(pid: int, start: int, public: str) -> Shown:
+    command = ""
+    with suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        command = file.read(4096).replace(b"\0", b" ").decode(errors="replace").strip()[:LONGEST]
+    began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + start / TICKS
+    environment, reaches = environment_of(pid), _reaches(pid, public)
+    if start_time(pid) != start:  # another process has the number now
+        return Shown()
+    directory = None
+    if environment is not None:
+        values = (one for one in environment.split(b"\0") if one.startswith(VARIABLE))
+        directory = next(values, VARIABLE).removeprefix(VARIABLE).decode(errors="replace")[:LONGEST]
+    return Shown(command, began, directory, reaches)
+
+
+def environment_of(pid: int) -> bytes | None:
+    """The environment that a process was started with; None where that cannot be read."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        begin, end = int(fields[47]), int(fields[48])
+    except (OSError, ValueError, IndexError):
+        return None
+    length = min(end - begin, MOST)
+    if begin <= 0 or length <= 0:
+        return None
+    buffer = ctypes.create_string_buffer(length)
+    here, there = _Piece(ctypes.addressof(buffer), length), _Piece(begin, length)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    many = ctypes.c_ulong(1)
+    got = libc.process_vm_readv(pid, ctypes.byref(here), many, ctypes.byref(there), many, ctypes.c_ulong(0))
+    return buffer.raw[:got] if got > 0 else None
+
+
+def _reaches(pid: int, public: str) -> bool | None:
+    """Whether the socket that it finds at the public place is the one there is here; None: cannot be known."""
+    try:
+        here = Path(f"{public}/control").stat()
+        there = Path(f"/proc/{pid}/root{public}/control").stat()
+    except FileNotFoundError:
+        return False if Path(f"{public}/control").exists() else None
+    except OSError:
+        return None
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
