@@ -11,7 +11,8 @@ PYTHON  ?= python3
 VENV    := .venv
 PY      := $(VENV)/bin/python
 STAMP   := $(VENV)/.up-to-date
-WORKERS ?= 2
+# Tests mostly wait: two of them leave a quarter of two cores idle.
+WORKERS ?= 3
 # One test may take this many seconds; the whole of `make test` stays under 15 minutes on two cores.
 TEST_TIMEOUT ?= 120
 PYTEST_ARGS  ?=
@@ -23,7 +24,7 @@ help:
 	@echo 'make test             lint, types and all tests that need no GPU'
 	@echo 'make bench            the figures in docs/, measured here'
 	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
-	@echo '                      (SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
+	@echo '                      (SHARING=together|apart, SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
 	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
@@ -63,6 +64,7 @@ modules: $(STAMP)
 	@$(PY) packaging/write_module_table.py
 
 test: lint
+	@packaging/system-packages.sh $(PYTHON) tests
 	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) $(PYTEST_ARGS)
 
 demo: $(STAMP)
@@ -72,14 +74,17 @@ bench: $(STAMP)
 	@$(PY) benchmarks/bench.py
 
 # With bounds that a laptop stands: a minute, and what is left then is waited for.
+SHARING ?= turns
 SERVER  ?= own
 CLIENTS ?= 400
 SEED    ?=
 BUSY    ?= 0
 DISORDER_SECONDS ?= 60
+GPUS    ?= 1
+INSTANCES ?= one
 disorder: $(STAMP)
-	@$(PY) -m tests.disorder.run --sim --server $(SERVER) --clients $(CLIENTS) --seconds $(DISORDER_SECONDS) \
-		--busy $(BUSY) $(if $(SEED),--seed $(SEED))
+	@$(PY) -m tests.disorder.run --sim --server $(SERVER) --sharing $(SHARING) --clients $(CLIENTS) --seconds $(DISORDER_SECONDS) \
+		--busy $(BUSY) --gpus $(GPUS) --instances $(INSTANCES) $(if $(SEED),--seed $(SEED))
 
 conformance: $(STAMP)
 	@$(PY) tests/conformance/run.py

@@ -74,10 +74,10 @@ class Show:
     def event(self, event: Json) -> None:
         """One line for one event of the agent's stream, or nothing for what only a machine wants to know."""
         kind, action = event["kind"], event.get("action")
-        if kind in _QUIET or action in _QUIET_ACTIONS or (kind == "action.done" and event["ok"]):
+        if kind in _QUIET or action in _QUIET_ACTIONS or kind == "action.done":
             return
         who = "gate" if kind in _OF_THE_GATE else "MPS" if kind.startswith(_OF_MPS) else "agent"
-        style = "warn" if kind == "action.done" else _STYLES.get(kind, "agent" if who == "agent" else "")
+        style = "warn" if kind == "action.failed" else _STYLES.get(kind, "agent" if who == "agent" else "")
         text = self._named(event["sentence"].removesuffix(" (begun)"))
         self._line(datetime.fromisoformat(event["at"]).timestamp(), who, text, style)
 

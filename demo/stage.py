@@ -111,10 +111,13 @@ class Client:
 
 
 class Stage:
-    """``policy``: TOML without its [instance] section; ``server``: "own" or "shared". Use it in a ``with``: the end
-    ends everything."""
+    """``policy``: TOML without its [instance] section; ``server``: "own" or "shared"; ``each``: an instance for each of
+    the ``gpus``; ``extra``: more lines of the instance. Use it in a ``with``: the end ends everything."""
 
-    def __init__(self, policy: str, *, environment: dict[str, str] | None = None, server: str = "own") -> None:
+    def __init__(
+        self, policy: str, *, environment: dict[str, str] | None = None, server: str = "own", gpus: int = 1,
+        each: bool = False, extra: str = "",
+    ) -> None:  # fmt: skip
         self.directory = Path(tempfile.mkdtemp(prefix=f"mpsagent-{os.getpid()}-", dir="/tmp"))
         self.directory.chmod(0o755)
         self.sim, self.pipe, self.logs = (self.directory / name for name in ("sim", "pipe", "log"))
@@ -129,10 +132,10 @@ class Stage:
             MARK: str(self.directory),
             **(environment or {}),
         }
-        simulator.install(self.sim, gpus=1)
+        simulator.install(self.sim, gpus=gpus)
         (self.directory / "policy.toml").write_text(
             f'{policy}\n[instance.stage]\npipe_directory = "{self.pipe}"\nlog_directory = "{self.logs}"\n'
-            f'control_program = "{self.control}"\nserver = "{server}"\n'
+            f'control_program = "{self.control}"\nserver = "{server}"\n' + 'devices = ["each"]\n' * each + extra
         )
         self.python = simulator.interpreter()
         self.clients: list[Client] = []
@@ -215,9 +218,9 @@ class Stage:
 
         def is_open() -> Json | None:
             status = self.ask("/v1/status")
-            gate, control = status["gate"], status["control"]
-            good = control and control["running"] and all(gate[name] for name in ("synced", "handshake", "in_force"))
-            return status if good and gate["open"] else None
+            gate = status["gate"]
+            good = all(one["control"] and one["control"]["running"] for one in status["instances"])
+            return status if good and all(gate[name] for name in ("synced", "handshake", "in_force", "open")) else None
 
         status: Json = until("the open gate", is_open)
         return status

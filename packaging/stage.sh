@@ -40,7 +40,8 @@ install -d "$dest/usr/bin"
 "$py" - <<'PY' | while read -r name entry; do
 import tomllib
 for name, entry in tomllib.load(open("pyproject.toml", "rb"))["project"]["scripts"].items():
-    print(name, entry)
+    if name != "mpsagent-kubernetes":  # it is for images (packaging/kubernetes), where its libraries are
+        print(name, entry)
 PY
     flags=-I
     [ "$name" = mpsagent ] || flags=-IS
@@ -55,6 +56,7 @@ program() { # program MODULE:FUNCTION PLACE
     chmod 755 "$dest/$2"
 }
 program mpsagent.system.prepare:main usr/lib/mpsagent/mpsagent-directories
+program mpsagent.system.compute_mode:main usr/lib/mpsagent/mpsagent-compute-mode
 program mpsagent.system.generator:main usr/lib/systemd/system-generators/mpsagent-generator
 install -D -m755 systemd/mpsagent-open "$dest/usr/lib/mpsagent/mpsagent-open"
 
@@ -74,8 +76,17 @@ sed -e 's|^#:schema \./|#:schema /usr/share/mpsagent/|' -e 's|docs/policy\.md de
 chmod 644 "$dest/etc/mpsagent/policy.toml"
 install -d "$dest/etc/mpsagent/policy.d"
 install -D -m644 -t "$dest/usr/share/doc/mpsagent/examples" policies/*.toml
+install -D -m755 -t "$dest/usr/share/mpsagent/slurm" packaging/slurm/{prolog,epilog,task-prolog,health-check}
+install -m644 -t "$dest/usr/share/mpsagent/slurm" packaging/slurm/common.sh
+install -D -m644 -t "$dest/usr/share/mpsagent/kubernetes" packaging/kubernetes/*.yaml
+install -D -m644 -t "$dest/usr/share/mpsagent/prometheus" packaging/prometheus/*
 install -D -m644 policies/policy.schema.json "$dest/usr/share/mpsagent/policy.schema.json"
-install -D -m644 -t "$dest/usr/share/doc/mpsagent" README.md docs/policy.md
+# README's names hold there, too: docs/ lies beside it.
+install -D -m644 -t "$dest/usr/share/doc/mpsagent" README.md CHANGELOG.md CONTRIBUTING.md
+sed -i 's|\bpolicies/|examples/|g' "$dest/usr/share/doc/mpsagent/README.md"
+install -D -m644 -t "$dest/usr/share/doc/mpsagent/docs" docs/*.md
+cp -r docs/measured "$dest/usr/share/doc/mpsagent/docs/"
+find "$dest/usr/share/doc/mpsagent/docs" -type f -exec chmod 644 {} +
 
 for page in packaging/man/*.[1-8]; do
     install -D -m644 -t "$dest/usr/share/man/man${page##*.}" "$page"

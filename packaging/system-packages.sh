@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs the Debian packages that building the virtual environment and running the tests need, and no others.
-# Quick when all are there. usage: system-packages.sh [PYTHON]
+# Installs the Debian packages that building the virtual environment needs; with `tests` also those without which tests
+# are skipped, as far as they can be had. Quick when all are there. usage: system-packages.sh [PYTHON [tests]]
 set -eu
 python=${1:-python3}
 missing=
@@ -22,30 +22,50 @@ want libsystemd-dev test -e /usr/include/systemd/sd-bus.h
 want ca-certificates test -e /etc/ssl/certs/ca-certificates.crt
 want procps command -v ps
 
-# Only the tests use these: without root they are skipped, with the reason.
-if [ "$(id -u)" -eq 0 ]; then
-    want systemd command -v systemd-analyze
-    want systemd-sysv test -e /sbin/init
-    want dbus command -v dbus-daemon
-    want util-linux command -v unshare
-    want acl command -v setfacl
-    want mandoc command -v mandoc
-    want curl command -v curl
-    # The package is tried out in a systemd booted for it: what it depends on has to be there. It uses the system's Python.
-    want python3-pystemd /usr/bin/python3 -I -c 'import pystemd'
-fi
+install() { # install PACKAGE...: quietly; the status is apt-get's
+    echo "== apt-get install $*"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get -qq update </dev/null && apt-get -qq install -y --no-install-recommends "$@" </dev/null >/dev/null
+}
 
-[ -n "$missing" ] || exit 0
-if ! command -v apt-get >/dev/null; then
+if [ -n "$missing" ] && ! command -v apt-get >/dev/null; then
     echo "These Debian packages, or what your distribution calls them, are missing:$missing" >&2
     exit 1
 fi
-if [ "$(id -u)" -ne 0 ]; then
+if [ -n "$missing" ] && [ "$(id -u)" -ne 0 ]; then
     echo "Debian packages are missing; as root: apt-get install -y$missing" >&2
     exit 1
 fi
-echo "== apt-get install$missing"
-export DEBIAN_FRONTEND=noninteractive
-apt-get -qq update </dev/null
 # shellcheck disable=SC2086  # a list of words on purpose
-apt-get -qq install -y --no-install-recommends $missing </dev/null >/dev/null
+[ -z "$missing" ] || install $missing
+
+# Only tests use these, and only as root; without them they are skipped, with the reason.
+if [ "${2:-}" != tests ] || [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then
+    exit 0
+fi
+missing=
+want systemd command -v systemd-analyze
+want systemd-sysv test -e /sbin/init
+want dbus command -v dbus-daemon
+want util-linux command -v unshare
+want acl command -v setfacl
+want mandoc command -v mandoc
+want curl command -v curl
+want tmux command -v tmux
+want zsh command -v zsh
+want fish command -v fish
+want chromium command -v chromium
+want podman command -v podman
+want crun command -v crun
+# Jobs of a real Slurm; its units start nothing without a slurm.conf.
+want slurmctld command -v slurmctld
+want slurmd command -v slurmd
+want slurm-client command -v sbatch
+want munge command -v munged
+want iproute2 command -v ip
+# The package is tried out in a systemd booted for it: what it depends on has to be there. It uses the system's Python.
+want python3-pystemd /usr/bin/python3 -I -c 'import pystemd'
+# shellcheck disable=SC2086
+[ -z "$missing" ] || install $missing || for package in $missing; do
+    install "$package" || echo "$package cannot be had: what needs it is not tested" >&2
+done
