@@ -3,18 +3,57 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
+import shlex
+import subprocess
+import textwrap
 from pathlib import Path
+from typing import NamedTuple
 
+import click
 import pytest
 
+from mpsagent.interfaces.cli import cli
+from mpsagent.interfaces.cuda_errors import ERRORS
+from mpsagent.policy.files import load
 from tests import recordings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 # Transcripts' sections and scenarios, as comments and pages name them: "recording 02, R3", "X13".
 _SECTION = re.compile(r"\brecordings? (0\d), ([A-Z]\d+)\b")
+_TEST = re.compile(r"\b(tests/[\w/]+\.py)::(\w+)")
 _SCENARIO = re.compile(r"\bX\d+\b")
+_FENCED = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_INDENTED = re.compile(r"(?:^ {4}.*\n(?:\n(?= {4}))*)+", re.MULTILINE)
+_LINK = re.compile(r"\[[^\]]+\]\(([^)\s]*)\)")
+# What a program of ours runs; enough to know an indented block for commands of a shell.
+_COMMANDS = ("mpsagent-cli", "systemctl", "curl", "make", "apt", "apt-get", "echo", "python3", "podman", "journalctl")
+
+
+class Example(NamedTuple):
+    """A block of code in a page."""
+
+    kind: str
+    """``sh``, ``toml``, ``json`` or ``text``: as it is fenced, else as it looks."""
+    text: str
+
+
+def examples(text: str) -> list[Example]:
+    found = [Example(*block) for block in _FENCED.findall(text)]
+    for block in _INDENTED.findall(_FENCED.sub("", text)):
+        plain = textwrap.dedent(block)
+        first = plain.split("\n", 1)[0]
+        if re.match(r'\[[\w."*/-]+\]|[a-z_.]+ += ', first):
+            found.append(Example("toml", plain))
+        elif first.startswith(("{", "[{")):
+            shape = re.search(r'\{"\w+"[,}]', plain)  # the names of what there is, without values
+            found.append(Example("text" if shape else "json", plain))
+        else:
+            synopsis = "[-" in plain
+            found.append(Example("sh" if first.split()[0] in _COMMANDS and not synopsis else "text", plain))
+    return found
 
 
 def test_the_table_of_modules_is_that_of_the_modules() -> None:
@@ -41,6 +80,20 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)) <= targets
 
 
+def test_every_attack_names_tests_that_there_are() -> None:
+    """A row of docs/security.md without a test that shows it is only a claim."""
+    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| attack |")]
+    assert len(rows) > 30
+    assert [row for row in rows if not re.search(rf"{_TEST.pattern}[^|]*\|$", row)] == []
+    named = _TEST.findall(text)
+    assert [one for one in named if not _defines(ROOT / one[0], one[1])] == []
+
+
+def _defines(path: Path, name: str) -> bool:
+    return path.exists() and re.search(rf"^(?:async )?def {name}\(", path.read_text(), re.MULTILINE) is not None
+
+
 def test_every_measurement_that_is_named_exists() -> None:
     """A decision that names its measurement is worth nothing if that cannot be looked up."""
     sections = {(name[:2], key) for name in recordings.names() for key in recordings.sections(name)}
@@ -52,3 +105,101 @@ def test_every_measurement_that_is_named_exists() -> None:
         if path.suffix == ".md" or "conformance scenario" in text:
             wrong += [(path.name, found) for found in _SCENARIO.findall(text) if found not in scenarios]
     assert not wrong
+
+
+def test_operations_says_of_cuda_errors_what_doctor_says() -> None:
+    """Whoever searches the page for a number finds the same as who asks the program."""
+    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = [f"| {number} {error.name} | {error.meaning} | {error.do} |\n" for number, error in ERRORS.items()]
+    assert [row for row in rows if row not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """To a file that there is, and to a heading in it. Nothing is fetched: links to other places are for people."""
+    wrong = []
+    for link in _LINK.findall(page.read_text(encoding="utf-8")):
+        name, _, heading = link.partition("#")
+        if "://" in link:
+            continue
+        target = page.parent / name if name else page
+        if not target.exists() or (heading and heading not in _headings(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def _headings(page: Path) -> set[str]:
+    """As they are named in links."""
+    lines = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
+
+
+def test_every_document_can_be_found_from_the_first() -> None:
+    """README names it, or a page that README names: nobody reads what nothing leads to."""
+    pages = {f"docs/{path.name}": path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+    found, new = set[str](), {"README.md"}
+    while new:
+        name = new.pop()
+        text = pages.get(name) or (ROOT / name).read_text(encoding="utf-8")
+        found.add(name)
+        new |= {one for one in pages if one in text or f"({one.removeprefix('docs/')}" in text} - found
+    assert sorted(pages.keys() - found) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_example_is_of_its_language(page: Path) -> None:
+    """People copy them. Policies are read as the agent reads them, with `...` nowhere."""
+    for kind, text in examples(page.read_text(encoding="utf-8")):
+        if kind == "toml":
+            policy, errors = load([("example.toml", text)])
+            assert policy is not None, f"{text}\n{errors}"
+        elif kind == "json":
+            json.loads(text)
+        elif kind == "sh":
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, ""), text
+
+
+def test_examples_are_found_and_told_apart() -> None:
+    """The test above would pass if none were."""
+    kinds = [one.kind for page in PAGES for one in examples(page.read_text(encoding="utf-8"))]
+    assert kinds.count("sh") >= 20
+    assert kinds.count("toml") >= 6
+    assert kinds.count("json") >= 1
+    made = examples("    [limits]\n    threads = 5\n\nand\n\n    curl x\n\n```json\n{}\n```\n")
+    assert made == [("json", "{}\n"), ("toml", "[limits]\nthreads = 5\n"), ("sh", "curl x\n")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_that_a_page_shows_exists(page: Path) -> None:
+    """With its options. CHANGELOG speaks of what was."""
+    if page.name != "CHANGELOG.md":
+        text = page.read_text(encoding="utf-8")
+        shown = re.findall(r"`mpsagent-cli ([^`]+)`", text)
+        for _, block in examples(text):
+            shown += re.findall(r"(?:^|\$\()mpsagent-cli (\S.*)$", block, re.MULTILINE)
+        assert [f"{one}: {said}" for one in shown if (said := complaint(one))] == []
+
+
+_SIGNS = str.maketrans("'\"[](", "     ")
+
+
+def complaint(command: str) -> str:
+    """What is wrong with the words behind ``mpsagent-cli``; empty if nothing."""
+    at: click.Command = cli
+    for word in shlex.split(re.split(r"[#|>&;)]|\$\(", command)[0].translate(_SIGNS)):
+        if word.startswith("-") and word != "-":
+            options = {name for one in at.params for name in (*one.opts, *one.secondary_opts)}
+            if word.split("=")[0] not in {*options, "-h", "--help"}:
+                return f"no option {word}"
+        elif isinstance(at, click.Group):
+            if word not in at.commands:
+                return f"no command {word}"
+            at = at.commands[word]
+    return ""
+
+
+def test_commands_that_there_are_not_are_found() -> None:
+    assert complaint("client kill 7") == "no command kill"
+    assert complaint("report --by user --weekly") == "no option --weekly"
+    assert complaint('client terminate "$(pgrep x)"') == complaint("policy diff || true") == complaint("top") == ""

@@ -46,8 +46,14 @@ LAYERS = (
     _layer("mpsagent.gate.limits", "mps gate", PURE_STDLIB),
     _layer("mpsagent.gate.link", "mps gate", PURE_STDLIB),
     _layer("mpsagent.system", "mps policy gate.link", None),
+    _layer("mpsagent.system.accounts", "", PURE_STDLIB),
     _layer("mpsagent.agent", "mps policy core gate.link system", None),
-    _layer("mpsagent.interfaces", "mps policy core system agent", None),
+    _layer("mpsagent.bench", "", None),
+    _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),
+    _layer("mpsagent.bench.results", "bench", PURE_STDLIB),
+    _layer("mpsagent.bench.provision", "bench", PURE_STDLIB),
+    _layer("mpsagent.interfaces", "mps policy core system agent bench", None),
+    _layer("mpsagent.kubernetes", "interfaces.client", None),
     _layer("mpsagent.sim", "mps.units", None),
 )
 # What a user's shell starts again and again: neither these nor anything that they import at their top may be heavy.
@@ -56,8 +62,14 @@ HEAVY = frozenset("aiohttp asyncinotify psutil pydantic pynvml pystemd structlog
 # The command line may fetch the agent's insides on no account, not even in a function.
 OFFLINE = ("mpsagent.interfaces.cli", "mpsagent.interfaces.client", "mpsagent.interfaces.replay")
 
-# Programs whose output is their answer: the command line, the simulator, and two helpers of the units.
-PRINTS = ("mpsagent.interfaces.cli", "mpsagent.sim", "mpsagent.system.generator", "mpsagent.system.prepare")
+# Programs whose output is their answer: the command line, the simulator, and helpers of the units.
+PRINTS = (
+    "mpsagent.interfaces.cli",
+    "mpsagent.sim",
+    "mpsagent.system.compute_mode",
+    "mpsagent.system.generator",
+    "mpsagent.system.prepare",
+)
 
 # Calls that are a clock or the outside world in disguise.
 IMPURE_NAMES = frozenset({"open", "input", "print", "exec", "eval", "__import__", "breakpoint"})
@@ -204,6 +216,8 @@ def violations(root: Path) -> list[str]:
         for line, name in found:
             if name.split(".")[0] in ("pickle", "marshal"):
                 problems.append(f"{module}:{line}: imports {name}; no data of others is ever unpickled")
+            if name.split(".")[0] in ("grpc", "google") and not within(module, "mpsagent.kubernetes"):
+                problems.append(f"{module}:{line}: imports {name}, which only the device plugin has")
             if within(name, "mpsagent.sim") and not within(module, "mpsagent.sim"):
                 problems.append(f"{module}:{line}: imports the simulator")
         lines = text.count("\n")
@@ -249,6 +263,12 @@ BAD_MODULES = {
     ),
     "the system takes from the simulator": ("system/bad.py", "import mpsagent.sim.cli\n", "imports the simulator"),
     "an import inside a function": ("mps/bad.py", "def f():\n    import socket\n", "not pure"),
+    "the agent takes from the device plugin": (
+        "agent/bad.py",
+        "from mpsagent.kubernetes import shares\n",
+        "above or beside",
+    ),
+    "gRPC in the agent": ("agent/bad.py", "def f():\n    import grpc\n", "only the device plugin"),
     "a shell": ("system/bad.py", "import subprocess\nsubprocess.run('x', shell=True)\n", "starts a shell"),
     "pickle": ("system/bad.py", "import pickle\n", "unpickled"),
     "print in the agent": ("agent/bad.py", "print('x')\n", "prints"),

@@ -25,7 +25,7 @@ CONTROL = (
 SERVER = (
     "Client {{PID: {p}, Context ID: 0}} connected", "Client {{PID: {p}, Context ID: 1}} connected",
     "Client {{PID: {p}, Context ID: 1}} exiting. Number of active client contexts is 0.",
-    "Client process {p} disconnected", "Client termination succeeded.",
+    "Client process {p} disconnected", "Client process disconnected", "Client termination succeeded.",
     "Destroy server context on device 0 (NVIDIA H200)", "Device NVIDIA H200 (uuid GPU-1) is associated",
     "Device pinned memory limit for device 0 set to 0x7fffffffffff bytes", "Active Threads Percentage set to 100.0",
     "Failed to accept client {{PID: {p}, Context ID: 1}} with status 807",

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.host import Agent
+from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
 from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.history import History
@@ -69,13 +70,13 @@ def play(
     settings = settings_at(place, text, instance)
 
     async def main() -> T:
-        agent = Agent(settings, History(settings.state_directory), Names(), Store(place / "state" / "state.json"))
-        agent.keeper = NoKeeper(agent)
-        await agent.start(lambda policy, where, gone: supervisor or NoDaemon())
+        node = Node(settings, History(settings.state_directory), Names(), Store(place / "state" / "state.json"))
+        node.keeper = NoKeeper(node)
+        await node.start(lambda policy, where, gone: supervisor or NoDaemon())
         try:
-            return await asyncio.wait_for(scenario(agent), 30)
+            return await asyncio.wait_for(scenario(node.agents[0]), 30)
         finally:
-            await agent.end()
+            await node.end()
 
     return asyncio.run(main())
 
@@ -86,7 +87,7 @@ async def until(true: Callable[[], object]) -> None:
 
 
 def topics(agent: Agent) -> set[str]:
-    return set(agent.conditions.topics())
+    return {*agent.conditions.topics(), *agent.node.conditions.topics()}
 
 
 def records(agent: Agent, kind: str) -> list[dict[str, Any]]:

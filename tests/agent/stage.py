@@ -1,17 +1,17 @@
 """The stage of the agent's tests: `mpsagent run` with its gate beside the simulator, and clients of several users.
 
-Records are read from the history's files: they are there when an agent has been killed, too.
+Records are read from the history's file: they are there when an agent has been killed, too.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 from mpsagent.agent.gate_keeper import is_keeper
+from mpsagent.system import database
 from mpsagent.system.processes import parent
 from tests.conformance import rig as rigs
 from tests.scenes import stage as scenes
@@ -66,13 +66,15 @@ class Stage(scenes.Stage):
 
     def records(self, kind: str | None = None, **fields: object) -> list[dict[str, Any]]:
         """As far as they are on disk."""
-        found = []
-        for path in sorted((self.place / "state").glob("history.jsonl*"), reverse=True):
-            for line in path.read_text().splitlines():
-                record = json.loads(line)
-                if kind in (None, record["kind"]) and all(record.get(name) == one for name, one in fields.items()):
-                    found.append(record)
-        return found
+        try:
+            found = database.find(self.place / "state" / database.NAME, database.Query(after=0, limit=1_000_000))
+        except OSError:  # not there yet
+            return []
+        return [
+            one
+            for one in found
+            if kind in (None, one["kind"]) and all(one.get(name) == value for name, value in fields.items())
+        ]
 
     def record(self, kind: str, **fields: object) -> dict[str, Any]:
         """Waits for a record; the first one."""

@@ -6,8 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
+import pytest
+
+from mpsagent.system.database import NAME, Database, row
 from tests.agent.stage import A, B, C, Stage, alive
 from tests.conformance import rig as rigs
 
@@ -38,6 +42,30 @@ def test_an_agent_that_comes_back_goes_on_with_what_it_finds(stage: Stage) -> No
     stage.no_problem(agent)
 
 
+@pytest.mark.parametrize("how", ["reload", "restart"])
+def test_limits_that_are_enforced_no_more_are_lifted(stage: Stage, how: str) -> None:
+    """`enforce = false` in the middle of the day. The daemon kept the limits of whoever came last, for everybody, and
+    the status said that nothing was enforced. What an administrator sets by hand afterwards is left alone."""
+    agent = stage.with_agent(POLICY)
+    stage.exact(B, 20)
+    stage.policy(f"enforce = false\n{POLICY}")
+    if how == "reload":
+        assert stage.cli(agent, "reload")[0] == 0
+    else:
+        stage.killed(agent)
+        agent = stage.again()
+    stage.exact(B, 100)
+    stage.exact(C, 100)
+    stage.no_problem(agent)
+    status = agent.api.status()
+    (server,) = status["servers"]
+    assert (status["limits"]["drifted"], "nothing is enforced" in status["not_guaranteed"][0]) == ([], True)
+    assert stage.front_end(f"set_active_thread_percentage {server['pid']} 30").rc == 0
+    stage.exact(C, 30)
+    stage.no_problem(agent)
+    assert agent.api.status()["limits"]["drifted"] == []
+
+
 def test_what_happened_without_an_agent_is_on_record_once(stage: Stage) -> None:
     """The gate goes on with whom it was told of last: a night without an agent, and no gap in what is known of it."""
     agent = stage.with_agent(POLICY)
@@ -58,8 +86,9 @@ def test_what_happened_without_an_agent_is_on_record_once(stage: Stage) -> None:
         stage.record("client.connected", pid=second.pid)
         stage.record("client.ended", pid=first.pid)
         stage.record("client.left", pid=left.pid)
-        assert len(stage.records("server.ready")) == ready
+        stage.until(lambda: len(stage.records("server.ready")) >= ready, "the log has been read")
         stage.killed(agent)
+    assert len(stage.records("server.ready")) == ready
     for kind, pids in (("client.connected", [first.pid, second.pid]), ("client.ended", [first.pid])):
         assert [one["pid"] for one in stage.records(kind)] == pids
     numbers = [one["seq"] for one in stage.records()]
@@ -75,12 +104,14 @@ def test_after_ten_thousand_records_nothing_is_written_twice(stage: Stage) -> No
     stage.waiting(waiting)
     stage.record("client.connected", pid=holder.pid)
     stage.killed(agent)
-    path = stage.place / "state" / "history.jsonl"
     newest = stage.records()[-1]
-    with path.open("a") as file:
-        for number in range(10_000):
-            at = newest["at"] + number / 1e6
-            file.write(f'{{"seq":{newest["seq"] + 1 + number},"at":{at},"kind":"log.unknown","text":"{number}"}}\n')
+    history = Database(stage.place / "state" / NAME)
+    more = [
+        {"seq": newest["seq"] + 1 + n, "at": newest["at"] + n / 1e6, "kind": "log.unknown", "text": f"{n}"}
+        for n in range(10_000)
+    ]
+    history.write([(row(one), one) for one in more])
+    history.close()
     agent = stage.again()
     stage.until(lambda: len(agent.api.get("/v1/clients")["clients"]) == 2, "both are known")
     for kind, client in (("client.waiting", holder), ("client.connected", holder), ("client.waiting", waiting)):
@@ -136,7 +167,7 @@ def test_a_daemon_of_others_on_the_public_directory_is_left_until_it_goes(stage:
     client.working()
     agent = stage.again(ready=False)
     problem = stage.problem(agent, "not by the gate")
-    assert f"process {theirs} of user 0" in problem
+    assert f"process {theirs} of root" in problem
     assert "echo quit | CUDA_MPS_PIPE_DIRECTORY=" in problem
     assert client.rc is None, "it was not disturbed"
     client.kill()
@@ -163,13 +194,16 @@ def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
     stage.exact(B, 20)
 
 
-def test_a_public_directory_that_goes_is_said(stage: Stage) -> None:
-    """A clean-up of /tmp: nobody reaches the gate, so new programs run outside MPS; those at work keep their work."""
+def test_a_public_directory_that_goes_comes_back(stage: Stage) -> None:
+    """A clean-up of /tmp: new programs would run outside MPS; those at work keep their work. It may be back before the
+    agent has looked, so whether it said so is chance."""
     agent = stage.with_agent(POLICY)
     holder = stage.client(A, "sleep", 60)
     holder.working()
     shutil.rmtree(stage.rig.pipe)
-    assert "runs outside MPS" in stage.problem(agent, "has gone")
+    stage.until(lambda: (stage.rig.pipe / "control").exists(), "it is there again")
+    stage.exact(A, 40)
+    stage.no_problem(agent)
     assert "CUDA_ERROR" not in holder.text()
     assert holder.rc is None
 
@@ -209,3 +243,25 @@ def test_a_keeper_that_dies_is_said_and_its_gate_goes_on(stage: Stage) -> None:
     stage.exact(A, 40)
     stage.no_problem(agent)
     assert stage.keeper(agent) != keeper
+
+
+def test_who_works_on_without_the_gate_knowing_keeps_the_gpu_for_a_turn_and_not_for_ever(stage: Stage) -> None:
+    """Gate and keeper were killed with all they knew, and MPS refuses to shut down a server with clients."""
+    policy = f'{POLICY}[switch]\nafter = "3s"\ngrace = "1s"\n[hang]\nexit = "1s"\n'
+    agent = stage.with_agent(policy)
+    holder = stage.client(A, "sleep", 60)
+    holder.working()
+    keeper, gate = stage.keeper(agent), stage.gate(agent)
+    stage.killed(agent)
+    for pid in (keeper, gate):
+        os.kill(pid, signal.SIGKILL)
+    stage.until(lambda: not alive(gate) and not alive(keeper), "gate and keeper are gone")
+    agent = stage.again()
+    came = time.time()
+    waiting = stage.client(B)
+    assert waiting.ended(60) == 0, waiting.text()
+    assert waiting.inside(20), waiting.text()
+    killed = stage.record("action.done", action="KillServer", ok=True)
+    assert "does not make way" in killed["reason"]
+    assert killed["at"] - came > 3.5, "its turn was respected"
+    assert not stage.records("action", action="KillControl")

@@ -5,66 +5,36 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from mpsagent.agent.bypass import Bypass, mode_trouble
-from mpsagent.system.devices import ComputeProcess
-from tests.agent.stage import A, B, Stage
+from mpsagent.agent.bypass import is_server, mode_trouble
+from tests.agent.stage import A, B, C, Stage, alive
 
 OURS = ["GPU-1"]
 
 
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen(["sleep", "60"]) as one:
-        yield one
-        one.kill()
-
-
-def row(pid: int, *, device: str = "GPU-1", mps: bool = False) -> ComputeProcess:
-    return ComputeProcess(pid, device, mps, None)
-
-
-def test_each_process_is_said_once_and_forgotten_when_it_has_ended(process: subprocess.Popen[bytes]) -> None:
-    """A record for each look would fill the history; a trouble that stays would hide the next."""
-    bypass = Bypass()
-    (found,) = bypass.take([row(process.pid), row(process.pid)], OURS, set())
-    assert (found.pid, found.uid) == (process.pid, os.geteuid())
-    assert bypass.take([row(process.pid)], OURS, set()) == []
-    assert f"process {process.pid} of user {os.geteuid()} on GPU-1" in (bypass.trouble() or "")
-    process.kill()
-    process.wait()
-    bypass.drop_ended()
-    assert bypass.trouble() is None
-
-
-def test_clients_of_mps_and_other_peoples_gpus_are_no_bypass(process: subprocess.Popen[bytes]) -> None:
-    """NVML lists them all; blaming a server or another instance's program would teach people to ignore it."""
-    bypass = Bypass()
-    assert bypass.take([row(process.pid, mps=True)], OURS, set()) == []
-    assert bypass.take([row(process.pid)], OURS, {process.pid}) == []
-    assert bypass.take([row(process.pid, device="GPU-2")], OURS, set()) == []
-    assert bypass.take([row(2**22 + 1)], OURS, set()) == []
-    assert bypass.trouble() is None
-
-
-def test_many_are_counted_not_listed() -> None:
-    """A status line has to stay one."""
-    processes = [subprocess.Popen(["sleep", "60"]) for _ in range(8)]
-    bypass = Bypass()
-    bypass.take([row(one.pid) for one in processes], OURS, set())
-    assert (bypass.trouble() or "").endswith("and 3 more")
-    for one in processes:
-        one.kill()
-        one.wait()
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a file of another user")
+def test_a_server_is_known_by_its_file_and_not_by_its_name(tmp_path: Path) -> None:
+    """NVML lists servers too. A user's program is none, whatever it calls itself."""
+    program = tmp_path / "nvidia-cuda-mps-server"
+    program.write_bytes(Path("/bin/sleep").read_bytes())
+    program.chmod(0o755)
+    for owner, expected in ((0, True), (65534, False)):
+        os.chown(program, owner, owner)
+        with subprocess.Popen([program, "60"]) as process:
+            assert is_server(process.pid) == expected
+            process.kill()
+    with subprocess.Popen(["nvidia-cuda-mps-server", "60"], executable="/bin/sleep") as process:
+        assert not is_server(process.pid)
+        process.kill()
 
 
 def test_only_our_gpus_mode_counts_and_only_if_the_policy_says_one() -> None:
     modes = {"GPU-1": "default", "GPU-2": "prohibited"}
-    assert mode_trouble(None, modes, OURS) is None
+    assert mode_trouble("leave", modes, OURS) is None
     assert mode_trouble("default", modes, OURS) is None
     assert mode_trouble("exclusive-process", {}, OURS) is None
     text = mode_trouble("exclusive-process", modes, OURS) or ""
@@ -72,27 +42,90 @@ def test_only_our_gpus_mode_counts_and_only_if_the_policy_says_one() -> None:
     assert "GPU-2" not in text
 
 
-def test_a_program_outside_mps_is_found_while_a_client_works(stage: Stage) -> None:
-    """And the compute mode that the policy asks for is looked at, never set."""
+def test_a_program_outside_mps_is_found_when_it_opens_the_gpu(stage: Stage) -> None:
+    """With who it is, what it is and why it is outside; also while nothing else works. Forgotten when it is over."""
     agent = stage.with_agent("[limits]\nthreads = 20\n", extra='compute_mode = "exclusive-process"')
     stage.problem(agent, "compute mode")
-    inside = stage.client(A, "sleep", 60)
-    outside = stage.client(B, "sleep", 60, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
-    inside.working()
+    outside = stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     outside.working()
-    os.kill(agent.pid, signal.SIGHUP)  # a reload looks at once; otherwise it takes up to a minute
     found = stage.record("bypass")
     assert (found["pid"], found["uid"]) == (outside.pid, B)
+    assert found["reason"] == "its CUDA_MPS_PIPE_DIRECTORY is /nonexistent"
+    assert "cuda-client" in found["command"]
+    inside = stage.client(A, "sleep", 600)
+    inside.working()
     assert str(inside.pid) not in stage.problem(agent, f"process {outside.pid} of user {B}")
     outside.kill()
     stage.until(lambda: not any("outside MPS" in one for one in agent.api.problems()), "over when it has ended")
-    assert len(stage.records("bypass")) == 1
+    assert [one["pid"] for one in stage.records("bypass")] == [outside.pid]
 
 
-def test_while_nothing_works_no_program_is_started_to_look(stage: Stage) -> None:
-    """An idle node has to stay idle."""
-    stage.with_agent("[limits]\nthreads = 20\n")
-    outside = stage.client(B, "sleep", 60, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+def test_many_outside_beside_many_inside_are_told_apart(stage: Stage) -> None:
+    """In a rush: each of them, and none of those who passed the gate."""
+    agent = stage.with_agent('[limits]\nthreads = 10\n[switch]\nafter = "never"\n')
+    clients = []
+    for number in range(6):
+        clients.append(stage.client(A, "sleep", 600))
+        clients.append(stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY=f"/nonexistent/{number}"))
+    for client in clients:
+        client.working()
+    expected = {client.pid for client in clients[1::2]}
+    stage.until(lambda: {one["pid"] for one in stage.records("bypass")} >= expected, "all of them on record")
+    assert {one["pid"] for one in stage.records("bypass")} == expected
+    assert len(stage.records("bypass")) == 6
+    assert "outside MPS" in stage.problem(agent, "and 1 more")
+    status = agent.api.status()
+    assert {one["pid"] for one in status["outside"]} == expected
+    assert status["outside_processes"] == 6
+
+
+def test_a_process_outside_is_ended_where_the_policy_says_so(stage: Stage) -> None:
+    """After a warning; not one of an exempt user, nor one that passed the gate."""
+    agent = stage.with_agent(
+        "[limits]\nthreads = 20\n",
+        extra=f'bypass = "terminate"\nbypass_grace = "2s"\nbypass_exempt = ["{C}"]',
+    )
+    inside = stage.client(A, "sleep", 600)
+    inside.working()
+    exempt = stage.client(C, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    exempt.working()
+    stage.record("bypass", pid=exempt.pid)
+    outside = stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     outside.working()
-    time.sleep(1.5)
-    assert stage.records("bypass") == []
+    warned = stage.record("bypass.warned", pid=outside.pid)
+    assert outside.ended() != 0
+    ended = stage.record("bypass.ended")
+    assert (ended["pid"], ended["signal"], ended["enforce"]) == (outside.pid, signal.SIGTERM, True)
+    assert ended["at"] >= warned["ends"]
+
+    def shown() -> list[tuple[int, str | None]]:
+        return [(one["pid"], one["ends"]) for one in agent.api.status()["outside"]]
+
+    stage.until(lambda: shown() == [(exempt.pid, None)], "only the exempt one is left")
+    assert alive(inside.pid)
+
+
+def test_people_see_the_memory_of_clients_and_what_the_compute_mode_does_not_prevent(stage: Stage) -> None:
+    """Within a second or two of its start: who asks has it looked at, and nobody else does."""
+    agent = stage.with_agent("[limits]\nthreads = 20\n")
+    client = stage.client(A, "sleep", 60)
+    client.working()
+
+    def is_known() -> bool:
+        """It still takes some when its context is there, and a look is a moment old."""
+        own = next((one for one in machine_memory(stage) if one[0] == client.pid), None)
+        shown = [one["memory"] for one in agent.api.get("/v1/clients")["clients"] if one["pid"] == client.pid]
+        return own is not None and shown == [own[1] << 20] == [agent.api.status()["turn"]["memory"]]
+
+    stage.until(is_known, "the memory of the client")
+    status = agent.api.status()
+    assert [one for one in status["not_guaranteed"] if "the compute mode is not EXCLUSIVE_PROCESS" in one]
+
+
+def machine_memory(stage: Stage) -> list[tuple[int, int]]:
+    """Pid and MiB of the processes on the simulated GPU, as the simulator has them."""
+    place, found = Path(stage.backend.control).with_name("processes"), []
+    for path in place.glob("0.*[0-9]"):
+        with suppress(OSError, IndexError):  # it ends just now, or is being written
+            found.append((int(path.name.split(".")[1]), int(path.read_text().split()[2])))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,53 @@ def test_on_a_tie_a_servers_own_line_comes_first(tmp_path: Path) -> None:
 def test_logs_that_are_missing_say_nothing(tmp_path: Path) -> None:
     """The follower says that they are."""
     assert caught(tmp_path) == Caught([], None, None)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_ten_gigabytes_of_nothing_do_not_hold_up_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
+) -> None:
+    """Files with a hole: what stands before and behind it is read, of the rest a bounded part."""
+    start, server = LINES.splitlines(keepends=True)[:2]
+    said = "[2026-11-20 23:56:22.000 Server    61] Startup\n"
+    for name, first, last in (("control", start if marked else "", server), ("server", said, said)):
+        with (tmp_path / f"{name}.log").open("w") as file:
+            file.write(first)
+            file.truncate(10 << 30)
+            file.seek(0, os.SEEK_END)
+            file.write(f"\n{last}")
+    pread, total = os.pread, 0
+
+    def counted(fd: int, size: int, offset: int) -> bytes:
+        nonlocal total
+        total += size
+        return pread(fd, size, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    found = caught(tmp_path)
+    assert [type(event) for event in found.events if not isinstance(event, ev.Unknown)][-2:] == [
+        ev.ServerStarting, ev.ServerStartup,
+    ]  # fmt: skip
+    assert total < 4 * (catching.CONTROL_MOST + catching.SERVER_MOST)
+    assert found.passed_over > 9 << 30
+
+
+@pytest.mark.parametrize("most", [1, 100, 200, 300, 10_000])
+def test_of_a_long_log_the_last_lines_are_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """No line is taken up in its middle: half of one might say something else."""
+    monkeypatch.setattr(catching, "CONTROL_MOST", most)
+    monkeypatch.setattr(catching, "SERVER_MOST", most)
+    text = LINES.replace("/q/control", "/p/control") + "er 1001\n"
+    server = "".join(f"[2026-11-20 23:56:21.{at}00 Server    61] Client process {at} disconnected\n" for at in range(9))
+    (tmp_path / "control.log").write_text(text)
+    (tmp_path / "server.log").write_text(server)
+    found = caught(tmp_path)
+    assert not any(isinstance(event, ev.Unknown) for event in found.events)
+    assert (found.passed_over == 0) is (most == 10_000)
+    said = [event.pid for event in found.events if isinstance(event, ev.ClientDisconnected)]
+    assert said == list(range(9))[9 - len(said) :]
 
 
 def test_a_path_with_a_link_is_still_ours(tmp_path: Path) -> None:

@@ -40,3 +40,25 @@ def test_a_client_that_takes_its_descriptor_and_no_more_does_not_hold_up_others(
         assert one.ended(90) == 0, one.text()
         assert one.inside(percent), one.text()
     stage.no_problem(agent)
+
+
+def test_a_client_that_lives_and_never_meets_its_server_holds_others_up_for_seconds(stage: Stage) -> None:
+    """Not stopped, not dead: nothing is wrong with it but that it says nothing. The gate says the rest for it, and no
+    server is killed, on which another client of that user works."""
+    agent = stage.with_agent(POLICY.replace('control = "2s"', 'control = "30s"\nexit = "30s"\nserver = "30s"'))
+    neighbour = stage.client(B, "sleep", 60)
+    neighbour.working()
+    taker = fake(stage, B, "sleep")
+    stage.until(lambda: "has its descriptor" in taker.read(), "the fake client has its descriptor")
+    second = stage.client(B, "query")
+    assert second.ended(30) == 0, second.text() + stage.last_words()
+    assert second.inside(20), second.text()
+    assert neighbour.rc is None, neighbour.text()
+    assert "has not met its server" in stage.record("client.handover_failed", pid=taker.process.pid)["why"]
+    others = [stage.client(A, "query"), stage.client(C, "query")]
+    for one, percent in zip(others, (40, 10), strict=True):
+        assert one.ended(30) == 0, one.text()
+        assert one.inside(percent), one.text()
+    assert not stage.records("action", action="KillServer")
+    assert not stage.records("action", action="KillControl")
+    stage.no_problem(agent)

@@ -20,8 +20,8 @@ from tests.conformance.backends import other_users_python
 # Every deadline is short, so that what a forged line sets off comes while we look.
 POLICY = (
     f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
-    '[switch]\nafter = "10m"\n[hang]\ncontrol = "2s"\nterminate = "2s"\nserver_ready = "2s"\nexit = "2s"\n'
-    'fault = "2s"\nkill_grace = "1s"\n'
+    '[switch]\nafter = "10m"\n[hang]\ncontrol = "5s"\nterminate = "5s"\nserver_ready = "5s"\nexit = "5s"\n'
+    'fault = "5s"\nkill_grace = "1s"\n'
 )
 HITS = {"SignalClient", "SignalHeld", "TerminateClient", "KillServer", "KillControl", "ShutdownServer", "QuitControl"}
 # Says which signals it gets, of any kind that can be held back.
@@ -97,7 +97,7 @@ def test_forged_lines_hit_nobody_and_move_no_turn(stage: Stage, bystanders: list
         for name, text in zip(("control", "server"), said, strict=True):
             append(stage.rig.log / f"{name}.log", text)
         time.sleep(0.1)
-    time.sleep(6)  # every deadline has passed by then
+    time.sleep(9)  # every deadline has passed by then
     assert [one.pid for one in (holder, beside) if one.rc is not None] == []
     assert [one.poll() for one in bystanders] == [None] * len(bystanders)
     assert all(map(alive, (server["pid"], control, gate, keeper)))
@@ -113,10 +113,61 @@ def test_forged_lines_hit_nobody_and_move_no_turn(stage: Stage, bystanders: list
         one.kill()
         assert one.stdout is not None
         assert one.stdout.read() == b"", "no signal of any kind"
-    assert stage.records("agent.error") == []
+    assert stage.records("agent.error") == stage.records("client.refused") == []
 
 
 def whose(agent: Agent) -> object:
     status = agent.api.status()
     turn = {name: status["turn"][name] for name in ("uid", "since")}
     return turn, [(one["uid"], one["since"], one["clients"]) for one in agent.api.get("/v1/queue")["queue"]]
+
+
+def test_a_client_whose_process_cannot_be_seen_is_refused(stage: Stage) -> None:
+    """An agent in a container without the host's pid namespace sees pid 0. It used to serve that and count it as ended
+    at once, so the next user's turn began beside the work. Clients of its own namespace are served."""
+    stage.policy("")
+    agent = stage.start_agent(
+        prefix=["unshare", "--propagation", "unchanged", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    )
+    stage.answering(agent)
+    stage.open(agent)
+    outside = stage.client(A)
+    assert outside.ended() == 10
+    assert "MPS_CONNECTION_FAILED" in outside.text()
+    assert "pid namespace" in stage.record("client.refused", uid=A)["why"]
+    stage.until(lambda: "hostPID" in " ".join(agent.api.status()["not_guaranteed"]), "status says it")
+    inner = next(one.pid for one in stage.rig.ours() if one.parent == agent.pid)
+    within = ["nsenter", f"--pid=/proc/{inner}/ns/pid", *stage.backend.client, "query"]
+    started = stage.rig.run(within, env=stage.rig.environment())
+    stage.until(lambda: started.process.poll() is not None, "a client inside ends")
+    assert started.process.returncode == 0, started.read()
+    stage.record("client.connected", uid=0)
+    stage.killed(agent)  # unshare does not pass SIGTERM on
+
+
+TALKATIVE = """
+import socket, sys
+one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+one.setsockopt(socket.SOL_SOCKET, 16, 1)
+one.connect(sys.argv[1])
+one.recv(64)
+for word in (b"OUTBCRED\\0", bytes([2, 0, 0, 0]), b"now"):
+    one.send(word)
+assert one.recv(64) == b""
+"""
+
+
+def test_who_talks_while_held_does_not_wait_on_as_a_phantom(stage: Stage) -> None:
+    """The gate closes it. The agent used to keep it in the queue, and to give the GPU to a process that had ended."""
+    stage.with_agent("")
+    holder = stage.client(A, "sleep", 600)
+    assert holder.working()
+    talkative = stage.rig.run([other_users_python(B), "-c", TALKATIVE, str(stage.rig.pipe / "control")], uid=B)
+    stage.until(lambda: talkative.process.poll() is not None, "it is hung up on")
+    assert talkative.process.returncode == 0, talkative.err.read_text()
+    stage.record("client.refused", uid=B)
+    last = stage.client(C)
+    last.queued()
+    holder.kill()
+    assert last.ended() == 0
+    assert [one["uid"] for one in stage.records("turn.began")] == [A, C]

@@ -51,6 +51,19 @@ def test_without_an_earlier_policy_no_one_is_admitted(settings: Settings, how: s
     assert "no one is admitted" in begun.kept
 
 
+def test_no_one_is_admitted_at_the_place_of_the_files(settings: Settings) -> None:
+    """With a mistake elsewhere in the files the gate stood at NVIDIA's default place, and users whose environment
+    names theirs ran outside MPS; put right, the policy took hold at the next start only."""
+    places = '[instance.gpu0]\npipe_directory = "/run/there"\nlog_directory = "/srv/log"\n'
+    write(settings, places + "[limits]\nthreads = 500\n")
+    begun = asyncio.run(start(settings)).policy
+    assert begun.rules(ALICE).access == "deny"
+    assert (begun.instance, begun.pipe_directory, begun.log_directory) == ("gpu0", "/run/there", "/srv/log")
+    right, errors = load([("p", places)])
+    assert right is not None, errors
+    assert keep_fixed(begun, right) == (right, None)
+
+
 @pytest.mark.parametrize("how", BROKEN)
 def test_the_last_good_policy_stays(settings: Settings, how: str) -> None:
     """A later start with the same mistake, and one more: the bad files have not replaced what was remembered."""
@@ -86,11 +99,13 @@ def test_a_damaged_memory_is_no_policy(settings: Settings, text: str) -> None:
 
 
 def test_what_a_daemon_was_started_with_waits_for_a_restart() -> None:
-    """The server form is an argument of the daemon's."""
-    new, errors = load([("p", '[instance.default]\nserver = "shared"\nfront_end = "refuse"\n[limits]\nthreads = 9\n')])
+    """Its directories; the form of its servers changes by itself when nothing works."""
+    text = '[instance.default]\nlog_directory = "/l"\nserver = "shared"\nfront_end = "refuse"\n[limits]\nthreads = 9\n'
+    new, errors = load([("p", text)])
     assert new is not None, errors
     kept, said = keep_fixed(Policy(), new)
-    assert (kept.server, kept.front_end, kept.rules(ALICE).threads) == ("own", "refuse", 9.0)
+    assert (kept.log_directory, kept.server) == (Policy().log_directory, "shared")
+    assert (kept.front_end, kept.rules(ALICE).threads) == ("refuse", 9.0)
     assert said is not None
-    assert said.startswith("server changed")
+    assert said.startswith("log_directory changed")
     assert keep_fixed(Policy(), Policy()) == (Policy(), None)

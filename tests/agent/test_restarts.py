@@ -57,6 +57,54 @@ def test_a_drain_outlives_agents_and_its_end_refuses_no_one(stage: Stage) -> Non
     assert not stage.again().api.status()["drain"]["draining"]
 
 
+def test_a_restart_in_a_drain_is_refused_and_takes_no_work(stage: Stage) -> None:
+    """It ended everybody's work, answered "restarting: yes", and started nothing."""
+    agent = stage.with_agent(POLICY)
+    holder = stage.client(A, "sleep", 60)
+    holder.working()
+    assert stage.cli(agent, "drain")[0] == 0
+    status, said = stage.cli(agent, "restart", "--yes")
+    assert (status, "nothing is started in a drain" in said) == (2, True)
+    assert stage.cli(agent, "resume")[0] == 0
+    time.sleep(1)
+    assert (holder.rc, stage.records("control.restart_ordered")) == (None, [])
+
+
+def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None:
+    """The next daemon starts when the last client has ended, long before the time is over, also by the next agent; who
+    comes waits."""
+    agent = stage.with_agent(POLICY)
+    old = stage.control(agent)
+    holder = stage.client(A, "sleep", 8)
+    holder.working()
+    assert stage.cli(agent, "restart", "--yes", "--timeout", "1h", "--no-wait")[0] == 0
+    waits = stage.client(B, "query")
+    stage.waiting(waits)
+    stage.killed(agent)
+    agent = stage.again()
+    assert holder.ended() == 0, holder.text()
+    assert "last CUDA_SUCCESS" in holder.text(), "longer than kill_grace, and undisturbed"
+    assert waits.ended() == 0, waits.text()
+    assert not alive(old)
+    assert waits.inside(20)
+    new = stage.control(agent)
+    stage.killed(agent)
+    assert not stage.again().api.status()["drain"]["draining"]
+    assert alive(new)
+
+
+def test_a_restart_ends_what_works_when_its_time_is_over(stage: Stage) -> None:
+    """Gently, one client after the other, as a drain does."""
+    agent = stage.with_agent(POLICY)
+    holder = stage.client(A, "sleep", 60)
+    holder.working()
+    status, said = stage.cli(agent, "restart", "--yes", "--timeout", "1s")
+    assert (status, "started the control daemon" in said) == (0, True), said
+    assert holder.ended() is not None
+    assert stage.record("client.ended", pid=holder.pid)["outcome"] == "ended"
+    stage.exact(B, 20)
+
+
 def test_resume_opens_at_once_while_earlier_work_goes_on(stage: Stage) -> None:
     """The first edition refused everybody until running work had ended."""
     agent = stage.with_agent(POLICY)
@@ -119,16 +167,18 @@ def test_a_grace_does_not_begin_anew_and_is_announced_once(stage: Stage) -> None
     agent = stage.with_agent(TURNS)
     holder = stage.client(A, "sleep", 60)
     holder.working()
-    waiting = stage.client(B, "query")
+    waiting = stage.client(B, "sleep", 60)
     warned = stage.record("turn.warning", uid=A)
     for _ in range(2):
         time.sleep(0.5)
         stage.killed(agent)
         agent = stage.again()
     assert holder.ended() is not None
-    assert waiting.ended() == 0
-    assert waiting.inside(20), waiting.text()
+    waiting.working()
+    # One that came and went while no agent was there cannot be told from one that left.
     stage.record("client.connected", pid=waiting.pid)
+    assert waiting.finish() == 0
+    assert waiting.inside(20), waiting.text()
     assert len(stage.records("turn.warning")) == 1
     (ending,) = stage.records("turn.ending")
     assert ending["at"] - warned["at"] > 3.9, "all of its grace"

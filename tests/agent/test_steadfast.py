@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpsagent.agent import gpus, host
+from mpsagent.agent import conditions, gpus, host, node
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.host import Agent
 from mpsagent.agent.people import MOST_QUESTIONS, People
-from mpsagent.agent.records import UNKNOWN_A_MINUTE
+from mpsagent.agent.records import UNKNOWN_A_MINUTE, UNSERVED_A_MINUTE, Sparingly
 from mpsagent.agent.settings import Settings
+from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
+from mpsagent.interfaces.answers import Answers
+from mpsagent.interfaces.backend import CursorGone
+from mpsagent.interfaces.backend import Problem as Refusal
 from mpsagent.mps import events as ev
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.system import database, history
 from mpsagent.system.control import Problem, ProblemKind
+from mpsagent.system.database import NAME, Query
 from mpsagent.system.names import Names
 from tests.agent.inside import NoDaemon, play, records, topics, until
 
@@ -94,6 +102,73 @@ def test_a_record_that_cannot_be_written_stops_nothing(place: Path) -> None:
     play(place, scenario)
 
 
+def test_a_history_that_is_broken_is_said_and_a_new_one_begun(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for it: `status` and the record say where the old one is."""
+    (place / "state").mkdir()
+    (place / "state" / NAME).write_bytes(b"no database")
+    monkeypatch.setattr(node, "LOOK", 0.01)
+
+    async def scenario(agent: Agent) -> None:
+        await until(lambda: "history file" in topics(agent) and records(agent, "history.broken"))
+        assert ".broken-" in records(agent, "history.broken")[0]["text"]
+        assert not agent.history.notes, "it is said once"
+        assert agent.history.problem is None
+
+    play(place, scenario)
+
+
+def test_a_history_that_takes_nothing_is_said_until_it_does_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another program holds the file, as a backup may; the agent works on, and orders are answered."""
+    monkeypatch.setattr(node, "LOOK", 0.01)
+    monkeypatch.setattr(database, "BUSY", 0.05)
+    monkeypatch.setattr(history, "RETRY_LAST", 0.05)
+
+    async def scenario(agent: Agent) -> None:
+        other = sqlite3.connect(place / "state" / NAME, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        number = agent.record("first", agent.clock.now())
+        await until(lambda: "history" in topics(agent) and records(agent, "history.problem"))
+        assert (await Answers(agent).drain(None, 0))["draining"]
+        assert agent.history.newest > number, "followers do not wait for the disk"
+        other.execute("COMMIT")
+        other.close()
+        await until(lambda: "history" not in topics(agent) and not agent.history._pending)
+        found, _ = await agent.history.find(Query(after=number - 1))
+        assert found[0]["kind"] == "first"
+        assert "drain.begun" in {one["kind"] for one in found}
+        assert len(records(agent, "history.problem")) == 2, "its beginning and its end, in the journal too"
+
+    play(place, scenario)
+
+
+def test_a_cursor_reaches_back_as_far_as_the_file_does(place: Path) -> None:
+    """A reader that was away for a month misses nothing that is kept."""
+
+    async def scenario(agent: Agent) -> None:
+        answers = Answers(agent)
+        first = agent.record("first", agent.clock.now(), uid=1000)
+        for number in range(20):
+            agent.record("more", agent.clock.now(), number=number)
+        await until(lambda: agent.history.newest == agent.history.last)
+        agent.history._records.clear()  # as after 10,000 others
+        found = await answers.records(first - 1, 3)
+        assert [one["seq"] for one in found] == [first, first + 1, first + 2]
+        assert [one["kind"] for one in found] == ["first", "more", "more"]
+        last = agent.record("last", agent.clock.now())
+        await until(lambda: agent.history.newest == last)
+        assert [one["seq"] for one in await answers.records(last - 2, 5)] == [last - 1, last]
+        assert [one["kind"] for one in await answers.records(last - 1, 5)] == ["last"]
+        assert [one["kind"] for one in (await answers.find("1000", Query(kind="fir")))[0]] == ["first"]
+        with pytest.raises(CursorGone):
+            await answers.records(last + 1, 5)
+        agent.history._path = None
+        with pytest.raises(Refusal) as refused:
+            await answers.report("user", "2026-01-01", "2026-01-02")
+        assert refused.value.status == 503
+
+    play(place, scenario)
+
+
 def test_unknown_lines_cannot_wash_the_history_away(place: Path) -> None:
     """A driver with other texts, or a broken log: the records of a month must outlive that."""
 
@@ -106,6 +181,33 @@ def test_unknown_lines_cannot_wash_the_history_away(place: Path) -> None:
         assert 0 < len(kept) <= UNKNOWN_A_MINUTE
 
     play(place, scenario)
+
+
+def test_a_user_who_comes_and_leaves_cannot_wash_the_history_away(place: Path) -> None:
+    """9,550 times in 8 s, watched; the history has room for 10,000 records. It is said once, and others' are kept."""
+
+    async def scenario(agent: Agent) -> None:
+        now = agent.clock.now()
+        for number in range(2 * UNSERVED_A_MINUTE):
+            agent.take([inp.Knocked(now, number, Peer(number, 1001, 1001, 1), now), inp.Left(now, number)])
+        agent.take([inp.FrontEndUsed(now, 7, 0, "root's")])
+        agent.take([inp.Knocked(now, 10_000, Peer(10_000, 1002, 1002, 1), now)])
+        await until(lambda: agent.history.newest == agent.history.last)
+        assert len(records(agent, "client.waiting")) + len(records(agent, "client.left")) == UNSERVED_A_MINUTE + 1
+        assert records(agent, "client.waiting")[-1]["uid"] == 1002
+        assert [one["command"] for one in records(agent, "front_end")] == ["root's"]
+        assert [(one["uid"], one["most"]) for one in records(agent, "user.flood")] == [(1001, UNSERVED_A_MINUTE)]
+        assert agent.counts["client.waiting"] == 2 * UNSERVED_A_MINUTE + 1, "metrics count them all"
+
+    play(place, scenario)
+
+
+def test_many_uids_of_one_user_cannot_either() -> None:
+    """Subordinate ids; a minute later there is room again."""
+    sparingly = Sparingly(300, 1500)
+    assert sum(sparingly.may(uid, 1.0) for uid in range(5000)) == 1500
+    assert not sparingly.may(1, 60.9)
+    assert sparingly.may(1, 61.0)
 
 
 def test_a_mistake_of_an_hour_ago_is_no_condition_any_more() -> None:
@@ -175,15 +277,36 @@ def test_what_a_policy_surely_does_not_mean_is_said_and_forgotten(place: Path) -
 
     async def scenario(agent: Agent) -> None:
         def said() -> list[str]:
-            return [one.what for one in agent.conditions.all() if "nosuchuser" in one.what]
+            return [one.what for one in agent.node.conditions.all() if "nosuchuser" in one.what]
 
         await until(said)
         assert f"{path}:3" in said()[0]
         path.write_text(path.read_text().replace("[user.nosuchuser]", "[user.root]"))
-        assert await agent.load_policy() == ()
+        assert await agent.node.load_policy() == ()
         await until(lambda: not said())
 
     play(place, scenario, text="[limits]\nthreads = 20\n[user.nosuchuser]\nthreads = 10\n")
+
+
+def test_a_mistake_in_one_rule_is_a_condition_and_the_others_decide(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError("a mistake")
+
+    async def scenario(agent: Agent) -> None:
+        monkeypatch.setattr(caps, "decide", broken)
+        now = agent.clock.now()
+        peer = Peer(70, 1001, 1001, 7)
+        agent.take([inp.GateConnected(now, 1), inp.Knocked(now, 1, peer, now), inp.GateSynced(now)])
+        assert "agent: rule caps failed, the others go on" in topics(agent)
+        assert agent.core.memories.admission.sent is not None
+        for _ in range(50):
+            agent.take([inp.DaemonSilent(now, True), inp.DaemonSilent(now, False)])
+        await until(lambda: records(agent, "agent.error"))
+        assert len(records(agent, "agent.error")) == 1
+
+    play(place, scenario)
 
 
 # --- people -----------------------------------------------------------------------------------------------------------
@@ -222,6 +345,46 @@ def test_thousands_of_uids_are_neither_asked_about_at_once_nor_kept() -> None:
         assert set(people.known) == {1, 2}
 
     run(scenario())
+
+
+def test_users_about_whom_the_name_service_is_silent_keep_nobody_else_from_being_asked_about() -> None:
+    """A directory that is away, with many of its users waiting, and a user of the machine's own files."""
+    local = MOST_QUESTIONS
+
+    class Half(Names):
+        async def look_up(self, uid: int) -> Identity:
+            if uid == local:
+                self._known[uid] = (time.monotonic(), Identity(uid, "local"))
+            return Identity(uid)
+
+    async def scenario() -> None:
+        people = People(Half(), lambda: None)
+        while local not in people.known:
+            people.meet(range(local + 1))
+            await asyncio.sleep(0)
+        people.close()
+
+    run(asyncio.wait_for(scenario(), 30))
+
+
+def test_a_silent_name_service_is_a_condition_and_its_user_is_held(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conditions, "NAME_WAIT", 0.0)
+
+    async def scenario(agent: Agent) -> None:
+        agent.people = People(Slow({}), lambda: None)
+        now = agent.clock.now()
+        peer = Peer(70, 1001, 1001, 7)
+        agent.take([inp.GateConnected(now, 1), inp.Knocked(now, 1, peer, now), inp.GateSynced(now)])
+        await until(lambda: "names" in topics(agent))
+        (said,) = (one for one in agent.conditions.all() if "name service" in one.what)
+        assert "uid 1001" in said.what
+        assert agent.core.view().turn is None
+        agent.take([inp.PeopleKnown(agent.clock.now(), {1001: Identity(1001, "alice")})])
+        await until(lambda: "names" not in topics(agent))
+
+    play(place, scenario, text="[limits]\nthreads = 20\n[user.alice]\nthreads = 10\n")
 
 
 def test_who_has_joined_a_group_is_known_as_such_without_a_reload() -> None:
@@ -278,7 +441,8 @@ def test_a_client_whose_end_came_before_its_pidfd_is_not_kept_for_ever(place: Pa
         agent.gate.receive(link.Synced(), None)
         passed = link.Passed(1, 4_000_001, 1001, 99, Limits(20.0), 0.1, agent.clock.now(), False, True)
         agent.gate.receive(passed, None)
-        assert Peer(4_000_001, 1001, 0, 99) in [one.peer for one in agent.state.clients.values()]
-        await until(lambda: not agent.state.clients)
+        agent.gate.decide()
+        assert (agent.counts["client.connected"], agent.counts["client.ended"]) == (1, 1)
+        assert not agent.state.clients
 
     play(place, scenario)

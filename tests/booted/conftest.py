@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if {"machine", "node", "running"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.system)
             item.add_marker(pytest.mark.root)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(300))  # a boot and an installation on a busy machine take a minute
 
 
 @pytest.fixture(scope="session")
@@ -43,11 +47,27 @@ def package(possible: None) -> Path:
     return build()
 
 
+@pytest.fixture(scope="session")
+def installed(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The disk of a machine on which the package was installed; several test processes do that once between them."""
+    base = tmp_path_factory.getbasetemp()
+    place = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    disk = place / "installed.tar"
+    with disk.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not disk.exists():
+            with booted(tmp_path_factory.mktemp("installed") / "machine") as one:
+                install(one, package)
+                one.keep(disk.with_suffix(".new"))
+            disk.with_suffix(".new").rename(disk)
+    return disk
+
+
 @pytest.fixture
-def node(machine: Machine, package: Path) -> Machine:
-    """A machine with the package installed and the simulator in the place of NVIDIA's programs; nothing is enabled."""
-    install(machine, package)
-    return machine
+def node(installed: Path, tmp_path: Path) -> Iterator[Machine]:
+    """Booted with the package installed and the simulator in the place of NVIDIA's programs; nothing is enabled."""
+    with booted(tmp_path / "machine", changes=installed) as one:
+        yield one
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ work=$1
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs "$work"
 mkdir "$work/upper" "$work/work" "$work/root"
+[ -z "$4" ] || tar -xf "$4" --xattrs --xattrs-include='*' --numeric-owner -C "$work/upper"
 if [ -n "$3" ]; then
     tar -xf "$3" --numeric-owner -C "$work/root"
 else
@@ -119,9 +120,6 @@ def why_not(own_systemd: bool = True) -> str:
     """Why no machine can be booted here; empty if one can. `own_systemd`: it is this machine's that is to boot."""
     if os.geteuid() != 0:
         return "not root"
-    with contextlib.suppress(OSError):  # a host may hide its first process; then it is no chroot of ours either
-        if not Path("/").samefile("/proc/1/root"):
-            return "in a chroot"
     for program in ("unshare", "nsenter", "setpriv", "pivot_root"):
         if shutil.which(program) is None:
             return f"{program} is missing"
@@ -137,7 +135,7 @@ def why_not(own_systemd: bool = True) -> str:
         return ""
     with tempfile.TemporaryDirectory() as place:
         probe = subprocess.run(
-            [*NAMESPACES, "sh", "-c", PROBE, "sh", place], capture_output=True, text=True, timeout=30
+            [*NAMESPACES, "sh", "-c", PROBE, "sh", place], capture_output=True, text=True, timeout=120
         )
     return f"no namespaces or no overlay here: {probe.stderr.strip()}" if probe.returncode else ""
 
@@ -152,9 +150,15 @@ def _unpacked(tree: Path, plain: Path) -> Path:
 class Machine:
     """`boot()`, then `run()`; files through `path()`; `reboot()` keeps the disk and loses /run and /tmp."""
 
-    def __init__(self, work: Path, tree: Path | None = None, seen: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        work: Path,
+        tree: Path | None = None,
+        seen: Mapping[str, str] | None = None,
+        changes: Path | None = None,
+    ) -> None:
         """`tree`: a packed root file system instead of this machine's. `seen`: files, devices and directories of this
-        machine, by where they are inside."""
+        machine, by where they are inside. `changes`: what another machine has kept: it begins with that disk."""
         self.work = work
         self._seen = [text for inside, here in (seen or {}).items() for text in (here, inside.lstrip("/"))]
         self.console = work.with_suffix(".console")
@@ -164,7 +168,10 @@ class Machine:
         work.mkdir(parents=True, exist_ok=True)
         plain = _unpacked(tree, work.with_suffix(".tar")) if tree else ""
         self._holder = subprocess.Popen(
-            [*DIE_WITH_US, "unshare", "--mount", "sh", "-c", HOLD, "sh", str(work), uuid.uuid4().hex, str(plain)],
+            [
+                *(*DIE_WITH_US, "unshare", "--mount", "sh", "-c", HOLD, "sh"),
+                *(str(work), uuid.uuid4().hex, str(plain), str(changes or "")),
+            ],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -174,7 +181,7 @@ class Machine:
             Path(plain).unlink()
         self._init: subprocess.Popen[bytes] | None = None
 
-    def boot(self, timeout: float = 30) -> None:
+    def boot(self, timeout: float = 120) -> None:
         """Until systemd says that it is up, whether or not a unit failed."""
         enter = 'echo $$ >"$1"; shift; exec "$@"'
         with self.console.open("ab") as console:
@@ -218,7 +225,7 @@ class Machine:
         text: str | None = None,
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
-        timeout: float = 60,
+        timeout: float = 180,
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             self._inside(command, user, environment),
@@ -256,12 +263,21 @@ class Machine:
     def journal(self, *arguments: str) -> str:
         return self.run("journalctl", "--no-pager", "-o", "cat", *arguments).stdout
 
-    def reboot(self, timeout: float = 60) -> None:
+    def reboot(self, timeout: float = 120) -> None:
         """Orderly, as an administrator does it."""
         self.run("systemctl", "reboot", check=False)
         assert self._init is not None
         self._init.wait(timeout)
         self.boot(timeout)
+
+    def keep(self, changes: Path) -> None:
+        """Ends it, with its disk in a file: what differs from this machine's."""
+        assert self._init is not None
+        self._init.kill()
+        self._init.wait(60)
+        pack = ["tar", "-cf", str(changes), "--xattrs", "--xattrs-include=*", "--numeric-owner", "-C"]
+        enter = ["nsenter", "-t", str(self._holder.pid), "-m", "-r", "--"]
+        subprocess.run([*enter, *pack, str(self.work / "upper"), "."], check=True, timeout=120)
 
     def end(self) -> None:
         """All of it, at once."""
@@ -285,12 +301,17 @@ class Machine:
         assert self.pid1, "the machine is not booted"
         become = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"] if user else []
         variables = [f"{name}={value}" for name, value in {"PATH": PATH, **(environment or {})}.items()]
-        return ["nsenter", "-t", str(self.pid1), "-a", "--", *become, "env", "-i", *variables, *command]
+        return ["nsenter", "-t", str(self.pid1), "-a", "-r", "--", *become, "env", "-i", *variables, *command]
 
 
 @contextlib.contextmanager
-def booted(work: Path, tree: Path | None = None, seen: Mapping[str, str] | None = None) -> Iterator[Machine]:
-    machine = Machine(work, tree, seen)
+def booted(
+    work: Path,
+    tree: Path | None = None,
+    seen: Mapping[str, str] | None = None,
+    changes: Path | None = None,
+) -> Iterator[Machine]:
+    machine = Machine(work, tree, seen, changes)
     try:
         machine.boot()
         yield machine

@@ -16,8 +16,11 @@ INGREDIENTS = (
     "systemd",
     "packaging",
     "policies",
-    "docs/policy.md",
+    "docs",
     "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
     "requirements.lock",
     "pyproject.toml",
 )

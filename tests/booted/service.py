@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ MULTIPROCESSORS = 132
 POLICY = "[limits]\nthreads = 40\n" + "".join(f'[user."{uid}"]\nthreads = {share}\n' for uid, share in SHARES.items())
 
 
-def until(what: str, true: Callable[[], object], timeout: float = 30) -> Any:
+def until(what: str, true: Callable[[], object], timeout: float = 90) -> Any:
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         found = true()
@@ -43,7 +44,7 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def api(node: Machine, path: str, patience: float = 20, again: int = 2) -> Any:
+def api(node: Machine, path: str, patience: float = 60, again: int = 2) -> Any:
     """From outside, as root. A request in the hands of an agent that is killed is lost; then it is asked `again`."""
     for _ in range(1 + again):
         connection = _Connection(str(node.path("/run/mpsagent/mpsagent.sock")), patience)
@@ -103,12 +104,29 @@ def assert_served_exactly(node: Machine, user: str) -> None:
     assert multiprocessors(said) == MULTIPROCESSORS * SHARES[user] // 200 * 2
 
 
+def until_it_computes(process: subprocess.Popen[str]) -> str:
+    """What a client said until it had its context: MPS serves it for some tenths of a second before that."""
+    said = ""
+    while "] sms " not in said:
+        line = process.stdout.readline() if process.stdout else ""
+        assert line, said
+        said += line
+    return said
+
+
+def enough(node: Machine, user: str) -> None:
+    """Tells a user's clients that sleep to come to a good end."""
+    node.run("pkill", "-USR1", "--uid", user, "-f", f"{CLIENT} sleep")
+
+
 class Worker:
     """A CUDA client that works until it is told to stop, and says so when anything went wrong."""
 
-    def __init__(self, node: Machine, user: str, seconds: float) -> None:
-        self._process = node.start(CLIENT, "sleep", str(seconds), user=user)
+    def __init__(self, node: Machine, user: str) -> None:
+        self._node = node
+        self._process = node.start(CLIENT, "sleep", "600", user=user)
         self.user = user
+        self._said = until_it_computes(self._process)
         until("the worker works", lambda: self._served(node))
 
     def _served(self, node: Machine) -> bool:
@@ -117,7 +135,8 @@ class Worker:
         return servers == [(int(self.user), "ACTIVE")] and clients == ["running"]
 
     def finish(self) -> None:
-        said = self._process.communicate(timeout=60)[0]
+        enough(self._node, self.user)
+        said = self._said + self._process.communicate(timeout=60)[0]
         assert self._process.returncode == 0, said
         assert "last CUDA_SUCCESS" in said
         assert multiprocessors(said) == MULTIPROCESSORS * SHARES[self.user] // 200 * 2

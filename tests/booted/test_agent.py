@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 
+from tests.booted.gate import GATE, PUBLIC, SOCKETS
 from tests.booted.machine import Machine
 from tests.booted.service import (
     ALICE,
@@ -21,6 +24,8 @@ from tests.booted.service import (
     ready,
     until,
 )
+
+NAMES = ["control", "control_privileged"]
 
 
 def servers(node: Machine) -> list[object]:
@@ -41,12 +46,22 @@ def test_enabled_it_serves_each_user_by_the_policy(running: Machine) -> None:
     assert running.systemctl("is-system-running", check=False) == "running", running.systemctl("--failed")
 
 
+def test_its_sandbox_lets_it_do_all_that_it_does(running: Machine) -> None:
+    """And administrators have a socket of their own."""
+    said = running.journal("-u", "mpsagent", "-u", "mpsagent-gate").splitlines()
+    words = ("Permission denied", "Operation not permitted", "no socket for administrators")
+    assert not [line for line in said if any(word in line for word in words)]
+    assert running.path("/run/mpsagent/mpsagent-admin.sock").is_socket()
+
+
 def test_reload_takes_a_good_policy_and_refuses_a_bad_one(running: Machine) -> None:
     """A typing mistake must neither lift the limits nor go unnoticed."""
     digest = api(running, "/v1/policy")["digest"]
-    running.write("/etc/mpsagent/policy.d/20-new.toml", '[user."2002"]\nthreads = 30\n')
+    text = '[user."2002"]\nthreads = 30\n[agent]\ncdi_file = "/etc/cdi/mpsagent.json"\n'
+    running.write("/etc/mpsagent/policy.d/20-new.toml", text)
     running.systemctl("reload", "mpsagent.service")
     good = api(running, "/v1/policy")["digest"]
+    assert '"mpsagent/mps"' in running.path("/etc/cdi/mpsagent.json").read_text(), "the unit may write there"
     assert good != digest
 
     running.write("/etc/mpsagent/policy.d/20-new.toml", '[user."2002"]\nthreds = 90\nmemory = "lots"\n')
@@ -61,11 +76,11 @@ def test_reload_takes_a_good_policy_and_refuses_a_bad_one(running: Machine) -> N
     assert multiprocessors(running.run(CLIENT, "query", user=BOB).stdout) == MULTIPROCESSORS * 30 // 200 * 2
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP", "restart"])
 def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: str) -> None:
     """Killed, stuck or restarted: clients work on, requests wait instead of being refused, the state is as before."""
-    worker = Worker(running, ALICE, 16)
+    worker = Worker(running, ALICE)
     before, pid = servers(running), agent_pid(running)
     if how == "restart":
         running.systemctl("--no-block", "restart", "mpsagent.service")
@@ -82,13 +97,48 @@ def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: st
 
 def test_stopping_the_agent_leaves_mps_running(running: Machine) -> None:
     """Maintenance of the agent is not maintenance of the GPU; a new agent takes over what it finds."""
-    worker = Worker(running, ALICE, 6)
+    worker = Worker(running, ALICE)
     before = servers(running)
     running.systemctl("stop", "mpsagent.socket", "mpsagent.service")
     assert running.run("mpsagent-cli", "status", check=False).returncode == 3
     running.systemctl("start", "mpsagent.socket", "mpsagent.service")
     until("the state is as before", lambda: servers(running) == before)
     worker.finish()
+    assert_served_exactly(running, BOB)
+
+
+@pytest.mark.timeout(360)
+def test_a_public_directory_that_was_removed_comes_back_and_one_that_was_stopped_does_not(running: Machine) -> None:
+    """`rm -r /tmp/*`: who started after it would run outside MPS. `systemctl stop` is an order."""
+    worker = Worker(running, ALICE)
+    running.run("rm", "-rf", PUBLIC)
+    public = running.path(PUBLIC)
+    until("made again", lambda: public.is_dir() and sorted(os.listdir(public)) == NAMES)
+    worker.finish()
+    assert_served_exactly(running, BOB)
+    running.path(f"{PUBLIC}/control").unlink()
+    until("made again", running.path(f"{PUBLIC}/control").exists)
+    assert_served_exactly(running, ALICE)
+    until("nothing to complain of", lambda: not api(running, "/healthz")["problems"])
+
+    running.systemctl("stop", *SOCKETS)
+    until("said", lambda: f"{SOCKETS[0]} is stopped" in str(api(running, "/healthz")["problems"]))
+    time.sleep(6)
+    assert running.systemctl("is-active", SOCKETS[0], check=False) == "inactive"
+    running.systemctl("start", GATE)
+    assert_served_exactly(running, BOB)
+    until("nothing to complain of", lambda: not api(running, "/healthz")["problems"])
+
+
+@pytest.mark.timeout(360)
+def test_the_gate_takes_the_place_of_a_daemon_that_was_started_by_hand_when_that_has_gone(running: Machine) -> None:
+    running.systemctl("stop", *SOCKETS)
+    running.run("nvidia-cuda-mps-control", "-d")
+    assert running.run("systemctl", "start", GATE, check=False).returncode != 0
+    until("said", lambda: "control daemon" in str(api(running, "/healthz")["problems"]))
+    assert running.systemctl("is-active", SOCKETS[0], check=False) == "failed"
+    running.run("nvidia-cuda-mps-control", text="quit\n")
+    until("its place is taken", lambda: running.systemctl("is-active", SOCKETS[0], check=False) == "active", 60)
     assert_served_exactly(running, BOB)
 
 
@@ -103,7 +153,7 @@ def test_an_upgrade_keeps_the_policy_and_disturbs_nobody(running: Machine, packa
         version.write_text('"""Newer."""\n\n__version__ = "99.0"\n')
     running.run("dpkg-deb", "-Znone", "--build", "/root/newer", "/root/newer.deb")
 
-    worker = Worker(running, ALICE, 15)
+    worker = Worker(running, ALICE)
     before = servers(running)
     assert api(running, "/v1/status")["agent"]["version"] != "99.0"
     running.run("dpkg", "--install", "/root/newer.deb")

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from tests.booted.machine import Machine
+from tests.booted.service import install
+
+
+@pytest.fixture
+def node(machine: Machine, package: Path) -> Machine:
+    """Installed while it runs, as an administrator does; other tests begin with a machine that has it already."""
+    install(machine, package)
+    return machine
 
 
 def test_a_systemd_boots_and_reboots(machine: Machine) -> None:
@@ -20,7 +32,7 @@ def test_a_systemd_boots_and_reboots(machine: Machine) -> None:
 def test_installing_enables_nothing(node: Machine) -> None:
     """Whether the agent takes over a node's GPUs is for its administrator to say."""
     gate = ("mpsagent-gate.service", "mpsagent-gate.socket", "mpsagent-gate-privileged.socket")
-    for unit in ("mpsagent.service", "mpsagent.socket", *gate):
+    for unit in ("mpsagent.service", "mpsagent.socket", "mpsagent-admin.socket", *gate):
         assert node.systemctl("is-enabled", unit, check=False) == "disabled"
         assert node.systemctl("is-active", unit, check=False) == "inactive"
     assert not node.path("/run/mpsagent").exists()
@@ -40,16 +52,24 @@ def test_what_was_installed_works_without_the_checkout(node: Machine) -> None:
     assert "The policy was rejected" in node.run("journalctl", "--list-catalog").stdout
 
 
-def test_purge_leaves_nothing(node: Machine) -> None:
+def ours(node: Machine) -> set[str]:
+    """Files that bear our name, but for those of dpkg's own and of what is written down anyway."""
+    found = node.run(
+        *("find", "/etc", "/usr", "/var", "/run", "-xdev", "-iname", "*mpsagent*"),
+        *("-not", "-path", "/var/log/journal/*", "-not", "-path", "/run/systemd/*", "-not", "-path", "/var/cache/*"),
+    ).stdout
+    return {line for line in found.splitlines() if "/dpkg/" not in line}
+
+
+def test_purge_leaves_nothing(machine: Machine, package: Path) -> None:
     """Whoever tries the agent out can be rid of it without a trace."""
+    node, before = machine, ours(machine)
+    install(node, package)
+    assert ours(node) - before
     node.systemctl("enable", "mpsagent.service")
     node.write("/etc/mpsagent/policy.d/10-mine.toml", "[limits]\nthreads = 50\n")
     node.run("dpkg", "--remove", "mpsagent")
     assert node.path("/etc/mpsagent/policy.d/10-mine.toml").exists(), "remove keeps the configuration"
     node.run("dpkg", "--purge", "mpsagent")
-    left = node.run(
-        *("find", "/etc", "/usr", "/var", "/run", "-xdev", "-iname", "*mpsagent*"),
-        *("-not", "-path", "/var/log/journal/*", "-not", "-path", "/run/systemd/*", "-not", "-path", "/var/cache/*"),
-    ).stdout
-    assert not [line for line in left.splitlines() if "/dpkg/" not in line]
+    assert ours(node) - before == set()
     assert node.run("getent", "group", "mpsagent-admin", check=False).returncode == 2

@@ -71,6 +71,7 @@ def test_the_gates_units_are_started_and_follow_the_policy(node: Machine) -> Non
     """Also after the reason why they did not start has gone: a directory of a user's."""
     node.run("rm", "-rf", "/tmp/nvidia-mps")
     node.run("mkdir", "/tmp/nvidia-mps", user="2001")
+    assert node.run("systemctl", "start", GATE, check=False).returncode != 0
     refused = inside(node, "async def main(): return await GateUnits().ensure(where)")
     assert f"{SOCKETS[0]}: failed" in refused
     assert f"journalctl -b -u {SOCKETS[0]}" in refused

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
+from mpsagent.mps import versions
 from tests.booted.machine import Machine
-from tests.booted.service import CLIENT, SIMULATED
+from tests.booted.service import CLIENT, SIMULATED, enough, until, until_it_computes
+from tests.nvidia import fetch
 
 FRONT_END = "nvidia-cuda-mps-control"
 UNIT = "mpsagent-control@gpu0.service"
@@ -53,7 +54,7 @@ def test_a_server_and_its_clients_belong_where_they_should(node: Machine) -> Non
     prepare(node)
     node.systemctl("start", UNIT)
     client = node.start(CLIENT, "query", user=A_USER, environment=AROUND)
-    assert client.communicate(timeout=30)[0]
+    assert client.communicate(timeout=60)[0]
     assert client.returncode == 0
     group = node.path("/sys/fs/cgroup" + node.show(UNIT, "ControlGroup")["ControlGroup"])
     inside = {line for line in (group / "cgroup.procs").read_text().split() if line != "0"}
@@ -65,10 +66,9 @@ def test_stopping_the_unit_quits_the_daemon_in_words(node: Machine) -> None:
     prepare(node)
     node.systemctl("start", UNIT)
     node.run(CLIENT, "query", user=A_USER, environment=AROUND)
-    began = time.monotonic()
     node.systemctl("stop", UNIT)
-    assert time.monotonic() - began < 25, "that was the timeout, not the daemon"
     assert re.search(r"quit", log(node))
+    assert "Exit with status 0" in log(node), "its end was the daemon's own, not the timeout's"
     assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
     assert node.run("pgrep", "-f", "nvidia-cuda-mps", check=False).returncode == 1
 
@@ -78,12 +78,8 @@ def test_the_unit_ends_when_its_daemon_is_killed(node: Machine) -> None:
     prepare(node)
     node.systemctl("start", UNIT)
     node.run("kill", "-KILL", daemon(node))
-    for _ in range(100):
-        state = node.show(UNIT, "ActiveState", "Result")
-        if state["ActiveState"] != "active":
-            break
-        time.sleep(0.05)
-    assert state == {"ActiveState": "failed", "Result": "signal"}
+    until("the unit has ended", lambda: node.show(UNIT, "ActiveState") == {"ActiveState": "failed"})
+    assert node.show(UNIT, "Result") == {"Result": "signal"}
     node.systemctl("reset-failed", UNIT)
     node.systemctl("start", UNIT)
     assert node.show(UNIT, "MainPID")["MainPID"] == daemon(node), "the stale files of the one before are in the way"
@@ -116,12 +112,35 @@ def test_a_client_survives_the_end_of_the_unit_as_a_process(node: Machine, signa
     """KillMode= reaches the servers, never users' processes: they get an error from CUDA and decide themselves."""
     prepare(node)
     node.systemctl("start", UNIT)
-    client = node.start(CLIENT, "sleep", "3", user=A_USER, environment=AROUND)
-    deadline = time.monotonic() + 20
-    while "NEW CLIENT" not in log(node) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)
+    client = node.start(CLIENT, "sleep", "600", user=A_USER, environment=AROUND)
+    until_it_computes(client)
     node.run("kill", f"-{signal}", daemon(node))
-    said = client.communicate(timeout=30)[0]
+    until("the unit has ended", lambda: node.show(UNIT, "MainPID") == {"MainPID": "0"})
+    enough(node, A_USER)
+    said = client.communicate(timeout=60)[0]
     assert client.returncode >= 0, f"the client was killed by signal {-client.returncode}"
     assert "done" in said
+
+
+@pytest.mark.parametrize("branch", sorted(fetch.SUITES))
+def test_nvidias_daemons_of_older_drivers(node: Machine, branch: str) -> None:
+    """470 and 535 write no pid file. systemd guesses the daemon all the same, and it hears the words at the stop."""
+    try:
+        driver = fetch.get(branch)
+    except fetch.Unavailable as error:
+        pytest.skip(f"NVIDIA's programs of driver {branch}: {error}")
+    node.run("cp", "-a", f"{driver.root}/.", f"/opt/{branch}")
+    control = f"/opt/{branch}/{driver.control.relative_to(driver.root)}"
+    libraries = f"/opt/{branch}/{driver.libraries.relative_to(driver.root)}"
+    prepare(node)
+    environment = node.path("/run/mpsagent/instance-gpu0.env")
+    text = environment.read_text().replace("CONTROL=nvidia-cuda-mps-control", f"CONTROL={control}")
+    environment.write_text(f"{text}LD_LIBRARY_PATH={libraries}\n")
+    node.systemctl("start", UNIT)
+    state = node.show(UNIT, "ActiveState", "MainPID")
+    assert state["ActiveState"] == "active"
+    assert re.search(rf"Control +{state['MainPID']}\] Starting control daemon using socket {PIPE}/control", log(node))
+    assert node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() is versions.of(driver.version).pid_file
+    node.systemctl("stop", UNIT)
+    assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
+    assert "Exit with status 0" in log(node)

@@ -24,7 +24,7 @@ from tests.booted.gate import (
     waiting_client,
 )
 from tests.booted.machine import Machine
-from tests.booted.service import ALICE, BOB, CLIENT, MULTIPROCESSORS, multiprocessors, until
+from tests.booted.service import ALICE, BOB, CLIENT, MULTIPROCESSORS, enough, multiprocessors, until, until_it_computes
 
 
 def stored(node: Machine) -> int:
@@ -159,14 +159,15 @@ def test_a_directory_that_a_user_has_taken_is_refused_at_once_and_taken_back_by_
 def test_a_daemon_that_was_started_by_hand_is_left_alone_and_said(node: Machine) -> None:
     """With people's work on it; its place is taken when it has ended."""
     node.run("nvidia-cuda-mps-control", "-d")
-    worker = node.start(CLIENT, "sleep", "2", user=BOB)
-    until("it is connected", lambda: "NEW CLIENT" in node.path(f"{LOG}/control.log").read_text())
+    worker = node.start(CLIENT, "sleep", "600", user=BOB)
+    before = until_it_computes(worker)
     assert node.run("systemctl", "start", GATE, check=False).returncode != 0
     said = node.journal("-u", SOCKETS[0])
     pid = node.path(f"{PUBLIC}/nvidia-cuda-mps-control.pid").read_text().strip()
     assert f"{PUBLIC} is served by process {pid} of root" in said
     assert "echo quit" in said
-    text = worker.communicate(timeout=30)[0]
+    enough(node, BOB)
+    text = before + worker.communicate(timeout=60)[0]
     assert (worker.returncode, "last CUDA_SUCCESS" in text) == (0, True), text
     node.run("nvidia-cuda-mps-control", text="quit\n")
     until("it has ended", lambda: node.run("pgrep", "-f", "mps-control", check=False).returncode == 1)
@@ -215,7 +216,7 @@ def test_the_policy_decides_where_the_sockets_are(node: Machine) -> None:
     assert f"ListenSequentialPacket={PUBLIC}/control" in node.systemctl("cat", SOCKETS[0]), "a broken policy: defaults"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 def test_an_agent_that_cannot_start_opens_the_gate_with_the_fail_safe_limits(node: Machine) -> None:
     """Nobody waits for ever because of a bug of ours; and as soon as an agent starts it decides again."""
     node.write(

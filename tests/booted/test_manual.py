@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,23 @@ def test_every_key_of_the_policy_is_in_the_manual(pages: list[Path]) -> None:
     text = pages[-1].read_text()
     for key in re.findall(r"^\| `(\S+)` \|", (ROOT / "docs/policy.md").read_text(), re.MULTILINE):
         assert f".It Ic {key}" in text
+
+
+def test_the_package_has_the_documents_that_it_names(package: Path, tmp_path: Path) -> None:
+    """Pages, units, programs and policy files send readers to docs/: after an installation it is beside README."""
+    done = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True)
+    (tmp_path / "files.tar").write_bytes(done.stdout)
+    place = "usr/share/doc/mpsagent/"
+    with tarfile.open(tmp_path / "files.tar") as archive:
+        files = {one.name.removeprefix("./"): one for one in archive if one.isfile()}
+        named: dict[str, set[str]] = {}
+        for name, one in files.items():
+            if one.size < 1 << 20 and "/lib/python" not in name and name.endswith((".md", ".toml", ".service", ".yml")):
+                text = archive.extractfile(one)
+                assert text is not None
+                for page in re.findall(r"\b(?:docs|examples)/[\w./-]*\w", text.read().decode()):
+                    named.setdefault(page, set()).add(name)
+    assert {page for page in named if page.endswith(".md")} >= {"docs/policy.md", "docs/modes.md", "docs/first-hour.md"}
+    there = {name.removeprefix(place) for name in files}
+    there |= {str(parent) for name in there for parent in Path(name).parents}
+    assert {page: by for page, by in named.items() if page not in there} == {}

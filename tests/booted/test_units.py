@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 UNITS = ROOT / "systemd"
 # Lower is better. Each exception that makes up the rest has its reason in the unit.
-HIGHEST_EXPOSURE = {"mpsagent.service": 2.5, "mpsagent-gate.service": 2.5}
+HIGHEST_EXPOSURE = {"mpsagent.service": 2.5, "mpsagent-gate.service": 2.5, "mpsagent-metrics.service": 2.0}
 # Known from systemd 254 on; older ones pass it over with a warning.
 NEWER = re.compile("Unknown key .*'FileDescriptorStorePreserve'")
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
@@ -61,7 +61,7 @@ def test_systemd_has_no_complaint_about_the_units(tmp_path: Path) -> None:
         shutil.copyfile(unit, place / unit.name)
     for program in (
         *("usr/bin/mpsagent", "usr/bin/mpsagent-cli", "usr/bin/mpsagent-gate", "usr/bin/env"),
-        *("usr/lib/mpsagent/mpsagent-open", "usr/lib/mpsagent/mpsagent-directories"),
+        *(f"usr/lib/mpsagent/mpsagent-{name}" for name in ("open", "directories", "compute-mode")),
     ):
         (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy("/bin/true", tmp_path / program)

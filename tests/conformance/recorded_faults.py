@@ -65,7 +65,7 @@ def r2(rig: Rig) -> None:
 def r3(rig: Rig) -> None:
     """Only the shortest of the three times that the recording has: the wait grows with it, the script does not."""
     rig.start("-d")
-    for nudge in (False, True):
+    for early in (False, True):
         holder = rig.spawn(A, "sleep", 3)
         rig.working(holder)
         rig.pause(1)
@@ -75,10 +75,10 @@ def r3(rig: Rig) -> None:
         while rig.clients[holder].process.poll() is None:
             rig.pause(0.001)
         left = time.monotonic()
-        if nudge:
+        if early:
             nudge_until_gone(rig, server)
         rig.wait(waiting)
-        rig.note(f"SWITCH nudge={nudge} hold=3 gap={time.monotonic() - left:.3f}")
+        rig.note(f"SWITCH nudge={early} hold=3 gap={time.monotonic() - left:.3f}")
     rig.drain()
     stop_all(rig)
 

@@ -1,4 +1,4 @@
-"""Recordings 03 and 04: arming too late, recovery, admission; the parked server, and clients beside MPS."""
+"""Recordings 03 and 04: defaults set too late, recovery, admission; a server for no user, and clients beside MPS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.conformance.script import (
     stop_all,
 )
 
-# Recording 03: arming too late, recovery, admission
+# Recording 03: defaults set too late, recovery, admission
 
 
 @scenario("Q1", "pre-arm: set defaults between 'Starting new server' and Ready")
@@ -205,7 +205,7 @@ def q11(rig: Rig) -> None:
     stop_all(rig)
 
 
-# Recording 04: the parked server, and clients beside MPS
+# Recording 04: a server for no user, and clients beside MPS
 
 
 @scenario("T1", "parked server: react to the pending client, then compare what each first client got")

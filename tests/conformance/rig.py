@@ -364,7 +364,7 @@ class Rig:
         return [process for process, _ in everything if process.pid in mine and process.state != "Z"]
 
     def _pid_files(self) -> set[int]:
-        """Daemons by their pid files. Anybody may write these, so the process must also look like one."""
+        """Daemons by their pid files. Every user may write these, so the process must also look like one."""
         found = set()
         for path in self.base.glob(f"pipe*/{CONTROL}.pid"):
             with contextlib.suppress(OSError, ValueError):

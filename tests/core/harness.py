@@ -48,6 +48,7 @@ grace = "5s"
 """
 PATIENT = POLICY.replace('"10s"', '"1h"')
 SHARED = '[instance.gpu]\nserver = "shared"\n'
+TOGETHER = '[instance.gpu]\nsharing = "together"\n'
 
 
 def policy(text: str = POLICY) -> Policy:
@@ -57,21 +58,29 @@ def policy(text: str = POLICY) -> Policy:
 
 
 class Stage:
-    """``lag``: seconds between agent and gate, each way; ``log_lag``: until a line is read (None: never)."""
+    """``lag``: seconds between agent and gate, each way; ``log_lag``: until a line is read (None: never); ``named``:
+    server.log says which client a line is about, as from driver 580 on."""
 
     def __init__(
         self,
         text: str = POLICY,
         *,
         shared: bool = False,
+        together: bool = False,
+        pausing: bool = False,
         lag: float = 0.001,
         log_lag: Callable[[], float | None] | None = None,
+        named: bool = True,
     ) -> None:
         self.clock = Clock()
-        self.text, self.shared = text, shared
+        self.text, self.shared, self.together = text, shared or together or pausing, together
+        """``together``: several users may be at work at once."""
+        self.pausing, self.overlaps = pausing, False
+        """``overlaps``: several users may be at work for a moment, after a drain or a fault or without an agent."""
         self.policy = self._policy(text)
         self.lag, self.log_lag = lag, log_lag or (lambda: 0.002)
-        self.mps = Mps(self.clock, shared, self._log, self._server_lost)
+        self.named = named
+        self.mps = Mps(self.clock, self.shared, self._log, self._server_lost)
         self.mps.gone = self._control_gone
         self.gate = Gate(self.clock, self.mps, self._from_gate)
         self.core: Core | None = None
@@ -104,7 +113,9 @@ class Stage:
         self.cpu_idle: dict[int, float] = {}
 
     def _policy(self, text: str) -> Policy:
-        return policy(text + (SHARED if self.shared else ""))
+        if "[instance" in text:
+            return policy(text)
+        return policy(text + (TOGETHER if self.together else SHARED if self.shared else ""))
 
     @property
     def now(self) -> float:
@@ -121,6 +132,7 @@ class Stage:
     def start_agent(self) -> None:
         """A new agent: what it finds, what the logs say, then the gate."""
         self.core, kept = (core := Core()), tuple(self.kept)
+        self.thaw()  # as every agent begins
         found: list[inp.Input] = [
             inp.PolicyChanged(self.now, self.policy),
             inp.DevicesFound(self.now, (H200,)),
@@ -162,6 +174,8 @@ class Stage:
     def _carry(self, step: Step) -> None:
         core = self.core
         assert core is not None
+        for _, error in step.mistakes:
+            raise error
         self.told += step.transitions
         if core.tick(self.now) != Step((), ()):
             raise AssertionError("decided twice at the same time")
@@ -173,6 +187,7 @@ class Stage:
         ]
         for action in step.actions:
             assert action.reason, action
+            assert "None" not in action.reason, action
             assert action.rule, action
             self.done.append((self.now, action))
             self._do(action)
@@ -195,6 +210,9 @@ class Stage:
                 self._answer(action, self._to_gate(lambda: self.gate.release((action.pid, action.start))))
             case act.SignalClient() | act.SignalHeld():
                 self._answer(action, self._signal(action))
+            case act.Freeze() | act.Thaw():
+                core = self.core
+                self.after(0.002, lambda: self._freeze(action) if self.core is core else None)
             case act.KillServer():
                 self._answer(action, self._kill_server(action))
             case act.KillControl():
@@ -241,6 +259,8 @@ class Stage:
             self.lines = []
         if isinstance(line, ev.ContextConnected):
             self._check_alone()
+        if not self.named and isinstance(line, ev.ContextConnected | ev.ClientDisconnected):
+            line = ev.ClientUnnamed(line.at, line.server)
         lag = self.log_lag()
         if lag is not None:
             self.lines.append(line)
@@ -260,7 +280,7 @@ class Stage:
         stopped = frozenset(p.pid for p in self.procs.values() if p.stopped)
         stopped |= {s.pid for s in self.mps.servers.values() if s.stopped}
         stopped |= {self.mps.control} if self.mps.control and self.mps.stopped else frozenset()
-        if stopped != self._stopped or self.cpu_idle:
+        if stopped != self._stopped or self.cpu_idle or any(c.frozen for c in core.state.clients.values()):
             self._stopped = stopped
             self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle)))
         if self.silent and not self.mps.blocked():
@@ -271,23 +291,20 @@ class Stage:
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     def at_work(self) -> set[int]:
-        return {p.uid for s in self.mps.servers.values() for p in s.clients.values()}
+        return {p.uid for s in self.mps.servers.values() for p in s.clients.values() if not (self.pausing and p.frozen)}
 
     def _check_alone(self) -> None:
-        assert len(self.at_work()) <= 1, f"two users at work at {self.now}: {self.at_work()}"
+        if self.overlaps:
+            return
+        assert self.together or len(self.at_work()) <= 1, f"two users at work at {self.now}: {self.at_work()}"
 
     def _check_table(self, table: act.Admissions) -> None:
-        assert len(table.users) <= 1
+        assert self.together or len(table.users) <= 1
         for one in table.users:
-            known = self.core is not None and one.uid in self.core.state.identities
-            rules = self.policy.rules(self.identities[one.uid]) if known else None
-            exact = self.policy.fail_safe((H200,)) if rules is None else rules.limits((H200,))
-            if rules is not None and not rules.enforce_limits:
-                exact = Limits()
-            if rules is None and not self.core.view().limits_enforced:  # type: ignore[union-attr]
-                exact = Limits()
+            rules = self.policy.rules(Identity(one.uid, NAMES[one.uid]))
+            exact = rules.limits((H200,)) if rules.enforce_limits else Limits()
             assert one.limits == exact, (one, exact)
-            assert rules is None or rules.access == "allow"
+            assert rules.access == "allow" or not rules.enforce_limits
 
     def _check_refusal(self, action: act.RefuseConnection) -> None:
         assert self.core is not None
@@ -308,12 +325,40 @@ class Stage:
         if proc is None or proc.start != action.start:
             return False
         if action.signal == signal.SIGCONT:
-            proc.stopped = False
+            proc.stopped = proc.frozen = False
             return True
         self.mps.signalled(proc)
         if (action.signal == signal.SIGKILL and not self.unkillable) or not (proc.stopped or proc.stubborn):
             self.ends(proc)
         return True
+
+    def _freeze(self, action: act.Freeze | act.Thaw) -> None:
+        """As the freezer does it: one that its owner has stopped stays so."""
+        assert self.gate.ever.get((action.pid, action.start)) == action.uid, f"it never passed the gate: {action}"
+        proc = self.procs.get(action.pid)
+        if proc is None or proc.start != action.start:
+            self._answer(action, False, "it has ended")
+            return
+        if isinstance(action, act.Freeze):
+            handing = self.gate.handing
+            assert handing is None or handing.proc.uid != proc.uid, "frozen in the middle of a hand-over"
+            if proc.freezes:
+                proc.frozen = proc.frozen or not proc.stopped
+                proc.stopped = True
+            self._answer(action, proc.freezes)
+            return
+        if proc.frozen:
+            proc.frozen = proc.stopped = False
+        self._answer(action, True)
+
+    def thaw(self) -> None:
+        """What the unit does when its agent has gone (ExecStopPost)."""
+        for proc in self.procs.values():
+            if proc.frozen:
+                proc.frozen = proc.stopped = False
+
+    def owner_resumes(self, proc: Proc) -> None:
+        proc.frozen = proc.stopped = False
 
     # --- the front-end: one command at a time, none while the daemon is blocked ---------------------------------------
 
@@ -338,7 +383,7 @@ class Stage:
             self._finish(core, action, False, "no daemon")
             return
         if isinstance(action, act.TerminateClient) and (proc := self.procs.get(action.pid)) is not None:
-            proc.stopped = False  # the executor resumes it while it is asked
+            proc.stopped = proc.frozen = False  # the executor resumes it while it is asked
         if mps.blocked():
             if self.now < limit:
                 self.after(0.05, lambda: self._command(core, action, began, limit))
@@ -401,6 +446,7 @@ class Stage:
         if self.start_fails or self.mps.control:
             self._answer(action, False)
             return
+        self.shared = self.mps.shared = action.multiuser
         control = self.mps.start()
         self.feed(inp.ControlRuns(self.now, control, self.now, "/s", action.multiuser))
         self._answer(action, True)
@@ -446,7 +492,7 @@ class Stage:
 
     # --- what users do ------------------------------------------------------------------------------------------------
 
-    def client(self, uid: int, pid: int | None = None, **how: bool | int) -> Proc:
+    def client(self, uid: int, pid: int | None = None, **how: bool | int | str) -> Proc:
         proc = Proc(next(self._pids) if pid is None else pid, uid, next(self._starts), **how)  # type: ignore[arg-type]
         self.procs[proc.pid] = proc
         self.came[proc.pid] = self.now
@@ -515,6 +561,9 @@ class Stage:
 
     def reports(self, kind: str) -> list[act.Report]:
         return [a for _, a in self.done if isinstance(a, act.Report) and a.kind == kind]
+
+    def times_of_reports(self, kind: str) -> list[float]:
+        return [at for at, action in self.done if isinstance(action, act.Report) and action.kind == kind]
 
     def happened(self, kind: type) -> list[tr.Transition]:
         return [one for one in self.told if isinstance(one, kind)]

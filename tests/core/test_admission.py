@@ -7,6 +7,7 @@ import pytest
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
+from mpsagent.core.model import Drain
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
 from tests.core.toy import Proc, Server
@@ -205,6 +206,23 @@ def test_a_drain_with_a_time_ends_what_is_left_then() -> None:
     assert alice.pid not in stage.procs
     assert not stage.mps.control
     assert stage.mps.hurt == set()
+
+
+def test_a_drain_that_is_given_another_time_is_the_same_drain() -> None:
+    """It was on record as over, "users are served again", and begun anew."""
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    since = stage.now
+    stage.feed(inp.DrainOrdered(since, since, None))
+    stage.run(10)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, stage.now + 60))
+    stage.run(30)
+    assert [len(stage.reports(f"drain.{kind}")) for kind in ("begun", "ended")] == [1, 0]
+    assert stage.core is not None
+    assert stage.core.state.drain == Drain(since, since + 70)
+    stage.run(60)
+    assert alice.pid not in stage.procs
 
 
 def test_a_drain_whose_quit_does_not_get_through_asks_again_every_few_seconds() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.core import actions as act
-from tests.core.harness import ALICE, BOB, PATIENT, Stage
+from mpsagent.core import inputs as inp
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, Stage
 
 IDLE = PATIENT.replace("[limits]", '[limits]\nidle_timeout = "60s"')
 
@@ -66,6 +67,18 @@ def test_nobody_is_ended_while_nobody_waits() -> None:
     assert stage.actions(act.TerminateClient) == []
 
 
+def test_nobody_is_ended_for_being_idle_in_a_drain() -> None:
+    """Work in a drain has the drain's time; who waits is not let in whatever is ended."""
+    stage = Stage(IDLE).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    idle(stage, stage.now)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(600)
+    assert stage.working(alice)
+
+
 def test_what_is_not_enforced_is_only_reported_once() -> None:
     stage = Stage(IDLE.replace("[limits]", "[limits]\nenforce = false")).up()
     stage.client(ALICE)
@@ -74,8 +87,27 @@ def test_what_is_not_enforced_is_only_reported_once() -> None:
     stage.run(0.1)
     idle(stage, stage.now)
     stage.run(600)
-    assert len(stage.reports("client.over")) == 1
+    (report,) = stage.reports("client.over")
+    assert "not enforced" in report.reason
     assert stage.actions(act.TerminateClient) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"), [('access = "deny"', "denies user 1003"), ("max_clients = 1", "may have 1 client at a time")]
+)
+def test_whom_the_gate_keeps_out_it_lets_in_where_nothing_is_enforced(rule: str, says: str) -> None:
+    """`enforce = false` promises that nothing is enforced; what would have been is on record, once for each client."""
+    stage = Stage(f"enforce = false\n{PATIENT}[user.carol]\n{rule}\n").up()
+    crowd = [stage.client(CAROL)]
+    stage.run(1)
+    crowd.append(stage.client(CAROL))
+    stage.run(60)
+    assert [stage.working(one) for one in crowd] == [True, True]
+    assert stage.gate.turned_away == []
+    reports = stage.reports("client.over")
+    over = crowd if "deny" in rule else crowd[1:]
+    assert [one.pid for one in reports] == [one.pid for one in over]
+    assert says in reports[0].reason
 
 
 def test_a_nearly_full_server_is_reported_once() -> None:

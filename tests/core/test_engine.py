@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
+from mpsagent.core import engine
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.queue import Held, Queue
+from mpsagent.core.rule import Decision
 from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Device
 from tests.core.harness import ALICE, BOB, PATIENT, Stage, policy
 
 
@@ -51,6 +54,62 @@ def test_a_line_that_changes_nothing_is_no_reason_to_decide() -> None:
     assert deadline is not None
     core.receive(ev.ConnectionLine(deadline, "NEW UI"), deadline)
     assert passes > 0
+
+
+class Broken(Exception):
+    """A mistake in a rule."""
+
+
+@pytest.mark.parametrize("name", [name for name, _ in engine._RULES])
+def test_a_mistake_in_one_rule_stops_no_other(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """It is told, asked again a second later, and decides again once it can."""
+    core, asked = Core(), []
+    rules = dict(engine._RULES)
+
+    class Mistaken:
+        note = staticmethod(rules[name].note)
+
+        @staticmethod
+        def decide(view: object, memory: object, now: float) -> object:
+            asked.append(now)
+            if now < 10:
+                raise Broken
+            return rules[name].decide(view, memory, now)  # type: ignore[arg-type]
+
+    class Last:
+        @staticmethod
+        def decide(_view: object, memory: object, now: float) -> Decision[object]:
+            others.append(now)
+            return Decision(memory)
+
+    others: list[float] = []
+    monkeypatch.setattr(engine, "_RULES", tuple((one, Mistaken if one == name else rules[one]) for one in rules))
+    monkeypatch.setattr(engine.ladder, "decide", Last.decide)
+    step = core.receive(inp.PolicyChanged(0.0, policy("")), 0.0)
+    assert [(rule, type(error)) for rule, error in step.mistakes] == [(name, Broken)]
+    assert [type(one) for one in step.actions] == ([] if name == "hangs" else [act.StartControl])
+    assert others
+    for tenth in range(1, 100):
+        more = core.receive(inp.DevicesFound(tenth / 10, (Device(0, str(tenth), "", 1, 1),)), tenth / 10)
+        assert len(more.mistakes) == (tenth % 10 == 0)
+        deadline = core.deadline()
+        assert deadline is not None
+        assert tenth / 10 < deadline <= tenth / 10 + engine.RETRY
+    assert len(asked) == len(set(asked)) == 10, "no busy loop"
+    assert core.tick(10.0).mistakes == ()
+    assert asked[-1] == 10.0
+
+
+def test_a_mistake_in_what_a_rule_makes_of_an_outcome_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(_memory: object, _done: act.Done) -> object:
+        raise Broken
+
+    core = Core()
+    (start,) = core.receive(inp.PolicyChanged(0.0, policy("")), 0.0).actions
+    monkeypatch.setattr(engine.starts, "note", note)
+    step = core.receive(act.Done(1.0, start, False, "no such program"), 1.0)
+    assert [rule for rule, _ in step.mistakes] == ["starts"]
+    assert core.deadline() is not None, "hangs has heard of it, and tries again"
 
 
 def test_the_same_happenings_give_the_same_actions() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 from tests.core.toy import Proc
@@ -42,9 +43,10 @@ ATTEMPTS: dict[str, Lines] = {
     "she has no context": lambda t, s, p, c: [ev.ContextExiting(t, s, p, 1), ev.ContextExiting(t, s, p + 1, 1)],
     "her end was asked for": lambda t, s, p, c: [ev.TerminationAsked(t, s, p), ev.TerminationDone(t, s)],
     "a stranger is a client": lambda t, s, p, c: [ev.ContextConnected(t, s, 1, 0), ev.ContextConnected(t, s, c, 1)],
+    "she and Bob were refused": lambda t, s, p, c: [ev.ClientRefused(t, s, p + n, "status 807") for n in range(4)],
     "the server is full": lambda t, s, p, c: [ev.ClientsFull(t, s, 0)],
     "the daemon quits": lambda t, s, p, c: [ev.QuitIssued(t, 0)],
-    "somebody typed quit": lambda t, s, p, c: [ev.CommandRead(t, "quit")],
+    "quit was typed": lambda t, s, p, c: [ev.CommandRead(t, "quit")],
     "the daemon has exited": lambda t, s, p, c: [ev.ControlExited(t, c, 0)],
     "another daemon has started": lambda t, s, p, c: [ev.ControlStarted(t, 1, "/x"), ev.ControlStarted(0.0, c, "/s")],
     "other limits": lambda t, s, p, c: [ev.ThreadsSet(t, s, 100.0), ev.MemorySet(t, s, 0, 0), ev.ServerStarted(t, s)],
@@ -73,6 +75,7 @@ def test_nobody_is_hit_and_no_turn_moves(what: str, shared: bool) -> None:
         act.ReleaseClient, act.ShutdownServer,
     )  # fmt: skip
     assert hits == []
+    assert stage.happened(tr.ClientRefused) == []
     assert [
         a
         for a in stage.actions(act.KillServer, act.Resume)

@@ -11,6 +11,7 @@ from mpsagent.core import hangs
 from mpsagent.core import inputs as inp
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
+from tests.core.toy import Proc
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 KILLS = (act.KillServer, act.KillControl)
@@ -51,6 +52,96 @@ def test_a_server_that_stays_stopped_is_killed_and_the_next_user_served() -> Non
     assert stage.working(bob)
     assert len(stage.actions(act.KillServer)) == 1
     assert stage.actions(act.KillControl) == []
+
+
+@pytest.mark.parametrize("how", ["command fails", "refuses", "no answer"])
+def test_a_server_that_never_makes_way_is_killed_after_its_deadline_and_the_next_user_served(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its turn is over and no client is at work there; `shutdown_server` comes to nothing all the same."""
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    server = server_of(stage)
+
+    def shutdown(_server: object, *, force: bool = False) -> None:
+        stage.forge(ev.ShutdownTried(stage.now, server, force))
+        if how == "refuses":
+            stage.forge(ev.ShutdownRefused(stage.now, server, 2))
+
+    monkeypatch.setattr(stage.mps, "shutdown", shutdown)
+    stage.front_end_fails = how == "command fails"
+    stage.ends(alice)
+    ended = stage.now
+    stage.run(stage.policy.hang_exit + 3 * hangs.NEXT_STEP)
+    assert stage.working(bob)
+    (killed,) = stage.times(act.KillServer)
+    assert killed >= ended + (hangs.IDLE_EXIT if how == "no answer" else stage.policy.hang_exit)
+    assert stage.actions(act.KillControl) == []
+
+
+def test_who_works_on_a_server_without_having_passed_the_gate_has_as_long_as_a_turn() -> None:
+    """A gate and its keeper were killed with all they knew."""
+    stage = Stage(POLICY).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    server = server_of(stage)
+    stage.forge(ev.ContextConnected(stage.now, server, 7777, 1))
+    stage.mps.servers[server].clients[7777] = Proc(7777, ALICE, 1)
+    stage.ends(alice)
+    stage.run(1)
+    bob, came = stage.client(BOB), stage.now
+    stage.run(20)
+    assert stage.working(bob)
+    (killed,) = stage.times(act.KillServer)
+    assert killed >= came + 15, "its `after` and `grace`, as the policy says"
+
+
+@pytest.mark.parametrize(("shared", "whose"), [(False, ""), (True, " of all users")], ids=["own", "shared"])
+def test_a_reason_names_no_user_where_none_is_known(shared: bool, whose: str) -> None:
+    """The server's own log was read first, and the front-end does not answer."""
+    stage = Stage(PATIENT, shared=shared).up()
+    stage.front_end_fails = True
+    stage.forge(ev.ServerStopping(stage.now, 5555))
+    stage.run(60)
+    reasons = [one.reason for one in stage.actions(act.KillServer)]
+    assert reasons[0] == f"server 5555{whose} does not exit: SIGKILL to server 5555"
+
+
+def test_a_hand_over_that_stands_still_is_the_gates_to_end_before_a_server_is_killed() -> None:
+    """MPS answers nobody until that client has met its server, and the policy has little patience."""
+    stage = Stage(PATIENT + '[hang]\ncontrol = "0.5s"\n').up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(0.1)
+    assert stage.core is not None
+    (held,) = stage.core.state.held_of(BOB)
+    stage.feed(inp.HandingOver(stage.now, held.connection), inp.DaemonSilent(stage.now, True))
+    stage.run(7.2)
+    assert stage.actions(*KILLS) == []
+    assert stage.working(alice)
+    stage.run(20)
+    assert stage.actions(*KILLS) != [], "not for ever"
+
+
+def test_a_server_that_was_asked_long_ago_is_not_held_against_it() -> None:
+    """Who waited has left before it made way; the next who comes has not waited yet."""
+    stage = Stage(PATIENT).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.front_end_fails = True
+    stage.ends(alice)
+    stage.run(2)
+    stage.ends(bob)
+    stage.run(3600)
+    stage.client(BOB)
+    stage.front_end_fails = False
+    stage.run(3)
+    assert stage.at_work() == {BOB}
+    assert stage.actions(*KILLS) == []
 
 
 def test_a_stopped_daemon_that_nobody_asks_is_resumed_after_its_deadline() -> None:

@@ -135,11 +135,11 @@ WILD = (
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs(*BENIGN, *GATE, most=40), st.booleans(), LAGS, st.sampled_from([POLICY, PATIENT]))
+@given(programs(*BENIGN, *GATE, most=40), st.booleans(), LAGS, st.sampled_from([POLICY, PATIENT]), st.booleans())
 def test_every_client_gets_exactly_its_policy_and_its_turn(
-    program: list[Step], shared: bool, lag: float, text: str
+    program: list[Step], shared: bool, lag: float, text: str, named: bool
 ) -> None:
-    stage = Stage(text, shared=shared, lag=lag).up()
+    stage = Stage(text, shared=shared, lag=lag, named=named).up()
     play(stage, program)
     settle(stage, text=text)
     stage.run(1)
@@ -150,11 +150,14 @@ def test_every_client_gets_exactly_its_policy_and_its_turn(
 
 
 @settings(max_examples=120, deadline=None)
-@given(programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1, 1.0]))
+@given(
+    programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1, 1.0]),
+    st.booleans(),
+)  # fmt: skip
 def test_whatever_happens_two_users_never_work_at_once(
-    program: list[Step], shared: bool, lag: float, seed: int, lost: float
+    program: list[Step], shared: bool, lag: float, seed: int, lost: float, named: bool
 ) -> None:
-    stage = Stage(shared=shared, lag=lag, log_lag=log_lags(seed, lost)).up()
+    stage = Stage(shared=shared, lag=lag, log_lag=log_lags(seed, lost), named=named).up()
     play(stage, program)
     stage.run(5)
     seconds = stage.now - 1000.0
@@ -163,12 +166,14 @@ def test_whatever_happens_two_users_never_work_at_once(
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1]))
+@given(
+    programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1]), st.booleans()
+)
 def test_after_any_trouble_everybody_is_served_again(
-    program: list[Step], shared: bool, lag: float, seed: int, lost: float
+    program: list[Step], shared: bool, lag: float, seed: int, lost: float, named: bool
 ) -> None:
     """Promise 4: within the deadlines, without a hand. Who waits is served without coming anew."""
-    stage = Stage(shared=shared, lag=lag, log_lag=log_lags(seed, lost)).up()
+    stage = Stage(shared=shared, lag=lag, log_lag=log_lags(seed, lost), named=named).up()
     play(stage, program)
     settle(stage)
     last = [stage.client(uid) for uid in (DAVE, CAROL, BOB, ALICE)]
@@ -196,12 +201,13 @@ def test_after_any_trouble_everybody_is_served_again(
     ),
     st.booleans(),
     LAGS,
+    st.booleans(),
 )
 def test_the_wait_for_a_turn_is_bounded_whatever_the_holder_does(
-    doings: list[tuple[float, str, int]], shared: bool, lag: float
+    doings: list[tuple[float, str, int]], shared: bool, lag: float, named: bool
 ) -> None:
     """Promise 2: after + grace and the ladder, however many clients the holder starts meanwhile."""
-    stage = Stage(shared=shared, lag=lag).up()
+    stage = Stage(shared=shared, lag=lag, named=named).up()
     stage.client(ALICE)
     stage.run(1)
     bob = stage.client(BOB)
@@ -228,7 +234,7 @@ def test_the_wait_for_a_turn_is_bounded_whatever_the_holder_does(
 @settings(max_examples=30, deadline=None)
 @given(programs("client", "client", "contexts", "leave", "leave", "detach", most=40), st.booleans(), LAGS)
 def test_the_gpu_is_never_idle_while_a_user_waits(program: list[Step], shared: bool, lag: float) -> None:
-    """Half a second after every step somebody works, if anybody wants to; a second for who has let go of his server."""
+    """Half a second after every step a user works, if one wants to; a second for who has let go of his server."""
     stage = Stage(PATIENT, shared=shared, lag=lag).up()
     for step in program:
         play(stage, [step])
@@ -254,11 +260,12 @@ def test_nobody_is_overtaken_twice_by_the_same_user(program: list[Step], shared:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    programs("client", "client", "stubborn", "frozen", "freeze", "leave", "end", "reuse", "detach"), st.booleans(), LAGS
-)
-def test_ending_clients_hurts_no_neighbour(program: list[Step], shared: bool, lag: float) -> None:
+    programs("client", "client", "stubborn", "frozen", "freeze", "leave", "end", "reuse", "detach"),
+    st.booleans(), LAGS, st.booleans(),
+)  # fmt: skip
+def test_ending_clients_hurts_no_neighbour(program: list[Step], shared: bool, lag: float, named: bool) -> None:
     """Promise 3: a signal comes after terminate_client. Clients that are ended too do not count as neighbours."""
-    stage = Stage(PATIENT, shared=shared, lag=lag).up()
+    stage = Stage(PATIENT, shared=shared, lag=lag, named=named).up()
     play(stage, program)
     stage.run(60)
     ended = {a.pid for a in stage.actions(act.TerminateClient) if isinstance(a, act.TerminateClient)}

@@ -14,11 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpsagent.agent.gate_messages import to_input
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import State, Status
 from mpsagent.core.reduce import reduce
+from mpsagent.gate import link
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.loglines import LogParser
@@ -417,6 +419,17 @@ def test_leaving_is_a_hint_until_mps_says_so() -> None:
     assert (back.clients[200].detached, back.clients[200].connections) == (None, 2)
 
 
+def test_who_was_refused_by_its_server_says_so_itself() -> None:
+    """At the gate, as its last word. A line of a log may name any process."""
+    state, happened = reduce(knocked(State()), ev.ClientRefused(2, 100, 200, "status 807"))
+    assert happened == []
+    message = link.Passed(1, 200, 1001, 77, Limits(), 0.1, 2.0, status=807)
+    _, happened = reduce(state, to_input(message, 2.0))
+    (refused,) = (one for one in happened if isinstance(one, tr.ClientRefused))
+    assert (refused.pid, refused.uid) == (200, 1001)
+    assert "807" in refused.why
+
+
 def test_a_refused_connection_is_no_longer_held_unless_it_was_being_handed_over() -> None:
     refuse = act.RefuseConnection(connection=1, pid=200, uid=1001, reason="denied", rule="user.x.access")
     state, happened = reduce(knocked(State()), act.Done(2, refuse, True))
@@ -503,3 +516,11 @@ def test_the_state_is_bounded_whatever_the_logs_say() -> None:
     assert len(state.ended) <= 64
     assert len(state.left) <= 256
     assert all(len(server.attached) <= 256 for server in state.servers.values())
+
+
+def test_who_is_refused_by_the_gate_waits_no_more() -> None:
+    """For what it said while it was held, or because others of its user crowd: the gate has closed the connection."""
+    state = knocked(daemon(), 7)
+    assert list(state.held) == [7]
+    state, told = reduce(state, inp.GateRefused(30.0, 7, PEER.pid, PEER.uid, "said something while it was held"))
+    assert (list(state.held), [type(one) for one in told]) == ([], [tr.ClientRefused])

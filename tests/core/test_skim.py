@@ -75,13 +75,25 @@ HEADS = ["[2026-11-21 00:00:0{second}.000 Control   471] "] * 12 + [
 
 
 @st.composite
+def polls(draw: st.DrawFn) -> list[tuple[str, str]]:
+    """Whole sessions of a front-end, one after another."""
+    said = draw(
+        st.lists(st.sampled_from([one for one in MESSAGES if one[:7] in ("Cmd:get", "Cmd:set", "4242", "ACTIVE")]))
+    )
+    head = draw(st.sampled_from(HEADS))
+    return [(head, one) for one in ("Accepting connection...", "NEW UI", *said, "UI closed")] * draw(st.integers(1, 3))
+
+
+@st.composite
 def logs(draw: st.DrawFn) -> bytes:
     """Any lines in any order: forged ones, answers without an end, other daemons."""
     head = HEAD.decode()
     start = f"{head}Starting control daemon using socket s\n"
     if draw(st.booleans()):  # else hardly any admission would be to a known server
         start += f"{head}Starting new server 5 for user 1001\n{head}NEW SERVER 5: Ready\n"
-    lines = draw(st.lists(st.tuples(st.sampled_from(HEADS), st.sampled_from(MESSAGES)), max_size=60))
+    line = st.tuples(st.sampled_from(HEADS), st.sampled_from(MESSAGES))
+    parts = draw(st.lists(st.one_of(line.map(lambda one: [one]), polls()), max_size=60))
+    lines = [one for part in parts for one in part]
     rest = draw(st.sampled_from(["", "[2026-11-21 00:00:09.000 Control   471] NEW U", "4"]))
     text = "".join(head.format(second=min(9, at // 7)) + message + "\n" for at, (head, message) in enumerate(lines))
     return (start + text + rest).encode()

@@ -62,7 +62,7 @@ def test_a_fault_its_sticky_clients_and_who_came_meanwhile() -> None:
     """Recording 02, R4: 988 did it, the log accuses 976, all three are listed; 1009 is refused until 976 is killed."""
     story = told("02", "R4")
     (fault,) = story.faults
-    assert (fault.server, fault.at, fault.sticky) == (978, at("2026-11-21 00:00:31.147"), [976, 987, 988])
+    assert (fault.server, fault.at, list(fault.sticky)) == (978, at("2026-11-21 00:00:31.147"), [976, 987, 988])
     assert fault.recovered == at("2026-11-21 00:00:35.308"), "server context destroyed: clients are taken again"
     for pid in (976, 987, 988):
         assert client(story, pid).outcome is Outcome.FAULTED
@@ -79,7 +79,7 @@ def test_a_killed_server_loses_its_client_and_the_next_one_gets_a_new_server() -
     story = told("02", "R4", "R5", "R6")
     assert client(story, 1058).outcome is Outcome.LOST
     assert client(story, 1068).server == 1070
-    assert [(f.at, f.sticky) for f in story.faults][1] == (at("2026-11-21 00:00:41.241"), [1031])
+    assert [(f.at, list(f.sticky)) for f in story.faults][1] == (at("2026-11-21 00:00:41.241"), [1031])
     assert not server(story, 978).forced, "a SIGKILL is not MPS's own force"
 
 
@@ -98,7 +98,7 @@ def test_a_sticky_client_that_is_then_terminated_stays_faulted() -> None:
     story = told("03", "Q3", "Q4")
     assert client(story, 633).outcome is Outcome.FAULTED
     (fault,) = story.faults
-    assert fault.sticky == [633, 645]
+    assert list(fault.sticky) == [633, 645]
     assert fault.recovered == at("2026-11-21 00:09:31.096")
     assert client(story, 675).outcome is Outcome.OK
 
@@ -137,7 +137,7 @@ def test_a_fault_on_one_gpu_leaves_the_other_gpus_client_alone() -> None:
     story = told("05", "M1", "M2")
     assert client(story, 635).outcome is Outcome.OK
     (fault,) = story.faults
-    assert (fault.sticky, fault.devices) == ([618, 669], [0])
+    assert (list(fault.sticky), list(fault.devices)) == ([618, 669], [0])
     assert [(r.pid, r.reason) for r in story.refused] == [(678, "status 807"), (680, "status 807")]
 
 
@@ -244,3 +244,25 @@ def test_no_order_of_events_breaks_the_story(events: list[ev.Event]) -> None:
     assert all(c.outcome is not None for c in story.clients)
     assert all(c.connected is None or c.disconnected is None or c.disconnected >= c.connected for c in story.clients)
     assert sum(s.faults for s in story.servers) == len(story.faults)
+
+
+def test_pids_that_are_none_are_no_clients() -> None:
+    """A daemon in another pid namespace does not know them (recording 09); a line may say anything below 1."""
+    story = tell(
+        [
+            ev.ClientQueued(1.0, 0, 1001),
+            ev.ClientQueued(1.0, 0, 1002),
+            ev.ServerStarting(1.0, 10, 1001),
+            ev.ServerReady(2.0, 10),
+            ev.ContextConnected(2.0, 10, 0, 0),
+            ev.ContextConnected(2.0, 10, -1003, 0),
+            ev.ClientRefused(2.5, 10, 0, "status 807"),
+            ev.ClientDisconnected(3.0, 10, 0),
+            ev.ServerExited(4.0, 10, 0),
+        ]
+    )
+    assert [(one.pid, one.uid, one.outcome, one.waited) for one in story.clients] == [
+        (None, 1001, Outcome.UNKNOWN, 1.0),
+        (None, 1002, Outcome.NEVER_SERVED, 3.0),
+    ]
+    assert [one.pid for one in story.refused] == [None]

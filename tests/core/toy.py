@@ -38,9 +38,14 @@ class Proc:
     start: int
     works: bool = True
     stopped: bool = False
+    frozen: bool = False
+    """The agent stopped it, and not its owner."""
+    freezes: bool = True
+    """It can be stopped at all."""
     stubborn: bool = False
     stays: bool = False
     contexts: int = 1
+    cgroup: str | None = None
     terminated: bool = False
     server: Server | None = None
     dead: bool = False
@@ -289,6 +294,7 @@ class Gate:
         self.ever: dict[Process, int] = {}
         """User of each process that ever came, that ever passed."""
         self.turned_away: list[int] = []
+        self.own: set[Process] = set()
         self._pumping = False
 
     def knock(self, proc: Proc) -> int:
@@ -350,14 +356,25 @@ class Gate:
         self.handing = one
         user = self._user(one.proc.uid)
         assert user is not None
+        limits = self._limits(one, user)
         self.tell(inp.HandingOver(self.clock.now, one.number))
         began = self.clock.now
 
         def meet() -> None:
-            self.mps.defaults = user.limits
-            self.mps.serve(one.proc, lambda ok: self._over(one, user.limits, ok, began), began + GIVE_UP)
+            self.mps.defaults = limits
+            self.mps.serve(one.proc, lambda ok: self._over(one, limits, ok, began), began + GIVE_UP)
 
         self.clock.after(GREETING, meet)
+
+    def _named(self) -> dict[Process, Limits]:
+        return {(pid, start): limits for pid, start, limits in self.table.processes}
+
+    def _limits(self, one: Connection, user: act.Admission) -> Limits:
+        if one.proc.key in self.own and one.proc.key in self.known:
+            return self.passed[one.proc.key][1]
+        if user.named:
+            self.own.add(one.proc.key)
+        return self._named().get(one.proc.key, user.limits)
 
     def _next(self) -> Connection | None:
         if not self.table.open:
@@ -371,6 +388,9 @@ class Gate:
                     continue
                 mine = sum(1 for p in self.known.values() if p.uid == one.proc.uid)
                 full = user.max_clients is not None and mine >= user.max_clients
+                used = [self.passed[p.key][1] for p in self.known.values() if p.uid == one.proc.uid]
+                full = full or (user.total is not None and not user.total.fits(used, self._limits(one, user)))
+                full = full or (user.named and one.proc.key not in self._named())
                 if not kin and (user.known_only or full):
                     continue
                 if one.not_before > self.clock.now:
@@ -420,4 +440,4 @@ class Gate:
 
 
 def _peer(proc: Proc) -> inp.Peer:
-    return inp.Peer(proc.pid, proc.uid, 100, proc.start)
+    return inp.Peer(proc.pid, proc.uid, 100, proc.start, proc.cgroup)

@@ -68,16 +68,24 @@ def test_no_value_becomes_a_field_of_its_own() -> None:
 def test_what_failed_is_a_warning() -> None:
     """`journalctl -p warning` is where people look first."""
     assert decoded(journal.encode("server.fault", "info", {}))["PRIORITY"] == b"4"
-    assert decoded(journal.encode("action.done", "info", {"ok": False}))["PRIORITY"] == b"4"
+    assert decoded(journal.encode("action.failed", "info", {"ok": False}))["PRIORITY"] == b"4"
     assert decoded(journal.encode("action.done", "info", {"ok": True}))["PRIORITY"] == b"6"
     assert decoded(journal.encode("anything", "error", {}))["PRIORITY"] == b"3"
 
 
 def test_a_client_that_was_ended_says_so_only_if_it_was() -> None:
-    """An action that is only reported has ended nobody."""
+    """An action that is only reported has ended nobody, nor one that failed."""
     done = {"action": "SignalClient", "pid": 9, "uid": 1001, "ok": True, "enforce": True}
     assert "MESSAGE_ID" in decoded(journal.encode("action.done", "info", done))
     assert "MESSAGE_ID" not in decoded(journal.encode("action.done", "info", {**done, "enforce": False}))
+    assert "MESSAGE_ID" not in decoded(journal.encode("action.failed", "info", {**done, "ok": False}))
+
+
+def test_a_start_of_mps_is_explained_when_it_fails() -> None:
+    """`journalctl -x` says what to do then."""
+    start = {"action": "StartControl", "enforce": True}
+    assert "MESSAGE_ID" in decoded(journal.encode("action.failed", "info", {**start, "ok": False}))
+    assert "MESSAGE_ID" not in decoded(journal.encode("action.done", "info", {**start, "ok": True}))
 
 
 def test_a_full_journal_loses_lines_and_never_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

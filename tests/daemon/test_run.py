@@ -218,6 +218,19 @@ def test_what_is_not_installed_is_said_and_ready_waits_for_nothing(stage: Stage,
     found = [one for one in agent.api.problems() if "/nonexistent/nvidia-cuda-mps-control" in one]
     assert found
     assert took < OPENING, "at once, not when the time for it was over"
+    failed = stage.record("action.failed", action="StartControl")
+    assert (failed["ok"], "/nonexistent" in failed["text"]) == (False, True), "and no record says that it was done"
+    assert stage.records("action.done", action="StartControl") == []
+
+
+def test_a_low_limit_of_open_files_is_said(stage: Stage) -> None:
+    """With `ulimit -n 64` the agent, the gate and MPS fail one by one, each in its own words."""
+    stage.policy(POLICY)
+    agent = stage.start_agent(prefix=("prlimit", "--nofile=64:64"))
+    stage.answering(agent)
+    assert "only 64 files" in stage.problem(agent, "the agent may open")
+    assert "only 64 files" in stage.problem(agent, "the gate may open")
+    assert "the agent may open only 64 files" in agent.log()
 
 
 def test_a_public_directory_of_a_user_ends_the_start_with_the_way_out(stage: Stage) -> None:
@@ -232,3 +245,18 @@ def test_a_public_directory_of_a_user_ends_the_start_with_the_way_out(stage: Sta
     assert f"{stage.rig.pipe} belongs to uid {A}" in said
     assert f"rm -r {stage.rig.pipe}" in said
     assert "Traceback" not in said
+
+
+def test_the_log_has_one_line_for_an_action_and_its_outcome(stage: Stage) -> None:
+    """In sentences, with what was asked for, and without the questions that the agent asks for itself."""
+    agent = stage.with_agent(POLICY)
+    client = stage.client(A, "sleep", 60)
+    client.working()
+    assert agent.api.ask("POST", f"/v1/clients/{client.pid}/terminate")[0] == 200
+    stage.record("client.ended", pid=client.pid)
+    assert stage.records("action.done", action="Reconcile"), "asked, and kept in the history"
+    lines = [line for line in agent.log().splitlines() if "client" in line or "control daemon" in line]
+    assert len([line for line in lines if f"asked MPS to end client {client.pid}" in line]) == 1
+    assert len([line for line in lines if "started the control daemon" in line]) == 1
+    assert not [line for line in lines if "(begun)" in line or "for its servers" in line]
+    assert [line for line in lines if "ordered by root" in line]

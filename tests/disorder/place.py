@@ -13,10 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mpsagent.sim import gpu
+from mpsagent.system.processes import stopped
 from tests.conformance import rig as rigs
 from tests.disorder.population import Machine, Population
 from tests.disorder.verdict import Entitled
@@ -87,11 +89,12 @@ def entitled_by_measuring(stage: Stage, population: Population, machine: Machine
     return found
 
 
-def start_product(stage: Stage, population: Population, server_program: str) -> Agent:
-    """The agent with this policy; returns when a first client has been served."""
+def start_product(stage: Stage, population: Population, server_program: str, *, each: bool = False) -> Agent:
+    """The agent with this policy; returns when a first client has been served. `each`: an instance for each GPU."""
+    several = 'devices = ["each"]\n[agent]\nplacement = "least-loaded"\n' if each else ""
     (stage.place / "policy.toml").write_text(
         population.policy + f'pipe_directory = "{stage.rig.pipe}"\nlog_directory = "{stage.rig.log}"\n'
-        f'control_program = "{server_program}"\n'
+        f'control_program = "{server_program}"\n{several}'
     )
     agent = stage.start_agent()
     end = time.monotonic() + 60
@@ -103,6 +106,11 @@ def start_product(stage: Stage, population: Population, server_program: str) -> 
     if first.ended(60) != 0:
         raise PlaceError(f"the first client was not served: {first.text()}\n{agent.log()[-4000:]}")
     return agent
+
+
+def frozen(stage: Stage, living: Sequence[int]) -> int:
+    """Processes that stand when the run is over, and files that say that one does."""
+    return sum(map(stopped, living)) + len(list(stage.place.glob("run/instances/*/frozen/*")))
 
 
 def start_bare(stage: Stage, population: Population, server: str) -> list[tuple[float, Callable[[], None]]]:
@@ -172,6 +180,19 @@ def kills(seed: int, count: int, what: str, seconds: float) -> list[tuple[float,
     draw = random.Random(seed)
     choice = [word for word in what.split(",") if word]
     return sorted((draw.uniform(1.0, seconds), draw.choice(choice)) for _ in range(count))
+
+
+FAULTED = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) Server +\d+\] Server is handling a fatal GPU error")
+
+
+def logged_faults(stage: Stage, began: float) -> list[float]:
+    """When servers faulted as server.log says, in seconds since `began` (time.time(); logs are UTC)."""
+    times = [
+        datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC).timestamp()
+        for path in stage.place.glob("**/server.log*")
+        for match in FAULTED.finditer(path.read_text(errors="replace"))
+    ]
+    return sorted(at - began for at in times if at >= began)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,8 @@ from mpsagent.mps.units import multiprocessors_for_percent
 FIRST_UID = 20101
 USERS = 6
 """Users who may use the GPU; one more may not."""
+SLICE = 1.5
+"""Seconds of a turn that ends in a pause."""
 AFTER, GRACE, TERMINATE, KILL, FAULT = 3.0, 2.0, 2.0, 2.0, 2.0
 """Seconds of the policy: a turn, its warning, `terminate_client`, SIGTERM to SIGKILL, sticky clients after a fault."""
 
@@ -55,7 +57,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class User:
-    """One user, what the policy says about them, and what that is: percent and MiB for each device."""
+    """One user, what the policy says about them, and what that is: percent and MiB for each device; `max_clients`: so
+    many processes at a time, by the key of that name or by a total."""
 
     uid: int
     text: str
@@ -97,16 +100,18 @@ class Population:
 
 
 def populate(
-    seed: int, machine: Machine, *, clients: int, seconds: float, server: str, guests: bool = True
-) -> Population:
-    """The population of one run. `server` is the policy's "own" or "shared"; `guests`: others at the socket as well."""
+    seed: int, machine: Machine, *, clients: int, seconds: float, server: str, sharing: str = "turns",
+    guests: bool = True, action: str = "terminate",
+) -> Population:  # fmt: skip
+    """The population of one run. `server` is the policy's "own" or "shared", `sharing` its "turns", "together" or
+    "apart"; `guests`: others at the socket as well; `action`: at the end of a turn, "terminate" or "pause"."""
     draw = random.Random(seed)
     users = _users(draw, machine)
     deeds = _clients(draw, users, machine, clients, seconds) + _guests(
         draw, users, clients // 10 if guests else 0, seconds
     )
     deeds.sort(key=lambda deed: deed.at)
-    policy = _policy(users, server)
+    policy = _policy(users, server, sharing, action)
     return Population(tuple(users), tuple(deeds), policy, seconds, {user.uid: user for user in users})
 
 
@@ -147,10 +152,18 @@ def _users(draw: random.Random, machine: Machine) -> list[User]:
     draw.shuffle(shares)
     draw.shuffle(ways)
     capped = draw.choice(uids)
+    totalled = uids[(uids.index(capped) + 1) % USERS]
     users = []
     for uid, (share, value), (memory, given) in zip(uids, shares, ways, strict=True):
-        most = draw.randint(2, 4) if uid == capped else None
-        lines = [share, memory, *([f"max_clients = {most}"] if most else [])]
+        most, bound = None, []
+        if uid == capped:
+            most = draw.randint(2, 4)
+            bound = [f"max_clients = {most}"]
+        elif uid == totalled:
+            total = min(100.0, _down(2.5 * value))
+            most = round(total * 10) // round(value * 10)
+            bound = [f"total_threads = {total:g}"]
+        lines = [share, memory, *bound]
         users.append(User(uid, "\n".join(lines), value, given, most))
     users.append(User(FIRST_UID + USERS, 'access = "deny"', 10.0, (1024,) * machine.gpus, denied=True))
     return users
@@ -164,15 +177,17 @@ def _part(mebibytes: int, percent: int) -> int:
     return mebibytes * percent // 100
 
 
-def _policy(users: Sequence[User], server: str) -> str:
+def _policy(users: Sequence[User], server: str, sharing: str, action: str) -> str:
     text = (
-        f'[switch]\nafter = "{AFTER:g}s"\ngrace = "{GRACE:g}s"\naction = "terminate"\n\n'
+        f'[switch]\nafter = "{AFTER:g}s"\ngrace = "{GRACE:g}s"\naction = "{action}"\nslice = "{SLICE:g}s"\n\n'
         f'[hang]\nfault = "{FAULT:g}s"\nterminate = "{TERMINATE:g}s"\nkill_grace = "{KILL:g}s"\n\n'
         # A user whom no section names gets little.
         '[limits]\nthreads = 5\nmemory = "600M"\n\n'
     )
     text += "".join(f"[user.{user.uid}]\n{user.text}\n\n" for user in users)
-    return text + f'[instance.default]\nserver = "{server}"\n'
+    # Daemons come and go while clients come.
+    idle = 'apart_idle_timeout = "1s"\n' if sharing == "apart" else ""
+    return text + f'[instance.default]\nsharing = "{sharing}"\nserver = "{server}"\n{idle}'
 
 
 # --- what they do -----------------------------------------------------------------------------------------------------

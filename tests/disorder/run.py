@@ -2,6 +2,10 @@
 """The scene of disorder: `python -m tests.disorder.run --seconds 60 --clients 1000 --server own|shared --seed 1 --sim`.
 
     --sim | --real        the simulator, or the real MPS of this machine (root, an NVIDIA GPU)
+    --sharing together    all users at once, on one server
+    --sharing apart       all users at once, each on a control daemon of their own
+    --action pause        turns end in a pause, and nobody is left frozen (with --server shared)
+    --instances each      with --gpus N: an instance for each GPU, users placed by load
     --bare                without the product: MPS as it is, to see that this test can fail
     --busy N              N processes that keep the cores busy beside it
     --kills N --kill W    N SIGKILLs beside it of what W names: agent,gate,daemon,server
@@ -30,7 +34,7 @@ from tests.conformance import rig as rigs
 from tests.disorder import place as places
 from tests.disorder.clients import Field
 from tests.disorder.population import populate
-from tests.disorder.verdict import Verdict, judge
+from tests.disorder.verdict import SLACK, Verdict, judge
 from tests.scenes.stage import Agent, Stage, look_at
 from tests.scenes.stage import Machine as StageMachine
 
@@ -44,6 +48,9 @@ class Options:
 
     kind: str = "sim"
     server: str = "own"
+    sharing: str = "turns"
+    action: str = "terminate"
+    instances: str = "one"
     seed: int = 1
     seconds: float = 60.0
     clients: int = 1000
@@ -53,6 +60,7 @@ class Options:
     kills: int = 0
     kill: str = "agent,gate,daemon,server"
     drain: float = DRAIN
+    slack: float = SLACK
     out: Path | None = None
     echo: Callable[[str], None] | None = None
 
@@ -76,9 +84,13 @@ def _run(options: Options, base: Path) -> Verdict:
     machine = places.machine_of(options.kind, options.gpus)
     looked = look_at(backend, base / "look")[0] if real else StageMachine(machine.multiprocessors, machine.mebibytes)
     machine = replace(machine, multiprocessors=looked.multiprocessors)
+    each = options.instances == "each"
+    if each:  # its own GPU is all that a client sees
+        machine = replace(machine, gpus=1)
     population = populate(
         options.seed, machine, clients=options.clients, seconds=options.seconds, server=options.server,
-        guests=not options.bare,  # one that says nothing would hold up a bare MPS for good
+        sharing=options.sharing,
+        action=options.action, guests=not options.bare,  # one that says nothing would hold up a bare MPS for good
     )  # fmt: skip
     if real:
         with Stage(backend, base / "m", looked) as stage:
@@ -91,7 +103,7 @@ def _run(options: Options, base: Path) -> Verdict:
         if options.bare:
             extra = places.start_bare(stage, population, options.server)
         else:
-            places.start_product(stage, population, backend.control)
+            places.start_product(stage, population, backend.control, each=each)
         field = Field(
             backend.client,
             places.guest_command(base, population.users[0].uid),
@@ -107,7 +119,15 @@ def _run(options: Options, base: Path) -> Verdict:
             say(f"all started: {_progress(field)}")
             left = field.wait(options.drain)
             say(f"{len(left)} left after {field.now():.1f} s")
-            verdict = judge(field.records, population, machine, entitled, turns=not options.bare, kills=killer.done)
+            frozen = places.frozen(stage, [one.pid for one in left])
+            logged = places.logged_faults(stage, time.time() - field.now())
+            verdict = judge(
+                field.records, population, machine, entitled,
+                turns=not options.bare and options.sharing == "turns", kills=killer.done, logged=logged, each=each,
+                slack=options.slack,
+                apart=options.sharing == "apart",
+                pause=options.action == "pause", frozen=frozen,
+            )  # fmt: skip
         finally:
             if options.out is not None:
                 _write(options.out, stage, field, population.policy, [*killer.agents, *stage.agents])
@@ -130,7 +150,7 @@ def _write(out: Path, stage: Stage, field: Field, policy: str, agents: list[Agen
         for record in field.records:
             file.write(json.dumps(record.json()) + "\n")
     for path in stage.place.glob("**/*.log"):
-        shutil.copyfile(path, out / path.name)
+        shutil.copyfile(path, out / "-".join(path.relative_to(stage.place).parts))
 
 
 def main() -> int:
@@ -138,6 +158,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=1000)
     parser.add_argument("--server", choices=("own", "shared"), default="own")
+    parser.add_argument("--sharing", choices=("turns", "together", "apart"), default="turns")
+    parser.add_argument("--action", choices=("terminate", "pause"), default="terminate")
+    parser.add_argument("--instances", choices=("one", "each"), default="one")
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100000)
     parser.add_argument("--gpus", type=int, default=1, help="of the simulated machine")
     parser.add_argument("--busy", type=int, default=0)
@@ -153,7 +176,9 @@ def main() -> int:
     options = Options(**given, echo=lambda text: print(text, flush=True))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     print(
-        f"seed {options.seed}, server {options.server}, {options.clients} clients in {options.seconds:g} s", flush=True
+        f"seed {options.seed}, {options.sharing}, server {options.server}, {options.clients} clients "
+        f"in {options.seconds:g} s",
+        flush=True,
     )
     try:
         verdict = run(options)

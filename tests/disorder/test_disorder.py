@@ -1,6 +1,7 @@
 """Half a minute of disorder on the simulator with both cores kept busy: every client gets exactly what the policy says.
 
-The long form: `python -m tests.disorder.run --seconds 60 --clients 1000 --busy 2 [--kills 20]`.
+More of them: `make disorder SERVER=shared SEED=12`; the long form:
+`python -m tests.disorder.run --seconds 60 --clients 1000 --busy 2 [--kills 20]`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import pytest
 
 from tests.disorder.run import Options, run
 
+BUSY = 60.0
+"""Seconds that a client's start may take beside all other tests: here no speed is asserted."""
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of several users"),
@@ -20,14 +23,19 @@ pytestmark = [
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("server", "seed", "gpus", "kills"), [("own", 11, 1, 0), ("shared", 12, 2, 0), ("shared", 13, 1, 6)]
+    ("sharing", "server", "seed", "gpus", "kills"),
+    [
+        ("turns", "own", 11, 1, 0),
+        ("turns", "shared", 13, 1, 6),
+        ("together", "own", 15, 1, 6),
+    ],
 )
-def test_disorder(server: str, seed: int, gpus: int, kills: int, tmp_path: Path) -> None:
+def test_disorder(sharing: str, server: str, seed: int, gpus: int, kills: int, tmp_path: Path) -> None:
     """Nobody gets more or less, runs outside MPS, is refused, gets stuck, or is harmed by a neighbour; also when
     agent, gate, daemon and servers are killed beside it."""
     options = Options(
-        server=server, seed=seed, gpus=gpus, seconds=15, clients=110, busy=os.cpu_count() or 1, kills=kills,
-        out=tmp_path / "out",
+        sharing=sharing, server=server, seed=seed, gpus=gpus, seconds=15, clients=110, busy=os.cpu_count() or 1,
+        kills=kills, slack=BUSY, out=tmp_path / "out",
     )  # fmt: skip
     verdict = run(options)
     told = f"seed {seed}\n{verdict.text()}\n{(tmp_path / 'out/agent.log').read_text()[-5000:]}"
@@ -38,6 +46,24 @@ def test_disorder(server: str, seed: int, gpus: int, kills: int, tmp_path: Path)
     assert verdict.counts["denied"], told
     assert verdict.guests, told
     assert len(verdict.killed) >= kills / 2, told
+    assert sharing == "turns" or verdict.together > 10, told
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(("sharing", "seed", "kills"), [("together", 22, 0), ("turns", 23, 6)])
+def test_disorder_with_an_instance_for_each_gpu(sharing: str, seed: int, kills: int, tmp_path: Path) -> None:
+    """Users are placed on two GPUs; a fault on one harms no client on the other."""
+    options = Options(
+        sharing=sharing, seed=seed, gpus=2, instances="each", seconds=15, clients=110, busy=os.cpu_count() or 1,
+        kills=kills, slack=BUSY, out=tmp_path / "out",
+    )  # fmt: skip
+    verdict = run(options)
+    told = f"seed {seed}\n{verdict.text()}\n{(tmp_path / 'out/agent.log').read_text()[-5000:]}"
+    assert verdict.good, told
+    assert verdict.counts["exact"] > 40, told
+    assert verdict.faults, told
+    assert min(verdict.gpus.values()) > 15, told
+    assert len(verdict.gpus) == 2, told
 
 
 @pytest.mark.timeout(300)

@@ -38,9 +38,11 @@ def sees(at: float = 0.2, sms: int = 26, free: int = 3000) -> list[tuple[float, 
     return [(at - 0.1, "cuInit CUDA_SUCCESS"), (at - 0.01, "ctx CUDA_SUCCESS"), (at, text)]
 
 
-def verdict(*records: Record, turns: bool = True, population: Population = POPULATION) -> Verdict:
+def verdict(
+    *records: Record, turns: bool = True, population: Population = POPULATION, logged: tuple[float, ...] = ()
+) -> Verdict:
     entitled = {(user.uid, 0): RIGHT for user in population.users}
-    return judge(records, population, MACHINE, entitled, turns=turns)
+    return judge(records, population, MACHINE, entitled, turns=turns, logged=logged)
 
 
 def refused(error: str = "CUDA_ERROR_MPS_CONNECTION_FAILED") -> list[tuple[float, str]]:
@@ -95,11 +97,57 @@ def test_a_fault_excuses_its_neighbours_and_not_who_came_long_after() -> None:
     assert dict(found.counts) == {"exact": 1, "hit": 1, "moment": 1, "refused": 1, "harmed": 1}
 
 
+def test_with_an_instance_for_each_gpu_a_fault_excuses_nothing_on_the_other_and_users_work_at_once() -> None:
+    def on(gpu: str, record: Record) -> Record:
+        record.lines.insert(1, (record.started + 0.15, f"[0.15 pid 100 uid {record.deed.uid}] devices 1 using {gpu}"))
+        return record
+
+    def found(gpu: str, each: bool) -> Verdict:
+        said = [*sees(), (0.5, "work now CUDA_ERROR_ILLEGAL_ADDRESS")]
+        records = [on("GPU-0a", fault(0.99)), on(gpu, client("sleep", CAPPED.uid, said, started=0.5, rc=14))]
+        entitled = {(user.uid, 0): RIGHT for user in POPULATION.users}
+        return judge(records, POPULATION, MACHINE, entitled, turns=True, each=each)
+
+    assert dict(found("GPU-0a", each=True).counts) == {"exact": 1, "hit": 1}
+    assert dict(found("GPU-0b", each=True).counts) == {"exact": 1, "harmed": 1}
+    assert dict(found("GPU-0b", each=False).counts) == {"exact": 1, "hit": 1}
+    assert [found(gpu, each=True).together for gpu in ("GPU-0a", "GPU-0b")] == [1, 0]
+    assert found("GPU-0b", each=False).together == 1
+
+
+def test_a_fault_that_its_client_did_not_live_to_read_of_is_one() -> None:
+    hit = client("sleep", FREE.uid, [*sees(), (1.0, "work now CUDA_ERROR_ILLEGAL_ADDRESS")], rc=14)
+    ended = client("fault", FREE.uid, [*sees(), (0.9, "oob launch cudaSuccess")], rc=-15, ended=6.0)
+    assert verdict(hit, ended, logged=(0.95,)).counts["hit"] == 2
+
+
+def test_who_comes_between_a_fault_and_its_servers_notice_is_hit() -> None:
+    killed = client("kill-kernel", FREE.uid, [*sees(), (0.3, "launch cudaSuccess")], rc=-9, signals=((0.5, "KILL"),))
+    hit = client("work", FREE.uid, [*sees(), (0.25, "work now CUDA_ERROR_ILLEGAL_ADDRESS")], started=0.7, rc=14)
+    assert verdict(killed, hit).counts["harmed"] == 1
+    found = verdict(killed, hit, logged=(0.9,))
+    assert (found.counts["hit"], found.counts["harmed"], found.faults) == (1, 0, 1)
+
+
 def test_a_kill_with_a_kernel_in_flight_is_a_fault() -> None:
     killed = client("kill-kernel", FREE.uid, [*sees(), (0.3, "launch cudaSuccess")], rc=-9, signals=((0.5, "KILL"),))
     hit = client("spin", FREE.uid, [*sees(), (0.52, "sync CUDA_ERROR_ILLEGAL_ADDRESS after 0.2 s")], rc=16)
     assert verdict(killed, hit).counts["hit"] == 1
     assert verdict(hit).counts["harmed"] == 1
+
+
+def test_a_fault_in_the_log_that_nothing_explains_is_no_excuse_and_is_told_apart() -> None:
+    hit = client("sleep", FREE.uid, [*sees(), (1.0, "work now CUDA_ERROR_ILLEGAL_ADDRESS")], rc=14)
+    said = [(0.1, "cuInit CUDA_SUCCESS"), (1.2, "ctx CUDA_ERROR_UNKNOWN")]
+    starting = client("query", FREE.uid, said, rc=12)
+    far = client("query", FREE.uid, [(0.1, "cuInit CUDA_SUCCESS"), (0.3, "ctx CUDA_ERROR_UNKNOWN")], started=5, rc=12)
+    found = verdict(hit, starting, far, logged=(0.95,))
+    assert dict(found.counts) == {"unexplained": 2, "refused": 1}
+    assert not found.good
+    assert "at 0.95 a server faulted" in found.sentences[0]
+    explained = verdict(fault(0.9), hit, starting, logged=(0.95,))
+    assert dict(explained.counts) == {"exact": 1, "hit": 2}
+    assert explained.good
 
 
 def test_kills_of_this_test_excuse_what_they_cut_and_an_agent_that_is_killed_excuses_nothing() -> None:
@@ -141,7 +189,8 @@ def test_two_users_at_once_are_seen_and_a_stopped_start_is_not_mistaken_for_one(
     works = client("sleep", FREE.uid, [*sees(), (2.0, "done 9 iterations, last CUDA_SUCCESS")])
     beside = client("query", OTHER.uid, sees(), started=1.0)
     assert verdict(works, beside).together == 1
-    assert verdict(works, beside, turns=False).together == 0
+    assert not verdict(works, beside).good
+    assert verdict(works, beside, turns=False).good
     # Stopped before its own clock began: its lines come 2 s later than their stamps say.
     stopped = client("stop-early", OTHER.uid, sees(), started=0.5)
     stopped.lines = [(at + 2.0, line) for at, line in stopped.lines]
@@ -209,3 +258,16 @@ def test_what_a_user_is_entitled_to_is_what_the_policy_package_says() -> None:
             given = policy.rules(Identity(user.uid, None)).limits(devices)
             assert given.threads == pytest.approx(user.percent)
             assert [given.memory[n] >> 20 for n in range(2)] == list(user.memory)
+
+
+def test_a_client_that_is_stopped_when_its_server_is_killed_works_no_more() -> None:
+    """It says so only when it goes on, and meanwhile another user is served."""
+    stopped = client(
+        "stop", FREE.uid, [*sees(), (3.0, "sync CUDA_ERROR_MPS_RPC_FAILURE")], rc=16,
+        signals=((0.5, "STOP"), (2.9, "CONT")),
+    )  # fmt: skip
+    other = client("query", OTHER.uid, sees(), started=1.5)
+    assert verdict(stopped, other).together == 1
+    entitled = {(user.uid, 0): RIGHT for user in POPULATION.users}
+    assert judge([stopped, other], POPULATION, MACHINE, entitled, kills=[(1.0, "server")]).together == 0
+    assert judge([stopped, other], POPULATION, MACHINE, entitled, kills=[(1.0, "gate")]).together == 1

@@ -10,10 +10,11 @@ Each client is counted once, under the first of these that holds:
     refused      an error instead of a context, and no fault was near
     moment       the same, in the moment of a neighbour's fault
     cut          the same, in the moment in which this test killed the gate, the control daemon or a server
-    cut          the same, in the moment in which this test killed the gate, the control daemon or a server
     died         killed by this test before it was served
     hit          under way or served exactly, then ended by a neighbour's fault or with its server
-    turn         served exactly, then ended because its user's turn was over
+    turn         served exactly, then ended because its user's turn was over (users who take turns)
+    unexplained  refused or harmed, and server.log says that a server faulted then, though nothing that this test did
+                 is a reason for it
     harmed       served exactly, then ended by something else than itself and this test
     broken       ended without a word: the test's own fault
     exact        served exactly, and ended by itself or by this test
@@ -24,13 +25,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.disorder.clients import Record
 from tests.disorder.population import AFTER, FAULT, GRACE, KILL, TERMINATE, USERS, Machine, Population
 
-NEVER = ("over", "outside", "under", "stuck", "refused", "harmed", "broken")
+NEVER = ("over", "outside", "under", "stuck", "refused", "unexplained", "harmed", "broken")
 """What may not happen to a single client."""
 NEAR_FAULT = 1.0
 """Seconds around a fault in which a hand-over counts as `moment`."""
@@ -39,6 +40,7 @@ HOSTAGE = 15.0
 SLACK = 10.0
 """Seconds that a wait may be longer than the policy says: starts of processes on a busy machine."""
 RC = {"alloc": 13, "fault": 17}
+GPU = re.compile(r"\] devices \d+ using (GPU-[0-9a-f]+)")
 SEEN = re.compile(r"\] sms (\d+) meminfo \w+ free (\d+) MiB")
 ERROR = re.compile(r"\] (?:cuInit|ctx|cuDeviceGet) (CUDA_ERROR_\w+)")
 
@@ -63,26 +65,32 @@ class Verdict:
     """One for each client that counts under one of `NEVER`, and for each rule below that was broken."""
     waits: dict[int, dict[str, float]]
     faults: int
+    turns: bool = True
+    """One user at a time, as the policy says."""
     together: int = 0
     """Clients that were served while another user's client worked."""
     capped: int = 0
-    """Clients that a user had beyond max_clients."""
+    """Clients that a user had beyond max_clients or a total."""
     late: int = 0
     """Clients that waited longer than the policy allows."""
+    frozen: int = 0
+    """Processes that were left frozen."""
     unanswered: int = 0
     """Front-ends that got no answer."""
     guests: Counter[str] = field(default_factory=Counter)
     killed: list[tuple[float, str]] = field(default_factory=list)
+    gpus: Counter[str] = field(default_factory=Counter)
+    """Clients that worked on each GPU."""
 
     @property
     def good(self) -> bool:
         return not any(self.counts[name] for name in NEVER) and not (
-            self.together or self.capped or self.late or self.unanswered
+            (self.turns and self.together) or self.capped or self.late or self.unanswered or self.frozen
         )
 
     @property
     def served(self) -> int:
-        return sum(self.counts[name] for name in ("exact", "over", "under", "hit", "turn", "harmed"))
+        return sum(self.counts[name] for name in ("exact", "over", "under", "hit", "turn", "harmed", "unexplained"))
 
     def text(self) -> str:
         counted = ", ".join(f"{name} {self.counts[name]}" for name in ORDER if self.counts[name] or name in NEVER)
@@ -90,8 +98,8 @@ class Verdict:
         lines = [
             f"{sum(self.counts.values())} clients: {counted}",
             f"faults {self.faults}, killed {killed or 'nothing'}; two users at once {self.together}, "
-            f"beyond max_clients {self.capped}, waited too long {self.late}, "
-            f"front-ends without an answer {self.unanswered}",
+            f"beyond max_clients {self.capped}, waited too long {self.late}, left frozen {self.frozen}, "
+            f"front-ends without an answer {self.unanswered}; clients on each GPU {sorted(self.gpus.values())}",
         ]
         for uid, wait in sorted(self.waits.items()):
             lines.append(
@@ -104,8 +112,9 @@ class Verdict:
     def json(self) -> dict[str, Any]:
         return {
             "good": self.good, "counts": dict(self.counts), "waits": self.waits, "faults": self.faults,
-            "together": self.together, "capped": self.capped, "late": self.late, "unanswered": self.unanswered,
-            "guests": dict(self.guests), "killed": self.killed, "sentences": self.sentences,
+            "together": self.together, "capped": self.capped, "late": self.late, "frozen": self.frozen,
+            "unanswered": self.unanswered, "guests": dict(self.guests), "killed": self.killed,
+            "sentences": self.sentences,
         }  # fmt: skip
 
 
@@ -123,35 +132,84 @@ class Case:
     entitled: Entitlements
     faults: Sequence[float]
     cuts: Sequence[float] = ()
+    unexplained: Sequence[float] = ()
+    """When server.log says that a server faulted, and none of `faults` is near."""
+    turns: bool = True
 
 
 def judge(
     records: Sequence[Record], population: Population, machine: Machine, entitled: Entitlements, *,
-    turns: bool = True, kills: Sequence[tuple[float, str]] = (),
+    turns: bool = True, kills: Sequence[tuple[float, str]] = (), logged: Sequence[float] = (), each: bool = False,
+    slack: float = SLACK,
+    apart: bool = False,
+    pause: bool = False, frozen: int = 0,
 ) -> Verdict:  # fmt: skip
-    """`turns`: one user at a time, as the policy says; False for a bare MPS. `kills`: when this test killed what
-    (agent, gate, daemon, server): with a server, also by its daemon, the work of its clients ends."""
+    """`turns`: one user at a time, as the policy says; False for a bare MPS and for users together. `kills`: when this
+    test killed what
+    (agent, gate, daemon, server): with a server, also by its daemon, the work of its clients ends. `logged`: when
+    servers faulted as server.log says. `each`: each GPU has an instance, so users may work on two at once, and a fault
+    on one excuses nothing on the other. `apart`: each user has a server, so a fault excuses nothing of another
+    user's. `slack`: seconds for starts of processes and servers. `pause`: turns end in a pause, so that clients of
+    several users live at once; `frozen`: how many were left so."""
     clients = [record for record in records if not record.deed.guest]
     lethal = [at for at, what in kills if what in ("daemon", "server")]
     faults = sorted([*fault_times(records), *lethal])
-    case = Case(clients, population, machine, entitled, faults, [at for at, what in kills if what != "agent"])
+    unexplained = [at for at in logged if not any(abs(at - one) <= NEAR_FAULT for one in faults)]
+    known = len(faults)
+    # A server notices a fault some time after its cause; who came between the two is hit as well.
+    faults = sorted([*faults, *(at for at in logged if at not in unexplained)])
+    cuts = [at for at, what in kills if what != "agent"]
+    case = Case(clients, population, machine, entitled, faults, cuts, unexplained, turns)
     counts: Counter[str] = Counter()
-    sentences = []
+    sentences = [f"at {at:.2f} a server faulted, and nothing that was done here is a reason" for at in unexplained]
     for record in clients:
-        word = outcome(record, case)
+        near = _on_its_gpu(case, record, records, lethal) if each else case
+        word = outcome(record, _of_its_user(near, record, records, lethal, logged) if apart else near)
         counts[word] += 1
         if word in NEVER:
             sentences.append(f"{word}: {told(record, entitled)}")
-    verdict = Verdict(counts, sentences, _waits(clients), len(faults))
-    verdict.killed = list(kills)
-    _late(verdict, clients, population, [*faults, *(at for at, _ in kills)])
+    verdict = Verdict(counts, sentences, _waits(clients), known, turns)
+    verdict.killed, verdict.frozen = list(kills), frozen
+    verdict.gpus = Counter(name for record in clients if (name := _gpu(record)) is not None)
+    _late(verdict, clients, population, [*faults, *(at for at, _ in kills)], slack)
     _capped(verdict, clients, population)
-    if turns:
-        _together(verdict, clients)
+    for group in [] if pause else _by_gpu(clients) if each else [clients]:
+        _together(verdict, group, lethal)
     for record in records:
         if record.deed.guest:
             _guest(verdict, record)
     return verdict
+
+
+def _gpu(record: Record) -> str | None:
+    """The GPU that it worked on."""
+    return next((match[1] for _, line in record.lines if (match := GPU.search(line))), None)
+
+
+def _by_gpu(clients: Sequence[Record]) -> list[list[Record]]:
+    found: dict[str, list[Record]] = {}
+    for record in clients:
+        if (name := _gpu(record)) is not None:
+            found.setdefault(name, []).append(record)
+    return list(found.values())
+
+
+def _on_its_gpu(case: Case, record: Record, records: Sequence[Record], lethal: Sequence[float]) -> Case:
+    """With the faults that this client can have been hit by: those on its GPU, and those of which it is not known."""
+    mine = _gpu(record)
+    if mine is None:
+        return case
+    near = [one for one in records if _gpu(one) in (None, mine)]
+    return replace(case, faults=sorted([*fault_times(near), *lethal]))
+
+
+def _of_its_user(
+    case: Case, record: Record, records: Sequence[Record], lethal: Sequence[float], logged: Sequence[float]
+) -> Case:
+    """With the faults of this client's user alone, and when its server noticed them."""
+    causes = fault_times([one for one in records if one.deed.uid == record.deed.uid])
+    noticed = [at for at in logged if any(abs(at - one) <= NEAR_FAULT for one in causes)]
+    return replace(case, faults=sorted([*causes, *noticed, *lethal]))
 
 
 # --- one client -------------------------------------------------------------------------------------------------------
@@ -180,7 +238,9 @@ def outcome(record: Record, case: Case) -> str:
             return "hit"  # its server ended between its channel and its context
         if _near(when, case.cuts):
             return "cut"
-        return "moment" if _near(when, case.faults) else "refused"
+        if _near(when, case.faults):
+            return "moment"
+        return "unexplained" if _during(connected[0] if connected else when, when, case) else "refused"
     if got is None:
         if ours:
             return "died"
@@ -224,12 +284,17 @@ def _ended_early(record: Record, case: Case) -> str:
     if any(since <= fault <= min(first, ended) + 0.1 for fault in case.faults):
         return "hit"
     # Its turn may be over: a client of another user has been waiting for as long as the policy says.
-    for other in case.clients:
+    for other in case.clients if case.turns else ():
         if other.deed.uid != record.deed.uid and other.started <= first - AFTER:
             until = other.at("] sms ") or other.ended
             if until is None or until > first - GRACE - 0.5:
                 return "turn"
-    return "harmed"
+    return "unexplained" if _during(since, min(first, ended), case) else "harmed"
+
+
+def _during(begin: float, end: float, case: Case) -> bool:
+    """Whether a server faulted meanwhile for no reason that is known."""
+    return any(begin - 0.5 <= at <= end + NEAR_FAULT for at in case.unexplained)
 
 
 def fault_times(records: Sequence[Record]) -> list[float]:
@@ -239,8 +304,10 @@ def fault_times(records: Sequence[Record]) -> list[float]:
         if (handed_over := record.at("handed over")) is not None:
             last = min(record.ended or handed_over + HOSTAGE, handed_over + HOSTAGE)
             found += [handed_over + seconds for seconds in range(int(last - handed_over) + 2)]
-        if record.deed.kind == "fault" and (at := record.at("oob sync CUDA_ERROR_ILLEGAL")) is not None:
-            found.append(at)
+        if record.deed.kind == "fault":  # it may be ended before it reads of its fault
+            at = record.at("oob sync CUDA_ERROR_ILLEGAL") or record.at("oob launch cudaSuccess")
+            if at is not None:
+                found.append(at)
         for at, name in record.signals:
             if name == "KILL" and record.said("launch") and not record.said("sync"):
                 found.append(at)
@@ -282,9 +349,12 @@ def _waits(clients: Sequence[Record]) -> dict[int, dict[str, float]]:
     return waits
 
 
-def _late(verdict: Verdict, clients: Sequence[Record], population: Population, faults: Sequence[float]) -> None:
-    """Longer than every other user's turn, warning and ending, and the recovery of the faults meanwhile, together."""
-    round_of_all = (USERS - 1) * (AFTER + GRACE + TERMINATE + KILL) + SLACK
+def _late(
+    verdict: Verdict, clients: Sequence[Record], population: Population, faults: Sequence[float], slack: float
+) -> None:
+    """Longer than every other user's turn, warning and ending (users together have none), and the recovery of the
+    faults meanwhile, together."""
+    round_of_all = (USERS - 1) * (AFTER + GRACE + TERMINATE + KILL) * verdict.turns + slack
     for record in clients:
         served = record.at("] sms ")
         if served is None or record.deed.kind == "stop-early" or population.user(record.deed.uid).max_clients:
@@ -295,8 +365,9 @@ def _late(verdict: Verdict, clients: Sequence[Record], population: Population, f
             verdict.sentences.append(f"waited {served - record.started:.1f} s: {told(record, {})}")
 
 
-def _span(record: Record) -> tuple[float, float, float] | None:
-    """Its first result, at the earliest and at the latest, and a moment at which it certainly still was under MPS."""
+def _span(record: Record, lethal: Sequence[float] = ()) -> tuple[float, float, float] | None:
+    """Its first result, at the earliest and at the latest, and a moment at which it certainly still was under MPS.
+    `lethal`: when servers were killed; one that is stopped then does not even notice."""
     served = record.between("] sms ")
     if served is None:
         return None
@@ -306,6 +377,7 @@ def _span(record: Record) -> tuple[float, float, float] | None:
     for _, line in record.lines:
         if "work now CUDA_ERROR" in line and (broken := record.between(line)) is not None:
             last = min(last, broken[0])  # from then on it lives on without its server
+    last = min([last, *(at for at in lethal if at >= served[0])])
     return served[0], served[1], last
 
 
@@ -323,12 +395,14 @@ def _capped(verdict: Verdict, clients: Sequence[Record], population: Population)
                 verdict.sentences.append(f"user {user.uid} had {at_once} clients of {user.max_clients} at {latest:.2f}")
 
 
-def _together(verdict: Verdict, clients: Sequence[Record]) -> None:
-    spans = [(span, record) for record in clients if (span := _span(record))]
+def _together(verdict: Verdict, clients: Sequence[Record], lethal: Sequence[float]) -> None:
+    spans = [(span, record) for record in clients if (span := _span(record, lethal))]
     for (first, latest, _), record in spans:
         for (_, other_latest, other_end), other in spans:
             if other.deed.uid != record.deed.uid and other_latest < first - 0.02 and other_end > latest + 0.02:
                 verdict.together += 1
+                if not verdict.turns:
+                    break
                 verdict.sentences.append(
                     f"at {latest:.2f} #{record.number} of {record.deed.uid} was served while #{other.number} of "
                     f"{other.deed.uid} worked until {other_end:.2f}"

@@ -200,6 +200,10 @@ class Client(Lines):
     def waiting(self, count: int = 1) -> None:
         wait_for(lambda: len(self.saw("waiting")) >= count)
 
+    def stopped(self) -> None:
+        """Waits until it has stopped itself: a signal to go on that comes before that is lost."""
+        wait_for(lambda: Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
     def served(self, count: int = 1) -> dict[str, Any]:
         wait_for(lambda: len(self.saw("served")) >= count or self.saw("refused"))
         assert not self.saw("refused"), self.saw("refused")
@@ -218,6 +222,8 @@ class Rig:
         self.state = self.directory / "state"
         self.link = self.directory / "link"
         self.daemon: Lines | None = None
+        self.others: list[Lines] = []
+        """Daemons of further instances."""
         self.keeper: subprocess.Popen[bytes] | None = None
         self.may_end = False
         self._clients: list[Client] = []
@@ -231,6 +237,17 @@ class Rig:
         self.daemon = Lines(command)
         wait_for(lambda: self.daemon.saw("ready"))  # type: ignore[union-attr]
         return self.daemon
+
+    def start_instances(self, *names: str) -> list[Lines]:
+        """A daemon each, the first of them the one that the gate is started for."""
+        self.others = []
+        for name in names:
+            self.hidden = self.directory / "instances" / name / "pipe"
+            self.hidden.mkdir(parents=True)
+            self.others.append(self.start_daemon())
+        self.hidden = self.directory / "instances" / names[0] / "pipe"
+        self.daemon = self.others.pop(0)
+        return [self.daemon, *self.others]
 
     def stop_daemon(self) -> None:
         assert self.daemon is not None
@@ -265,7 +282,7 @@ class Rig:
 
     def kill_gate(self) -> None:
         """SIGKILL, and wait for the next one."""
-        pid = self.gate_pid()
+        pid = wait_for(self.gate_pid)
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: self.gate_pid() not in (0, pid))
 
@@ -306,6 +323,8 @@ class Rig:
             self.keeper.wait(PATIENCE)
         if self.daemon is not None:
             self.stop_daemon()
+        for other in self.others:
+            other.end()
         shutil.rmtree(self.directory, ignore_errors=True)
         assert not ended, ended
 

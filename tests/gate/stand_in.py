@@ -5,9 +5,9 @@
 It keeps limits (defaults and one server's), takes one front-end at a time as the real one does, prints memory in whole
 G, and hands out descriptors. Over its descriptor a client shakes hands (recording 08, G1) and reads the limits that
 were in force when it was given: `met`, with the pid that the client has there. One that goes away before is `stuck`: a
-real server would wait for it for ever. Each line on stdout is an event. Options: greeting=HEX, start=SECONDS (a server
-starts that long), server=PID (one runs already), refuse=N (the first N clients are closed instead of answered), deaf=1
-(accepts nothing), forget=1 (halves memory limits when asked).
+real server would wait for it for ever. Each line on stdout is an event. Options: greeting=HEX, start=FILE (a server
+starts until that is there), server=PID (one runs already), refuse=N (the first N clients are closed instead of
+answered), deaf=1 (accepts nothing), forget=1 (halves memory limits when asked).
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class Daemon:
             return
         if not self.servers:
             self.say("starting", pid=peer.who[0])
-            time.sleep(float(self.options.get("start", 0)))
+            while "start" in self.options and not os.path.exists(self.options["start"]):
+                time.sleep(0.005)
             self.servers = [4000 + len(self.threads)]
             self.threads[str(self.servers[0])] = self.threads[""]
             self.memory[str(self.servers[0])] = dict(self.memory[""])

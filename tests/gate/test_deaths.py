@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -71,11 +70,23 @@ def test_a_client_that_dies_with_its_descriptor(scene: Scene, worker: Client, po
     scene.all_is_well(worker, server)
 
 
+def test_a_client_that_dies_as_soon_as_it_has_met_its_server_for_a_context(scene: Scene, worker: Client) -> None:
+    """MPS's server ends if it sees that in this moment (server-deaths.txt); the gate's copy of the descriptor hides
+    it."""
+    server = scene.mps.server()
+    for _ in range(4):
+        dying = scene.client(A, "sleep", "60")
+        scene.agent.wait(Passed, count=2, pid=dying.pid)
+        dying.process.kill()
+        dying.end()
+    scene.all_is_well(worker, server)
+
+
 def test_a_client_that_is_stopped_and_killed(scene: Scene, worker: Client) -> None:
     server = scene.mps.server()
     stopped = scene.rig.client(A, "stop")
     scene.agent.wait(Handing, pid=stopped.pid)
-    wait_for(lambda: "T" in Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    stopped.stopped()
     waiting = scene.client(A, "query")
     os.kill(stopped.pid, signal.SIGKILL)
     assert waiting.end() == 0
@@ -135,7 +146,7 @@ def test_a_gate_that_dies_while_a_client_has_its_descriptor(scene: Scene, worker
     server = scene.mps.server()
     stopped = scene.rig.client(A, "stop")
     scene.agent.wait(Handing, pid=stopped.pid)
-    wait_for(lambda: "T" in Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    stopped.stopped()
     gate = scene.rig.gate_pid()
     if fate == "dies with it":
         os.kill(gate, signal.SIGSTOP)
@@ -160,7 +171,7 @@ def test_without_anyone_who_finishes_it_the_server_is_stuck(scene: Scene, worker
     server = scene.mps.server()
     stopped = scene.rig.client(A, "stop")
     scene.agent.wait(Handing, pid=stopped.pid)
-    wait_for(lambda: "T" in Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    stopped.stopped()
     gate = scene.rig.gate_pid()
     assert scene.rig.keeper is not None
     scene.rig.may_end = True

@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -60,8 +61,8 @@ def front_end(rig: Rig, name: str = "control_privileged") -> socket.socket:
     return introduce(raw(rig.public / name), Kind.FRONT_END)
 
 
-def as_user(rig: Rig, uid: int, *commands: str) -> tuple[list[str], int]:
-    words = [sys.executable, "-I", "-S", "-c", _AS_USER, str(rig.public / "control"), str(uid), *commands]
+def as_user(rig: Rig, uid: int, *commands: str, prefix: Sequence[str] = ()) -> tuple[list[str], int]:
+    words = [*prefix, sys.executable, "-I", "-S", "-c", _AS_USER, str(rig.public / "control"), str(uid), *commands]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert not done.stderr
     return done.stdout.splitlines(), done.returncode
@@ -144,6 +145,23 @@ def test_a_user_may_ask_and_nothing_more(rig: Rig) -> None:
 
 
 @pytest.mark.root
+def test_root_in_a_container_may_ask_and_nothing_more(rig: Rig) -> None:
+    """Root of another pid namespace is root for the kernel, and could stop MPS for the whole machine."""
+    daemon = rig.start_daemon("server=77")
+    rig.start_gate()
+    agent = rig.agent()
+    below = ("unshare", "--pid", "--fork", "--kill-child")
+    out, status = as_user(rig, 0, "get_server_list", "set_default_active_thread_percentage 99", "quit", prefix=below)
+    assert status == 0
+    assert out[0] == "77"
+    assert [text.partition(" changes ")[0] for text in out[1:]] == [
+        'mpsagent: "set_default_active_thread_percentage"', 'mpsagent: "quit"',
+    ]  # fmt: skip
+    assert [one["text"] for one in daemon.saw("command")] == ["get_server_list"]
+    assert [agent.wait(FrontEnd, number).refused for number in (1, 2)] == [True, True]
+
+
+@pytest.mark.root
 def test_one_that_is_left_open_holds_up_nobody(rig: Rig) -> None:
     rig.start_daemon()
     rig.start_gate()
@@ -211,7 +229,7 @@ def test_more_front_ends_than_a_user_may_have_are_told_so(rig: Rig) -> None:
     one_more = front_end(rig)
     texts, status = answers(one_more)
     assert status == 1
-    assert "open already" in texts[0]
+    assert "front-ends open" in texts[0]
     assert as_user(rig, A, "get_default_active_thread_percentage") == (["100.0"], 0)
     for sock in kept:
         sock.close()
@@ -223,6 +241,38 @@ def test_more_front_ends_than_a_user_may_have_are_told_so(rig: Rig) -> None:
         return answers(sock) == (["100.0"], 0)
 
     wait_for(answered)
+
+
+@pytest.mark.root
+def test_root_is_never_kept_out_by_the_front_ends_of_users(rig: Rig) -> None:
+    """All places taken, by one user with many uids."""
+    rig.start_daemon()
+    rig.start_gate()
+    code = (
+        "import os, socket, struct, sys\n"
+        "kept = []\n"
+        "for uid in range(20100, 20120):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setgroups([]); os.setgid(uid); os.setuid(uid)\n"
+        "        for _ in range(16):\n"
+        "            s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); s.recv(64)\n"
+        "            who = (1, 2, struct.pack('iII', os.getpid(), uid, uid))\n"
+        "            s.sendmsg([b'OUTBCRED\\0'], [who]); s.send(b'\\4\\0\\0\\0'); kept.append(s)\n"
+        "        print('on', flush=True); sys.stdin.read(); os._exit(0)\n"
+        "sys.stdin.read()\n"
+    )
+    words = [sys.executable, "-I", "-S", "-c", code, str(rig.public / "control")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as crowd:
+        assert crowd.stdout is not None
+        for _ in range(20):
+            assert crowd.stdout.readline() == "on\n"
+        assert "front-ends open, all users 256" in as_user(rig, A, "get_server_list")[0][0]
+        sock = front_end(rig)
+        ask(sock, "get_default_active_thread_percentage")
+        sock.send(END)
+        assert answers(sock) == (["100.0"], 0)
+        assert crowd.stdin is not None
+        crowd.stdin.close()
 
 
 @pytest.mark.root
@@ -274,6 +324,7 @@ def test_a_setting_does_not_come_between_the_limits_and_the_hand_over(rig: Rig) 
     ask(sock, "get_default_active_thread_percentage", "set_default_active_thread_percentage 90")
     sock.send(END)
     time.sleep(0.5)
+    stopped.stopped()
     assert not daemon.saw("command", text="set_default_active_thread_percentage 90")
     os.kill(stopped.pid, signal.SIGCONT)
     assert answers(sock) == (["30.0", "90.0"], 0)

@@ -96,7 +96,18 @@ def test_a_fail_safe_that_is_not_confirmed_either_hands_nothing_over() -> None:
     machine.session(["60.0", "50.0"])
     (failed,) = machine.session(["10.0", "50.0"])
     assert isinstance(failed, Failed)
-    assert (failed.stage, failed.daemon) == (Stage.LIMITS, True)
+    assert (failed.stage, failed.unconfirmed, failed.never) == (Stage.LIMITS, True, False)
+
+
+def test_limits_that_this_driver_cannot_have_are_not_waited_for() -> None:
+    """Driver 470 has no memory limits, and a newer one is not installed while a client waits."""
+    machine = HandOver(Plan(Limits(60, {0: 2 << 30}), Limits(10, {0: 1 << 30})))
+    machine.start()
+    no = 'Unknown command "set_default_device_pinned_mem_limit"'
+    machine.session(["60.0", no, "60.0", no.replace("set_", "get_"), "60.0"])
+    (failed,) = machine.session(["10.0", no, "10.0", no.replace("set_", "get_"), "10.0"])
+    assert isinstance(failed, Failed)
+    assert (failed.stage, failed.unconfirmed, failed.never) == (Stage.LIMITS, False, True)
 
 
 def test_a_server_that_is_about_to_end_does_not_cost_a_client_its_limits() -> None:
@@ -167,7 +178,7 @@ def test_what_goes_wrong_says_where(
     assert machine.expired() == machine.daemon_closed() == machine.client_message(b"") == []
 
 
-def test_a_client_that_does_not_acknowledge_in_a_minute_is_replaced() -> None:
+def test_a_client_that_does_not_acknowledge_in_time_is_replaced() -> None:
     """MPS answers nobody until it has met its server: so long, and no longer, can anyone hold it up."""
     machine = until(Stage.ACKNOWLEDGEMENT)
     assert machine.expired() == [Rescue(untouched=False)]

@@ -8,12 +8,13 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 from mpsagent.gate.link import Knock, Refused, Synced, User
 from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER
+from mpsagent.gate.queue import MOST_HELD, MOST_HELD_OF_A_USER
 from tests.gate.rig import A, B, Rig, admissions, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
@@ -72,8 +73,8 @@ for line in sys.stdin:
 
 
 @contextmanager
-def hostile(rig: Rig, how: str, count: int = 500) -> Iterator[subprocess.Popen[str]]:
-    words = [sys.executable, "-I", "-S", "-c", _HOSTILE, str(rig.public / "control"), str(B), how, str(count)]
+def hostile(rig: Rig, how: str, count: int = 500, uid: int = B) -> Iterator[subprocess.Popen[str]]:
+    words = [sys.executable, "-I", "-S", "-c", _HOSTILE, str(rig.public / "control"), str(uid), how, str(count)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdin is not None
@@ -106,14 +107,40 @@ def test_others_are_served_beside(rig: Rig, how: str) -> None:
     with hostile(rig, how):
         rig.client(A).served()
         # who sends descriptors is a client otherwise, and held; what was sent along is not even installed
-        bound = usual + 20 + (500 if how == "descriptors" else MOST_UNFINISHED_OF_A_USER)
-        wait_for(lambda: descriptors(pid) <= bound)
+        wait_for(lambda: descriptors(pid) <= usual + 20 + 500)
     # nothing of it stays behind, neither here nor in the store
     assert rig.keeper is not None
     wait_for(lambda: descriptors(pid) <= usual + 4)
     keeper = rig.keeper.pid
     wait_for(lambda: descriptors(keeper) <= 20)
     assert rig.gate_pid() == pid
+
+
+def test_who_says_nothing_holds_so_many_descriptors_and_then_loses_the_oldest(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    pid = rig.gate_pid()
+    usual = descriptors(pid)
+    with hostile(rig, "greeted", MOST_UNFINISHED_OF_A_USER + 300):
+        rig.client(A).served()
+        assert descriptors(pid) <= usual + 20 + MOST_UNFINISHED_OF_A_USER
+        assert descriptors(pid) >= usual + MOST_UNFINISHED_OF_A_USER // 2, "they are still there"
+    wait_for(lambda: descriptors(pid) <= usual + 4)
+
+
+def test_a_crowd_of_one_user_that_is_greeted_together_is_heard_out(rig: Rig) -> None:
+    """None has said a word when the last one comes."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(open=False))
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(raw(rig.public / "control")) for _ in range(300)]
+        for one in crowd:
+            introduce(one)
+        wait_for(lambda: len(agent.all(Knock)) == len(crowd))
 
 
 def test_a_user_who_reconnects_without_end_keeps_nobody_out(rig: Rig) -> None:
@@ -170,6 +197,20 @@ def test_a_user_who_holds_too_many_is_refused_and_nobody_else(rig: Rig) -> None:
         assert len(agent.all(Knock)) == 1024
         agent.say(admissions(User(A, "all", limits(30))))
         rig.client(A).served()
+
+
+def test_a_user_with_many_uids_takes_no_place_from_others(rig: Rig) -> None:
+    """Subordinate ids: each of them may hold 1,024, and eight of them all there is."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    with ExitStack() as crowd:
+        for uid in range(20100, 20100 + MOST_HELD // MOST_HELD_OF_A_USER):
+            crowd.enter_context(hostile(rig, "held", MOST_HELD_OF_A_USER, uid))
+        agent.say(admissions(User(A, "all", limits(30))))
+        rig.client(A).served()
+        assert agent.wait(Refused).uid >= 20100
 
 
 def test_an_agent_that_does_not_read_holds_up_nobody(rig: Rig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.gate.link import Knock, Synced, User
-from tests.gate.rig import ROOT, A, Rig, admissions, limits, wait_for
+from tests.gate.rig import ROOT, A, B, Rig, admissions, limits, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -42,6 +43,48 @@ def test_a_gate_that_cannot_start_is_tried_again_and_clients_wait_in_the_backlog
     client.served()
 
 
+def made_again(rig: Rig, before: dict[str, int]) -> bool:
+    try:
+        now = {one.name: one.stat().st_ctime_ns for one in rig.public.iterdir()}
+    except FileNotFoundError:
+        return False
+    return now.keys() == before.keys() and all(now[name] > before[name] for name in now)
+
+
+@pytest.mark.parametrize("gone", ["directory", "control", "control_privileged"])
+def test_public_sockets_that_were_removed_are_made_again_and_who_waits_goes_on_waiting(rig: Rig, gone: str) -> None:
+    """By hand, or by whatever cleans /tmp. Twice, because old sockets are not kept for ever."""
+    rig.start_daemon()
+    rig.start_gate()
+    held = rig.waiting_client(A)
+    for _ in range(2):
+        before = {one.name: one.stat().st_ctime_ns for one in rig.public.iterdir()}
+        if gone == "directory":
+            shutil.rmtree(rig.public)
+        else:
+            (rig.public / gone).unlink()
+        wait_for(lambda: made_again(rig, before))  # noqa: B023
+    after = [rig.waiting_client(B) for _ in range(2)]
+    rig.agent().say(admissions(User(A, "all", limits(30)), User(B, "all", limits(30))))
+    for one in (held, *after):
+        one.served()
+    assert rig.errors.read_text().count("are made again") == 2
+
+
+def test_a_public_directory_that_another_has_made_in_its_place_is_not_used(rig: Rig) -> None:
+    rig.start_gate()
+    rig.agent().wait(Synced)
+    shutil.rmtree(rig.public)
+    rig.public.mkdir()
+    os.chown(rig.public, A, A)
+    wait_for(lambda: f"belongs to user {A}" in rig.errors.read_text())
+    time.sleep(1.5)
+    assert list(rig.public.iterdir()) == []
+    assert rig.errors.read_text().count("cannot be made again") == 1
+    shutil.rmtree(rig.public)
+    wait_for((rig.public / "control").exists)
+
+
 def test_only_its_own_child_puts_something_into_its_store(rig: Rig) -> None:
     rig.start_gate()
     rig.agent().wait(Synced)
@@ -62,7 +105,7 @@ def test_only_its_own_child_puts_something_into_its_store(rig: Rig) -> None:
     agent = rig.agent()
     agent.wait(Synced)
     assert [one.pid for one in agent.all(Knock)] == [client.pid]
-    assert kept(rig) == before + 1
+    wait_for(lambda: kept(rig) == before + 1)
 
 
 def test_its_store_can_be_reached_by_root_only(rig: Rig) -> None:

@@ -122,7 +122,7 @@ def test_a_client_in_the_backlog_of_a_dead_gate_is_greeted_by_the_next(rig: Rig)
 def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> None:
     """On the same connection to the daemon: a server waits for ever for a client whose relay left after the daemon was
     told (seen on an H100)."""
-    daemon = rig.start_daemon("start=2")
+    daemon = rig.start_daemon(f"start={rig.directory}/started")
     rig.start_gate()
     agent = rig.agent()
     agent.say(admissions(others=User(0, "all", limits(30, 4))))
@@ -131,6 +131,7 @@ def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> No
     rig.kill_gate()
     agent = rig.agent()
     agent.wait(Synced)
+    (rig.directory / "started").touch()
     assert client.served()["memory"] == {"0": 4096}
     passed = agent.wait(Passed)
     assert (passed.pid, passed.limits, passed.fail_safe) == (client.pid, limits(30, 4), False)
@@ -143,7 +144,7 @@ def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> No
 
 def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_behind(rig: Rig) -> None:
     """The next gate shakes hands in its place, so that the server sees a client that exits."""
-    daemon = rig.start_daemon("start=2")
+    daemon = rig.start_daemon(f"start={rig.directory}/started")
     rig.start_gate()
     rig.agent().say(admissions(others=User(0, "all", limits(30))))
     client = rig.waiting_client(A)
@@ -152,6 +153,7 @@ def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_
     os.kill(pid, signal.SIGSTOP)
     client.end()
     os.kill(pid, signal.SIGKILL)
+    (rig.directory / "started").touch()
     rig.client(B).served()
     (met,) = wait_for(lambda: daemon.saw("met", uid=A))
     assert (met["pid"], met["well"]) == (rig.gate_pid(), True)
@@ -169,6 +171,7 @@ def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig
     client = rig.client(A, "stop")
     wait_for(lambda: daemon.saw("gave", uid=A))
     rig.kill_gate()
+    client.stopped()
     os.kill(client.pid, signal.SIGCONT)
     client.served()
     agent = rig.agent()

@@ -88,6 +88,19 @@ def test_anything_else_is_not_a_confirmation(answers: list[str], why: str) -> No
     assert why in verdict.why
 
 
+def test_a_daemon_without_memory_limits_confirms_that_there_are_none() -> None:
+    """Driver 470 does not know these commands. A limit that is wanted is not confirmed, and the reason is said."""
+    no = [f'Unknown command "{word}_default_device_pinned_mem_limit"' for word in ("set", "get")]
+    its = [f'Unknown command "{word}_device_pinned_mem_limit"' for word in ("set", "get")]
+    answers = ["77", "20.0", no[0], "20.0", no[1], "20.0", "20.0", its[0], "20.0", its[1], "20.0"]
+    assert judge(Limits(20.0), [0], [77], answers) == Verdict((77,))
+    verdict = judge(SMALL, [0], [77], answers)
+    assert (
+        verdict.why == "the default memory limit of device 0 reads none, which this driver's MPS does not have, not 19G"
+    )
+    assert verdict.never, "it is no use to ask again"
+
+
 @given(
     st.floats(0.01, 100),
     st.dictionaries(st.integers(0, 3), st.integers(0, 1 << 45)),

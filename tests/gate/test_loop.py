@@ -255,13 +255,17 @@ def test_limits_that_are_not_confirmed_lead_to_the_fail_safe(rig: Rig) -> None:
 
 
 def test_a_fail_safe_that_is_not_confirmed_holds_the_client(rig: Rig) -> None:
+    """And is asked for ever more rarely, whoever waits: each time is a dozen lines of control.log."""
     rig.start_daemon("forget=1")
     rig.start_gate()
     agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30, 8)), fail_safe=limits(10, 4)))
-    client = rig.waiting_client(A)
-    agent.wait(Failed, 3, stage="limits")
+    agent.say(admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(30, 8)), fail_safe=limits(10, 4)))
+    began = time.monotonic()
+    client, other = rig.waiting_client(A), rig.waiting_client(B)
+    agent.wait(Failed, 5, stage="limits")
+    assert time.monotonic() - began >= 0.1 + 0.2 + 0.4 + 0.8
     assert not client.saw("served")
+    assert not other.saw("served")
     agent.say(admissions(User(A, "all", limits(30))))
     client.served()
 
@@ -330,6 +334,7 @@ def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) ->
     agent = rig.agent()
     assert agent.wait(Handing).pid == stopped.pid
     assert len(daemon.saw("gave")) == 1
+    stopped.stopped()
     os.kill(stopped.pid, signal.SIGCONT)
     stopped.served()
     waiting.served()
@@ -428,13 +433,14 @@ def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None
 
 def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> None:
     """Closed early, the daemon would start a server for it that hangs (scenario X1). The gate takes its place."""
-    daemon = rig.start_daemon("start=1")
+    daemon = rig.start_daemon(f"start={rig.directory}/started")
     rig.start_gate()
     agent = rig.agent()
     agent.say(admissions(others=everybody()))
     client = rig.waiting_client(A)
     wait_for(lambda: daemon.saw("starting"))
     client.end()
+    (rig.directory / "started").touch()
     other = rig.waiting_client(B)
     agent.wait(Left)
     other.served()

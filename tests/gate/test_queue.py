@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.gate.link import Admissions, User
+from mpsagent.gate.link import Admissions, Named, User
 from mpsagent.gate.queue import LOOK_BEHIND, Held, KnownProcess, Queue
-from mpsagent.mps.limits import Limits
+from mpsagent.mps.limits import Limits, Total
 
 A, B, C = 1101, 1102, 1103
 
@@ -107,6 +108,21 @@ def test_released_a_process_has_to_knock_again() -> None:
     assert made.next(0.0, admits(User(A, "known", Limits()))) is None
 
 
+def test_contexts_are_paced_and_new_processes_are_not() -> None:
+    made = queue(held(1, A, pid=77), held(2, A, pid=77), held(3, A, pid=78))
+    made.know(known(77, A))
+    assert made.next(10.0, admits(A), 10.08) is made.get(3)
+    made.remove(3)
+    assert made.next(10.0, admits(A), 10.08) is None
+    assert made.wake(10.0, admits(A), 10.08) == 10.08
+    assert made.next(10.08, admits(A), 10.08) is made.get(1)
+    first = made.get(1)
+    assert first is not None
+    first.failed(10.08)
+    assert made.next(10.1, admits(A), 10.1) is made.get(2)
+    assert made.wake(10.1, admits(A), 10.2) == 10.2
+
+
 def test_a_pause_keeps_the_place_and_doubles() -> None:
     first, second = held(1, A), held(2, A)
     made = queue(first, second)
@@ -147,6 +163,31 @@ def test_bounds() -> None:
     assert made.full_for(A) is None
 
 
+def test_who_takes_mps_up_and_fails_waits_where_others_could_go() -> None:
+    """One who takes descriptors and says nothing, again and again, has a tenth of MPS's time; alone, all of it."""
+    made = queue(held(1, A), held(2, A), held(3, B))
+    made.took(A, 0.9, now=10.0)
+    assert made.next(10.0, admits(A, B)) is made.get(1), "a client that dies at once costs nothing"
+    made.took(A, 5.0, now=10.0)
+    assert made.next(10.0, admits(A, B)) is made.get(3)
+    assert made.next(10.0, admits(A)) is made.get(1), "nobody else could go"
+    made.remove(3)
+    assert made.next(10.0, admits(A, B)) is None
+    assert made.wake(10.0, admits(A, B)) == 55.0
+    assert made.next(55.0, admits(A, B)) is made.get(1)
+
+
+def test_when_all_places_are_taken_who_has_most_gives_one_up() -> None:
+    """Its newest; and not to a user who has nearly as many."""
+    made = Queue(most=5)
+    for one in (held(1, A), held(2, A), held(3, A), held(4, B)):
+        made.add(one)
+    assert list(made.crowding_out(C)) == []
+    made.add(held(5, B))
+    assert list(made.crowding_out(C)) == [3, 2, 1]
+    assert list(made.crowding_out(B)) == []
+
+
 events = st.lists(
     st.tuples(st.sampled_from(["add", "remove", "know", "forget", "next"]), st.integers(0, 8), st.sampled_from([A, B])),
     max_size=60,
@@ -180,3 +221,114 @@ def test_whatever_happens_the_next_one_is_the_oldest_admitted_known_first(what: 
                 assert made.next(0.0, admits(uid)) is best
         assert len(made) == len(mine)
         assert {one.pid for one in made.known()} == alive
+
+
+# --- totals
+
+
+def limits_of(uid: int, draw: random.Random) -> Limits:
+    """Each process of a user with the same limits, as a policy has it; now and then the policy changes."""
+    return Limits(draw.choice([3.3, 10.0, 19.7, 25.0, 40.0]), {0: draw.choice([1, 2, 5, 9]) << 30})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_sum_of_a_user_is_never_over_its_total(seed: int) -> None:
+    """500 clients of users with totals come, leave, fail, end, come again for a further context, while the policy
+    changes. What has been handed over counts until its process has ended; a hand-over under way counts too."""
+    draw = random.Random(seed)
+    made, users = Queue(), (A, B, C)
+    totals = {A: Total(60.0, {0: 12 << 30}), B: Total(40.0), C: Total(None, {0: 9 << 30})}
+    table = {uid: User(uid, "all", limits_of(uid, draw), None, totals[uid]) for uid in users}
+    came, served, waited = 0, 0, 0
+    while came < 500 or len(made):
+        step = draw.random()
+        living = list(made.known())
+        if step < 0.35 and came < 500:
+            came += 1
+            made.add(held(came, draw.choice(users)))
+        elif step < 0.40 and living:
+            came += 1
+            one = draw.choice(living)
+            made.add(held(came, one.uid, one.pid))
+        elif step < 0.55 and living:
+            made.forget(draw.choice(living).process)
+        elif step < 0.60:
+            uid = draw.choice(users)
+            table[uid] = User(uid, "all", limits_of(uid, draw), None, totals[uid])
+        chosen = made.next(0.0, admits(*table.values(), room=10_000))
+        if chosen is None:
+            waited += len(made) > 0
+            continue
+        given = made.limits_for(chosen, table[chosen.uid], admits(*table.values()))
+        if draw.random() < 0.1 and made.known_process(chosen.process) is None:
+            made.remove(chosen.connection)  # it came to nothing
+            continue
+        made.remove(chosen.connection)
+        one = made.known_process(chosen.process) or known(chosen.pid, chosen.uid)
+        one.limits = given
+        made.know(one)
+        served += 1
+        for uid in users:
+            mine = [one.limits for one in made.known() if one.uid == uid and one.limits is not None]
+            threads = round(sum(one.threads for one in mine), 1)
+            assert threads <= (totals[uid].threads or 10_000), (uid, mine)
+            assert sum(one.memory[0] for one in mine) <= totals[uid].memory.get(0, 1 << 60), (uid, mine)
+    assert served > 300
+    assert waited > 100
+
+
+def test_who_does_not_fit_holds_up_no_other_user_and_is_next_when_it_fits() -> None:
+    made = queue(held(1, A), held(2, A), held(3, A), held(4, B))
+    user = User(A, "all", Limits(30.0), None, Total(60.0))
+    table = admits(user, B)
+    passed = []
+    while (one := made.next(0.0, table)) is not None:
+        made.remove(one.connection)
+        made.know(KnownProcess(one.pid, one.uid, one.uid, 5, 0.0, Limits(30.0)))
+        passed.append(one.connection)
+    assert passed == [1, 2, 4]
+    made.forget((1, 5))
+    assert made.next(0.0, table) is not None
+
+
+def test_a_process_of_which_an_earlier_gate_cannot_say_counts_as_all_that_it_may_have() -> None:
+    made = queue(held(2, A))
+    made.know(KnownProcess(1, A, A, 5, 0.0, None))
+    assert made.next(0.0, admits(User(A, "all", Limits(40.0), None, Total(60.0)))) is None
+
+
+def test_the_total_is_counted_in_each_instance() -> None:
+    made = queue(held(2, A))
+    made.know(KnownProcess(1, A, A, 5, 0.0, Limits(40.0), instance="other"))
+    assert made.next(0.0, admits(User(A, "all", Limits(40.0), None, Total(60.0)))) is not None
+
+
+def test_where_processes_have_limits_of_their_own_only_those_pass_that_are_named() -> None:
+    made = queue(held(1, A), held(2, A), held(3, B))
+    user = User(A, "all", Limits(20.0), named=True)
+    table = admits(user, processes={(2, 5): Named(2, 5, Limits(7.0)), (3, 6): Named(3, 6, Limits(9.0))})
+    chosen = made.next(0.0, table)
+    assert chosen is not None
+    assert chosen.connection == 2
+    assert made.limits_for(chosen, user, table) == Limits(7.0)
+    made.remove(2)
+    assert made.next(0.0, table) is None
+
+
+def test_a_process_with_limits_of_its_own_keeps_them() -> None:
+    """Also when others have none any more; and what is known of it ends with it."""
+    made = queue(held(1, A, pid=70))
+    user = User(A, "all", Limits(20.0), named=True)
+    table = admits(user, processes={(70, 5): Named(70, 5, Limits(7.0))})
+    chosen = made.next(0.0, table)
+    assert chosen is not None
+    made.know(KnownProcess(70, A, A, 5, 0.0, made.limits_for(chosen, user, table)))
+    made.remove(1)
+    made.add(held(2, A, pid=70))
+    for later in (user, User(A, "all", Limits(20.0))):
+        chosen = made.next(0.0, admits(later))
+        assert chosen is not None
+        assert made.limits_for(chosen, later, admits(later)) == Limits(7.0)
+    made.remove(2)
+    made.forget((70, 5))
+    assert not made._own

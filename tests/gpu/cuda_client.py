@@ -3,7 +3,8 @@
 
     cuda_client.py query                say what the device and MPS give this process
     cuda_client.py alloc MIB [SECONDS]  allocate, say how that went, stay for a while
-    cuda_client.py sleep SECONDS        a little work every 50 ms; goes on after errors, as careless programs do
+    cuda_client.py sleep SECONDS        a little work every 50 ms; goes on after errors, as careless programs do;
+                                        SIGUSR1 ends it early, and well
     cuda_client.py spin SECONDS         one kernel of that length, then wait for it
     cuda_client.py oob [SECONDS]        after a pause, one kernel that writes far outside its memory
     cuda_client.py work N               N kernels of 10 ms, each waited for
@@ -204,11 +205,14 @@ def until(seconds):
         time.sleep(left)
 
 
+ENOUGH = []
+
+
 def sleep(cuda, seconds):
     pointer = cuda.allocate(64 * MIB)[1]
     end = time.monotonic() + seconds
     iterations = last = 0
-    while time.monotonic() < end:
+    while time.monotonic() < end and not ENOUGH:
         result = cuda.fill(pointer, MIB) or cuda.synchronize()
         if result != last:
             say("work now %s" % cuda.name(result))
@@ -262,6 +266,8 @@ def main(arguments):
         _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
         arguments = [argument for argument in arguments if argument != "--ignore-term"]
     mode = arguments[0] if arguments else "query"
+    if mode == "sleep":
+        _signal.signal(_signal.SIGUSR1, lambda *_: ENOUGH.append(True))
     try:
         first = float(arguments[1]) if len(arguments) > 1 else 0.0
         second = float(arguments[2]) if len(arguments) > 2 else 0.0

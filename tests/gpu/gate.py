@@ -7,6 +7,7 @@
     namespaces  clients in namespaces of their own
     hostile     500 connections that mean no good; 2,000 clients that wait
     forged      10,000 forged lines in each log
+    pause       two users train in slices; only where it is named: PAUSE_STEPS and PAUSE_SLICE say how long
     ladder      ending one of two clients that compute, and a fault, on a shared server
 
 As root, with PyTorch, JAX and CuPy in this Python and mpsagent importable. gate.md and gate.json go to DIR ($OUT) after
@@ -31,6 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.conformance import rig as rigs
+from tests.gpu import gate_pause
 from tests.gpu import gate_trouble as trouble
 from tests.gpu import gate_work as work
 from tests.gpu.gate_place import Here, Out
@@ -45,6 +47,7 @@ PARTS: dict[str, tuple[Callable[[Here, Out], None], float]] = {
     "hostile": (trouble.hostile, 90.0),
     "forged": (trouble.forged, 70.0),
     "ladder": (trouble.ladder, 50.0),
+    "pause": (gate_pause.pause, 590.0),
 }
 """What each may take at most, in seconds."""
 ORDER = ("ladder", "namespaces", "frameworks", "forged", "gaps", "throughput", "hostile")
@@ -95,8 +98,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    names = [name for name in ORDER if not options.only or name in options.only.split(",")]
-    if unknown := set(filter(None, options.only.split(","))) - set(ORDER):
+    asked = list(filter(None, options.only.split(",")))
+    names = [name for name in (*ORDER, "pause") if name in (asked or ORDER)]
+    if unknown := set(asked) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}")
     if os.getuid() != 0:
         print("clients of several users are started here: run this as root", file=sys.stderr)

@@ -404,7 +404,7 @@ def _forged_on(here: Here, out: Out, rows: list[list[object]], form: str) -> Non
         "agent": agent.pid,
     }
     out.check(now == parts and agent.started.process.poll() is None, f"{parts} became {now} ({form})")
-    done = [one for one in agent.news()[mark:] if one["kind"] == "action.done"]
+    done = [one for one in agent.news()[mark:] if one["kind"] in ("action.done", "action.failed")]
     actions = Counter(f"{one.get('action')}{'' if one.get('ok') else ' (not done)'}" for one in done)
     # What would hit someone; the end of a turn is told to its own server by ShutdownServer.
     violent = re.compile(r"Signal|Terminate|Kill|Quit|Refuse|Restart")

@@ -272,7 +272,7 @@ class Arm:
 
 
 def throughput(here: Here, out: Out) -> None:
-    title = "ResNet-50, half precision, batch 1, eager PyTorch: images/s"
+    title = "ResNet-50, half precision, batches of 16, eager PyTorch: images/s"
     rows = out.table(title, "processes", "pair", "behind the gate", "bare daemon", "ratio")
     counts = (1, 2) if here.quick and here.sim else PROCESSES
     if here.sim:

@@ -16,18 +16,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpsagent.agent import requests
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
 from mpsagent.core.view import Turn, View
-from mpsagent.interfaces import listen, views
+from mpsagent.interfaces import lease_body, listen, views
 from mpsagent.interfaces.api import Api
 from mpsagent.interfaces.backend import CursorGone, Problem
 from mpsagent.interfaces.peers import Bounds
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.shares import Lease, Share
 
 START = 1795219200.0
 USER, OTHER, ADMIN = 20001, 20002, 20003
@@ -80,8 +82,11 @@ class StandIn:
         self.conditions: tuple[views.Condition, ...] = ()
         self.checked = {500: True}
         self.errors: tuple[str, ...] = ()
+        self.memory: dict[int, int] = {}
         self.asked: list[tuple[Any, ...]] = []
         self.history: list[dict[str, Any]] = []
+        self.given: list[dict[str, Any]] = []
+        self.settled = True
         self.last = 0
         self.kept = events_kept
         self.loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +108,8 @@ class StandIn:
         oldest = self.history[0]["seq"] - 1 if self.history else self.last
         return views.About(
             version="0.0-test", pid=os.getpid(), started=START, conditions=self.conditions, checked=self.checked,
-            last_change=views.Change(START, USER, ADMIN, 0.1), policy_loaded=START, policy_errors=self.errors,
+            memory=self.memory, last_change=views.Change(START, USER, ADMIN, 0.1), policy_loaded=START,
+            policy_errors=self.errors,
             oldest_cursor=oldest, newest_cursor=self.last,
         )  # fmt: skip
 
@@ -114,7 +120,10 @@ class StandIn:
         return views.servers(self.view(), self.about())
 
     def clients(self) -> Any:
-        return views.clients(self.view(), START + 40)
+        return views.clients(self.view(), START + 40, self.memory)
+
+    async def look_again(self, most: float) -> None:
+        pass
 
     def queue(self) -> Any:
         return views.queue(self.view(), START + 40)
@@ -147,13 +156,25 @@ class StandIn:
             "threads": {"value": 20.0, "written": 20, "from": origin},
         }
 
-    def records(self, cursor: int | None, limit: int) -> Any:
+    async def policy_diff(self) -> Any:
+        return {"same": True, "digest": "abc123", "users": [], "settings": []}
+
+    async def records(self, cursor: int | None, limit: int) -> Any:
         if cursor is None:
             return self.history[-limit:]
         oldest = self.history[0]["seq"] - 1 if self.history else self.last
         if cursor < oldest or cursor > self.last:
             raise CursorGone(cursor, oldest)
         return [one for one in self.history if one["seq"] > cursor][:limit]
+
+    async def find(self, user: str | None, query: Any) -> Any:
+        self.asked.append(("find", user, query))
+        if user == "not-there":
+            raise Problem(404, "there is no such user", "user", "a name or a uid")
+        return self.history[-query.limit :], 0.0
+
+    async def report(self, by: str, first: str, last: str, job: str | None = None) -> Any:
+        return {"by": by, "first": first, "last": last, "rows": []}
 
     def newest(self) -> int:
         return self.last
@@ -181,19 +202,39 @@ class StandIn:
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Any:
         self.asked.append(("terminate", pid, now, dry_run, by))
-        return {"ok": True, "pid": pid}
+        found = requests.ending(self.state, pid, at_once=now, dry_run=dry_run)
+        return {**found, "user": self.state.identities[found["uid"]].name}
 
-    async def drain(self, timeout: float | None, by: int) -> Any:
-        self.asked.append(("drain", timeout, by))
+    async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Any:
+        self.asked.append(("drain", timeout, by, *([instance] if instance else [])))
         return {"ok": True}
 
-    async def resume(self, by: int) -> Any:
+    async def resume(self, by: int, instance: str | None = None) -> Any:
         self.asked.append(("resume", by))
         return {"ok": True}
 
-    async def restart(self, by: int) -> Any:
-        self.asked.append(("restart", by))
+    async def restart(self, timeout: float | None, by: int, instance: str | None = None) -> Any:
+        self.asked.append(("restart", timeout, by))
+        self.happen("control.ended", pid=400)
+        self.happen("action.done", action="StartControl", reason="no control daemon is running", ok=True, text="")
         return {"ok": True}
+
+    def leases(self) -> Any:
+        return iter(self.given)
+
+    async def give_lease(self, body: Any, by: int) -> Any:
+        asked = lease_body.asked(body, START)
+        share = Share("lease", asked.threads, asked.memory)
+        found = Lease(len(self.given) + 1, share, START, START + 60, by, asked.uid, asked.cgroup, None, asked.name)
+        self.given.append(lease_body.shown(found, self.view()))
+        return {**self.given[-1], "in_force": self.settled}
+
+    async def end_lease(self, number: int, by: int) -> Any:
+        found = [one for one in self.given if one["id"] == number]
+        if not found:
+            raise Problem(404, f"there is no lease {number}", "lease")
+        self.given.remove(found[0])
+        return {"ended": number}
 
     async def reload(self, by: int) -> Any:
         self.asked.append(("reload", by))
@@ -253,7 +294,7 @@ def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Pa
     assert not problems, problems
 
 
-def until(true: Callable[[], bool], within: float = 10.0) -> None:
+def until(true: Callable[[], bool], within: float = 45.0) -> None:
     """Wait until something is so; a test's only way to wait."""
     end = time.monotonic() + within
     while not true():

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import select
+import signal
+import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from mpsagent.interfaces import cli_text, views
+from mpsagent.interfaces import cli_orders, cli_policy, cli_text, views
+from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, StandIn, serve, until
+from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, StandIn, held, serve, until
 
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
 
@@ -77,6 +86,52 @@ def test_status_fits_into_80_columns_whatever_is_in_it(served: Served) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+def test_status_fits_on_one_screen_whatever_is_in_it(served: Served) -> None:
+    """Many problems, many users, many doubts: what is too much is counted, and where the rest is to be seen is said."""
+    backend = served.backend
+    backend.conditions = tuple(
+        views.Condition(
+            f"problem {number} of the control daemon, said in many words: " + "it hangs " * 20, START, "do " * 60
+        )
+        for number in range(6)
+    )
+    line = backend.state.held
+    for number in range(10, 40):
+        line = line.put(held(number, 700 + number, 30000 + number, START + number))
+    policy, _ = load(
+        [("p", "enforce = true\n[limits]\nenforce = false\n[switch]\nenforce = false\n[hang]\nenforce = false")]
+    )
+    assert policy is not None
+    backend.state = replace(
+        backend.state, held=line, policy=policy, unconfirmed={USER: "printed 19G", OTHER: "no answer"}
+    )
+    lines = run(served, "status", TZ="UTC").stdout.splitlines()
+    assert len(lines) <= cli_text.SCREEN
+    assert max(map(len, lines)) <= 80
+    assert any("problems more (mpsagent-cli doctor)" in one for one in lines)
+    assert any("users more (mpsagent-cli queue)" in one for one in lines)
+    assert any("more (mpsagent-cli doctor)" in one for one in lines[-8:])
+    assert lines[0].startswith("● mpsagent 0.0-test: 6 problems")
+
+
+def test_users_at_once_are_shown_each(served: Served) -> None:
+    """Where users do not take turns: who they are, since when, with how many processes and how much memory."""
+    backend = served.backend
+    one = backend.state.clients[501]
+    more = {
+        pid: replace(one, peer=one.peer._replace(pid=pid, uid=uid, start=pid), since=START + pid - 501)
+        for pid, uid in ((501, USER), (502, OTHER), (503, OTHER))
+    }
+    backend.state, backend.turn = replace(backend.state, clients=more), None
+    backend.memory = {501: 1 << 30, 502: 3 << 30, 503: 1 << 29}
+    lines = run(served, "status", TZ="UTC").stdout.splitlines()
+    found = next(number for number, line in enumerate(lines) if line.startswith("  in use"))
+    assert [" ".join(line.split()).replace("2026-11-21 ", "") for line in lines[found : found + 2]] == [
+        "in use by alice since 00:00:00, 1 process with 1.0 GiB",
+        "by bob since 00:00:01, 2 processes with 3.5 GiB",
+    ]
+
+
 def test_exit_1_when_something_needs_a_person(served: Served) -> None:
     """The problem comes second, directly under the name, with what to do."""
     served.backend.conditions = (views.Condition("the control daemon is silent", START, "mpsagent-cli restart"),)
@@ -132,9 +187,6 @@ def test_exit_3_when_the_agent_cannot_be_reached(words: list[str], tmp_path: Pat
 
 def test_exit_3_when_something_else_answers(tmp_path: Path) -> None:
     """A socket that talks nonsense, and one that hangs up."""
-    import socket
-    import threading
-
     for text in (b"hello\n", b"", b"HTTP/1.1 200 OK\r\n\r\nnot json"):
         path = tmp_path / f"s{len(text)}"
         with socket.socket(socket.AF_UNIX) as server:
@@ -173,8 +225,17 @@ def test_every_verb_has_json(served: Served, words: list[str], key: str) -> None
 
 def test_terminate_passes_its_options_on(served: Served) -> None:
     """--now and --dry-run change what is done to a user's process; they must arrive."""
-    assert run(served, "client", "terminate", "501", "--now", "--dry-run").returncode == 0
+    done = run(served, "client", "terminate", "501", "--now", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
     assert served.backend.asked == [("terminate", 501, True, True, os.getuid())]
+    assert done.stdout.splitlines() == [
+        "Client 501 of alice at server 500 would be ended, until it has gone:",
+        "  1. terminate_client 500 501, at most 5 s",
+        "  2. SIGTERM",
+        "  3. after 5 s SIGKILL",
+    ]
+    done = run(served, "client", "terminate", "501", "--no-wait")
+    assert done.stdout.startswith("Client 501 of alice at server 500 is being ended, until it has gone:\n")
 
 
 def test_terminate_says_what_became_of_it(served: Served) -> None:
@@ -204,10 +265,29 @@ def test_a_restart_says_whose_work_it_costs(served: Served) -> None:
     done = run(served, "restart")
     assert (done.returncode, "1 client of alice would lose work" in done.stderr) == (2, True)
     assert served.backend.asked == []
-    assert run(served, "restart", "--yes").returncode == 0
+    done = run(served, "restart", "--yes", "--timeout", "10m")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = ["control daemon 400 has ended", "started the control daemon: no control daemon is running"]
+    assert [line[21:] for line in done.stdout.splitlines()] == said
+    assert run(served, "restart", "--yes", "--timeout", "10").returncode == 2, "ten what?"
     served.backend.state = replace(served.backend.state, clients={})
     assert run(served, "restart").returncode == 0
-    assert [one[0] for one in served.backend.asked] == ["restart", "restart"]
+    assert [one[:2] for one in served.backend.asked] == [("restart", 600.0), ("restart", None)]
+
+
+def test_a_restart_that_fails_is_not_fine(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "restarting: yes" where MPS was not even installed."""
+
+    async def fails(timeout: float | None, by: int, instance: str | None) -> dict[str, bool]:
+        action = {"action": "StartControl", "reason": "no control daemon is running"}
+        begun = served.backend.happen("action", **action)
+        served.backend.happen("action.failed", **action, begun=begun, ok=False, text="it is not installed")
+        return {"restarting": True}
+
+    monkeypatch.setattr(served.backend, "restart", fails)
+    done = run(served, "restart", "--yes")
+    assert done.returncode == 1
+    assert "this FAILED: it is not installed" in " ".join(done.stdout.split())
 
 
 def test_a_reload_that_fails_is_not_fine(served: Served) -> None:
@@ -275,8 +355,6 @@ def test_events_follow_survives_a_restart_of_the_agent(tmp_path: Path) -> None:
 
 def test_events_follow_ends_quietly(served: Served) -> None:
     """Ctrl-C is how it is meant to end; so is a closed pipe (`| head`)."""
-    import signal
-
     child = subprocess.Popen(
         [PROGRAM, "--socket", str(served.path), "events", "-f"],
         stdout=subprocess.PIPE,
@@ -314,7 +392,7 @@ def test_events_say_what_was_lost(served: Served) -> None:
     [
         ("shell", "export CUDA_MPS_PIPE_DIRECTORY='/tmp/my mps'\n"),
         ("slurm", "export CUDA_MPS_PIPE_DIRECTORY=/tmp/my mps\n"),
-        ("docker", "--ipc=host --env 'CUDA_MPS_PIPE_DIRECTORY=/tmp/my mps' --volume '/tmp/my mps:/tmp/my mps'\n"),
+        ("docker", "--env 'CUDA_MPS_PIPE_DIRECTORY=/tmp/my mps' --volume '/tmp/my mps:/tmp/my mps'\n"),
         ("json", '{"CUDA_MPS_PIPE_DIRECTORY": "/tmp/my mps"}\n'),
     ],
 )
@@ -323,6 +401,26 @@ def test_env_for_each_reader(served: Served, form: str, text: str) -> None:
     state = served.backend.state
     served.backend.state = replace(state, policy=replace(state.policy, pipe_directory="/tmp/my mps"))
     assert run(served, "env", "--format", form).stdout == text
+
+
+def test_a_program_that_gives_way(served: Served) -> None:
+    """Of its user's own will, so not in the device of all containers."""
+    given = json.loads(run(served, "env", "--give-way", "--json").stdout)
+    assert given == {**json.loads(run(served, "env", "--json").stdout), "CUDA_MPS_CLIENT_PRIORITY": "1"}
+    assert "export CUDA_MPS_CLIENT_PRIORITY=1" in run(served, "env", "--give-way").stdout.splitlines()
+    assert run(served, "env", "--give-way", "--format", "cdi").returncode == 2
+
+
+def test_env_as_a_container_device(served: Served) -> None:
+    """What podman, docker and containerd read from /etc/cdi; tests/agent/test_containers.py gives it to podman."""
+    spec = json.loads(run(served, "env", "--format", "cdi").stdout)
+    assert (spec["cdiVersion"], spec["kind"]) == ("0.3.0", "mpsagent/mps")
+    (device,) = spec["devices"]
+    (mount,) = device["containerEdits"]["mounts"]
+    assert device["name"] == "all"
+    assert device["containerEdits"]["env"] == ["CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"]
+    assert (mount["hostPath"], mount["containerPath"]) == ("/tmp/nvidia-mps", "/tmp/nvidia-mps")
+    assert "ro" in mount["options"]
 
 
 def test_policy_check_reports_every_mistake_with_exit_2(tmp_path: Path) -> None:
@@ -394,7 +492,7 @@ def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
     action = {"action": "SignalClient", "pid": 501, "uid": USER, "start": 1, "signal": 15, "rule": "switch.after",
               "reason": f"the turn of user {USER} is over; SIGTERM to client 501 of user {USER}"}  # fmt: skip
     begun = happen("action", **action)
-    happen("action.done", **action, begun=begun, ok=False, text="no such process")
+    happen("action.failed", **action, begun=begun, ok=False, text="no such process")
     happen("action", action="KillServer", server=500, reason="it hangs " * 20)
     lines = run(served, "events", TZ="UTC").stdout.splitlines()
     assert lines[:2] == [
@@ -405,4 +503,252 @@ def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
     assert lines[-1].endswith("(begun)")
     assert max(map(len, lines)) <= 100
     every = [json.loads(line)["kind"] for line in run(served, "events", "--json").stdout.splitlines()]
-    assert every == ["turn.began", "action", "action.done", "action"], "programs get all of them"
+    assert every == ["turn.began", "action", "action.failed", "action"], "programs get all of them"
+
+
+@pytest.mark.parametrize("group", [[], ["policy"], ["client"]])
+def test_help_is_not_cut_off(group: list[str]) -> None:
+    """In 80 columns each verb says in its line what it is for."""
+    lines = run(None, *group, "--help", COLUMNS="80").stdout.splitlines()
+    assert lines
+    assert [line for line in lines if line.endswith("...") and "[ARGS]" not in line] == []
+
+
+# --- for programs that look after the node
+
+
+@pytest.mark.parametrize(
+    ("conditions", "status", "first"),
+    [((), 0, "healthy"), ((views.Condition("the control daemon is silent", START, "wait"),), 1, "the control daemon")],
+)
+def test_a_probe_says_whether_all_is_well(
+    served: Served, conditions: tuple[views.Condition, ...], status: int, first: str
+) -> None:
+    """Its exit status is what HealthCheckProgram, a prolog or a readiness probe looks at."""
+    served.backend.conditions = conditions
+    done = run(served, "probe")
+    assert (done.returncode, done.stderr) == (status, "")
+    assert done.stdout.startswith(first)
+    body = json.loads(run(served, "probe", "--json").stdout)
+    assert body == {"ok": status == 0, "problems": [one.what for one in conditions]}
+
+
+@pytest.mark.parametrize("how", ["silent", "drips", "full"])
+def test_a_probe_ends_though_the_agent_hangs(how: str, tmp_path: Path) -> None:
+    """One that accepts and says nothing, one that says a byte now and then for ever, one whose backlog is full: a probe
+    that hangs with what it probes says nothing. (Without a deadline for all of it this test runs into its own.)"""
+    path, over, waiting = tmp_path / "hangs", threading.Event(), []
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen(0)
+
+        def drip() -> None:
+            sock, _ = server.accept()
+            with sock, suppress(OSError):
+                while not over.wait(0.05):
+                    sock.sendall(b"H")
+
+        thread = threading.Thread(target=drip)
+        if how == "drips":
+            thread.start()
+        if how == "full":
+            waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+            for one in waiting:
+                one.setblocking(False)
+                with suppress(BlockingIOError):
+                    one.connect(str(path))
+        done = run(None, "--socket", str(path), "probe")
+        over.set()
+        if how == "drips":
+            thread.join()
+        for one in waiting:
+            one.close()
+    assert done.returncode == 3, done
+    assert len(done.stdout.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_probe_without_an_agent(tmp_path: Path) -> None:
+    """Not healthy; programs get JSON here too."""
+    done = run(None, "--socket", str(tmp_path / "none"), "probe", "--json")
+    assert (done.returncode, json.loads(done.stdout)["ok"]) == (3, False)
+
+
+# --- again and again
+
+
+class Terminal:
+    """A program on a terminal of 80 columns and 24 lines."""
+
+    def __init__(self, path: Path, *words: str) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "NO_COLOR": "1", "TZ": "UTC"}
+        self.process = subprocess.Popen(
+            [PROGRAM, "--socket", str(path), *words], env=env, stdin=slave, stdout=slave, stderr=slave,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(slave)
+        self.text = ""
+
+    def until(self, true: Callable[[str], bool]) -> str:
+        """What has come, when it is so."""
+        end = time.monotonic() + 20
+        while not true(self.text):
+            assert time.monotonic() < end, self.text
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.text += os.read(self.master, 65536).decode()
+        return self.text
+
+    def end(self) -> int:
+        """Ctrl-C; its exit status. Read on meanwhile: a full terminal would hold it up."""
+        self.process.send_signal(signal.SIGINT)
+        end = time.monotonic() + 20
+        while self.process.poll() is None:
+            assert time.monotonic() < end
+            with suppress(OSError):
+                if select.select([self.master], [], [], 0.1)[0]:
+                    os.read(self.master, 65536)
+        os.close(self.master)
+        return self.process.returncode
+
+
+@pytest.mark.parametrize("verb", ["status", "clients", "servers", "queue"])
+def test_watching_shows_it_again_in_the_same_place(served: Served, verb: str) -> None:
+    """Until Ctrl-C, which is how it is meant to end; no line is wider than the terminal."""
+    terminal = Terminal(served.path, verb, "--watch", "0.1")
+    text = terminal.until(lambda text: text.count("\x1b[H") > 2)
+    assert terminal.end() == 0
+    first, second = (frame.split("\x1b[J")[0].split("\r\n") for frame in text.split("\x1b[H")[1:3])
+    assert first[1:] == second[1:]
+    assert max(len(line.removesuffix("\x1b[K")) for line in first) <= 80
+
+
+def test_watching_goes_on_when_the_agent_comes_back(tmp_path: Path) -> None:
+    """And says meanwhile that it is away. More than the screen holds is counted, not scrolled."""
+    path, backend = tmp_path / "mpsagent.sock", StandIn()
+    terminal = Terminal(path, "queue", "--watch", "0.1")
+    terminal.until(lambda text: "cannot reach mpsagent" in text)
+    line = backend.state.held
+    for n in range(10, 60):
+        line = line.put(held(n, 700 + n, 30000 + n, START + n))
+    backend.state = replace(backend.state, held=line)
+    with serve(backend, path=path):
+        text = terminal.until(lambda text: "more lines" in text)
+    assert text.rpartition("\x1b[H")[2].count("\n") < 24
+    assert terminal.end() == 0
+
+
+def test_watching_for_programs_is_one_json_a_line(served: Served) -> None:
+    """For jq."""
+    with subprocess.Popen(
+        [PROGRAM, "--socket", str(served.path), "queue", "--json", "--watch", "0.1"], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        bodies = [json.loads(child.stdout.readline()) for _ in range(2)]
+        child.send_signal(signal.SIGINT)
+        assert child.wait(20) == 0
+    assert [len(body["queue"]) for body in bodies] == [2, 2]
+
+
+# --- a plain user
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: to be another user")
+@pytest.mark.parametrize(
+    ("uid", "text"),
+    [
+        (OTHER, ["You are number 1 of 2, with 2 processes, since 00:00:10 (30.0s): it is the turn of",
+                 "alice; served by 00:31:10 at the latest."]),
+        (ADMIN, ["You are number 2 of 2, with 1 process, since 00:00:20 (20.0s): it is the turn of alice;",
+                 "served by 01:02:10 at the latest."]),
+        (USER, ["No process of yours waits."]),
+    ],
+)  # fmt: skip
+def test_a_user_is_told_first_where_that_user_stands(served: Served, uid: int, text: list[str]) -> None:
+    """Place, why, and the latest time; then the queue."""
+    as_user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
+    reading = [
+        "--inh-caps=+dac_read_search",
+        "--ambient-caps=+dac_read_search",
+    ]  # of a checkout that only root may read
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", "MPSAGENT_SOCKET": str(served.path)}
+    done = subprocess.run(
+        [*as_user, *reading, PROGRAM, "queue"], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    own, _, rest = done.stdout.partition("\n\n")
+    assert " ".join(own.split()).replace("2026-11-21 ", "") == " ".join(text)
+    assert max(map(len, own.splitlines())) <= 80
+    assert rest.splitlines()[0].split() == ["#", "USER", "PROCESSES", "WAITING", "SERVED", "BY", "WHY"]
+
+
+def test_why_is_not_cut_off(served: Served) -> None:
+    """A narrow terminal hid the end of the reason, which is the part that matters."""
+    found = served.backend.queue()
+    rows = [{**one, "why": "MPS's servers do not start: Driver initialization failed with: 100"} for one in found]
+    lines = cli_text.queue(rows, datetime(2026, 11, 21, 12, tzinfo=UTC), 80)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(" ".join(lines).split()).count("Driver initialization failed with: 100") == 2
+
+
+def test_the_command_line_is_shown_to_who_may_see_it(served: Served) -> None:
+    """The agent knows the name of the program alone, and a node is full of `python`. What is no longer that process,
+    or another's, is shown by that name."""
+    with subprocess.Popen(["/bin/sleep", "61"]) as child:
+        peer = served.backend.state.clients[501].peer._replace(pid=child.pid, uid=os.getuid(), command="sleep")
+        for command, uid, shown in (("sleep", os.getuid(), "sleep 61"), ("train", os.getuid(), "train"),
+                                    ("sleep", OTHER, "sleep")):  # fmt: skip
+            client = replace(served.backend.state.clients[501], peer=peer._replace(command=command, uid=uid))
+            served.backend.state = replace(served.backend.state, clients={501: client})
+            row = run(served, "clients").stdout.splitlines()[1]
+            assert row[row.index("G  ") + 3 :] == shown
+        child.kill()
+
+
+def test_the_policy_is_shown_as_a_table() -> None:
+    """A line for each key, with its place; it was seven lines for each."""
+    policy, errors = load([("/etc/p.toml", '[limits]\nthreads = 20\nmemory = "2G"\n[switch]\nafter = "10m"\n')])
+    assert policy is not None, errors
+    body = {
+        "digest": policy.digest,
+        "loaded": None,
+        "files": ["/etc/p.toml"],
+        "errors": [],
+        "sections": policy.sections(),
+    }
+    assert cli_policy.shown(body, datetime(2026, 11, 21, tzinfo=UTC)) == [
+        f"{policy.digest[:12]}, from /etc/p.toml",
+        "",
+        "KEY             VALUE   FROM",
+        "limits.threads  20 %    /etc/p.toml:2",
+        "limits.memory   2G      /etc/p.toml:3",
+        "switch.after    10m00s  /etc/p.toml:5",
+    ]
+
+
+def test_orders_are_answered_in_words_and_local_time() -> None:
+    """Seen: "deadline: 2026-11-22T00:21:09.594+00:00" after `drain`."""
+    now = datetime(2026, 11, 22, 1, tzinfo=timezone(timedelta(hours=1)))
+    for answer, text in (
+        ({"draining": True, "deadline": "2026-11-22T00:21:09.594+00:00"},
+         "Nothing new is let in. What still runs at 01:21:09 is ended."),
+        ({"draining": True, "deadline": None},
+         "Nothing new is let in, until mpsagent-cli resume. What runs ends by itself."),
+        ({"draining": False}, "Who waits is let in."),
+        ({"digest": "604a46bf269d0815", "files": ["/etc/mpsagent/policy.toml"]},
+         "The policy is in force: 604a46bf269d, from /etc/mpsagent/policy.toml"),
+        ({"of": "a later version"}, "of: a later version"),
+    ):  # fmt: skip
+        assert cli_orders.answered(answer, now) == [text]
+
+
+def test_memory_of_clients(served: Served) -> None:
+    """Of each process, and of all that have the GPU; what is not known is no zero."""
+    served.backend.memory = {501: 570 << 20}
+    rows = run(served, "clients").stdout.splitlines()
+    column = rows[0].index("MEMORY")
+    assert rows[1][column:].startswith("570 MiB  ")
+    assert rows[2][column:].startswith("-  ")
+    assert "1 process with 570 MiB, 20 %, 1G each" in " ".join(run(served, "status").stdout.split())
+    served.backend.memory = {501: 21 << 30}
+    assert "with 21.0 GiB" in run(served, "status").stdout

@@ -121,3 +121,27 @@ def test_devices_that_make_no_sense_are_said(tmp_path: Path) -> None:
     path = put(tmp_path / "p.toml", DOUBTFUL)
     done = check(path, "--devices", put(tmp_path / "d.json", "[1]"))
     assert (done.returncode, "expected an object" in done.stderr) == (2, True)
+
+
+def test_totals_are_told_in_their_own_words() -> None:
+    from mpsagent.interfaces.cli_policy import explained
+    from mpsagent.policy.files import load
+    from mpsagent.policy.identity import Identity
+
+    text = '[limits]\nthreads = {{ sms = 26 }}\nmemory = "1G"\ntotal_threads = {}\ntotal_memory = {}\n'
+    for written, shown in (
+        (("{ sms = 52 }", '"40G"'), ("52 multiprocessors", "40G on each GPU")),
+        (("60", '"50%"'), ("60 %", "50% on each GPU")),
+    ):
+        policy, errors = load([("p.toml", text.format(*written))])
+        assert policy is not None, errors
+        lines = explained(json.loads(json.dumps(policy.rules(Identity(7)).explain([]))))
+        for key, words in zip(("total_threads", "total_memory"), shown, strict=True):
+            assert any(line.startswith(key) and words in line for line in lines), lines
+
+
+def test_a_priority_is_a_number_and_no_time() -> None:
+    from mpsagent.interfaces.cli_policy import explained
+
+    lines = explained({"user": "alice", "uid": 7, "priority": {"value": 5, "from": "built-in default"}})
+    assert [line.split()[:2] for line in lines if line.startswith("priority")] == [["priority", "5"]]

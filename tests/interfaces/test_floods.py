@@ -55,6 +55,31 @@ for _ in range(8): threading.Thread(target=loop, daemon=True).start()
 print("on", flush=True)
 sys.stdin.read()
 """
+# Requests of every kind, whole and broken, several at once; each run another order.
+_FUZZ = """
+import random, select, socket, sys, time
+pick = random.Random(int(time.time() * 1e6)).choice
+paths = ["/v1/status", "/v1/clients", "/v1/queue", "/v1/servers", "/v1/policy", "/metrics", "/healthz", "/openapi.json",
+         "/v1/events?limit=1000&cursor=0", "/v1/events?follow=1", "/v1/policy/explain?user=root", "/v1/drain",
+         "/v1/clients/1/terminate", "/v1/events?limit=-1", "/v1/../../etc/passwd", "/" + "x" * 9000, "*", ""]
+def request():
+    body = pick([b"", b"", b"{}", b"{" * 5000, b"[" * 60000, random.randbytes(300), b'{"timeout": 1e999}'])
+    length = pick([len(body), len(body), 0, 10 ** 18, -1, "x"])
+    method = pick(['GET', 'GET', 'GET', 'POST', 'HEAD', 'PUT', 'x'])
+    head = f"{method} {pick(paths)} HTTP/{pick(['1.1', '1.1', '1.0', '9'])}"
+    data = f"{head}\\r\\nHost: m\\r\\nContent-Length: {length}\\r\\n\\r\\n".encode() + body
+    return pick([data, data, data * 20, data[:random.randrange(len(data))], random.randbytes(2000)])
+print("on", flush=True)
+held = []
+while True:
+    sock = socket.socket(socket.AF_UNIX); sock.settimeout(0.2)
+    try:
+        sock.connect(sys.argv[1]); sock.sendall(request())
+        if pick([True, False]): sock.recv(65536)
+    except OSError: pass
+    held.append(sock)
+    if len(held) > 8: held.pop(random.randrange(8)).close()
+"""
 _FOLLOW = """
 import socket, sys
 held = []
@@ -130,7 +155,7 @@ def _root(served: Served, count: int = 40) -> None:
 
 @as_users
 @pytest.mark.root
-@pytest.mark.parametrize("code", [_CONNECT, _EVENTS, _FOLLOW], ids=["connect", "events", "follow"])
+@pytest.mark.parametrize("code", [_CONNECT, _EVENTS, _FUZZ, _FOLLOW], ids=["connect", "events", "fuzz", "follow"])
 def test_four_users_in_a_loop_lock_out_no_other(served: Served, code: str) -> None:
     """261 of 338 of root's connections were refused while one process connected in a loop; four users with 16
     connections each locked out the fifth."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grp
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -32,6 +33,18 @@ def test_the_administrators_socket_is_closed_to_others(tmp_path: Path) -> None:
         with listen.bind_administrators(path, name):
             assert stat.S_IMODE(path.stat().st_mode) == mode
     assert path.stat().st_gid == os.getgid()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is missing")
+def test_without_the_right_to_give_it_away_it_is_roots(tmp_path: Path) -> None:
+    """As in the unit's sandbox. There was no socket for administrators at all then."""
+    other = next(one.gr_name for one in grp.getgrall() if one.gr_gid not in (0, *os.getgroups()))
+    script = "import sys; from pathlib import Path; from mpsagent.interfaces import listen\n"
+    script += "listen.bind_administrators(Path(sys.argv[1]), sys.argv[2])"
+    command = ["setpriv", "--bounding-set", "-chown", sys.executable, "-c", script, str(tmp_path / "s"), other]
+    subprocess.run(command, check=True)
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
 
 
 def test_sockets_that_systemd_passes_are_told_apart_by_their_names(tmp_path: Path) -> None:

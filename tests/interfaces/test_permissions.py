@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from mpsagent.interfaces.peers import Bounds
+from tests.interfaces import permissions
 from tests.interfaces.stand_in import ADMIN, OTHER, USER, Served, serve
 
 pytestmark = [
@@ -47,7 +48,14 @@ def ask(served: Served, uid: int, method: str, target: str, body: str = "") -> t
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     head, _, raw = done.stdout.partition(b"\r\n\r\n")
-    return int(head.split()[1]), json.loads(raw)
+    return int(head.split()[1]), json.loads(raw) if b"json" in head else raw
+
+
+def test_the_table_in_the_docs_is_what_everyone_may_do() -> None:
+    """Each call and each verb as root, as an administrator, as a client's owner and as a stranger."""
+    assert set(permissions.VERBS) | permissions.WITHOUT_AGENT == set(permissions.verbs())
+    present = permissions.PAGE.read_text(encoding="utf-8")
+    assert permissions.text(present) == present, "docs/api.md: python -m tests.interfaces.permissions"
 
 
 @pytest.mark.parametrize("path", ["/v1/status", "/v1/servers", "/v1/clients", "/v1/queue", "/v1/policy", "/v1/events"])
@@ -60,11 +68,17 @@ def test_everyone_may_read(served: Served, path: str) -> None:
 def test_only_root_and_the_admin_group_may_act(served: Served, path: str) -> None:
     """A user is told why not, and nothing is done; an administrator's uid reaches the backend."""
     status, body = ask(served, USER, "POST", f"/v1/{path}")
-    assert (status, f"uid {USER} may not" in body["error"]["what"]) == (403, True)
+    assert (status, f"uid {USER} may not" in body["detail"]) == (403, True)
     assert served.backend.asked == []
     assert ask(served, ADMIN, "POST", f"/v1/{path}")[0] == 200
     assert ask(served, 0, "POST", f"/v1/{path}")[0] == 200
     assert [one[-1] for one in served.backend.asked] == [ADMIN, 0]
+
+
+def test_the_policy_files_are_compared_for_administrators_only(served: Served) -> None:
+    """They may hold what is not in force yet, and what other users may not read."""
+    assert ask(served, USER, "GET", "/v1/policy/diff")[0] == 403
+    assert ask(served, ADMIN, "GET", "/v1/policy/diff")[0] == 200
 
 
 def test_a_user_may_end_own_clients_and_no_others(served: Served) -> None:
@@ -87,7 +101,7 @@ def test_who_waits_at_the_gate_is_not_a_client(served: Served) -> None:
 def test_a_uid_above_two_thousand_million_is_the_same_uid(served: Served) -> None:
     """The kernel's uids have no sign; in an answer one was negative."""
     status, body = ask(served, 3_000_000_000, "POST", "/v1/drain")
-    assert (status, "uid 3000000000 may not" in body["error"]["what"]) == (403, True)
+    assert (status, "uid 3000000000 may not" in body["detail"]) == (403, True)
 
 
 def test_one_users_connections_do_not_lock_out_another_user_or_root() -> None:
@@ -96,7 +110,7 @@ def test_one_users_connections_do_not_lock_out_another_user_or_root() -> None:
         held = [_hold(served, uid, 3) for uid in (USER, OTHER)]
         try:
             status, body = ask(served, USER, "GET", "/healthz")
-            assert (status, f"uid {USER} has 3" in body["error"]["where"]) == (429, True)
+            assert (status, f"uid {USER} has 3" in body["where"]) == (429, True)
             assert ask(served, ADMIN, "GET", "/healthz")[0] == 200
             assert ask(served, 0, "GET", "/healthz")[0] == 200
         finally:

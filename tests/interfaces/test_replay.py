@@ -37,7 +37,7 @@ def replay(*words: str) -> Any:
 def test_the_json_has_the_promised_shape(tmp_path: Path) -> None:
     """Recording 02, R4, with every promised key, ISO times that parse, and one of six outcomes."""
     body = replay(*files(tmp_path, "02", "R4"), "--zone", "UTC")
-    assert set(body) == {"servers", "clients", "faults", "refused", "unknown_lines"}
+    assert set(body) == {"servers", "clients", "faults", "refused", "unknown_lines", "clients_named"}
     assert body["unknown_lines"] == 0
     (server,) = body["servers"]
     assert set(server) == {
@@ -71,6 +71,16 @@ def test_one_log_alone_tells_what_it_can(tmp_path: Path) -> None:
     assert {one["uid"] for one in control["clients"]} == {1001}
     assert len(server["faults"]) == 1
     assert subprocess.run([PROGRAM, "replay"], capture_output=True, timeout=60).returncode == 2
+
+
+def test_a_daemon_in_the_foreground_tells_the_same_story(tmp_path: Path) -> None:
+    """``-f`` prints the lines of both logs as they come."""
+    words = files(tmp_path, "02", "R4")
+    lines = [line for name in ("server", "control") for line in (tmp_path / f"{name}.log").read_bytes().splitlines()]
+    printed = tmp_path / "printed"
+    printed.write_bytes(b"\n".join(sorted(lines, key=lambda line: line[:24])) + b"\n")
+    assert replay("--both", str(printed)) == replay(*words)
+    assert subprocess.run([PROGRAM, "replay", "--both", str(printed), *words], capture_output=True).returncode == 2
 
 
 def test_garbage_is_counted_and_changes_nothing(tmp_path: Path) -> None:
@@ -146,3 +156,37 @@ def test_a_clock_set_back_keeps_the_order_of_the_lines() -> None:
     story = story_json(tell(merged(io.BytesIO(control), io.BytesIO(server), UTC)))
     assert [one["pid"] for one in story["servers"]] == [542, 553, 571, 581, 604]
     assert [one["outcome"] for one in story["clients"]] == ["lost", "ok", "lost", "ok"]
+
+
+CONTAINER = b"""\
+[2021-06-27 07:30:26.216 Control     6] NEW CLIENT 0 from user 0: Server is not ready, push client to pending list
+[2021-06-27 07:30:26.216 Control     6] Starting new server 17 for user 0
+[2021-06-27 07:30:26.837 Control     6] NEW SERVER 17: Ready
+[2021-06-27 07:30:26.838 Control     6] NEW CLIENT 0 from user 0: Server already exists
+[2021-06-27 07:30:27.000 Control     6] NEW CLIENT 0 from user 1000: Server is not ready, push client to pending list
+"""
+OLD = CONTAINER.replace(b"CLIENT 0 from user 0", b"CLIENT 88 from user 0").replace(b"CLIENT 0 from", b"CLIENT 99 from")
+OLD_SERVER = b"""\
+[2021-06-27 07:30:26.837 Other    17] Volta MPS Server: Received new client request
+[2021-06-27 07:30:58.167 Other    17] Volta MPS: Client process disconnected
+"""
+
+
+@pytest.mark.parametrize(("control", "first", "second"), [(CONTAINER, None, None), (OLD, 88, 99)])
+def test_who_is_not_named_is_not_said_to_be_never_served(
+    tmp_path: Path, control: bytes, first: int | None, second: int | None
+) -> None:
+    """Recording 09, driver 460 in a container: user 0 was let in when the server was ready, and for how long is not
+    known; user 1000 was not. What mpsagent would have done is not told: nothing is decided on a guess."""
+    (tmp_path / "control.log").write_bytes(control)
+    (tmp_path / "server.log").write_bytes(OLD_SERVER)
+    (tmp_path / "policy.toml").write_text('[switch]\nafter = "1s"\ngrace = "0s"\n')
+    words = ["--control", str(tmp_path / "control.log"), "--server", str(tmp_path / "server.log")]
+    body = replay(*words, "--policy", str(tmp_path / "policy.toml"))
+    assert [(one["pid"], one["uid"], one["outcome"], one["wait_seconds"]) for one in body["clients"]] == [
+        (first, 0, "unknown", 0.621),
+        (second, 1000, "never_served", 31.167),
+    ]
+    assert (body["clients_named"], body["would"]) == (False, None)
+    page = subprocess.run([PROGRAM, "replay", *words], capture_output=True, text=True, timeout=60).stdout
+    assert "does not name all clients" in page

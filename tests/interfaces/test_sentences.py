@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
@@ -17,6 +17,23 @@ from mpsagent.core.sentences import _PHRASES, _SENTENCES, named, sentence
 from mpsagent.mps.limits import Limits
 
 NAMES = {1001: "alice", 1002: "bob", 0: "root"}.get
+
+
+def test_root_has_a_name_without_a_name_service() -> None:
+    """Seen: "ordered by uid 0"."""
+    action = {"kind": "action.done", "action": "SignalClient", "pid": 7, "uid": 1001, "signal": 15, "ok": True,
+              "reason": "ordered by uid 0; SIGTERM to client 7 of user 1001"}  # fmt: skip
+    assert sentence(action, {1001: "alice"}.get) == "sent SIGTERM to client 7 of alice: ordered by root"
+
+
+def test_a_rejected_policy_says_what_holds_instead() -> None:
+    """Seen at a first start: "the one before stays in force", where there was none and no one was admitted."""
+    record = {"kind": "policy.rejected", "errors": ["a.toml:1: x", "a.toml:2: y"]}
+    first = {**record, "kept": "there is no earlier policy, so no one is admitted"}
+    assert sentence(first, NAMES) == (
+        "the policy was rejected; there is no earlier policy, so no one is admitted: a.toml:1: x and 1 more"
+    )
+    assert sentence(record, NAMES) == "the policy was rejected; the one before stays in force: a.toml:1: x and 1 more"
 
 
 def of(one: tr.Transition) -> str:
@@ -102,9 +119,9 @@ def test_the_gate_is_told_in_names() -> None:
 
 def test_reports_are_told_by_their_reason_with_names() -> None:
     """The engine writes uids; who reads knows people."""
-    text = "user 1001 has held the GPU for 30m00s while user 1002 waits; its turn ends in 30.0s (terminate)"
+    text = "user 1001 has had the GPU for 30m00s while user 1002 waits; its turn ends in 30.0s"
     assert sentence({"kind": "turn.warning", "uid": 1001, "reason": text}, NAMES) == (
-        "alice has held the GPU for 30m00s while bob waits; its turn ends in 30.0s (terminate)"
+        "alice has had the GPU for 30m00s while bob waits; its turn ends in 30.0s"
     )
     assert named("admitted users: 1001, 1009, 1002", NAMES) == "admitted users: alice, 1009, bob"
 
@@ -119,8 +136,9 @@ _FIELDS = (
 ).split()
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a busy machine
 @given(
-    st.sampled_from([*_SENTENCES, "action", "action.done", "turn.warning", "of a later version", ""]),
+    st.sampled_from([*_SENTENCES, "action", "action.done", "action.failed", "turn.warning", "of a later version", ""]),
     st.dictionaries(st.sampled_from(_FIELDS), _VALUES),
     st.sampled_from([*_PHRASES, "SomethingNew"]),
 )

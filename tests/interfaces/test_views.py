@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpsagent.core import inputs as inp
 from mpsagent.core.actions import Admission, Admissions
@@ -70,7 +68,15 @@ def test_a_state_without_anything_is_a_page_too() -> None:
     assert "in use   by no user" in text
     assert "does not run" in text
     assert "the gate is not connected" in text
-    metrics.text(json.loads(json.dumps(body)), 0, 0, 0)
+    metrics.Metrics().text(json.loads(json.dumps(body)), 0, 0, 0)
+
+
+def test_a_server_whose_user_is_not_known_has_none_in_pages_and_metrics() -> None:
+    """Its own log was read before that of the control daemon."""
+    body = views.status(View(State(servers={5: Server(5, None, Status.ACTIVE, started=1.0)})), views.About(), 100.0)
+    text = metrics.Metrics().text(dict(body), 0, 0, 0).decode()
+    assert 'mpsagent_servers{mps_instance="default",status="ACTIVE",user=""} 1.0' in text
+    assert "None" not in page(body)
 
 
 def test_what_a_server_started_with_is_verified_only_once_it_is_known() -> None:
@@ -149,6 +155,13 @@ def test_there_is_no_expected_turn_behind_who_never_has_to_leave() -> None:
     assert _turns(View(replace(state_of(rules, 8), drain=Drain(20.0, None)), turn=TURN), 30.0) == {}
 
 
+def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
+    """A turn does not end then, and the page said when it would."""
+    view = View(state_of('[switch]\nafter = "100s"\ngrace = "10s"\n', 8), turn=TURN)
+    told = [views.turn(one, 30.0) for one in (view, replace(view, state=replace(view.state, drain=Drain(20.0, None))))]
+    assert [one["ends"] is None for one in told if one is not None] == [False, True]
+
+
 def _why(view: View, uid: int = 8) -> str:
     return next(one["reason"] for one in views.queue(view, 30.0) if one["uid"] == uid)
 
@@ -182,6 +195,10 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
             View(replace(state, held=state.held.put(replace(held[8], handing=20.0))), turn=Turn(8, 20.0)),
             8,
         ),
+        "handover_failed": (
+            View(replace(state, held=state.held.put(replace(held[8], failed="why"))), turn=Turn(8, 20.0)),
+            8,
+        ),
     }
     assert {word: _why(view, uid) for word, (view, uid) in cases.items()} == {word: word for word in cases}
     assert _why(View(replace(state, control=replace(control, quitting=3.0)), turn=TURN)) == "control"
@@ -194,6 +211,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
         (lambda s: replace(s, gate=None), "the gate is not connected"),
         (lambda s: replace(s, gate=replace(s.gate, known_handshake=False)), "greeting is not known"),
         (lambda s: replace(s, unconfirmed={OTHER: "printed 19G"}), "the limits of bob, who gets the fail-safe ones"),
+        (lambda s: replace(s, unseen=2), "2 clients were refused, whose processes mpsagent cannot see"),
         (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
         (lambda s: replace(s, policy=load([("p", "enforce = false")])[0]), "nothing is enforced"),
         (lambda s: replace(s, policy=load([("p", "[limits]\nenforce = false")])[0]), "limits are not enforced"),
@@ -210,6 +228,22 @@ def test_what_cannot_be_promised_is_said_in_plain_words(change: Any, text: str) 
     assert views.status(View(busy_state()), views.About(), 1.0)["not_guaranteed"] == []
     (found,) = views.status(View(change(busy_state())), views.About(), 1.0)["not_guaranteed"]
     assert text in found
+
+
+@pytest.mark.parametrize(
+    ("modes", "text"),
+    [
+        ({"GPU-0": "default"}, "the compute mode is not EXCLUSIVE_PROCESS: a program that does not find the gate runs"),
+        ({"GPU-0": "prohibited"}, "the compute mode is PROHIBITED on GPU 0: no program can use it"),
+        ({"GPU-0": "exclusive-process"}, None),
+        ({"GPU-9": "default"}, None),
+        ({}, None),
+    ],
+)
+def test_what_the_compute_mode_does_not_prevent_is_said(modes: dict[str, str], text: str | None) -> None:
+    """Of our GPUs, as far as their mode is known."""
+    found = views.status(View(busy_state()), views.About(compute_modes=modes), 1.0)["not_guaranteed"]
+    assert (len(found) == 1 and text in found[0]) if text else found == []
 
 
 def test_gpus_that_are_only_assumed_are_not_shown() -> None:
@@ -270,6 +304,7 @@ def test_a_long_queue_is_named_in_part_and_counted_in_full() -> None:
 def test_every_state_of_every_recording_can_be_shown() -> None:
     """Each moment of real MPS gives a page, tables and metrics without an exception."""
     pages = set()
+    metered = metrics.Metrics()
     for name in recordings.names():
         for logs in recordings.sections(name).values():
             core = Core()
@@ -283,14 +318,5 @@ def test_every_state_of_every_recording_can_be_shown() -> None:
                     pages.add("\n".join(cli_text.status(body, cli_text.plain, NOON)))
                     pages.add("\n".join(cli_text.servers(body["servers"], NOON)))
                     cli_text.clients(clients)
-                    metrics.text(body, 1, 0, 0)
+                    metered.text(body, 1, 0, 0)
     assert any("FAULT" in one for one in pages)
-
-
-@given(st.dictionaries(st.text(max_size=5), st.text(max_size=5), min_size=1, max_size=1))
-def test_no_label_breaks_a_metrics_line(labels: dict[str, str]) -> None:
-    """Values come from users' names some day; a quote or a line break must stay inside."""
-    ((_, value),) = labels.items()
-    text = metrics._labels({"x": value})
-    assert text.count("\n") == 0
-    assert json.loads('"' + text[len('{x="') : -2].replace("\t", "\\t") + '"', strict=False) == value

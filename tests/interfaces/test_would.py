@@ -134,6 +134,18 @@ def test_who_comes_later_takes_the_place_of_who_has_gone() -> None:
     assert {held.peer.pid for held in one._core.state.held.values()} == set(range(1005, 1005 + SHOWN_OF_USER))
 
 
+def test_who_waits_behind_another_users_crowd_is_seen() -> None:
+    """A hundred of one user came first; the turn ends for the other one all the same."""
+    one = fold('[switch]\nafter = "5s"\ngrace = "0s"\n')
+    for event in _crowd(1, 0):
+        one.feed(event)
+    for pid in range(100):
+        one.feed(ev.ClientQueued(T + 3, 1000 + pid, 900))
+    one.feed(ev.ClientQueued(T + 4, 2000, 901))
+    one.feed(ev.CommandRead(T + 100, "get_server_list"))
+    assert times(one.finish(), "TerminateClient", pid=10) != []
+
+
 def test_clients_that_mps_dropped_do_not_end_a_working_users_turn() -> None:
     """MPS drops a waiter after six failed starts (`Removed Shm file at`): it waits no more, so no turn ends for it."""
     one = fold('[switch]\nafter = "5s"\ngrace = "0s"\n')

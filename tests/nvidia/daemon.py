@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from mpsagent.mps import rendezvous as rv
@@ -38,9 +39,12 @@ def as_user(uid: int) -> list[str]:
 
 
 class Daemon:
-    """A control daemon of its own directories below ``place``: ``pipe`` and ``log``, with ``mode``."""
+    """A control daemon of its own directories below ``place``: ``pipe`` and ``log``, with ``mode``. ``prefix``: what
+    starts it, in the foreground."""
 
-    def __init__(self, driver: Driver, place: Path, mode: int = 0o710, foreground: bool = False) -> None:
+    def __init__(
+        self, driver: Driver, place: Path, mode: int = 0o710, foreground: bool = False, prefix: Sequence[str] = ()
+    ) -> None:
         self.driver = driver
         self.pipe, self.log = place / "pipe", place / "log"
         place.mkdir()
@@ -59,7 +63,7 @@ class Daemon:
         if foreground:
             with self.printed.open("wb") as out:
                 self._keeper = subprocess.Popen(
-                    ["nvidia-cuda-mps-control", "-f"],
+                    [*prefix, "nvidia-cuda-mps-control", "-f"],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -234,10 +238,15 @@ def front_end(driver: Driver, pipe: Path, text: str, uid: int = 0) -> subprocess
     )
 
 
+def client_words(driver: Driver, uid: int = 0, python: str = sys.executable) -> list[str]:
+    """The command line of a CUDA client, which becomes user ``uid``."""
+    return [python, "-I", "-S", "-c", _CUDA, str(uid), str(driver.libraries / "libcuda.so.1")]
+
+
 def client(driver: Driver, pipe: Path, uid: int = 0) -> subprocess.Popen[str]:
     """A CUDA client: a process that calls ``cuInit`` of NVIDIA's libcuda and prints what it returns."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _CUDA, str(uid), str(driver.libraries / "libcuda.so.1")],
+        client_words(driver, uid),
         env={**driver.environment(), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

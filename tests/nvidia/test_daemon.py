@@ -88,6 +88,18 @@ def test_every_line_is_known(daemons: Start, foreground: bool) -> None:
     assert [event.text for event in daemon.events() if isinstance(event, ev.Unknown)] == []
 
 
+def test_a_daemon_in_another_pid_namespace_names_no_one(daemons: Start) -> None:
+    """As in a container without the host's pid namespace: it knows the user of a client, and 0 for its pid."""
+    daemon = daemons(
+        foreground=True,
+        prefix=("unshare", "--propagation", "unchanged", "--pid", "--fork", "--kill-child", "--mount-proc"),
+    )
+    wanted(daemon)
+    events = daemon.events()
+    assert {(event.pid, event.uid) for event in events if isinstance(event, ev.ClientQueued)} == {(0, USER)}
+    assert [event.text for event in events if isinstance(event, ev.Unknown)] == []
+
+
 def test_files_of_the_pipe_directory(daemon: Daemon) -> None:
     able = versions.of(daemon.driver.version)
     files = {path.name: path.stat().st_mode & 0o777 for path in daemon.pipe.iterdir()}

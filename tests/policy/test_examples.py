@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import tomli
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.instances import instances
 from mpsagent.policy.keys import KEYS, NAMED, SECTIONS
 from mpsagent.policy.policy import Policy, Rules
 from mpsagent.policy.schema import schema
+from mpsagent.policy.shares import Share
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 POLICIES = ROOT / "policies"
@@ -55,13 +58,13 @@ def test_the_default_policy_changes_nothing() -> None:
 def test_the_default_policy_shows_the_true_defaults() -> None:
     """A comment that names another default than the code is worse than none. Examples are excepted by name."""
     shown, built_in = policy(uncommented()), Policy()
-    examples = {"compute_mode", "before_end", "groups", "settings", "named", "sources", "digest"}
+    examples = {"compute_mode", "before_end", "cdi_file", "groups", "settings", "named", "sources", "digest", "by_uid"}
     for name in Policy.__dataclass_fields__:
         if name not in examples and not name.startswith("_"):
             assert getattr(shown, name) == getattr(built_in, name), name
     rules, default = shown.rules(Identity(7)), Rules(Identity(7))
     for name in Rules.__dataclass_fields__:
-        if name not in {"max_clients", "before_end_hook", "memory", "origins"}:
+        if name not in {"max_clients", "total_threads", "total_memory", "before_end_hook", "memory", "origins"}:
             assert getattr(rules, name) == getattr(default, name), name
     assert rules.limits([H200]) == Limits(100.0, {})
 
@@ -89,12 +92,17 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
     """The example at its top, with the sentence that explains it."""
     text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
     blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, flags=re.MULTILINE)
-    first, second = (policy(re.sub(r"^ {4}", "", block, flags=re.MULTILINE)) for block in blocks)
+    first, second, third, fourth = (policy(re.sub(r"^ {4}", "", block, flags=re.MULTILINE)) for block in blocks)
     rules = first.rules(Identity(1, "alice", ("students",)))
     assert rules.limits([H200]) == Limits(60.0, {0: 20 * GIB})
     assert rules.switch_after == 600.0
     may = [second.rules(who).access for who in (Identity(1, "mallory", ("gpu",)), Identity(2, "a", ("staff",)))]
+    assert third.share("/slurm/job_7/step") == Share('cgroup."/slurm/*"', 25.0, None, third.named["cgroup", "/slurm/*"])
     assert (may, second.rules(Identity(3, "b")).access) == (["deny", "allow"], "deny")
+    made = {one.instance: one for one in instances(fourth, [replace(H200, uuid="GPU-a"), H200, SECOND])}
+    assert list(made) == ["gpu0", "gpu1", "big"]
+    assert made["big"].rules(Identity(3, "b")).limits([H200]).threads == 25.0
+    assert fourth.warnings == ()
 
 
 def test_lab_with_students() -> None:

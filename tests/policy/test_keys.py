@@ -14,7 +14,19 @@ from mpsagent.policy.keys import KEYS, NAMED, SECTIONS, Key, Scope
 from mpsagent.policy.policy import IN_RULES, Policy, Rules
 from mpsagent.policy.tables import ROOT
 
-OF_THE_POLICY_ITSELF = {"settings", "sources", "digest", "instance", "groups", "weights", "named", "warnings"}
+OF_THE_POLICY_ITSELF = {
+    "settings",
+    "sources",
+    "digest",
+    "instance",
+    "user",
+    "groups",
+    "weights",
+    "named",
+    "warnings",
+    "by_uid",
+    "prioritised",
+}
 OF_THE_RULES_THEMSELVES = {"who", "weights", "origins"}
 
 
@@ -58,7 +70,7 @@ def test_no_two_rows_have_one_name() -> None:
     """The second would never be seen."""
     assert len({(one.section, one.name) for one in KEYS}) == len(KEYS)
     assert len({one.shown for one in KEYS if one.in_rules}) == len(IN_RULES)
-    assert {one.section for one in KEYS} | {"user", "group"} == {"", *SECTIONS}
+    assert {one.section for one in KEYS} | {"user", "group", "cgroup"} == {"", *SECTIONS}
 
 
 def test_a_key_for_users_may_stand_with_users_and_groups_and_no_other_may() -> None:
@@ -68,7 +80,7 @@ def test_a_key_for_users_may_stand_with_users_and_groups_and_no_other_may() -> N
     assert who is not None
     inside = {one.path for one in (*who.keys.values(), *who.tables["switch"].keys.values())}
     assert inside == {one.path for one in KEYS if one.scope is Scope.USER} - {("hang", "enforce")}
-    assert {"user", "group", "instance"} == set(NAMED)
+    assert {"user", "group", "cgroup", "instance"} == set(NAMED)
 
 
 def test_each_row_has_words() -> None:

@@ -167,6 +167,16 @@ def test_hostile_values_are_errors(line: str, key: str, says: str) -> None:
         ('[hooks]\nbefore_end = "rm -rf"\n', "hooks.before_end", "absolute path"),
         ('[hooks]\nbefore_end = ["/bin/sh", "-c"]\n', "hooks.before_end", "absolute path"),
         ('[instance.a]\npipe_directory = "/tmp/../etc"\n', "instance.a.pipe_directory", '".."'),
+        ('[instance.a]\npipe_directory = "/tmp"\n', "instance.a.pipe_directory", "not a directory of its own"),
+        ('[instance.a]\nlog_directory = "/var//log/"\n', "instance.a.log_directory", "not a directory of its own"),
+        ('[instance.a]\nlog_directory = "/root"\n', "instance.a.log_directory", "not a directory of its own"),
+        (
+            '[instance.a]\npipe_directory = "/run/mpsagent/instances/a/pipe"\n',
+            "instance.a.pipe_directory",
+            "not a directory of its own",
+        ),
+        ('[instance."x y"]\nserver = "own"\n', 'instance."x y"', "cannot be part of a unit's name"),
+        ('[instance.".."]\nserver = "own"\n', 'instance.".."', "cannot be part of a unit's name"),
         ('[instance.a]\npipe_directory = "/' + "x" * 88 + '"\n', "instance.a.pipe_directory", "longer than 88"),
         ('[instance.a]\ndevices = "GPU-1"\n', "instance.a.devices", "not a list"),
         ('[instance.a]\ndevices = ["GPU-1", "GPU-1"]\n', "instance.a.devices.1", "twice"),
@@ -265,18 +275,6 @@ def test_every_wrong_entry_of_one_value_is_named() -> None:
     found = errors('[limits]\nmemory = { 0 = 1, x = "1G", 2 = "9%", 3 = "1" }\n')
     assert [one.key for one in found] == ["limits.memory.0", "limits.memory.x", "limits.memory.3"]
     assert {one.line for one in found} == {2}
-
-
-def test_a_second_instance_is_refused_in_so_many_words() -> None:
-    """Also in another file, and also when there are other mistakes."""
-    found = errors("[instance.a]\n[instance.b]\n", "enforce = 1\n[instance.a]\n[instance.c]\n")
-    assert [(one.file, one.line, one.key) for one in found] == [
-        ("0.toml", 2, "instance.b"),
-        ("1.toml", 1, "enforce"),
-        ("1.toml", 3, "instance.c"),
-    ]
-    assert "a second instance beside instance.a (0.toml:1)" in found[0].problem
-    assert errors("[instance.a]\n", "[instance.a]\ndevices = []\n") == []
 
 
 def test_sizes_are_bounded() -> None:

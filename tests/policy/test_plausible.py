@@ -87,7 +87,8 @@ def test_the_admin_group_counts_if_a_file_names_it() -> None:
 def test_programs_that_cannot_be_run() -> None:
     """A hook is first needed when a client's work is about to be ended."""
     made = policy('[hooks]\nbefore_end = "/opt/save"\n[instance.a]\ncontrol_program = "nvidia-cuda-mps-control"\n')
-    assert programs_in(made) == ["/opt/save"]
+    assert programs_in(made) == ["/opt/save", "nvidia-cuda-mps-control"]
+    assert programs_in(policy("")) == [], "the default is looked for when it is started"
     assert told(unusable_programs(made, {"/opt/save": "does not exist"})) == [
         (2, "hooks.before_end", "/opt/save does not exist", "install it, or correct the path")
     ]
@@ -194,3 +195,66 @@ def test_warnings_never_raise_and_always_name_a_line(
     for one in (*unknown_names(made, names, names), *against_devices(made, devices)):
         assert one.line > 0
         assert str(one).isprintable()
+
+
+# --- a fuzz of policies with wrong names ------------------------------------------------------------------------------
+
+PEOPLE = ("alice", "roberta", "charlotte", "daniel")
+TEAMS = ("students", "faculty", "visitors")
+
+
+@st.composite
+def mistyped(draw: st.DrawFn, names: tuple[str, ...]) -> str:
+    """A name with one slip of the finger: a letter left out, doubled, wrong, or two of them the wrong way round."""
+    name = draw(st.sampled_from(names))
+    at = draw(st.integers(0, len(name) - 2))
+    how = draw(st.sampled_from(["left out", "doubled", "wrong", "swapped"]))
+    return {
+        "left out": name[:at] + name[at + 1 :],
+        "doubled": name[: at + 1] + name[at:],
+        "wrong": name[:at] + draw(st.sampled_from("qxz1")) + name[at + 1 :],
+        "swapped": name[:at] + name[at + 1] + name[at] + name[at + 2 :],
+    }[how]
+
+
+NUMBERS = st.integers(0, 4_000_000).map(str)
+A_USER = st.one_of(st.sampled_from(PEOPLE), mistyped(PEOPLE), NUMBERS)
+A_GROUP = st.one_of(st.sampled_from(TEAMS), mistyped(TEAMS))
+
+
+@given(
+    st.lists(A_USER, unique=True, max_size=6),
+    st.lists(A_GROUP, unique=True, max_size=6),
+    st.one_of(st.none(), A_GROUP),
+    st.integers(2, 300),
+    st.integers(1, 300),
+)
+def test_exactly_the_wrong_names_and_sizes_are_warned_about(
+    users: list[str], groups: list[str], admins: str | None, sms: int, gib: int
+) -> None:
+    """Each on its line, with the name that was meant; nothing is said of what is right."""
+    lines, wrong = list[str](), dict[int, str]()
+    for kind, names, known in (("user", users, PEOPLE), ("group", groups, TEAMS)):
+        for name in names:
+            lines.append(f"[{kind}.{name}]")
+            if name not in known and not name.isdigit():
+                wrong[len(lines)] = f"there is no {kind} {name} here"
+            lines.append(f"threads = {{ sms = {sms} }}")
+            if sms > H200.multiprocessors:
+                wrong[len(lines)] = f"{sms} multiprocessors are more than a GPU here has (132)"
+            lines.append(f'memory = "{gib}G"')
+            if gib > 140:
+                wrong[len(lines)] = f"{gib}G is more than GPU 0 has (140G)"
+    if admins is not None:
+        lines += ["[agent]", f'admin_group = "{admins}"']
+        if admins not in TEAMS:
+            wrong[len(lines)] = f"there is no group {admins} here"
+    made = policy("\n".join(lines) + "\n")
+    found = (*unknown_names(made, PEOPLE, TEAMS), *against_devices(made, [H200]))
+    assert {one.line: one.problem for one in found} == wrong
+    assert len(found) == len(wrong), "each is said once"
+    for one in found:
+        if one.problem.startswith("there is no"):
+            meant = one.hint.removeprefix('did you mean "').removesuffix('"?')
+            assert meant in PEOPLE + TEAMS, one
+            assert abs(len(meant) - len(one.problem.split()[4])) <= 1, one

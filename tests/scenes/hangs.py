@@ -48,7 +48,7 @@ def _round(stage: Stage, agent: Agent, what: str, number: signal.Signals, situat
     holder: Client | None = None
     waiting: Client | None = None
     if situation != "idle":
-        holder = stage.client(A, "sleep", 1.5 if situation == "waiting" else 20)
+        holder = stage.client(A, "sleep", 60)
         holder.working()
     if situation == "waiting":
         waiting = stage.client(B)
@@ -57,7 +57,8 @@ def _round(stage: Stage, agent: Agent, what: str, number: signal.Signals, situat
     since = time.time()
     stage.rig.signal(pid, number, what)
     try:
-        if waiting is not None:
+        if holder is not None and waiting is not None:
+            holder.signal(signal.SIGUSR1)
             if waiting.ended(BOUND + 15) is None or not waiting.inside(40):
                 raise RuntimeError(f"who was held was not served: rc {waiting.rc} {waiting.text()}")
             return time.time() - since, "the waiting client"

@@ -297,8 +297,9 @@ class Stage:
         command += ["run", "--policy", str(self.place / "policy.toml"), "--socket", str(socket_path)]
         command += ["--state-directory", str(self.place / "state"), "--log-format", "text"]
         command += ["--run-directory", str(self.place / "run"), "--supervise", "child"]
-        if self.backend.name == "sim":
-            command += ["--devices", str(Path(self.backend.control).with_name("devices.json"))]
+        devices = Path(self.backend.control).with_name("devices.json")
+        if devices.exists():  # there is no GPU to ask
+            command += ["--devices", str(devices)]
         for log in self.rig.logs.values():
             log.reopen_if_replaced()
         agent = Agent(self.rig.run(command, env=self.python_environment()), Api(socket_path))
@@ -459,6 +460,12 @@ class Client:
 
     def signal(self, number: signal.Signals) -> None:
         self.stage.rig.signal(self.name, number)
+
+    def finish(self) -> int | None:
+        """Tells one that sleeps that it has worked enough; its exit status. How long something else takes to come is
+        not to be known before, so who is to be there meanwhile sleeps for long."""
+        self.signal(signal.SIGUSR1)
+        return self.ended()
 
     def kill(self) -> None:
         if self.rc is None:

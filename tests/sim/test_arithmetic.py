@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.sim import gpu, limits
+from mpsagent.sim.delays import Delays
 
 
 @pytest.mark.parametrize(
@@ -81,3 +82,14 @@ def test_limits_as_the_get_commands_print_them(mebibytes: int, text: str) -> Non
 )
 def test_visible_devices_stop_at_the_first_invalid_one(wanted: str | None, ordinals: list[int]) -> None:
     assert [device.ordinal for device in gpu.visible(gpu.machine(3), wanted)] == ordinals
+
+
+def test_contexts_on_one_device_are_made_one_after_the_other() -> None:
+    """80 to 90 ms each, whoever asks (docs/measured, contexts-at-once.txt); who comes alone waits for nobody."""
+    delays = Delays(1.0, "1")
+    first, second, third = (delays.client_context(0, 10.0) for _ in range(3))
+    assert first == 0
+    assert 0.08 <= second <= 0.09
+    assert 0.16 <= third <= 0.18
+    assert delays.client_context(1, 10.0) == 0
+    assert delays.client_context(0, 11.0) == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import time
+from pathlib import Path
 
 from tests.sim.conftest import A, B, Mps, messages
 
@@ -48,10 +52,15 @@ def test_six_tries_for_a_waiting_client(mps: Mps) -> None:
 
 def test_two_users_fail_in_turn(mps: Mps) -> None:
     """As with driver 550: whose server was started at once has two tries first, then by turns, six each."""
-    mps.start(MPSSIM_FAIL_START=ERROR, MPSSIM_SPEED="0.5")
+    daemon = mps.start(MPSSIM_FAIL_START=ERROR, MPSSIM_SPEED="0.5")
     first = mps.client(A, "query")
     mps.saw("control.log", "Starting new server")
+    os.kill(daemon, signal.SIGSTOP)  # until the second one waits for its greeting, however long it takes to start
     second = mps.client(B, "query")
+    end = time.monotonic() + 5
+    while "skb_wait" not in Path(f"/proc/{second.process.pid}/wchan").read_text() and time.monotonic() < end:
+        time.sleep(0.01)
+    os.kill(daemon, signal.SIGCONT)
     assert (first.end(), second.end()) == (10, 10)
     order = ["A", "A", "B", "A", "B", "A", "B", "A", "B", "A", "dropped", "B", "B", "dropped"]
     assert starts(mps) == order

@@ -57,7 +57,8 @@ def test_the_clients_part_byte_for_byte(mps: Mps) -> None:
         client = mps.client(A, "two", "0", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
         assert client.end() == 0
     each = [(client.pid, said) for said in (b"OUTBCRED\0", CLIENT, b"OUTBCUFD\0", bytes(4))]
-    assert gate.seen == [(0, b""), *each, *each, *each]
+    gate.seen.remove((0, b""))  # each connection is another thread's, and the probe's may come to it late
+    assert gate.seen == [*each, *each, *each]
     assert [who[1:] for who in gate.held] == [(A, A)] * 3
     assert f"NEW CLIENT {client.pid} from user {A}: Server already exists" in messages(mps.log("control.log"))
 
@@ -314,7 +315,11 @@ def test_a_client_acknowledges_with_its_status(mps: Mps) -> None:
     with relay.listening(mps.directory / "public" / "control", gate.serve):
         client = mps.client(A, "query", CUDA_MPS_PIPE_DIRECTORY=str(mps.directory / "public"))
         assert "MPS_SERVER_NOT_READY" in refused(client)
-    assert gate.seen[-1] == (client.pid, (807).to_bytes(4, "little"))
+    said = (client.pid, (807).to_bytes(4, "little"))
+    end = time.monotonic() + PATIENCE
+    while said not in gate.seen:  # the relay's thread reads it after the client has gone
+        assert time.monotonic() < end, gate.seen
+        time.sleep(0.01)
 
 
 def test_a_context_at_a_socket_that_has_gone(mps: Mps) -> None:

@@ -53,11 +53,11 @@ def program(tmp_path: Path) -> MakeProgram:
 @pytest.fixture
 def no_leak() -> Iterator[None]:
     """No descriptor and no zombie is left behind by a test."""
-    before = _descriptors()
+    before, ended = _descriptors(), zombies()  # a test that failed elsewhere may have left one: that is its own failure
     yield
     after = _descriptors()
     assert after == before, "descriptors left open"
-    assert zombies() == []
+    assert set(zombies()) <= set(ended)
 
 
 def _descriptors() -> dict[str, str]:
@@ -86,7 +86,7 @@ def zombies() -> list[str]:
     return found
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 45.0) -> None:
     """Waits for a condition; the time is a bound for failing, not a speed that is asserted."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds

@@ -169,6 +169,23 @@ def test_a_driver_without_a_pid_file_is_found_all_the_same(daemon: str, pipe: st
     play(scenario())
 
 
+def test_a_program_that_starts_nvidias_own_is_taken_for_it(
+    program: MakeProgram, daemon: str, pipe: str, play: Play
+) -> None:
+    """A site's wrapper sets what it needs and becomes the daemon. It ran, and was not found: another one was started,
+    again and again."""
+    wrapper = str(program(f'exec {daemon} "$@"\n', "site-mps"))
+
+    async def scenario() -> None:
+        control = ControlChild(pipe, lambda _: None, program=wrapper)
+        running = await control.start(environment(pipe), 10, deadline=5)
+        assert isinstance(running, Running), running
+        assert await control.stop() is None
+        control.close()
+
+    play(scenario())
+
+
 def test_one_server_for_all_users_is_asked_for_by_its_option(daemon: str, pipe: str, play: Play) -> None:
     """A driver that does not know it says so in words of the front-end: then it is to be started without."""
 
@@ -361,6 +378,28 @@ def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
         assert ours.pid != found[0].pid
         assert await control.stop() is None
         assert Path(f"/proc/{found[0].pid}").exists()
+
+    play(scenario())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to start a process of another user")
+def test_a_user_who_says_to_serve_the_public_directory_is_not_believed(pipe: str, play: Play) -> None:
+    """An administrator would be told to end that daemon, and `quit` at the public directory ends everybody's work."""
+    liar = "import sys; print('on', flush=True); sys.stdin.read()"
+    for directory in (Path(pipe), *Path(pipe).parents[:-2]):
+        directory.chmod(0o755)
+
+    async def scenario() -> None:
+        with subprocess.Popen(
+            ["nvidia-cuda-mps-control", "-d", "-c", liar], executable="/usr/bin/python3", env=environment(pipe),
+            user=20001, group=20001, extra_groups=[], cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as child:  # fmt: skip
+            assert child.stdout is not None
+            assert child.stdout.readline() == b"on\n"
+            (found,) = [one for one in await foreign(pipe) if one.pid == child.pid]
+            assert (found.uid, found.pipe_directory, found.public) == (20001, pipe, False)
+            child.communicate()
 
     play(scenario())
 

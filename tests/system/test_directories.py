@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -190,6 +190,29 @@ def test_unsafe_parents_are_refused(base: Path) -> None:
     assert not (theirs / "pipe").exists()
 
 
+def test_the_directory_of_all_instances_is_ours(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No policy may name it, and the agent makes it."""
+    monkeypatch.setattr(dirs, "SHARED", {str(base / "instances")})
+    dirs.prepare_hidden(directories("default", "/tmp/x", "/tmp/y", str(base)))
+    assert (base / "instances/default/pipe").is_dir()
+
+
+@needs_root
+@pytest.mark.parametrize("prepare", [dirs.prepare_public, dirs.prepare_log])
+def test_a_directory_that_others_use_is_left_as_it_is(base: Path, prepare: Callable[[str], list[str]]) -> None:
+    """`pipe_directory = "/tmp"`: it had mode 0755 then, and no user of the machine could make a file there."""
+    shared = base / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with pytest.raises(DirectoryRefused, match="shared/nvidia-mps"):
+        prepare(str(shared))
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+    before = Path("/var").stat()
+    with pytest.raises(DirectoryRefused, match="/var/nvidia-mps"):
+        prepare("/var")
+    assert Path("/var").stat().st_mode == before.st_mode
+
+
 @needs_root
 def test_a_users_link_in_the_path_is_refused_and_roots_is_followed(base: Path) -> None:
     """/var/run is root's link; in sticky /tmp a link may be anyone's."""
@@ -258,7 +281,7 @@ def test_a_log_directory_that_cannot_be_written_to_is_refused_at_once(base: Path
     path = base / "log"
     path.mkdir()
     script = (
-        f"mount --make-rprivate / && mount -t tmpfs -o ro tmpfs {path} && exec {shutil.which('python3')} -c "
+        f"mount --make-rprivate / && mount -t tmpfs -o ro,mode=755 tmpfs {path} && exec {shutil.which('python3')} -c "
         f"'import sys; sys.path.insert(0, sys.argv[1]); from mpsagent.system import directories as d\n"
         f"try: d.prepare_log(sys.argv[2])\nexcept d.DirectoryRefused as e: print(e)' "
         f"{Path(__file__).parents[2]} {path}"

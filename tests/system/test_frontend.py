@@ -106,8 +106,8 @@ def test_a_silent_program_is_killed_with_its_children_and_the_next_batch_is_serv
 
     async def scenario() -> None:
         front = FrontEnd(str(path), ENVIRONMENT)
-        stuck = asyncio.create_task(front.run(["stuck"], deadline=0.5))
-        later = asyncio.create_task(front.run(["later"]))
+        stuck = asyncio.create_task(front.run(["stuck"], deadline=2.0))
+        later = asyncio.create_task(front.run(["later"], deadline=60))
         reply = await stuck
         assert reply.status is Status.SILENT
         assert reply.late
@@ -150,7 +150,8 @@ with open("{tmp_path}/order", "a") as order:
 
     async def scenario() -> None:
         front = FrontEnd(str(path), dict(os.environ))
-        calls = [front.run([name], urgent=name.startswith("urgent")) for name in ("a", "b", "c", "urgent1", "urgent2")]
+        names = ("a", "b", "c", "urgent1", "urgent2")
+        calls = [front.run([name], deadline=60, urgent=name.startswith("urgent")) for name in names]
         replies = await asyncio.gather(*calls)
         assert [reply.status for reply in replies] == [Status.ANSWERED] * 5
         front.close()
@@ -261,7 +262,7 @@ def test_an_answer_that_was_there_in_time_counts_though_the_loop_was_late(progra
         front = FrontEnd(str(path), ENVIRONMENT)
         call = asyncio.create_task(front.run(["ps"], deadline=0.3))
         await asyncio.sleep(0)
-        time.sleep(1.0)
+        time.sleep(2.0)
         reply = await call
         assert reply.status is Status.ANSWERED
         assert reply.out == "answer\n"

@@ -84,9 +84,11 @@ class Heard:
         self.messages: list[FromGate] = []
         self.processes: list[Process | None] = []
         self.told: list[str] = []
+        self.bursts: list[int] = []
         self.link = GateLink(
             str(path),
             self._receive,
+            read=lambda: self.bursts.append(len(self.messages)),
             connected=lambda: self.told.append("connected"),
             synced=lambda: self.told.append("synced"),
             lost=lambda why: self.told.append(f"lost: {why}"),
@@ -265,6 +267,26 @@ def test_a_peer_that_is_no_gate_is_left(tmp_path: Path, play: Play, packets: lis
         await until(lambda: heard.link.up)
         heard.link.close()
         gate.close()
+
+    play(scenario())
+
+
+def test_what_lies_there_together_is_decided_upon_once(tmp_path: Path, play: Play) -> None:
+    """A user who connected and left in a loop kept the next user waiting for 11 s: there was a decision on each."""
+
+    async def scenario() -> None:
+        gate, heard = Gate(tmp_path / "gate.sock"), Heard(tmp_path / "gate.sock")
+        heard.link.start()
+        await gate.meet()
+        gate.say(Hello(7, 1.0))
+        for number in range(50):
+            gate.say(knock(1, number))
+        gate.close()
+        await until(lambda: any("lost" in one for one in heard.told))
+        assert len(heard.messages) == 51
+        assert heard.bursts[-1] == 51
+        assert len(heard.bursts) < 10
+        heard.link.close()
 
     play(scenario())
 

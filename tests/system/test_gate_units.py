@@ -60,12 +60,18 @@ def test_what_runs_as_it_should_is_left_alone(play: Play, tmp_path: Path) -> Non
 
 def test_what_does_not_run_is_started_and_a_failure_says_where_to_look(play: Play) -> None:
     """The reason stands in the socket's journal: a directory of another user, a daemon started by hand."""
-    bus = Bus("inactive")
+    bus = Bus("failed")
     assert play(GateUnits(bus).ensure(HERE)) is None
     assert bus.calls == ["start"]
     said = play(GateUnits(Bus("failed", after_start="failed")).ensure(HERE))
     assert "failed" in said
     assert "journalctl -b -u mpsagent-gate.socket" in said
+
+
+def test_what_an_administrator_has_stopped_stays_stopped(play: Play) -> None:
+    bus = Bus("inactive")
+    assert "systemctl start mpsagent-gate.socket" in play(GateUnits(bus).ensure(HERE))
+    assert bus.calls == []
 
 
 def test_another_place_in_the_policy_moves_them(play: Play) -> None:

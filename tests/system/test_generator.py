@@ -26,6 +26,18 @@ def test_the_last_file_that_says_it_counts() -> None:
     assert places([first, '[instance.gpu0]\npipe_directory = "/run/b"\n']) == Places("gpu0", "/run/b", "/srv/log")
 
 
+def test_of_several_instances_the_first_is_the_gates_and_all_logs_can_be_written() -> None:
+    """The others' directories lie beside the first one's; the gate hears of them from the agent."""
+    two = places(['[instance.a]\ncontrol_program = "/opt/mps"\n[instance.b]\nlog_directory = "/srv/b"\n'])
+    assert two == Places("a", log="/var/log/nvidia-mps/a", control="/opt/mps", logs=("/srv/b",))
+    assert "ReadWritePaths=-/srv/b\n" in drop_ins(two)["mpsagent.service"]
+    assert "/var/log" not in drop_ins(two)["mpsagent.service"], "the unit has that"
+    each = places(['[instance.gpu]\ndevices = ["each"]\n'])
+    assert each == Places("gpu0", log="/var/log/nvidia-mps/gpu0")
+    assert "instances/gpu0/pipe" in drop_ins(each)["mpsagent-gate.service"]
+    assert places(['[instance.gpu]\ndevices = ["each"]\nlog_directory = "/srv/log"\n']).log == "/srv/log/0"
+
+
 def test_each_unit_gets_what_it_needs() -> None:
     """Emptied before it is set: systemd would listen in both places otherwise."""
     texts = drop_ins(Places("gpu0", "/run/a", "/srv/log"))
@@ -42,6 +54,26 @@ def test_each_unit_gets_what_it_needs() -> None:
     assert drop_ins(Places("gpu0")).keys() == {"mpsagent-gate.service", "mpsagent-open.service"}
 
 
+def test_the_program_and_the_group_of_the_policy_reach_their_units() -> None:
+    """Without an agent the gate was opened with another program than the policy's; the group's socket is systemd's."""
+    where = places(['[instance.default]\ncontrol_program = "/opt/mps"\n[agent]\nadmin_group = "gpu-admins"\n'])
+    texts = drop_ins(where)
+    assert texts.keys() == {"mpsagent-open.service", "mpsagent-admin.socket"}
+    assert "MPSAGENT_PROGRAM=/opt/mps\n" in texts["mpsagent-open.service"]
+    assert "SocketGroup=gpu-admins\n" in texts["mpsagent-admin.socket"]
+    hostile = ['[instance.default]\ncontrol_program = "x y"\n[agent]\nadmin_group = "a\\nb"\n']
+    assert drop_ins(places(hostile)) == {}
+
+
+def test_what_others_could_have_written_is_left_out(tmp_path: Path) -> None:
+    """As the agent refuses it: it would name a program that root runs."""
+    policy = tmp_path / "policy.toml"
+    policy.write_text("[limits]\n")
+    assert generator.read(str(policy)) == ["[limits]\n"]
+    policy.chmod(0o666)
+    assert generator.read(str(policy)) == []
+
+
 @pytest.mark.parametrize(
     "place",
     [
@@ -50,6 +82,7 @@ def test_each_unit_gets_what_it_needs() -> None:
         "/run/%n",
         "/run/a\\nExecStart=/bin/sh",
         "/run/../etc",
+        "/tmp",
         "/run//x",
         "/run/x/",
         "/run/$HOME",

@@ -85,7 +85,7 @@ def test_a_large_log_is_read_in_steps_with_the_loop_alive(tmp_path: Path, play: 
             turns += 1
             before = len(sink.chunks)
             await asyncio.sleep(0)
-            assert len(sink.chunks) <= before + 1
+            assert len(sink.chunks) <= before + 2  # a look of the timer's may fall into the same turn
         assert sink.text == path.read_bytes()
         log.close()
 

@@ -43,6 +43,27 @@ def test_this_machines_users_groups_and_programs(tmp_path: Path) -> None:
     assert "changed by others" in known([], [], [str(script)]).programs[str(script)]
 
 
+def test_a_program_that_is_not_on_path() -> None:
+    """`control_program` may be a name; one with a mistake in it was called good."""
+    found = known([], [], ["sh", "nvidia-cuda-mps-contrl"]).programs
+    assert list(found) == ["nvidia-cuda-mps-contrl"]
+    assert found["nvidia-cuda-mps-contrl"].startswith("is not on PATH (/")
+
+
+def test_a_hook_that_the_units_sandbox_hides_is_warned_about_at_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`policy check` saw a hook in /root and called the policy good; the agent could not see it."""
+    hook = tmp_path / "hook"
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o755)
+    monkeypatch.setattr(policy_warnings, "HOMES", (f"{tmp_path}/",))
+    monkeypatch.setattr(policy_warnings, "SYSTEMD", tmp_path)
+    assert known([], [], [str(hook)]).programs == {str(hook): f"lies {policy_warnings.HIDDEN}"}
+    monkeypatch.setattr(policy_warnings, "SYSTEMD", tmp_path / "no-systemd")
+    assert known([], [], [str(hook)]).programs == {}
+
+
 def test_a_name_that_no_list_has_is_asked_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Directory services often list no one, and know everyone by name."""
     monkeypatch.setattr(pwd, "getpwall", list)

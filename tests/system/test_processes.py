@@ -116,7 +116,6 @@ REUSE = textwrap.dedent(
     """
     import os, signal, subprocess, sys
     from mpsagent.system.processes import Process
-    subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
     victim = subprocess.Popen(["sleep", "600"])
     held = Process.open(victim.pid, 0)
     assert held is not None
@@ -153,13 +152,15 @@ def test_a_number_that_was_really_used_again_is_not_signalled(tmp_path: Path) ->
     script.write_text(REUSE)
     root = str(Path(__file__).resolve().parents[2])
     done = subprocess.run(
-        ["unshare", "--mount", "--pid", "--fork", "--kill-child", sys.executable, str(script)],
+        # in a chroot `/` is no mount point whose propagation could be changed; that of /proc is, by --mount-proc
+        ["unshare", "--mount-proc", "--propagation", "unchanged", "--pid", "--fork", "--kill-child",
+         sys.executable, str(script)],
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
-    )
+    )  # fmt: skip
     if "unshare failed" in done.stderr or "Operation not permitted" in done.stderr:
         pytest.skip(f"no new pid namespace here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

@@ -219,3 +219,12 @@ def test_killed_at_any_moment_it_leaves_a_whole_file(tmp_path: Path) -> None:
             assert values["number"] >= last
             last = values["number"]
     assert last > 0
+
+
+def test_forgetting_what_is_not_there_writes_nothing(tmp_path: Path) -> None:
+    """Most of what an agent remembers is nothing, and it says so every second."""
+    store = Store(tmp_path / "state.json")
+    store.load()
+    store.put("turn", None)
+    store.close()
+    assert not (tmp_path / "state.json").exists()

@@ -1,0 +1,145 @@
+"""What a user without rights may try on a node where everything runs; docs/security.md has the whole list."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stage import A, B, Stage
+from tests.conformance.backends import other_users_python
+
+POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
+HIGH = 3_000_000_000
+"""A uid that is negative where it is taken for a signed number of 32 bits."""
+
+# Each attempt says that it was refused, or that it worked; nothing else may happen to it.
+_ATTEMPTS = """
+import json, os, socket, sys
+place = json.loads(sys.argv[1])
+tried = {}
+def attempt(name, what, *arguments):
+    try: what(*arguments); tried[name] = "worked"
+    except PermissionError: tried[name] = "refused"
+    except OSError as error: tried[name] = repr(error)
+def connect(kind, path):
+    with socket.socket(socket.AF_UNIX, kind) as sock: sock.connect(path)
+for name in ("public", "log"):
+    directory = place[name]
+    attempt(f"{name}: make a file", os.open, f"{directory}/x", os.O_CREAT | os.O_WRONLY, 0o666)
+    attempt(f"{name}: make a link", os.symlink, "/etc/passwd", f"{directory}/mpsagent.lock")
+    for file in os.listdir(directory):
+        attempt(f"{name}: remove {file}", os.unlink, f"{directory}/{file}")
+        attempt(f"{name}: rename {file}", os.rename, f"{directory}/{file}", f"{directory}/y")
+        attempt(f"{name}: replace {file}", os.rename, place["mine"], f"{directory}/{file}")
+        attempt(f"{name}: give away {file}", os.chmod, f"{directory}/{file}", 0o777)
+for file in ("control.log", "server.log"):
+    attempt(f"write into {file}", os.open, f"{place['log']}/{file}", os.O_WRONLY | os.O_APPEND)
+attempt("look into the hidden directory", os.listdir, place["hidden"])
+attempt("write into the FIFO of the logs", os.open, f"{place['hidden']}/log", os.O_WRONLY | os.O_NONBLOCK)
+attempt("write the pid file", os.open, f"{place['hidden']}/nvidia-cuda-mps-control.pid", os.O_WRONLY)
+attempt("plant the lock", os.open, f"{place['home']}/agent.lock", os.O_RDWR | os.O_CREAT, 0o666)
+attempt("write the admissions", os.open, f"{place['run']}/admissions.json", os.O_WRONLY)
+attempt("write the history", os.open, f"{place['state']}/history.db", os.O_WRONLY)
+attempt("write what is remembered", os.open, f"{place['state']}/state.json", os.O_WRONLY)
+attempt("go around the gate", connect, socket.SOCK_SEQPACKET, f"{place['hidden']}/control")
+attempt("be root's front-end", connect, socket.SOCK_SEQPACKET, f"{place['public']}/control_privileged")
+attempt("be the agent", connect, socket.SOCK_SEQPACKET, f"{place['run']}/gate.sock")
+attempt("be an administrator", connect, socket.SOCK_STREAM, place["administrators"])
+for name, pid in place["pids"].items():
+    attempt(f"signal {name}", os.kill, pid, 0)
+    attempt(f"read the memory of {name}", os.open, f"/proc/{pid}/mem", os.O_RDONLY)
+    attempt(f"the descriptors of {name}", os.listdir, f"/proc/{pid}/fd")
+    attempt(f"the mounts of {name}", os.listdir, f"/proc/{pid}/root/")
+print(json.dumps(tried))
+"""
+
+
+def test_a_user_can_touch_nothing_of_what_others_rest_on(stage: Stage) -> None:
+    """Files, sockets and processes of agent, gate and MPS, and another user's client and server."""
+    agent = stage.with_agent(POLICY)
+    holder = stage.client(A, "sleep", 60)
+    holder.working()
+    (server,) = agent.api.status()["servers"]
+    mine = stage.place.with_name("mine")
+    mine.touch()
+    os.chown(mine, B, B)
+    run = stage.place / "run"
+    place = {
+        "public": str(stage.rig.pipe), "log": str(stage.rig.log), "hidden": str(stage.hidden()),
+        "home": str(stage.hidden().parent), "run": str(run), "state": str(stage.place / "state"), "mine": str(mine),
+        "administrators": str(agent.api.path.with_name("agent-admin.sock")),
+        "pids": {
+            "the agent": agent.pid, "the gate": stage.gate(agent), "its keeper": stage.keeper(agent),
+            "the control daemon": stage.control(agent), "another's server": server["pid"], "another": holder.pid,
+        },
+    }  # fmt: skip
+    assert all(Path(place[name]).exists() for name in ("public", "log", "hidden", "run", "state", "administrators"))  # type: ignore[arg-type]
+    done = subprocess.run(
+        [other_users_python(B), "-I", "-S", "-c", _ATTEMPTS, json.dumps(place)],
+        user=B, group=B, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    tried = json.loads(done.stdout)
+    assert {name: how for name, how in tried.items() if how != "refused"} == {}
+    assert len(tried) > 50
+    assert holder.rc is None
+    holder.kill()
+    stage.exact(B, 20)
+    stage.no_problem(agent)
+
+
+def test_a_log_that_another_user_has_planted_is_not_written_to(stage: Stage) -> None:
+    """The log directory was open to all once: root's daemon would append to what a link in it leads to."""
+    victim = stage.place.with_name("victim")
+    victim.write_text("precious\n")
+    stage.rig.log.mkdir(exist_ok=True)
+    stage.rig.log.chmod(0o777)
+    link = stage.rig.log / "control.log"
+    link.unlink(missing_ok=True)
+    link.symlink_to(victim)
+    os.lchown(link, B, B)
+    stage.policy(POLICY)
+    agent = stage.again(ready=False)
+    problem = stage.problem(agent, "would append to")
+    assert f"rm {link}" in problem
+    assert f"uid {B}" in problem
+    assert victim.read_text() == "precious\n"
+    link.unlink()
+    stage.until(lambda: not stage.waits_for(agent), "it starts when the link has gone")
+    stage.exact(A, 40)
+    assert victim.read_text() == "precious\n"
+
+
+def test_logs_on_a_read_only_file_system_are_said_at_once(stage: Stage) -> None:
+    """It took a start's whole deadline, and the cause that was shown then was another one."""
+    if (here := subprocess.run(["unshare", "--mount", "true"], capture_output=True, text=True)).returncode:
+        pytest.skip(f"no mount namespaces here: {here.stderr.strip()}")
+    stage.policy(POLICY)
+    stage.rig.log.mkdir(exist_ok=True)
+    script = 'mount --make-rprivate / && mount -t tmpfs -o ro,mode=755 tmpfs "$1" && shift && exec "$@"'
+    agent = stage.start_agent(prefix=["unshare", "--mount", "sh", "-c", script, "sh", str(stage.rig.log)])
+    stage.answering(agent)
+    assert f"{stage.rig.log} is on a read-only file system" in stage.problem(agent, "read-only")
+    first = stage.record("action.failed", action="StartControl")
+    assert "read-only" in first["text"], "not a deadline's end, and not another cause"
+
+
+def test_a_uid_above_two_thousand_million_is_a_user_as_any_other(stage: Stage) -> None:
+    """Its own limits, its own turn, and its own number everywhere."""
+    agent = stage.with_agent(f'{POLICY}[user."{HIGH}"]\nthreads = 50\n')
+    holder = stage.client(HIGH, "sleep", 60)
+    holder.working()
+    assert agent.api.status()["turn"]["uid"] == HIGH
+    (client,) = agent.api.get("/v1/clients")["clients"]
+    assert (client["uid"], client["limits"]["threads"]) == (HIGH, 50.0)
+    other = stage.client(HIGH + 1)
+    stage.waiting(other)
+    assert [one["uid"] for one in agent.api.get("/v1/queue")["queue"]] == [HIGH + 1]
+    assert str(HIGH) in stage.cli(agent, "clients")[1]
+    holder.kill()
+    assert other.ended() == 0
+    assert other.inside(10), other.text()
+    assert not [one for one in stage.records() if isinstance(one.get("uid"), int) and one["uid"] < 0]

@@ -1,0 +1,105 @@
+"""`mpsagent-cli doctor`: the real program on a node that is well, and on one that is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.agent.stage import A, Stage
+
+PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
+POLICY = "[limits]\nthreads = 20\n"
+
+
+def doctor(stage: Stage, *words: str, socket: str = "agent.sock") -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MPSAGENT_SOCKET": str(stage.place / socket)}
+    command = [PROGRAM, "doctor", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def findings(stage: Stage, grade: str) -> list[dict[str, Any]]:
+    """Of this stage: other tests' processes are on this machine too."""
+    found = json.loads(doctor(stage, "--json").stdout)["findings"]
+    return [
+        one for one in found if one["grade"] == grade and one["topic"] not in ("environment", "containers", "units")
+    ]
+
+
+def test_a_node_that_is_well(stage: Stage) -> None:
+    """Exit status 0; what cannot be promised is a warning, which counts with --strict only. 80 columns."""
+    stage.with_agent(POLICY)
+    client = stage.client(A, "sleep", 60)
+    client.working()
+    done = doctor(stage)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, done.stdout.splitlines())) <= 80 or str(stage.place) in done.stdout
+    assert findings(stage, "problem") == []
+    assert {one["topic"] for one in findings(stage, "ok")} >= {"mpsagent", "programs", "public directory", "logs"}
+    assert [one for one in findings(stage, "warning") if "compute mode" in one["what"]]
+    assert doctor(stage, "--strict").returncode == 1
+
+
+def test_what_is_wrong_is_found_with_how_to_mend_it(stage: Stage) -> None:
+    """A log that was renamed, and a public directory that others may write to; the exit status is for monitoring."""
+    agent = stage.with_agent(POLICY)
+    client = stage.client(A, "sleep", 60)
+    client.working()
+    log, public = Path(stage.rig.log), Path(stage.rig.pipe)
+    (log / "control.log").rename(log / "control.log.1")
+    public.chmod(0o777)
+    found = {one["topic"]: one for one in findings(stage, "problem")}
+    assert found["public directory"]["do"] == f"chmod 0755 {public}"
+    assert f"process {stage.control(agent)} writes into" in found["logs"]["what"]
+    assert "copytruncate" in found["logs"]["do"]
+    done = doctor(stage)
+    assert done.returncode == 1
+    assert "2 problems" in done.stdout or "3 problems" in done.stdout, "the agent may have seen the log go, too"
+    public.chmod(0o755)
+    (log / "control.log.1").rename(log / "control.log")
+    stage.no_problem(agent)
+    assert doctor(stage).returncode == 0
+
+
+def test_without_an_agent_the_machine_is_looked_at_all_the_same(stage: Stage) -> None:
+    done = doctor(stage, socket="none")
+    assert (done.returncode, done.stderr) == (3, "")
+    assert done.stdout.startswith("problem  mpsagent: no answer on ")
+
+
+def test_a_cuda_error_with_its_cause_here(stage: Stage) -> None:
+    """810: who ended it; 805: why it was turned away; 807: nothing here explains it."""
+    agent = stage.with_agent(POLICY + f'[user.{A + 1}]\naccess = "deny"\n')
+    client = stage.client(A, "sleep", 60)
+    client.working()
+    assert agent.api.ask("POST", f"/v1/clients/{client.pid}/terminate")[0] == 200
+    stage.record("client.ended", pid=client.pid)
+    refused = stage.client(A + 1, "query")
+    refused.ended()
+    stage.record("client.refused", pid=refused.pid)
+    text = doctor(stage, "--error", "810").stdout
+    assert "810 CUDA_ERROR_MPS_CLIENT_TERMINATED" in text
+    assert f"root ordered the end of client {client.pid}" in text
+    assert f"process {refused.pid} of user {A + 1} was refused" in doctor(stage, "--error", "805").stdout
+    assert "None of the last 1,000 events here explains it." in doctor(stage, "--error", "807").stdout
+    body = json.loads(doctor(stage, "--error", "806", "--json").stdout)
+    assert (body["code"], body["name"], body["events"]) == (806, "CUDA_ERROR_MPS_RPC_FAILURE", [])
+    assert doctor(stage, "--error", "804").returncode == 2
+    assert os.geteuid() == 0
+
+
+def test_a_daemon_started_by_hand_is_named_once_and_its_files_are_left_alone(stage: Stage) -> None:
+    """It serves the public directory; the first version of this check would have had its pid file removed."""
+    assert stage.rig.start("-d").rc == 0
+    stage.policy(POLICY)
+    agent = stage.start_agent()
+    stage.answering(agent)
+    stage.problem(agent, "control daemon")
+    found = json.loads(doctor(stage, "--json").stdout)["findings"]
+    assert [one for one in found if one["grade"] == "problem" and "echo quit" in one["do"]]
+    assert not [one for one in found if one["do"].startswith(f"cd {stage.rig.pipe} && rm")]
+    texts = [one["what"] for one in found]
+    assert len(texts) == len(set(texts))

@@ -1,0 +1,302 @@
+"""Two GPUs, an instance for each, one public directory: who goes where, and that nothing of one touches the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsagent.mps.units import multiprocessors_for_percent
+from mpsagent.system.processes import parent
+from tests.agent.stage import A, Agent, B, C, Client, D, Machine, Stage
+from tests.conformance import backends
+from tests.conformance import rig as rigs
+from tests.scenes.stage import look_at
+
+pytestmark = pytest.mark.root
+
+EACH = """
+[limits]
+threads = 50
+[hang]
+control = "1s"
+fault = "1s"
+kill_grace = "1s"
+"""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[tuple[rigs.Backend, Machine]]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: clients of several users")
+    place = Path(tempfile.mkdtemp(prefix="mpsi", dir="/tmp"))
+    place.chmod(0o755)
+    backend = backends.sim_backend(place, gpus=2)
+    machine, _ = look_at(backend, place / "look")
+    yield backend, machine
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture
+def stage(two: tuple[rigs.Backend, Machine]) -> Iterator[Stage]:
+    place = Path(tempfile.mkdtemp(prefix="mpsj", dir="/tmp"))
+    place.chmod(0o755)
+    with Stage(two[0], place / "s", two[1], quick=True) as one:
+        yield one
+    shutil.rmtree(place, ignore_errors=True)
+    assert one.left == [], "something of the stage outlived it"
+
+
+def start(stage: Stage, instances: str = "", *, text: str = EACH, placement: str = "least-loaded") -> Agent:
+    """An agent with ``instances``, or with one for each GPU."""
+    for path in stage.place.parents:
+        path.chmod(path.stat().st_mode | 0o005) if path != Path("/") else None
+    where = (
+        f'pipe_directory = "{stage.rig.pipe}"\ncontrol_program = "{stage.backend.control}"\n'
+        f'log_directory = "{stage.rig.log}'
+    )
+    instances = instances or '[instance.gpu]\ndevices = ["each"]\n'
+    parts = instances.split("[instance.")[1:]
+    for part in parts:
+        name = part.partition("]")[0]
+        text += f"[instance.{part.rstrip()}\n" + (f'{where}/{name}"\n' if "." not in name else "")
+    (stage.place / "policy.toml").write_text(f'{text}\n[agent]\nplacement = "{placement}"\n')
+    return again(stage)
+
+
+def again(stage: Stage) -> Agent:
+    agent = stage.start_agent()
+    stage.answering(agent)
+    stage.until(lambda: all_open(agent), "all instances serve")
+    return agent
+
+
+def all_open(agent: Agent) -> bool:
+    return all(one["control"] and one["control"]["running"] for one in agent.api.status()["instances"]) and bool(
+        agent.api.status()["gate"]["in_force"]
+    )
+
+
+def instances(agent: Agent) -> dict[str, Any]:
+    return {one["name"]: one for one in agent.api.status()["instances"]}
+
+
+def where(agent: Agent, client: Client) -> str | None:
+    rows = agent.api.get("/v1/clients")["clients"]
+    return next((str(one["instance"]) for one in rows if one["pid"] == client.pid), None)
+
+
+def text_of(agent: Agent, target: str) -> str:
+    """An answer that is not JSON."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(str(agent.api.path))
+        sock.sendall(f"GET {target} HTTP/1.0\r\nHost: mps\r\n\r\n".encode())
+        return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+
+
+def working(stage: Stage, uid: int, *mode: float | str) -> Client:
+    client = stage.client(uid, *(mode or ("sleep", 600)))
+    client.working()
+    return client
+
+
+def share(client: Client) -> int:
+    """The multiprocessors that it has."""
+    found = client.seen()
+    assert found is not None
+    return found[0]
+
+
+def share_of(stage: Stage, percent: float) -> int:
+    return multiprocessors_for_percent(percent, stage.machine.multiprocessors)
+
+
+def test_each_gpu_has_an_instance_and_users_are_spread_and_stay(stage: Stage) -> None:
+    agent = start(stage)
+    devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
+    found = instances(agent)
+    assert list(found) == ["gpu0", "gpu1"]
+    assert [one["devices"][0]["uuid"] for one in found.values()] == [one["uuid"] for one in devices]
+    assert [one["devices"][0]["ordinal"] for one in found.values()] == [0, 0]
+    a, b = working(stage, A), working(stage, B)
+    assert {where(agent, a), where(agent, b)} == {"gpu0", "gpu1"}
+    assert share(a) == share_of(stage, 50)
+    assert share(b) == share_of(stage, 50)
+    assert where(agent, working(stage, A)) == where(agent, a)
+    assert {parent(one["servers"][0]["pid"]) for one in instances(agent).values()} == {
+        one["control"]["pid"] for one in instances(agent).values()
+    }
+    waiting = stage.client(C, "sleep", 60)
+    stage.waiting(waiting)
+    assert agent.api.get("/v1/queue")["queue"][0]["instance"] in ("gpu0", "gpu1")
+    assert stage.records("turn.began", uid=A)[0]["instance"] == where(agent, a)
+    metrics = text_of(agent, "/metrics")
+    assert f'mpsagent_turn_info{{mps_instance="{where(agent, a)}",user="{A}"}} 1.0' in metrics
+    assert metrics.count("# TYPE mpsagent_clients gauge") == 1
+    status, page = stage.cli(agent, "status")
+    assert status in (0, 1)
+    heads = [line.split()[0] for line in page.splitlines() if line.strip()]
+    assert heads.index("gpu0") < heads.index("gpu1") < heads.index("policy"), page
+    assert stage.cli(agent, "env") == (
+        0,
+        f"export CUDA_MPS_PIPE_DIRECTORY={stage.rig.pipe}\nexport CUDA_VISIBLE_DEVICES=0\n",
+    )
+
+
+def test_users_and_groups_go_where_the_policy_says_with_the_limits_there(stage: Stage) -> None:
+    devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
+    agent = start(
+        stage,
+        f'[instance.rest]\ndevices = ["{devices[0]["uuid"]}"]\n'
+        f'[instance.one]\ndevices = ["{devices[1]["uuid"]}"]\nusers = ["{B}"]\n'
+        "[instance.one.limits]\nthreads = 20\n",
+        placement="fixed",
+    )
+    b, a = working(stage, B), working(stage, A)
+    assert (where(agent, a), where(agent, b)) == ("rest", "one")
+    assert share(a) == share_of(stage, 50)
+    assert share(b) == share_of(stage, 20)
+    told = agent.api.get(f"/v1/policy/explain?user={B}")
+    assert (told["instance"], told["threads"]["value"]) == ("one", 20)
+    assert told["threads"]["from"]["key"] == "instance.one.limits.threads"
+
+
+def test_who_belongs_nowhere_is_refused_and_told(stage: Stage) -> None:
+    devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
+    agent = start(
+        stage,
+        f'[instance.one]\ndevices = ["{devices[0]["uuid"]}"]\nusers = ["{A}"]\n'
+        f'[instance.two]\ndevices = ["{devices[1]["uuid"]}"]\nusers = ["{B}"]\n',
+    )
+    assert stage.problem(agent, "no instance is left for whom none of them names")
+    refused = stage.client(C)
+    assert refused.ended() != 0
+    assert "MPS_CONNECTION_FAILED" in refused.text()
+    assert "the policy has no instance for this user" in stage.record("client.refused", pid=refused.pid)["why"]
+    assert where(agent, working(stage, B)) == "two"
+
+
+def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stage: Stage) -> None:
+    agent = start(stage)
+    assert agent.api.get("/v1/policy/diff")["same"]
+    path = stage.place / "policy.toml"
+    path.write_text(path.read_text() + "[instance.gpu.limits]\nthreads = 20\n")
+    told = agent.api.get("/v1/policy/diff")
+    assert {row["who"] for row in told["users"]} == {"all other users at gpu0", "all other users at gpu1"}
+    assert told["settings"] == []
+    assert agent.api.ask("POST", "/v1/reload", {})[0] == 200
+    client = working(stage, A)
+    assert share(client) == share_of(stage, 20)
+    devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
+    more = f'[instance.more]\ndevices = ["{devices[0]["uuid"]}"]\npipe_directory = "{stage.rig.pipe}"\n'
+    path.write_text(path.read_text() + more)
+    assert agent.api.ask("POST", "/v1/reload", {})[0] == 200
+    assert "more added" in stage.problem(agent, "takes hold when the agent is started again")
+    assert list(instances(agent)) == ["gpu0", "gpu1"]
+    assert client.rc is None
+
+
+def test_a_hang_and_the_death_of_one_daemon_are_not_seen_at_the_other(stage: Stage) -> None:
+    agent = start(stage)
+    a, b = working(stage, A), working(stage, B)
+    hurt, other = where(agent, a), where(agent, b)
+    assert hurt is not None
+    assert other is not None
+    before = instances(agent)[other]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        daemon = instances(agent)[hurt]["control"]["pid"]
+        os.kill(daemon, number)
+        more = stage.client(A)
+        for _ in range(3):
+            one = stage.client(B)
+            assert one.ended() == 0, one.text()
+        assert more.ended() == 0, more.text()
+    stage.until(lambda: instances(agent)[hurt]["control"]["pid"] != daemon, "another daemon")
+    after = instances(agent)[other]
+    assert after["control"]["pid"] == before["control"]["pid"]
+    assert [one["pid"] for one in after["servers"]] == [one["pid"] for one in before["servers"]]
+    assert b.rc is None
+    assert not stage.records("server.ended", instance=other)
+    assert not stage.records("control.ended", instance=other)
+
+
+def test_a_fault_ends_the_clients_of_its_own_gpu_only(stage: Stage) -> None:
+    agent = start(stage)
+    b, culprit = working(stage, B), working(stage, A)
+    assert where(agent, b) != where(agent, culprit)
+    hit = str(where(agent, culprit))
+    fault = stage.client(A, "oob", 0.1)
+    stage.record("server.fault", instance=hit)
+    for _ in range(3):
+        one = stage.client(B)
+        assert one.ended() == 0, one.text()
+    fault.ended()
+    stage.served(A)
+    assert b.rc is None
+    assert not stage.records("server.fault", instance=str(where(agent, b)))
+
+
+def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
+    agent = start(stage)
+    pids = {name: one["control"]["pid"] for name, one in instances(agent).items()}
+    assert agent.api.ask("POST", "/v1/restart", {"instance": "gpu1"})[0] == 200
+    stage.until(
+        lambda: (found := instances(agent)["gpu1"]["control"]) and found["running"] and found["pid"] != pids["gpu1"],
+        "another daemon",
+    )
+    assert instances(agent)["gpu0"]["control"]["pid"] == pids["gpu0"]
+    status, answer = agent.api.ask("POST", "/v1/drain", {"instance": "gpu0"})
+    assert (status, answer["instances"]) == (200, ["gpu0"])
+    assert [one["drain"]["draining"] for one in instances(agent).values()] == [True, False]
+    assert not agent.api.status()["drain"]["draining"]
+    for uid in (A, B):  # who comes goes where something is let in
+        client = stage.client(uid)
+        assert client.ended() == 0, client.text()
+        assert stage.record("client.connected", pid=client.pid)["instance"] == "gpu1"
+    assert agent.api.ask("POST", "/v1/drain", {"instance": "nosuch"})[0] == 404
+    assert agent.api.ask("POST", "/v1/resume", {})[0] == 200
+    assert not any(one["drain"]["draining"] for one in instances(agent).values())
+    stage.until(lambda: all_open(agent), "open again")
+
+
+def test_who_waits_goes_to_an_instance_that_becomes_idle(stage: Stage) -> None:
+    """No GPU is idle while a user waits for another one."""
+    agent = start(stage)
+    a, b = working(stage, A), working(stage, B)
+    waiting = stage.client(C, "sleep", 60)
+    stage.waiting(waiting)
+    here = where(agent, waiting)
+    other = next(client for client in (a, b) if where(agent, client) != here)
+    target = where(agent, other)
+    other.signal(signal.SIGKILL)
+    waiting.working()
+    assert where(agent, waiting) == target
+    assert stage.record("user.moved", uid=C)["instance"] == target
+    assert not stage.records("client.left", uid=C)
+
+
+def test_an_agent_and_a_gate_that_are_killed_find_everyone_where_they_were(stage: Stage) -> None:
+    agent = start(stage)
+    a, b = working(stage, A), working(stage, B)
+    c, d = stage.client(C, "sleep", 60), stage.client(D, "sleep", 60)
+    stage.waiting(c)
+    stage.waiting(d)
+    before = {client.pid: where(agent, client) for client in (a, b, c, d)}
+    assert {before[c.pid], before[d.pid]} == {"gpu0", "gpu1"}
+    assert agent.api.ask("POST", "/v1/drain", {"instance": "gpu1", "timeout": "1h"})[0] == 200
+    gate = stage.gate(agent)
+    stage.killed(agent)
+    os.kill(gate, signal.SIGKILL)
+    agent = again(stage)
+    stage.until(lambda: where(agent, d) is not None, "everyone is known again")
+    assert {client.pid: where(agent, client) for client in (a, b, c, d)} == before
+    assert [one["drain"]["draining"] for one in instances(agent).values()] == [False, True]
+    assert not stage.records("client.left")

@@ -1,0 +1,104 @@
+"""`mpsagent-cli policy diff`: the real program asks a real agent what a reload would change, and for whom."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from mpsagent.interfaces.policy_diff import OTHERS, differences
+from mpsagent.mps.limits import Device
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
+from tests.agent.stage import A, B, Stage
+
+PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
+OLD = f'[limits]\nthreads = 20\nmemory = "2G"\n[user.{A}]\nthreads = 60\n[hang]\ncontrol = "5s"\n'
+NEW = (
+    f'[limits]\nthreads = 30\nmemory = "2048M"\n[user.{A}]\nthreads = 60\nmax_clients = 2\n'
+    '[user.root]\naccess = "deny"\n[group.daemon]\nmemory = "25%"\n[hang]\ncontrol = "6s"\n'
+)
+
+
+def diff(stage: Stage, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MPSAGENT_SOCKET": str(stage.place / "agent.sock")}
+    command = [PROGRAM, "policy", "diff", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None:
+    """For users with sections, for who is at work, for groups, for all others, and for the agent; nothing is changed by
+    asking, and what was said is what comes."""
+    agent = stage.with_agent(OLD)
+    assert (diff(stage).returncode, diff(stage).stdout.count("changes nothing")) == (0, 1)
+    client = stage.client(B, "sleep", 60)
+    client.working()
+    remembered = (stage.place / "state" / "last-policy.json").read_bytes()
+    path = stage.policy(NEW, extra='devices = ["GPU-1"]')
+    done = diff(stage)
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = [" ".join(line.split()).replace(str(path), "policy.toml") for line in done.stdout.splitlines()]
+    assert lines == [
+        f"user {B}",
+        "threads 20 % -> 30 % policy.toml:2",
+        f"user {A}",
+        "max_clients - -> 2 policy.toml:6",
+        "root",
+        "access allow -> deny policy.toml:8",
+        "threads 20 % -> 30 % policy.toml:2",
+        "members of daemon",
+        "threads 20 % -> 30 % policy.toml:2",
+        "memory 2G -> 25% policy.toml:10",
+        "all other users",
+        "threads 20 % -> 30 % policy.toml:2",
+        "mpsagent itself",
+        'hang.control "5s" -> "6s"',
+        'instance.devices [] -> ["GPU-1"] when mpsagent is started again',
+        "",
+        "Clients at work keep the limits they were let in with. It takes hold by: mpsagent-cli reload",
+    ]
+    assert agent.api.get(f"/v1/policy/explain?user={B}")["threads"]["value"] == 20.0
+    assert (stage.place / "state" / "last-policy.json").read_bytes() == remembered
+    body = json.loads(diff(stage, "--json").stdout)
+    assert agent.api.ask("POST", "/v1/reload")[0] == 200
+    for one in body["users"]:
+        if one["uid"] is not None:
+            now = agent.api.get(f"/v1/policy/explain?user={one['uid']}")
+            assert [now[change["key"]]["value"] for change in one["changes"]] == [
+                change["after"]["value"] for change in one["changes"]
+            ]
+    (left,) = json.loads(diff(stage, "--json").stdout)["settings"]
+    assert left == {"key": "instance.devices", "before": "[]", "after": '["GPU-1"]', "restart": True}
+
+
+def test_files_with_mistakes_are_said(stage: Stage) -> None:
+    """As a reload says it; the exit status tells it from a difference."""
+    stage.with_agent(OLD)
+    stage.policy("[limits]\nthreads = 500\n")
+    done = diff(stage)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "limits.threads" in done.stderr
+
+
+def policy(text: str) -> Policy:
+    found, errors = load([("policy.toml", text)])
+    assert found is not None, errors
+    return found
+
+
+def test_only_what_comes_to_something_else_is_a_change() -> None:
+    """Another way to write the same, a line that has moved, an entry that says what held anyway."""
+    devices = [Device(0, "GPU-0", "H200", 140 << 30, 132)]
+    users = [Identity(1001, "alice", ("students",))]
+    old = policy('[limits]\nmemory = "2G"\nthreads = 50\n')
+    new = policy('# moved\n[user.alice]\nthreads = 50\n[limits]\nthreads = { sms = 66 }\nmemory = "2048M"\n')
+    assert differences(old, new, users, devices) == {"same": True, "digest": new.digest, "users": [], "settings": []}
+    found = differences(old, policy('enforce = false\n[limits]\nmemory = "2G"\nthreads = 50\n'), users, devices)
+    assert [(one["who"], [change["key"] for change in one["changes"]]) for one in found["users"]] == [
+        ("alice", ["enforce.limits", "enforce.switch", "enforce.hang"]),
+        ("all other users", ["enforce.limits", "enforce.switch", "enforce.hang"]),
+    ]
+    assert found["users"][1]["uid"] is None
+    assert OTHERS not in [one["uid"] for one in found["users"]]

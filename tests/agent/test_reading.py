@@ -1,0 +1,92 @@
+"""What an administrator reads, from a real agent with several users, on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from tests.agent.stage import A, B, C, Stage
+
+PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
+PYTHON = re.compile(r"\b(None|True|False|nan|inf)\b|[{}\[\]]|\(begun\)|<\w+|\w+Error\(|\buid \d|\d{10}\.\d")
+"""Values as Python writes them, enumerations, times as seconds since 1970, and uids where users are meant."""
+
+
+def on_terminal(stage: Stage, *words: str) -> tuple[int, list[str]]:
+    """The exit status, and the lines."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "NO_COLOR": "1",
+           "MPSAGENT_SOCKET": str(stage.place / "agent.sock")}  # fmt: skip
+    with subprocess.Popen([PROGRAM, *words], env=env, stdin=slave, stdout=slave, stderr=slave) as child:
+        os.close(slave)
+        out = b""
+        try:
+            while data := os.read(master, 65536):
+                out += data
+        except OSError:  # EIO: the child has closed its end
+            pass
+        status = child.wait(60)
+    os.close(master)
+    return status, out.decode().replace("\r\n", "\n").splitlines()
+
+
+def read(stage: Stage, *words: str, columns: int = 80) -> str:
+    status, lines = on_terminal(stage, *words)
+    assert status in (0, 1), (words, lines)
+    assert max(map(len, lines)) <= columns, (words, lines)
+    # an action that is under way just now is told as begun, and that is right
+    told = [line.removesuffix("(begun)") if words[0] == "events" else line for line in lines]
+    assert not [line for line in told if PYTHON.search(line)], (words, lines)
+    return "\n".join(lines)
+
+
+def test_everything_is_in_words_and_fits(stage: Stage) -> None:
+    """While two users wait for a third, one client is ended, one is turned away and one has a fault."""
+    policy = f'[limits]\nthreads = 20\nmemory = "2G"\n[user.{C + 1}]\naccess = "deny"\n'
+    agent = stage.with_agent(policy + '[hang]\nfault = "1s"\nkill_grace = "1s"\n')
+    first, second = stage.client(A, "sleep", 60), stage.client(A, "sleep", 60)
+    first.working()
+    second.working()
+    waiting = [stage.client(B, "sleep", 60), stage.client(C, "sleep", 60)]
+    for one in waiting:
+        stage.waiting(one)
+    refused = stage.client(C + 1, "query")
+    refused.ended()
+    stage.record("client.refused", pid=refused.pid)
+    status, lines = on_terminal(stage, "client", "terminate", str(first.pid))
+    assert (status, f"client {first.pid} of user {A} ended after" in lines[-1]) == (0, True)
+    assert len([line for line in lines if "asked MPS to end" in line]) == 1
+
+    page = read(stage, "status")
+    assert len(page.splitlines()) < 24
+    for words in (f"by user {A} since", "1 process", f"user {B} since", f"it is the turn of user {A}", "at the latest",
+                  "not sure", "change"):  # fmt: skip
+        assert words in " ".join(page.split()), page
+    clients = read(stage, "clients")
+    assert f"{second.pid}" in clients
+    assert re.search(rf"{second.pid} .* (MiB|GiB|-) +20 %, 2G  \S", clients)
+    assert read(stage, "queue").count(f"it is the turn of user {A}") == 2
+    assert "20 %, 2G" in read(stage, "servers")
+
+    second.kill()
+    culprit = waiting[0]
+    culprit.working()
+    stage.client(B, "oob", 0.1).ended()
+    stage.record("server.fault")
+    stage.record("server.fault_over")
+    told = " ".join(read(stage, "events", "-n", "200", columns=100).split())
+    for words in (f"process {refused.pid} of user {C + 1} was refused: the policy denies user {C + 1} MPS",
+                  f"root ordered the end of client {first.pid} of user {A}",
+                  "is in FAULT and takes no new clients", "recovered from its fault after"):  # fmt: skip
+        assert words in told, told
+    assert re.search(r"fault +\d\d:\d\d:\d\d on server", read(stage, "status"))
+    log = agent.log().splitlines()
+    assert not [line for line in log if PYTHON.search(line)], log

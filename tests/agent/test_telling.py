@@ -1,0 +1,94 @@
+"""The journal's lines: in their order, with names, and not late."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from mpsagent.agent import telling
+from mpsagent.agent.telling import Telling
+from mpsagent.policy.identity import Identity
+from mpsagent.system import names as name_service
+from mpsagent.system.names import Names
+
+
+class Lines:
+    """In the place of the log."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def info(self, kind: str, *, sentence: str, **_fields: Any) -> None:
+        self.said.append(sentence)
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
+    found = Lines()
+    monkeypatch.setattr(telling, "log", found)
+    return found
+
+
+def waiting(uid: int) -> dict[str, Any]:
+    return {"kind": "client.waiting", "pid": 7, "uid": uid}
+
+
+def play(names: Names, *records: dict[str, Any], until: int, lines: Lines) -> None:
+    """Records come while a question about user 1 is asked; waits for so many lines."""
+
+    async def main() -> None:
+        told = Telling(names)
+        asked = asyncio.create_task(names.look_up(1))
+        await asyncio.sleep(0)
+
+        def name_of(uid: int) -> str | None:
+            who = names.known(uid)
+            return None if who is None else who.name
+
+        for record in records:
+            told.tell(record, name_of)
+        async with asyncio.timeout(30):
+            while len(lines.said) < until:
+                await asyncio.sleep(0.005)
+        asked.cancel()
+
+    asyncio.run(main())
+
+
+def test_the_first_line_about_a_user_has_the_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what comes behind it does not overtake it."""
+    monkeypatch.setattr(telling, "PATIENCE", 30.0)
+    monkeypatch.setattr(name_service, "_identity", lambda uid: Identity(uid, "alice"))
+    play(Names(), waiting(1), {"kind": "control.ended", "pid": 9}, waiting(1), until=3, lines=lines)
+    alice = "process 7 of alice waits at the gate"
+    assert lines.said == [alice, "control daemon 9 has ended", alice]
+
+
+def test_a_name_service_that_hangs_keeps_no_line(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def hangs(uid: int) -> Identity:
+        over.wait(60)
+        return Identity(uid, "alice")
+
+    monkeypatch.setattr(name_service, "_identity", hangs)
+    try:
+        play(Names(), waiting(1), {"kind": "control.ended", "pid": 9}, until=2, lines=lines)
+    finally:
+        over.set()
+    assert lines.said == ["process 7 of user 1 waits at the gate", "control daemon 9 has ended"]
+
+
+def test_a_crowd_of_lines_waits_for_no_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is bounded, and nothing is left out."""
+    monkeypatch.setattr(telling, "PATIENCE", 60.0)
+    over = threading.Event()
+    monkeypatch.setattr(name_service, "_identity", lambda uid: Identity(uid, str(over.wait(60))))
+    try:
+        play(Names(), *(waiting(1) for _ in range(telling.MOST + 1)), until=telling.MOST + 1, lines=lines)
+    finally:
+        over.set()
+    assert len(lines.said) == telling.MOST + 1

@@ -1,0 +1,145 @@
+"""`mpsagent-cli bench`, with the simulator in the place of MPS: what it says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from mpsagent.bench import driver, outside
+from mpsagent.bench.inside import FIRST_USER
+from mpsagent.bench.plan import Run
+from mpsagent.bench.results import Figure
+
+ALONE = "starts an MPS of its own: root and namespaces"
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="bench-") as place:
+        Path(place).chmod(0o755)  # the processes are other users
+        install = [sys.executable, "-m", "mpsagent.sim.cli", "install", f"{place}/sim"]
+        subprocess.run(install, check=True, capture_output=True)
+        yield Path(place, "sim")
+
+
+def command(simulated: Path | None, *arguments: str) -> list[str]:
+    start = [sys.executable, "-m", "mpsagent.interfaces.cli", "--socket", "/nonexistent", "bench", "--yes"]
+    return [*start, *(["--simulated", str(simulated)] if simulated else []), *arguments]
+
+
+def run(simulated: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(simulated, *arguments), capture_output=True, text=True, timeout=100, check=False)
+
+
+def left(simulated: Path) -> list[str]:
+    """Processes and files that a benchmark with this simulator has left behind."""
+    found = []
+    for one in psutil.process_iter(["cmdline"]):
+        if any(str(simulated) in word for word in one.info["cmdline"] or ()) and "bench" in (one.info["cmdline"] or ()):
+            found.append(" ".join(one.info["cmdline"]))
+        elif any("mpsagent.bench.inside" in word for word in one.info["cmdline"] or ()) and str(simulated) in str(
+            one.info
+        ):
+            found.append("inside")
+    return found
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason=ALONE)
+
+
+@needs_root
+@pytest.mark.root
+def test_each_way_of_sharing_has_figures(simulated: Path) -> None:
+    """Without MPS, one user after the other, and at once with limits: half and a quarter of 132 multiprocessors."""
+    limits = f"[user.{FIRST_USER}]\nthreads = 50\n[user.{FIRST_USER + 1}]\nthreads = 25\n"
+    runs = [
+        Run("off", "block", 2, 2, 0.3), Run("turns", "block", 3, 2, 0.3),
+        Run("together", "a mix", 2, 2, 0.3, ("block", "train"), limits),
+    ]  # fmt: skip
+    with outside.going(runs, None, simulated) as said:
+        everything = list(said)
+    assert everything[::2] == runs
+    off, turns, together = (one for one in everything[1::2] if isinstance(one, Figure))
+    assert not off.problem + turns.problem + together.problem
+    assert (off.multiprocessors, together.multiprocessors) == ((132, 132), (66, 32))
+    assert all(one.throughput > 0 and (one.p50 or 0) >= 10 for one in (off, turns, together))
+    # two users in turns, with a change of user between them
+    assert turns.throughput < sum(turns.each) / 1.5
+    assert left(simulated) == []
+
+
+@needs_root
+@pytest.mark.root
+def test_figures_as_json_and_pictures(simulated: Path, tmp_path: Path) -> None:
+    done = run(simulated, "--json", "--modes", "off", "--workloads", "block", "--processes", "1,3",
+               "--seconds", "0.3", "--html", str(tmp_path / "page.html"), "--png", str(tmp_path / "p.png"))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    body: dict[str, Any] = json.loads(done.stdout)
+    assert body["gpu"] == "simulated: nothing is computed"
+    assert [(one["mode"], one["processes"], one["users"], one["problem"]) for one in body["runs"]] == [
+        ("off", 1, 1, ""), ("off", 3, 2, ""),
+    ]  # fmt: skip
+    assert "nothing is computed" in done.stderr
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_root
+@pytest.mark.root
+@pytest.mark.parametrize(("moment", "number"), [(0, signal.SIGINT), (1, signal.SIGINT), (3, signal.SIGINT),
+                                                (2, signal.SIGTERM), (2, signal.SIGKILL)])  # fmt: skip
+def test_broken_off_at_any_moment_nothing_is_left(simulated: Path, moment: int, number: int) -> None:
+    """Moments: before the first run, in a run without MPS, between and in runs with one of its own."""
+    words = command(
+        simulated, "--modes", "off,together", "--workloads", "block", "--processes", "1,2", "--seconds", "1"
+    )
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert "runs, about" in process.stderr.readline()
+    for _ in range(moment):
+        assert process.stderr.readline()
+    inside = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    errors = process.communicate(timeout=60)[1]
+    psutil.wait_procs(inside, timeout=30)
+    assert [one for one in inside if one.is_running()] == []
+    assert left(simulated) == []
+    if number == signal.SIGINT:
+        assert process.returncode == 1
+        assert "broken off after" in errors or "Aborted!" in errors  # before there was anything to break off
+
+
+def test_without_a_gpu_it_says_so() -> None:
+    with contextlib.suppress(driver.CudaError):
+        pytest.skip(f"there is a driver, for CUDA {driver.version()}")
+    done = run(None)
+    assert done.returncode == 2
+    assert "no GPU that could be measured" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--modes", "of"], "there are off, turns"),
+        (["--workloads", "jpeg"], "there are block, launches"),
+        (["--processes", "0,1"], "1 to 48 processes"),
+        (["--processes", "x"], "with commas"),
+        (["--provision", "train"], "2 to 48 workloads"),
+        (["--provision", "train=0,block"], "above 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_said(simulated: Path, arguments: list[str], words: str) -> None:
+    done = run(simulated, *arguments)
+    assert done.returncode == 2
+    assert words in done.stderr

@@ -1,0 +1,90 @@
+"""docs/first-hour.md, command by command: a page that an administrator follows on the first day must go through."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.booted.machine import Machine
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "first-hour.md"
+_BLOCK = re.compile(r"^```(\w+)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A block of nothing but these may be asked again until it says what the page shows: processes take their time.
+_LOOKS = re.compile(r"cat job\.out|mpsagent-cli (?:status|clients|queue|report|policy (?:diff|explain|check))\b")
+
+
+class Step(NamedTuple):
+    user: str
+    commands: str
+    shown: str
+    """What the page shows under them; empty if nothing."""
+
+
+def steps() -> list[Step]:
+    found: list[Step] = []
+    for language, user, text in _BLOCK.findall(PAGE.read_text(encoding="utf-8")):
+        if language == "sh":
+            found.append(Step(user, text, ""))
+        else:
+            assert (language, user) == ("text", ""), f"neither commands nor what they print: {text}"
+            found[-1] = found[-1]._replace(shown=text)
+    return found
+
+
+def words(text: str) -> list[str]:
+    """Without numbers, times and signs, which are another run's."""
+    return re.findall(r"(?<![\w.])[A-Za-z_]{2,}(?![\w.])", text)
+
+
+def missing(shown: str, said: str) -> list[str]:
+    """Which of the words that the page shows were not printed."""
+    printed = set(words(said))
+    return [word for word in words(shown) if word not in printed]
+
+
+def perform(machine: Machine, step: Step, timeout: float = 60) -> None:
+    """As the page says it, until what it shows has been printed; of ten words nine are enough."""
+    looks = all(_LOOKS.match(line) for line in step.commands.splitlines())
+    shell = f"set -e\n{step.commands}"
+    command = ("bash", "-c", f"cd\n{shell}") if step.user == "root" else ("su", "-", step.user, "-c", shell)
+    deadline = time.monotonic() + timeout
+    while True:
+        said = machine.run(*command, environment={"HOME": "/root"}, timeout=300).stdout
+        lacking = missing(step.shown, said)
+        if len(lacking) * 10 <= len(words(step.shown)):
+            return
+        if not looks or time.monotonic() > deadline:
+            raise AssertionError(f"{step.commands}printed\n{said}without {lacking}; the page shows\n{step.shown}")
+        time.sleep(0.2)
+
+
+def test_the_page_has_steps_of_all_three() -> None:
+    """The test below would pass with nothing to do."""
+    made = steps()
+    assert {step.user for step in made} == {"root", "alice", "bob"}
+    assert sum(bool(step.shown) for step in made) >= 8
+    assert len(made) >= 18
+
+
+def test_words_that_are_not_printed_are_missing() -> None:
+    assert missing("PID  USER\n800  alice  running  6.72s", "PID USER\n12 alice  waiting 1.0s") == ["running"]
+
+
+@pytest.mark.timeout(600)
+def test_the_first_hour_goes_through(node: Machine, package: Path) -> None:
+    """In a booted systemd, as root, alice and bob, with the package in root's home. It is installed already (test_boot
+    installs it on a bare machine), so apt has nothing to do but find that out."""
+    # No network here. Two services of this machine that apt would call have nothing to do with it and take seconds.
+    others = ("/etc/apt/sources.list", "/etc/apt/apt.conf.d/20packagekit", "/var/lib/man-db/auto-update")
+    for file in (*map(node.path, others), *node.path("/etc/apt/sources.list.d").glob("*")):
+        file.unlink(missing_ok=True)
+    shutil.copyfile(package, node.path(f"/root/{package.name}"))
+    for step in steps():
+        perform(node, step)
+    assert node.run("systemctl", "is-active", "mpsagent-gate.service", check=False).stdout.strip() != "active"
+    assert not node.path("/etc/mpsagent").exists()

@@ -1,0 +1,459 @@
+"""Users who are paused at the end of a turn, and go on where they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core import room
+from mpsagent.core import transitions as tr
+from tests.core.harness import ALICE, BOB, CAROL, GIB, NAMES, USERS, Stage
+from tests.core.toy import Proc
+
+PAUSE = """
+[limits]
+threads = 50
+memory = "10G"
+[switch]
+action = "pause"
+slice = "20s"
+after = "1m"
+grace = "5s"
+"""
+TERMINATE = PAUSE.replace('"pause"', '"terminate"')
+
+
+def started(text: str = PAUSE) -> Stage:
+    return Stage(text, pausing=True).up()
+
+
+def frozen(stage: Stage) -> set[int]:
+    return {proc.uid for proc in stage.procs.values() if proc.frozen}
+
+
+def sampled(stage: Stage, seconds: float, step: float = 0.1) -> Iterator[set[int]]:
+    """Who works, every so often."""
+    for _ in range(round(seconds / step)):
+        stage.run(step)
+        yield stage.at_work()
+
+
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+
+def test_two_users_have_half_each_and_nobody_is_ended() -> None:
+    """10 minutes in slices of 20 s; the hand-over itself takes milliseconds."""
+    stage = started()
+    mine = [stage.client(ALICE), stage.client(ALICE), stage.client(BOB)]
+    share = dict.fromkeys(USERS, 0)
+    nobody = 0
+    for working in sampled(stage, 600, 0.25):
+        assert len(working) <= 1
+        nobody += not working
+        for uid in working:
+            share[uid] += 1
+    assert all(stage.procs.get(proc.pid) is proc for proc in mine)
+    assert not stage.actions(act.TerminateClient, act.SignalClient, act.QuitControl)
+    for uid in (ALICE, BOB):
+        assert share[uid] == pytest.approx(1200, rel=0.05)
+    assert nobody < 12
+    turns = [one for one in stage.told if isinstance(one, tr.TurnEnded)]
+    assert [one.uid for one in turns[:4]] == [ALICE, BOB, ALICE, BOB]
+    assert all(one.seconds == pytest.approx(20, abs=0.5) for one in turns)
+
+
+def test_nobody_is_frozen_while_no_other_user_waits() -> None:
+    stage = started()
+    stage.client(ALICE)
+    assert all(working == {ALICE} for working in sampled(stage, 120, 1.0))
+    assert not stage.actions(act.Freeze)
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert frozen(stage) == {ALICE}, "it has had more than its slice"
+    stage.ends(bob)
+    stage.run(0.5)
+    assert frozen(stage) == set()
+    assert stage.at_work() == {ALICE}
+    stage.run(300)
+    assert len(stage.actions(act.Freeze)) == 1
+
+
+def test_a_new_user_joins_by_the_order_of_the_queue() -> None:
+    stage = started()
+    stage.client(ALICE)
+    stage.run(5)
+    stage.client(BOB)
+    stage.run(20)  # alice is paused since 20
+    stage.client(CAROL)
+    stage.run(16)
+    order = []
+    for working in sampled(stage, 140, 0.5):
+        for uid in working:
+            if not order or order[-1] != uid:
+                order.append(uid)
+    assert order[:6] == [ALICE, CAROL, BOB, ALICE, CAROL, BOB]
+
+
+def test_new_processes_of_a_paused_user_are_held_until_its_turn() -> None:
+    stage = started()
+    stage.client(ALICE)
+    stage.run(25)
+    stage.client(BOB)
+    stage.run(1)
+    assert frozen(stage) == {ALICE}
+    late = stage.client(ALICE)
+    stage.run(10)
+    assert not stage.working(late)
+    stage.run(12)
+    assert stage.working(late)
+    assert frozen(stage) == {BOB}
+
+
+def test_a_user_who_is_exempt_or_goes_by_another_action_is_not_paused() -> None:
+    for text in ("switch.exempt = true", 'switch.action = "none"', "switch.enforce = false"):
+        stage = started(PAUSE + f"[user.alice]\n{text}\n")
+        stage.client(ALICE)
+        stage.run(25)
+        stage.client(BOB)
+        stage.run(200)
+        assert not stage.actions(act.Freeze)
+        assert stage.at_work() == {ALICE}
+
+
+def test_a_frozen_client_has_no_gpu_time_and_is_not_idle() -> None:
+    stage = started(PAUSE + '[user.alice]\nidle_timeout = "10s"\n')
+    alice = stage.client(ALICE)
+    stage.run(25)
+    stage.client(BOB)
+    stage.run(1)
+    stage.cpu_idle = {alice.pid: stage.now - 60}
+    stage.run(10)
+    assert frozen(stage) == {ALICE}
+    assert not stage.actions(act.TerminateClient, act.SignalClient)
+    assert stage.core is not None
+    spent = stage.core.memories.usage.since
+    assert set(spent) == {BOB}
+
+
+# --- where a pause is not possible ------------------------------------------------------------------------------------
+
+
+def test_memory_that_does_not_fit_both_is_seen_and_the_turn_ends_otherwise() -> None:
+    """100 of 140 GiB in use, and bob may use 60: alice is warned, and ended after `after` and `grace`."""
+    stage = started(PAUSE + '[user.bob]\nmemory = "60G"\n')
+    alice = stage.client(ALICE)
+    stage.run(25)
+    stage.feed(inp.MemorySeen(stage.now, {alice.pid: {"GPU-0": 100 * GIB}}))
+    bob = stage.client(BOB)
+    stage.run(30)
+    assert not stage.actions(act.Freeze)
+    assert stage.core is not None
+    assert "100G of 140G" in (room.misfit(stage.core.view(), BOB) or "")
+    stage.run(40)
+    assert stage.working(bob)
+    assert {a.pid for a in stage.actions(act.TerminateClient) if isinstance(a, act.TerminateClient)} == {alice.pid}
+    assert stage.served[bob.pid] - stage.came[bob.pid] < 66 + 5
+
+
+def test_what_nvml_does_not_say_is_counted_by_the_limits() -> None:
+    stage = started(PAUSE.replace('"10G"', '"80G"'))
+    stage.client(ALICE)
+    stage.run(25)
+    stage.client(BOB)
+    stage.run(5)
+    assert not stage.actions(act.Freeze)
+    stage = started(PAUSE.replace('memory = "10G"', ""))
+    stage.client(ALICE)
+    stage.run(25)
+    bob = stage.client(BOB)
+    assert stage.core is not None
+    stage.run(0.01)
+    assert room.unlimited(stage.core.view(), BOB)
+    stage.run(5)
+    assert stage.working(bob), "nothing is known against it"
+
+
+def test_a_user_who_finds_no_room_beside_paused_ones_waits_for_their_turns_to_end() -> None:
+    """alice and carol take turns; bob, who needs all, gets the GPU after `after` and `grace` of each."""
+    stage = started(PAUSE + '[user.bob]\nmemory = "135G"\n')
+    stage.client(ALICE)
+    stage.client(CAROL)
+    stage.run(30)
+    assert len(frozen(stage)) == 1
+    bob = stage.client(BOB)
+    stage.run(2 * 65 + 20 + 20)
+    assert stage.working(bob)
+    assert not stage.procs.keys() - {bob.pid}
+
+
+def test_a_process_that_does_not_stop_ends_the_pause() -> None:
+    stage = started()
+    alice = stage.client(ALICE, freezes=False)
+    stage.run(25)
+    bob = stage.client(BOB)
+    stage.run(15)
+    assert not stage.working(bob)
+    assert stage.at_work() == {ALICE}
+    assert stage.reports("turn.not_paused")
+    stage.run(70)
+    assert stage.working(bob)
+    assert alice.pid not in stage.procs, "as switch.otherwise says"
+
+
+def test_a_full_server_has_no_room_for_another_user() -> None:
+    stage = started(PAUSE.replace('"10G"', '"1G"'))
+    crowd = [stage.client(ALICE) for _ in range(48)]
+    stage.run(25)
+    stage.client(BOB)
+    stage.run(5)
+    assert not stage.actions(act.Freeze)
+    stage.ends(crowd.pop())
+    stage.run(5)
+    assert frozen(stage) == {ALICE}
+    assert all(proc.frozen for proc in crowd)
+
+
+# --- nobody is left frozen --------------------------------------------------------------------------------------------
+
+
+def paused(text: str = PAUSE) -> tuple[Stage, Proc, Proc]:
+    """alice stands, and bob works."""
+    stage = started(text)
+    alice = stage.client(ALICE)
+    stage.run(25)
+    bob = stage.client(BOB)
+    stage.run(2)
+    assert frozen(stage) == {ALICE}
+    assert stage.at_work() == {BOB}
+    return stage, alice, bob
+
+
+def test_an_order_to_end_thaws_the_client_first() -> None:
+    """A stopped one cannot answer, and its unanswered end is a fault for its neighbours (X13)."""
+    stage, alice, bob = paused()
+    stage.feed(inp.EndClient(stage.now, alice.pid, 0, True))
+    stage.run(3)
+    assert alice.pid not in stage.procs
+    assert stage.working(bob)
+    assert not stage.mps.hurt
+    kinds = [type(one) for one in stage.actions(act.Thaw, act.TerminateClient, act.SignalClient)]
+    assert kinds[:2] in ([act.TerminateClient, act.Thaw], [act.Thaw, act.TerminateClient])
+
+
+def test_a_fault_thaws_everybody_and_ends_by_itself() -> None:
+    stage, alice, _ = paused()
+    stage.mps.fault(next(iter(stage.mps.servers.values())))
+    stage.run(1)
+    assert frozen(stage) == set()
+    stage.run(40)
+    assert alice.pid not in stage.procs, "its error is sticky: it gets hang.fault to leave"
+    bob = stage.client(BOB)
+    stage.run(2)
+    assert stage.working(bob)
+
+
+def test_a_drain_thaws_everybody_and_they_take_turns_again_after_it() -> None:
+    stage, _, _ = paused()
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(0.5)
+    assert frozen(stage) == set()
+    stage.run(60)
+    assert stage.at_work() == {ALICE, BOB}
+    stage.feed(inp.DrainResumed(stage.now))
+    stage.run(0.5)
+    assert len(stage.at_work()) == 1
+    assert len(frozen(stage)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", [TERMINATE, PAUSE + "[user.alice]\nswitch.exempt = true\n", "enforce = false\n" + PAUSE]
+)
+def test_another_policy_thaws_whom_it_does_not_pause(text: str) -> None:
+    stage, _, _ = paused()
+    stage.reload(text)
+    stage.run(0.5)
+    assert ALICE not in frozen(stage)
+
+
+def test_a_change_to_all_together_thaws_everybody() -> None:
+    stage, alice, bob = paused()
+    stage.together = True
+    stage.reload(PAUSE + '[instance.gpu]\nsharing = "together"\n')
+    stage.run(0.5)
+    assert frozen(stage) == set()
+    assert stage.working(alice)
+    assert stage.working(bob)
+    stage.together = False
+    stage.reload(PAUSE + '[instance.gpu]\nserver = "shared"\n')
+    stage.run(0.5)
+    assert len(frozen(stage)) == 1, "one of them has the first turn"
+
+
+def test_a_daemon_that_dies_leaves_nobody_frozen() -> None:
+    stage, alice, _ = paused()
+    stage.crash_control()
+    stage.run(0.5)
+    assert not alice.frozen
+
+
+def test_the_gate_away_and_nobody_at_work_leaves_nobody_frozen() -> None:
+    stage, alice, bob = paused()
+    stage.cut_link()
+    stage.run(5)
+    assert alice.frozen, "bob works on"
+    stage.ends(bob)
+    stage.run(0.5)
+    assert not alice.frozen
+    stage.connect()
+    stage.run(1)
+    assert stage.at_work() == {ALICE}
+
+
+def test_a_name_that_is_forgotten_thaws() -> None:
+    """While it is not known which rules are a user's, none of them is paused."""
+    stage, alice, _ = paused(PAUSE + "[user.carol]\nthreads = 10\n")
+    stage.know(BOB, CAROL)
+    stage.run(0.5)
+    assert not alice.frozen
+
+
+def test_one_that_its_owner_resumes_is_frozen_again_a_few_times_and_then_ended() -> None:
+    stage, alice, bob = paused(PAUSE + '[user.bob]\nswitch.slice = "10m"\n')
+    for _ in range(4):
+        stage.owner_resumes(alice)
+        stage.run(4)
+        assert alice.frozen
+    stage.owner_resumes(alice)
+    stage.run(10)
+    assert alice.pid not in stage.procs
+    assert stage.working(bob)
+    assert len([one for one in stage.told if isinstance(one, tr.ClientResumed)]) == 5
+    assert len(stage.reports("client.not_frozen")) == 1
+    assert not stage.mps.hurt
+
+
+def test_one_that_its_owner_had_stopped_stays_stopped() -> None:
+    stage = started()
+    alice = stage.client(ALICE)
+    stage.run(25)
+    alice.stopped = stage.overlaps = True  # there, it counts as at work
+    stage.run(2)
+    bob = stage.client(BOB)
+    stage.run(2)
+    assert stage.working(bob)
+    assert not alice.frozen
+    stage.ends(bob)
+    stage.run(2)
+    assert alice.stopped
+
+
+# --- the agent dies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.002, 0.0035, 0.005, 0.01, 0.5, 20.003])
+@pytest.mark.parametrize("thaws", [False, True])
+def test_an_agent_that_dies_in_any_phase_leaves_nobody_frozen(delay: float, thaws: bool) -> None:
+    """The next one goes on; where none comes back, the unit thaws."""
+    stage = started()
+    procs = [stage.client(ALICE), stage.client(ALICE)]
+    stage.run(25)
+    procs.append(stage.client(BOB))
+    stage.run(delay)
+    stage.kill_agent()
+    stage.overlaps = thaws
+    if thaws:
+        stage.thaw()
+        assert frozen(stage) == set()
+    stage.run(1)
+    stage.start_agent()
+    for number, working in enumerate(sampled(stage, 45, 0.25)):
+        assert len(working) <= 1 or number < 5
+    assert all(stage.working(proc) for proc in procs)
+    for proc in procs:
+        if proc.uid == BOB:
+            stage.ends(proc)
+    stage.run(1)
+    assert frozen(stage) == set()
+
+
+# --- at random --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_one_user_works_and_nobody_stands_for_nothing(seed: int) -> None:
+    chance = random.Random(seed)
+    stage = started(PAUSE.replace('"20s"', '"2s"').replace('memory = "10G"', 'memory = "2G"'))
+    stage.overlaps = True
+    quiet = 0.0  # since when nothing has disturbed it
+    for _ in range(100):
+        stage.run(chance.choice([0.0, 0.001, 0.003, 0.02, 0.2, 0.5, 1.0]))
+        live = list(stage.procs.values())
+        proc = chance.choice(live) if live else None
+        what = chance.choices(
+            ["client", "end", "order", "resume", "fault", "drain", "reload", "kill", "cut", "forget", "rest"],
+            [10, 8, 2, 1, 0.4, 1, 1, 1, 1, 1, 12],
+        )[0]  # fmt: skip
+        before, alone = stage.now, True
+        match what:
+            case "client" if len(live) < 12:
+                stage.client(chance.choice(USERS), contexts=chance.choice([1, 2, 3]))
+                alone = False
+            case "end" if proc is not None:
+                stage.ends(proc)
+                alone = False
+            case "order" if proc is not None:
+                stage.feed(inp.EndClient(stage.now, proc.pid, 0, True))
+            case "resume" if proc is not None and proc.frozen:
+                stage.owner_resumes(proc)
+            case "fault" if stage.mps.servers:
+                stage.mps.fault(next(iter(stage.mps.servers.values())))
+            case "drain":
+                stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+                stage.run(chance.choice([0.0, 0.01, 3.0]))
+                assert stage.core is None or stage.now == before or not frozen(stage) or stage.now - before < 0.1
+                stage.feed(inp.DrainResumed(stage.now))
+            case "reload":
+                stage.reload(TERMINATE.replace('memory = "10G"', 'memory = "2G"'))
+                stage.run(0.1)
+                assert not frozen(stage)
+                stage.reload(PAUSE.replace('"20s"', '"2s"').replace('memory = "10G"', 'memory = "2G"'))
+            case "kill":
+                stage.kill_agent()
+                if chance.random() < 0.5:
+                    stage.thaw()
+                stage.run(chance.choice([0.0, 0.3]))
+                stage.start_agent()
+            case "cut":
+                stage.cut_link()
+                stage.run(chance.choice([0.0, 0.3]))
+                stage.connect()
+            case "forget":
+                stage.know(*chance.sample(USERS, 3))
+                stage.run(0.1)
+                stage.know(*NAMES)
+            case _:
+                alone = False
+        if alone and what != "rest":
+            quiet = stage.now
+        if stage.now > quiet + 3 and not any(p.fault for p in stage.mps.servers.values()):
+            assert len(stage.at_work()) <= 1, (what, stage.at_work())
+    settle(stage)
+
+
+def settle(stage: Stage) -> None:
+    """Everybody ends in the end, and nobody is frozen before who is alone."""
+    for server in stage.mps.servers.values():
+        assert not server.stopped
+    stage.run(60)
+    for uid in USERS:
+        for proc in [proc for proc in stage.procs.values() if proc.uid == uid]:
+            stage.ends(proc)
+        stage.run(1)
+        left = {proc.uid for proc in stage.procs.values()}
+        assert len(left) != 1 or not frozen(stage), left
+    assert stage.core is not None
+    assert not stage.core.memories.turns.suspended

@@ -1,0 +1,298 @@
+"""All users at once on one server: who is let in and when, what holds them, and how the way of sharing changes."""
+
+from __future__ import annotations
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, TOGETHER, USERS, Stage, all_of
+from tests.core.test_properties import Step, log_lags, play, programs, settle
+
+DENY = '[user.carol]\naccess = "deny"\n'
+OWN = '[instance.gpu]\nserver = "own"\n'
+SHARED = '[instance.gpu]\nserver = "shared"\n'
+
+
+def started(text: str = POLICY) -> Stage:
+    return Stage(text, together=True).up()
+
+
+# --- who is let in ----------------------------------------------------------------------------------------------------
+
+
+def test_all_users_work_at_once_each_with_exactly_its_limits() -> None:
+    stage = started()
+    crowd = [stage.client(uid) for uid in USERS for _ in range(3)]
+    stage.run(1)
+    assert all_of(crowd, stage)
+    assert stage.at_work() == set(USERS)
+    for proc in crowd:
+        assert stage.given(proc) == [stage.limits(proc.uid)] * 2
+    assert stage.turns() == []
+
+
+def test_no_turn_ends_however_long_others_work() -> None:
+    stage = started()
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(10_000)
+    assert all_of([alice, bob], stage)
+    assert not stage.actions(act.TerminateClient, act.SignalClient, act.QuitControl)
+
+
+def test_a_full_server_lets_in_by_arrival_whoever_it_is() -> None:
+    stage = started()
+    crowd = [stage.client(ALICE) for _ in range(48)]
+    stage.run(2)
+    late = [stage.client(uid) for uid in (BOB, ALICE, CAROL)]
+    stage.run(2)
+    assert all_of(crowd, stage)
+    assert not any(stage.working(proc) for proc in late)
+    assert stage.core is not None
+    assert stage.core.view().waiting() == (BOB, ALICE, CAROL)
+    for count, proc in enumerate(crowd[:3], 1):
+        stage.ends(proc)
+        stage.run(1)
+        assert [stage.working(one) for one in late] == [True] * count + [False] * (3 - count)
+
+
+def test_the_most_clients_of_one_user_hold_up_no_other_user() -> None:
+    stage = started(POLICY + "[user.carol]\nmax_clients = 1\n")
+    carols = [stage.client(CAROL) for _ in range(3)]
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert [stage.working(one) for one in carols] == [True, False, False]
+    assert stage.working(bob)
+
+
+def test_a_denied_user_is_refused_and_those_at_work_go_on() -> None:
+    stage = started()
+    carol, bob = stage.client(CAROL), stage.client(BOB)
+    stage.run(1)
+    stage.reload(POLICY + DENY)
+    more = stage.client(CAROL)
+    stage.run(1)
+    assert all_of([carol, bob], stage)
+    assert stage.gate.turned_away == [more.pid]
+
+
+def test_who_has_no_name_yet_waits_for_it_alone() -> None:
+    stage = started()
+    stage.know(ALICE)
+    bob, alice = stage.client(BOB), stage.client(ALICE)
+    stage.run(1)
+    assert [stage.working(bob), stage.working(alice)] == [False, True]
+    stage.know(*USERS)
+    stage.run(1)
+    assert stage.given(bob)[0] == stage.limits(BOB)
+
+
+def test_a_user_is_known_to_the_gate_while_he_works_or_waits() -> None:
+    stage = started()
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    assert {one.uid for one in stage.gate.table.users} == {ALICE, BOB}
+    stage.ends(alice)
+    stage.run(1)
+    assert {one.uid for one in stage.gate.table.users} == {BOB}
+    assert stage.working(bob)
+
+
+# --- what holds everybody ---------------------------------------------------------------------------------------------
+
+
+def test_a_fault_holds_everybody_and_ends_by_itself() -> None:
+    stage = started()
+    crowd = [stage.client(ALICE), stage.client(BOB, stays=True, stubborn=True)]
+    stage.run(1)
+    server = next(iter(stage.mps.servers.values()))
+    stage.mps.fault(server)
+    stage.run(0.5)
+    late = [stage.client(CAROL), stage.client(ALICE)]
+    stage.ends(crowd[0])
+    stage.run(5)
+    assert not any(stage.working(one) for one in late)
+    stage.run(30)
+    assert all_of(late, stage)
+    assert stage.mps.refused == []
+    assert {one.pid for one in stage.actions(act.SignalClient)} == {crowd[1].pid}  # type: ignore[attr-defined]
+
+
+def test_a_drain_lets_in_no_new_process_of_any_user() -> None:
+    stage = started()
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    stage.feed(inp.DrainOrdered(stage.now, stage.now, None))
+    stage.run(0.1)
+    more = [stage.client(ALICE), stage.client(CAROL)]
+    stage.run(5)
+    assert all_of([alice, bob], stage)
+    assert not any(stage.working(one) for one in more)
+    for proc in (alice, bob):
+        stage.ends(proc)
+    stage.run(5)
+    assert not stage.mps.control
+    stage.feed(inp.DrainResumed(stage.now))
+    stage.run(5)
+    assert all_of(more, stage)
+
+
+def test_idle_clients_are_ended_only_when_there_is_no_room_for_another_user() -> None:
+    stage = started(POLICY.replace("[limits]", '[limits]\nidle_timeout = "5s"'))
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.cpu_idle = {alice.pid: stage.now}
+    stage.run(10)
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert all_of([alice, bob], stage)
+    for _ in range(46):
+        stage.client(CAROL)
+    stage.run(3)
+    stage.client(BOB)
+    stage.run(3)
+    assert alice.pid in {one.pid for one in stage.actions(act.TerminateClient)}  # type: ignore[attr-defined]
+
+
+# --- the way of sharing changes ---------------------------------------------------------------------------------------
+
+
+def test_from_turns_on_a_shared_server_all_are_let_in_at_once() -> None:
+    stage = Stage(PATIENT + SHARED).up()
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    assert stage.at_work() == {ALICE}
+    stage.together = True
+    stage.reload(PATIENT + TOGETHER)
+    stage.run(1)
+    assert all_of([alice, bob], stage)
+    assert not stage.actions(act.QuitControl)
+    assert [one.uid for one in stage.happened(tr.TurnEnded)] == [ALICE]  # type: ignore[union-attr]
+
+
+def test_from_servers_of_their_own_the_daemon_is_replaced_when_the_turn_is_over() -> None:
+    """Who works goes on, who waits keeps waiting for the turn's end and not longer."""
+    stage = Stage(POLICY + OWN).up()
+    alice, bob = stage.client(ALICE, stubborn=True), stage.client(BOB)
+    stage.run(1)
+    before = stage.mps.control
+    stage.together = True
+    stage.reload(POLICY + TOGETHER)
+    stage.run(5)
+    assert stage.working(alice)
+    assert stage.mps.control == before
+    more = stage.client(CAROL)
+    stage.run(60)
+    assert stage.mps.control not in (0, before)
+    assert all_of([bob, more], stage)
+    assert [one.rule for one in stage.actions(act.QuitControl)] == ["instance.gpu.sharing"]
+
+
+def test_an_idle_daemon_is_replaced_at_once() -> None:
+    stage = Stage(POLICY + OWN).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.ends(alice)
+    stage.run(1)
+    before = stage.mps.control
+    stage.together = True
+    stage.reload(POLICY + TOGETHER)
+    stage.run(3)
+    assert stage.mps.control not in (0, before)
+    crowd = [stage.client(uid) for uid in USERS]
+    stage.run(1)
+    assert all_of(crowd, stage)
+
+
+def test_back_to_turns_those_at_work_have_a_turn_each_from_then_on() -> None:
+    """Nobody is ended for having worked long before: the time counts from the change."""
+    stage = started(POLICY)
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(1000)
+    stage.reload(POLICY + SHARED)
+    changed = stage.now
+    stage.run(14)  # switch.after and grace are 10 and 5 s
+    assert all_of([alice, bob], stage)
+    carol = stage.client(CAROL)
+    stage.run(60)
+    assert not any(stage.working(one) for one in (alice, bob))
+    assert stage.working(carol)
+    ended = stage.times(act.TerminateClient)
+    assert ended[0] - changed >= 15
+    assert stage.turns() == [ALICE, BOB, CAROL]
+
+
+def test_back_to_servers_of_their_own_the_daemon_is_replaced_last() -> None:
+    stage = started(POLICY)
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(10)
+    before = stage.mps.control
+    stage.reload(POLICY + OWN)
+    stage.run(5)
+    assert all_of([alice, bob], stage)
+    stage.ends(alice)
+    stage.ends(bob)
+    stage.run(3)
+    assert stage.mps.control not in (0, before)
+    assert not stage.mps.shared
+    carol = stage.client(CAROL)
+    stage.run(1)
+    assert stage.working(carol)
+
+
+def test_a_driver_that_cannot_is_asked_once() -> None:
+    """It was asked for one server for all users and started without: nothing is replaced again and again."""
+    stage = Stage(POLICY + SHARED)
+    stage.start_agent()
+    stage.run(0.01)
+    stage.start_fails = True
+    stage.run(0.1)
+    stage.start_fails = False
+    control = stage.mps.start()
+    stage.mps.shared = stage.shared = False
+    stage.feed(inp.ControlRuns(stage.now, control, stage.now, "/s", multiuser=False, asked=True))
+    alice = stage.client(ALICE)
+    stage.run(1)
+    assert stage.working(alice)
+    stage.ends(alice)
+    stage.run(60)
+    assert stage.mps.control == control
+
+
+# --- in disorder ------------------------------------------------------------------------------------------------------
+
+
+def _came_back_unseen() -> list[Step]:
+    """A client that lost its server comes back while no agent hears of it, and the log's line of it comes late."""
+    alice = [
+        ("fault", 0.0), ("freeze server", 0.0), ("client", 0.0), ("leftover", 0.0), *[("client", 0.0)] * 5,
+        ("client", 1.0), ("cut", 0.0), ("kill server", 0.0), ("client", 0.5), ("client", 0.0), ("come back", 0.0),
+        ("client", 3.0),
+    ]  # fmt: skip
+    return [Step(pause, what, ALICE, 0) for what, pause in alice]
+
+
+@settings(max_examples=60, deadline=None)
+@example(_came_back_unseen(), 0)
+@given(
+    programs(
+        "client", "client", "contexts", "stubborn", "leftover", "leave", "freeze", "detach", "come back", "end",
+        "reuse", "fault", "freeze server", "kill server", "crash", "deny", "drain", "resume", "restart", "cut",
+        "connect", "kill agent", "agent", "forget", most=25,
+    ),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_whatever_happens_everybody_is_served_in_the_end(program: list, seed: int) -> None:  # type: ignore[type-arg]
+    """What must hold at every moment is in the harness: exact limits, no double question, signals only to clients."""
+    stage = Stage(POLICY, together=True, log_lag=log_lags(seed, 0.05)).up()
+    play(stage, program)
+    settle(stage)
+    for proc in list(stage.procs.values()):
+        if not stage.working(proc):
+            stage.ends(proc)
+    stage.run(120)
+    crowd = [stage.client(uid) for uid in USERS]
+    stage.run(30)
+    assert all_of(crowd, stage)

@@ -1,0 +1,124 @@
+"""Totals of users: who does not fit is held, harms no one, and is let in when it fits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mpsagent.interfaces import waits
+from mpsagent.mps.limits import Total
+from tests.core.harness import ALICE, BOB, USERS, Stage
+
+GIB = 1 << 30
+TEXT = """
+[limits]
+threads = 20
+memory = "4G"
+total_threads = 50
+[user.bob]
+threads = 30
+memory = "6G"
+total_threads = 100
+total_memory = "13G"
+[switch]
+after = "never"
+"""
+both = pytest.mark.parametrize("together", [False, True], ids=["turns", "together"])
+
+
+def why(stage: Stage, uid: int) -> waits.Why:
+    assert stage.core is not None
+    view = stage.core.view()
+    groups = waits.groups(view)
+    return next(
+        one for group, one in zip(groups, waits.reasons(view, groups, stage.now), strict=True) if group.uid == uid
+    )
+
+
+@both
+def test_the_next_process_waits_until_its_own_limits_fit(together: bool) -> None:
+    stage = Stage(TEXT, together=together).up()
+    crowd = [stage.client(ALICE) for _ in range(4)]
+    stage.run(1)
+    assert [stage.working(one) for one in crowd] == [True, True, False, False]
+    reason = why(stage, ALICE)
+    assert reason.reason == "total"
+    assert "40 of 50 % of threads" in reason.text
+    assert "needs 20" in reason.text
+    stage.run(1000)
+    assert [stage.working(one) for one in crowd] == [True, True, False, False]
+    stage.ends(crowd[0])
+    stage.run(1)
+    assert [stage.working(one) for one in crowd[1:]] == [True, True, False]
+    assert all(one.limits == stage.limits(one.uid) for one in stage.gate.given)
+
+
+def test_memory_is_added_up_too() -> None:
+    stage = Stage(TEXT).up()
+    crowd = [stage.client(BOB) for _ in range(3)]
+    stage.run(1)
+    assert [stage.working(one) for one in crowd] == [True, True, False]
+    assert "12G of 13G on device 0" in why(stage, BOB).text
+
+
+def test_together_nobody_waits_for_the_total_of_another() -> None:
+    stage = Stage(TEXT, together=True).up()
+    crowd = [stage.client(ALICE) for _ in range(4)]
+    bob = stage.client(BOB)
+    stage.run(1)
+    assert sum(stage.working(one) for one in crowd) == 2
+    assert stage.working(bob)
+
+
+def test_further_contexts_of_a_process_count_once() -> None:
+    stage = Stage(TEXT).up()
+    first = stage.client(ALICE, contexts=4)
+    second = stage.client(ALICE)
+    stage.run(1)
+    assert first.made == 4
+    assert stage.working(second)
+
+
+def test_a_total_that_is_only_reported_holds_nobody() -> None:
+    stage = Stage(TEXT.replace("threads = 20", "threads = 20\nenforce = false")).up()
+    crowd = [stage.client(ALICE) for _ in range(4)]
+    stage.run(1)
+    assert all(stage.working(one) for one in crowd)
+
+
+def test_a_lower_total_at_a_reload_lets_in_nobody_until_enough_have_ended() -> None:
+    stage = Stage(TEXT).up()
+    crowd = [stage.client(ALICE) for _ in range(2)]
+    stage.run(1)
+    stage.reload(TEXT.replace("total_threads = 50", "total_threads = 20"))
+    late = stage.client(ALICE)
+    stage.run(1)
+    stage.ends(crowd[0])
+    stage.run(1)
+    assert not stage.working(late)
+    stage.ends(crowd[1])
+    stage.run(1)
+    assert stage.working(late)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@both
+def test_with_500_clients_the_sum_is_never_over(seed: int, together: bool) -> None:
+    stage, draw = Stage(TEXT, together=together).up(), random.Random(seed)
+    totals = {uid: stage.policy.rules(stage.identities[uid]).total(stage.core.state.devices) for uid in USERS}  # type: ignore[union-attr]
+
+    def check() -> None:
+        for uid, total in totals.items():
+            used = [stage.gate.passed[p.key][1] for p in stage.gate.known.values() if p.uid == uid]
+            assert isinstance(total, Total)
+            assert not used or total.fits(used[1:], used[0]), (uid, used)
+
+    for _ in range(500):
+        proc = stage.client(draw.choice(USERS), contexts=draw.choice([1, 1, 3]))
+        stage.after(draw.uniform(0.1, 3.0), lambda proc=proc: stage.ends(proc))  # type: ignore[misc]
+        stage.run(draw.choice([0.0, 0.001, 0.05, 0.2]))
+        check()
+    stage.run(300)
+    assert not stage.procs
+    assert len({one.pid for one in stage.gate.given}) > (100 if together else 40)

@@ -1,0 +1,279 @@
+"""Several instances behind one gate: a control daemon each, and who is handed over to which."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+
+import pytest
+
+from mpsagent.gate import state
+from mpsagent.gate.handovers import CONTEXT
+from mpsagent.gate.link import (
+    Admissions,
+    Applied,
+    Handing,
+    HandshakeSeen,
+    Instances,
+    Knock,
+    Known,
+    LinkError,
+    Passed,
+    Synced,
+    User,
+    decode_from_agent,
+    encode,
+)
+from mpsagent.gate.main import everybody
+from mpsagent.gate.queue import Held, KnownProcess, Queue
+from mpsagent.gate.store import DaemonName, KnownName, parse_name
+from mpsagent.mps.limits import Limits
+from tests.gate.rig import A, B, C, Rig, admissions, limits, wait_for
+from tests.gate.test_front_ends import as_user
+
+ONE, TWO = "gpu0", "gpu1"
+
+
+def admit(instance: str, *users: int, threads: float = 30) -> Admissions:
+    return admissions(*(User(uid, "all", limits(threads, 2)) for uid in users), instance=instance)
+
+
+# --- who waits where (pure) -------------------------------------------------------------------------------------------
+
+
+def test_a_user_waits_where_he_is_admitted_and_with_what_is_free_there() -> None:
+    queue = Queue()
+    for number, uid in ((1, A), (2, B), (3, B)):
+        queue.add(Held(number, number, uid, uid, 5, 0.0, instance=None))
+    assert queue.next(0.0, admit(ONE, A, B)) is None
+    queue.place(A, ONE)
+    queue.place(B, TWO)
+    assert queue.next(0.0, admit(ONE, A, B)) is queue.get(1)
+    assert queue.next(0.0, admit(TWO, A, B)) is queue.get(2)
+    queue.know(KnownProcess(70, C, C, 5, 0.0, Limits(), instance=ONE))
+    full = Admissions(open=True, room=1, users=admit(ONE, A).users)
+    assert queue.next(0.0, Admissions(open=True, room=1, users=full.users, instance=ONE)) is None
+    assert queue.next(0.0, Admissions(open=True, room=1, users=admit(TWO, B).users, instance=TWO)) is queue.get(2)
+
+
+def test_a_known_process_stays_in_its_instance() -> None:
+    queue = Queue()
+    queue.know(KnownProcess(70, A, A, 5, 0.0, Limits(), instance=ONE))
+    queue.add(Held(1, 70, A, A, 5, 0.0, instance=TWO))
+    queue.place(A, TWO)
+    assert queue.next(0.0, admit(TWO, A)) is None
+    assert queue.next(0.0, admit(ONE, A)) is queue.get(1)
+    assert queue.instance_of(A) == ONE
+    queue.forget((70, 5))
+    assert (queue.instance_of(A), queue.known_in(ONE)) == (None, 0)
+
+
+def test_a_connection_that_is_being_handed_over_is_not_taken_away() -> None:
+    queue = Queue()
+    queue.add(Held(1, 70, A, A, 5, 0.0, instance=ONE))
+    queue.take(1, ONE)
+    queue.place(A, TWO)
+    assert queue.next(0.0, admit(TWO, A)) is None
+    queue.free(1)
+    queue.place(A, TWO)
+    assert queue.next(0.0, admit(TWO, A)) is queue.get(1)
+    queue.remove(1)
+    assert not queue.users_in(ONE)
+    assert not queue.users_in(TWO)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        KnownName(5, 6, 7, 8.0, Limits(20, {0: 1 << 30}), "gpu-0.a_B"),
+        KnownName(5, 6, 7, 8.0, None, "gpu0"),
+        DaemonName(1, 2, 3, 4, True, Limits(20), "gpu0"),
+        DaemonName(1, 2, 3, 4, False, None, "gpu0"),
+    ],
+)
+def test_what_lies_in_the_store_says_its_instance(name: KnownName | DaemonName) -> None:
+    assert parse_name(str(name)) == name
+
+
+def test_a_name_that_is_no_directory_is_no_instance() -> None:
+    for name in ("..", ".", "a/b", "a b", "x" * 65, ""):
+        assert parse_name(f"k1.2.3.4@{name}") is None
+    for name in ("..", "a/b"):
+        with pytest.raises(LinkError):
+            decode_from_agent(encode(Admissions(instance=name)))
+        with pytest.raises(LinkError):
+            decode_from_agent(encode(Instances((name,))))
+
+
+# --- as processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.root
+def test_each_user_is_handed_to_the_daemon_that_admits_him_with_the_limits_there(rig: Rig) -> None:
+    one, two = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    a, b = rig.waiting_client(A), rig.waiting_client(B)
+    assert wait_for(lambda: len(agent.all(Knock, instance=None)) == 2)
+    agent.say(Instances((ONE, TWO)))
+    agent.say(admit(ONE, A, threads=20))
+    agent.say(admit(TWO, B, threads=40))
+    assert a.served()["threads"] == "20.0"
+    assert b.served()["threads"] == "40.0"
+    assert [found["uid"] for found in one.saw("gave")] == [A]
+    assert [found["uid"] for found in two.saw("gave")] == [B]
+    for uid, instance in ((A, ONE), (B, TWO)):
+        assert agent.wait(Handing, uid=uid).instance == agent.wait(Passed, uid=uid).instance == instance
+        assert agent.wait(Applied, instance=instance)
+        assert agent.wait(HandshakeSeen, instance=instance).known
+
+
+@pytest.mark.root
+def test_who_waited_at_one_is_served_at_the_other_that_admits_him(rig: Rig) -> None:
+    one, two = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "known", limits(30)), instance=ONE))
+    client = rig.waiting_client(A)
+    assert agent.wait(Knock, uid=A).instance == ONE
+    agent.say(admissions(instance=ONE))
+    agent.say(admit(TWO, A))
+    client.served()
+    assert not one.saw("gave")
+    assert two.saw("gave", uid=A)
+
+
+@pytest.mark.root
+def test_a_daemon_that_hangs_holds_up_no_one_at_the_other(rig: Rig) -> None:
+    one, _ = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    os.kill(one.process.pid, signal.SIGSTOP)
+    agent.say(admit(ONE, A))
+    agent.say(admit(TWO, B))
+    stuck = rig.waiting_client(A)
+    agent.wait(Handing, uid=A, instance=ONE)
+    for _ in range(5):
+        rig.client(B).served()
+    assert not stuck.saw("served")
+    os.kill(one.process.pid, signal.SIGCONT)
+    stuck.served()
+
+
+@pytest.mark.root
+def test_a_daemon_that_ends_costs_the_other_nothing(rig: Rig) -> None:
+    one, two = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admit(ONE, A))
+    agent.say(admit(TWO, B))
+    rig.client(A).served()
+    one.end()
+    waiting = rig.waiting_client(A)
+    for _ in range(5):
+        rig.client(B).served()
+    assert not waiting.saw("served")
+    assert not waiting.saw("refused")
+    assert len(two.saw("gave", uid=B)) == 5
+
+
+@pytest.mark.root
+def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig: Rig) -> None:
+    one, two = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admit(ONE, A))
+    agent.say(admit(TWO, B))
+    a, b = rig.client(A), rig.client(B)
+    a.served(), b.served()
+    held = rig.waiting_client(C)
+    wait_for(lambda: state.load(rig.state, TWO))
+    agent.close()
+    rig.kill_gate()
+    a.more(), b.more()
+    a.served(2), b.served(2)
+    rig.client(B).served()
+    assert [found["uid"] for found in one.saw("gave")] == [A, A]
+    assert [found["uid"] for found in two.saw("gave")] == [B, B, B]
+    again = rig.agent()
+    again.wait(Synced)
+    assert {(known.uid, known.instance) for known in again.all(Known)} == {(A, ONE), (B, TWO)}
+    kinds = [type(message) for message in again.heard]
+    assert max(i for i, kind in enumerate(kinds) if kind is Known) < kinds.index(Knock)
+    assert [knock.instance for knock in again.all(Knock, uid=C)] == [None]
+    again.say(admit(TWO, B, C))
+    held.served()
+    assert two.saw("gave", uid=C)
+
+
+@pytest.mark.root
+def test_an_instance_that_is_not_there_any_more_is_forgotten_when_no_one_works_there(rig: Rig) -> None:
+    _, two = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admit(TWO, B))
+    working = rig.client(B)
+    working.served()
+    agent.say(Instances((ONE,)))
+    waiting = rig.waiting_client(B)
+    working.end()
+    assert agent.wait(Knock, uid=B, pid=waiting.pid).instance is None
+    agent.say(admit(ONE, B))
+    waiting.served()
+    assert len(two.saw("gave")) == 1
+    assert state.instances(rig.state) == [""]
+
+
+@pytest.mark.root
+def test_a_front_end_is_answered_where_its_user_is_and_roots_by_the_first(rig: Rig) -> None:
+    one, two = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admit(TWO, B, threads=40))
+    rig.client(B).served()
+    assert as_user(rig, B, "get_default_active_thread_percentage") == (["40.0"], 0)
+    assert as_user(rig, 0, "get_default_active_thread_percentage") == (["100.0"], 0)
+    assert two.saw("command", uid=B)
+    assert not one.saw("command", uid=B)
+
+
+@pytest.mark.root
+def test_without_an_agent_to_be_had_all_are_served(rig: Rig) -> None:
+    """`mpsagent-gate pass`, with what the agent has said last of each instance."""
+    one, _ = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admit(ONE, A))
+    agent.say(admit(TWO, B))
+    agent.wait(Applied, instance=TWO)
+    tables = everybody(rig.state, None)
+    assert [(table.instance, table.open, dict(table.users)) for table in tables] == [("", True, {}), (TWO, True, {})]
+    assert rig.keeper is not None
+    rig.keeper.terminate()
+    rig.keeper.wait()
+    rig.start_gate("pass")
+    assert rig.client(C).served()["threads"] == "10.0"
+    assert one.saw("gave", uid=C)
+
+
+@pytest.mark.root
+def test_contexts_of_all_instances_are_paced_together(rig: Rig) -> None:
+    """The driver makes them one after the other, on whichever GPU. At least so long lies between any two; first
+    connections of processes are not contexts and wait for none."""
+    rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admit(ONE, A))
+    agent.say(admit(TWO, B))
+    clients = [rig.client(A), rig.client(B)]
+    for client in clients:
+        client.served()
+    for _ in range(3):
+        for client in clients:
+            client.more()
+    for client in clients:
+        client.served(4)
+    begun = sorted(one.at for one in agent.all(Handing))[2:]
+    assert min(b - a for a, b in itertools.pairwise(begun)) > 0.9 * CONTEXT

@@ -1,0 +1,52 @@
+"""Programs of Prometheus as Debian has them: those of this machine, or unpacked from the package beside the other
+downloads of the tests. Nothing is installed and no service started. ``MPSAGENT_TEST_OFFLINE`` forbids the download."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.nvidia.fetch import cache
+
+PACKAGES = {
+    "prometheus": "prometheus",
+    "promtool": "prometheus",
+    "prometheus-node-exporter": "prometheus-node-exporter",
+}
+LIMIT = 90.0
+"""Seconds for the download."""
+
+
+def program(name: str) -> str:
+    """Where it is. Skips the test, with the reason, where it cannot be had."""
+    found = shutil.which(name)
+    if found is not None:
+        return found
+    home = cache() / "prometheus"
+    home.mkdir(parents=True, exist_ok=True)
+    with open(home / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "usr/bin" / name).is_file():
+            _download(home, PACKAGES[name])
+    return str(home / "usr/bin" / name)
+
+
+def _download(home: Path, package: str) -> None:
+    if os.environ.get("MPSAGENT_TEST_OFFLINE"):
+        pytest.skip(f"no {package} here, and MPSAGENT_TEST_OFFLINE is set")
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        pytest.skip(f"no {package} here, and no apt-get to take Debian's")
+    with tempfile.TemporaryDirectory(dir=home) as work:
+        try:
+            subprocess.run(["apt-get", "-qq", "download", package], cwd=work, check=True, capture_output=True,
+                           timeout=LIMIT)  # fmt: skip
+            [archive] = Path(work).glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", archive, home], check=True, capture_output=True, timeout=LIMIT)
+        except (subprocess.SubprocessError, ValueError) as error:
+            pytest.skip(f"no {package} here, and Debian's cannot be had: {error}")

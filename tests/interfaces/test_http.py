@@ -1,0 +1,227 @@
+"""What HTTP has for programs: problem details, entity tags, idempotency keys, pages; and that nothing is announced."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mpsagent.interfaces import idempotency
+from mpsagent.interfaces.backend import Problem
+from mpsagent.interfaces.http import Page
+from mpsagent.interfaces.idempotency import Idempotency
+from tests.interfaces.stand_in import START, Served, held, serve
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve() as one:
+        yield one
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("mpsagent", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(20)
+        self.sock.connect(self._path)
+
+
+def ask(served: Served, method: str, target: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+    """Status, headers (names in small letters), JSON."""
+    connection = _Connection(str(served.path))
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, target, None if body is None else json.dumps(body), named)
+    answer = connection.getresponse()
+    raw = answer.read()
+    connection.close()
+    found = {name.lower(): value for name, value in answer.getheaders()}
+    return answer.status, found, json.loads(raw) if raw else None
+
+
+def raw(served: Served, request: bytes) -> tuple[bytes, bytes]:
+    """Head and body of the answer to these bytes."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(20)
+        sock.connect(str(served.path))
+        sock.sendall(request)
+        got = b""
+        while part := sock.recv(65536):
+            got += part
+    head, _, body = got.partition(b"\r\n\r\n")
+    return head, body
+
+
+# What aiohttp answers by itself, what our connection does, and what the handlers do.
+NOT_TAKEN = {
+    "no HTTP": b"hello\r\n\r\n",
+    "a header without a colon": b"GET /v1/status HTTP/1.1\r\nHost m\r\n\r\n",
+    "a length that is none": b"POST /v1/resume HTTP/1.1\r\nHost: m\r\nContent-Length: x\r\n\r\n",
+    "a body too long": b"POST /v1/resume HTTP/1.1\r\nHost: m\r\nContent-Length: 99999\r\n\r\n",
+    "a body in chunks": b"POST /v1/resume HTTP/1.1\r\nHost: m\r\nTransfer-Encoding: chunked\r\n\r\n",
+    "no such path": b"GET /nothing HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n",
+    "another method": b"DELETE /v1/drain HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n",
+    "a wrong question": b"GET /v1/events?limit=0 HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", NOT_TAKEN)
+def test_each_refusal_is_a_problem_detail(served: Served, what: str) -> None:
+    """One form for programs, whoever refuses; and who answers is not said."""
+    head, body = raw(served, NOT_TAKEN[what])
+    status = int(head.split()[1])
+    problem = json.loads(body)
+    assert 400 <= status < 500
+    assert b"application/problem+json" in head
+    assert (problem["status"], problem["type"]) == (status, "about:blank")
+    assert problem["detail"]
+    assert b"\r\nserver:" not in head.lower()
+
+
+@pytest.mark.parametrize("target", ["/healthz", "/metrics", "/openapi.json", "/v1/status", "/v1/clients", "/v1/events"])
+def test_no_answer_says_what_software_it_is_from(served: Served, target: str) -> None:
+    """Versions of Python and aiohttp help only who looks for holes in them."""
+    head, _ = raw(served, f"GET {target} HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n".encode())
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nserver:" not in head.lower()
+
+
+def test_a_stream_does_not_say_it_either(served: Served) -> None:
+    """It is another kind of answer in aiohttp."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(20)
+        sock.connect(str(served.path))
+        sock.sendall(b"GET /v1/events?follow=1 HTTP/1.1\r\nHost: m\r\n\r\n")
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += sock.recv(1000)
+    assert b"\r\nserver:" not in got.lower()
+
+
+def test_who_has_the_policy_already_gets_304(served: Served) -> None:
+    """The tag is that of the answer: it changes when, for instance, the files get a mistake."""
+    _, headers, policy = ask(served, "GET", "/v1/policy")
+    tag = headers["etag"]
+    for known in (tag, f'W/{tag}, "other"', "*"):
+        status, headers, body = ask(served, "GET", "/v1/policy", If_None_Match=known)
+        assert (status, headers["etag"], body) == (304, tag, None)
+    served.backend.errors = ("policy.toml:1: no",)
+    status, headers, body = ask(served, "GET", "/v1/policy", If_None_Match=tag)
+    assert (status, headers["etag"] != tag, body) == (200, True, {**policy, "errors": ["policy.toml:1: no"]})
+
+
+def test_an_action_with_a_key_is_carried_out_once(served: Served) -> None:
+    """Who lost the answer asks again and gets it; another action needs another key."""
+    first = ask(served, "POST", "/v1/drain", {"timeout": 60}, Idempotency_Key="a-1")
+    assert [ask(served, "POST", "/v1/drain", {"timeout": 60}, Idempotency_Key="a-1")[::2] for _ in range(3)] == [
+        first[::2]
+    ] * 3
+    assert len(served.backend.asked) == 1
+    assert ask(served, "POST", "/v1/drain", {"timeout": 61}, Idempotency_Key="a-1")[0] == 422
+    assert ask(served, "POST", "/v1/resume", Idempotency_Key="a-1")[0] == 422
+    assert ask(served, "POST", "/v1/drain", {"timeout": 61}, Idempotency_Key="a-2")[0] == 200
+    assert [one[0] for one in served.backend.asked] == ["drain", "drain"]
+
+
+def test_what_was_refused_is_not_remembered(served: Served) -> None:
+    """It had no effect: asked again, it is tried again."""
+    assert ask(served, "POST", "/v1/clients/777/terminate", Idempotency_Key="k")[0] == 404
+    assert ask(served, "POST", "/v1/drain", {"timeout": "soon"}, Idempotency_Key="k")[0] == 400
+    assert ask(served, "POST", "/v1/clients/501/terminate", Idempotency_Key="k")[0] == 200
+    assert ask(served, "POST", "/v1/resume", Idempotency_Key="x" * 129)[0] == 400
+
+
+def test_twice_at_the_same_time_is_a_conflict(served: Served) -> None:
+    """The second of two must not be carried out, and has no answer yet."""
+    began, go_on = threading.Event(), threading.Event()
+
+    async def slow(by: int, instance: str | None = None) -> Any:
+        began.set()
+        while not go_on.is_set():
+            import asyncio
+
+            await asyncio.sleep(0.01)
+        return {"ok": True}
+
+    served.backend.resume = slow  # type: ignore[method-assign]
+    got: list[int] = []
+    first = threading.Thread(target=lambda: got.append(ask(served, "POST", "/v1/resume", Idempotency_Key="k")[0]))
+    first.start()
+    assert began.wait(20)
+    assert ask(served, "POST", "/v1/resume", Idempotency_Key="k")[0] == 409
+    go_on.set()
+    first.join(20)
+    assert got == [200]
+
+
+def test_the_memory_of_keys_is_bounded() -> None:
+    """By user, by users, and by time; who is only refused pushes nobody's out."""
+    known = Idempotency()
+
+    def carried_out(uid: int, key: str, now: float = 0.0) -> bool:
+        if known.begin(uid, key, b"r", now) is not None:
+            return False
+        known.done(uid, key, (200, b"{}"))
+        return True
+
+    assert carried_out(0, "admin's")
+    for number in range(1000):
+        assert carried_out(5, str(number))
+    for uid in range(10_000, 12_000):
+        assert known.begin(uid, "k", b"r", 0.0) is None
+        known.forget(uid, "k")
+    assert not carried_out(0, "admin's")
+    assert not carried_out(5, "999")
+    assert len(known) == 1 + idempotency.OF_A_USER
+    for uid in range(20_000, 21_000):
+        assert carried_out(uid, "k")
+    assert len(known) == idempotency.USERS
+    assert carried_out(20_999, "k", idempotency.KEPT + 1)
+    with pytest.raises(Problem):
+        known.begin(1, "\n", b"r", 0.0)
+
+
+def test_long_lists_are_read_in_pages(served: Served) -> None:
+    """Each entry once, in the list's own order, which has the processes that work first."""
+    state = served.backend.state
+    queue = state.held
+    for number in range(25):
+        queue = queue.put(held(100 + number, 7000 - number, 30_000 + number, START + 40 + number))
+    from dataclasses import replace
+
+    served.backend.state = replace(state, held=queue)
+    for path, key in (("clients", "pid"), ("queue", "uid")):
+        everything: list[int] = [one[key] for one in ask(served, "GET", f"/v1/{path}")[2][path]]
+        found, target = [], f"/v1/{path}?limit=10"
+        while True:
+            body = ask(served, "GET", target)[2]
+            found += [one[key] for one in body[path]]
+            assert len(body[path]) <= 10
+            if body["next"] is None:
+                break
+            target = f"/v1/{path}?limit=10&after={body['next']}"
+        assert found == everything
+        assert len(found) >= 27
+    status, _, problem = ask(served, "GET", "/v1/clients?after=4000000000@other")
+    assert (status, problem["where"]) == (410, "after")
+    assert ask(served, "GET", "/v1/queue?limit=27")[2]["next"] is None
+
+
+def test_a_user_who_waits_at_two_instances_is_on_the_pages_twice() -> None:
+    """An entry is told by its instance too: told by its uid alone, the pages would go round for ever."""
+    queue = [{"uid": uid, "instance": name} for name in ("a", "b") for uid in (1, 2, 3)]
+    found: list[dict[str, object]] = []
+    asked = {"limit": "2"}
+    for _ in range(3):
+        page = Page(queue, "uid", asked)
+        found += page  # type: ignore[arg-type]
+        asked = {"limit": "2", "after": str(page.next)}
+    assert (found, page.next) == (queue, None)

@@ -1,0 +1,89 @@
+"""The whole agent beside NVIDIA's own control daemons of three drivers, without a GPU: servers start, and fail."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.mps import versions
+from tests.agent.stage import Stage
+from tests.nvidia.daemon import USER, client, result
+from tests.nvidia.fetch import Driver
+
+pytestmark = pytest.mark.root
+
+NO_DEVICE = "no CUDA-capable device is detected"
+REFUSED = 805
+
+
+def test_it_starts_is_healthy_and_finds_its_daemon_again(stage: Stage, nvidia: Driver) -> None:
+    """470 and 535 write no pid file. One start is enough, and the next agent takes the same daemon."""
+    agent = stage.with_agent()
+    stage.no_problem(agent)
+    able = versions.of(nvidia.version)
+    assert (stage.hidden() / "nvidia-cuda-mps-control.pid").exists() is able.pid_file
+    assert [one["ok"] for one in stage.records("action.done", action="StartControl")] == [True]
+    daemon = stage.control(agent)
+    stage.killed(agent)
+    assert stage.control(stage.again()) == daemon
+
+
+def test_servers_that_do_not_start(stage: Stage, nvidia: Driver) -> None:
+    """MPS tries six times for who waits and drops the client, at once and for ever. Here: a few rounds with pauses,
+    then who waits is turned away; the reason stands in `status`, in the queue and in the refusal."""
+    agent = stage.with_agent("[limits]\nthreads = 20\n")
+    waiting = client(nvidia, stage.rig.pipe, USER)
+    stage.record("client.waiting", pid=waiting.pid, uid=USER)
+    stage.until(
+        lambda: any(NO_DEVICE in one["why"] for one in agent.api.get("/v1/queue")["queue"]), "who waits is told why"
+    )
+    assert waiting.poll() is None, "it is held meanwhile"
+    assert NO_DEVICE in stage.problem(agent, "servers do not start")
+    assert NO_DEVICE in stage.record("client.refused", pid=waiting.pid)["why"]
+    assert result(waiting) == REFUSED
+    assert "set_default_active_thread_percentage 20" in log(stage), "its limits were set"
+    assert starts(stage) == 18, "three rounds of MPS's six"
+    code, text = stage.cli(agent, "status")
+    assert code == 1
+    assert NO_DEVICE in " ".join(text.split())
+    late = client(nvidia, stage.rig.pipe, USER + 1)
+    assert result(late) == REFUSED, "who comes now hears it at once"
+    assert starts(stage) == 18
+    assert agent.api.status()["unknown_lines"] == 0
+
+
+def log(stage: Stage) -> str:
+    return (stage.rig.log / "control.log").read_text()
+
+
+def starts(stage: Stage) -> int:
+    return log(stage).count("Starting new server ")
+
+
+def test_memory_limits(stage: Stage, nvidia: Driver) -> None:
+    """470 has none: who has one by the policy is turned away, and it is said why. Who has none is let in."""
+    agent = stage.with_agent(f'[limits]\nmemory = "100%"\n[user.{USER}]\nmemory = "2G"\n')
+    waiting = client(nvidia, stage.rig.pipe, USER)
+    if versions.of(nvidia.version).memory_limits:
+        stage.until(lambda: starts(stage), "it is handed over")
+        assert "set_default_device_pinned_mem_limit 0 2G" in log(stage) or "0 2048M" in log(stage)
+        assert agent.api.status()["limits"]["unconfirmed"] == []
+    else:
+        assert result(waiting) == REFUSED
+        assert "does not have" in stage.record("client.refused", pid=waiting.pid)["why"]
+        assert "does not have" in stage.problem(agent, "does not confirm limits")
+        assert starts(stage) == 0
+    waiting.kill()
+    waiting.communicate()
+    stage.until(lambda: not agent.api.get("/v1/queue")["queue"], "it has left")
+    before = starts(stage)
+    other = client(nvidia, stage.rig.pipe, USER + 1)
+    stage.until(lambda: starts(stage) > before, "the other user is handed over")
+    other.kill()
+    other.communicate()
+
+
+def test_one_server_for_all_users(stage: Stage) -> None:
+    """These drivers cannot: there is a server for each turn instead, and that is said."""
+    stage.policy("", extra='server = "shared"')
+    agent = stage.again()
+    assert "does not know --multiuser-server" in " ".join(agent.api.problems())

@@ -1,0 +1,158 @@
+"""Several instances in one policy: a policy for each, and what is wrong between them. Pure."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.mps.limits import Device
+from mpsagent.policy import apart
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.instances import environment, instances, needs_devices
+from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import Policy
+
+UUIDS = [f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(3)]
+MACHINE = tuple(Device(number, uuid, "a GPU", 80 << 30, 132) for number, uuid in enumerate(UUIDS))
+TWO = f'[instance.a]\ndevices = ["{UUIDS[0]}"]\n[instance.b]\ndevices = ["{UUIDS[1]}"]\n'
+
+
+def policy(text: str) -> Policy:
+    found, errors = load([("p.toml", text)])
+    assert found is not None, errors
+    return found
+
+
+def wrong(text: str) -> list[PolicyError]:
+    found, errors = load([("p.toml", text)])
+    assert found is None
+    return errors
+
+
+def made(text: str) -> dict[str, Policy]:
+    return {one.instance: one for one in instances(policy(text), MACHINE)}
+
+
+def test_without_a_section_there_is_one_instance_with_the_defaults() -> None:
+    (one,) = instances(Policy(), ())
+    assert (one.instance, one.log_directory, one.devices) == ("default", "/var/log/nvidia-mps", ())
+    (one,) = instances(policy("[instance.x]\nserver = 'shared'\n"), ())
+    assert (one.instance, one.server, one.log_directory) == ("x", "shared", "/var/log/nvidia-mps")
+
+
+def test_each_has_what_its_section_says_and_logs_of_its_own() -> None:
+    found = made(TWO + 'server = "shared"\nlog_directory = "/var/log/b"\n')
+    assert [one.devices for one in found.values()] == [(UUIDS[0],), (UUIDS[1],)]
+    assert [one.server for one in found.values()] == ["own", "shared"]
+    assert [one.log_directory for one in found.values()] == ["/var/log/nvidia-mps/a", "/var/log/b"]
+
+
+def test_limits_and_switch_of_an_instance_hold_there_for_everybody_and_nowhere_else() -> None:
+    text = f"""
+[limits]
+threads = 50
+memory = "8G"
+[switch]
+after = "10m"
+[user.alice]
+threads = 70
+{TWO}
+[instance.b.limits]
+threads = 20
+[instance.b.switch]
+after = "1m"
+"""
+    found = made(text)
+    carol, alice = Identity(5, "carol"), Identity(6, "alice")
+    assert found["a"].rules(carol).limits(MACHINE[:1]).threads == 50
+    assert found["b"].rules(carol).limits(MACHINE[:1]).threads == 20
+    assert [found[name].rules(alice).limits(MACHINE[:1]).threads for name in "ab"] == [70, 70]
+    assert [found[name].rules(carol).switch_after for name in "ab"] == [600, 60]
+    assert found["b"].rules(carol).origin("threads").key == "instance.b.limits.threads"
+    assert [found[name].fail_safe(MACHINE[:1]).threads for name in "ab"] == [50, 20]
+    assert found["b"].rules(carol).limits(MACHINE[:1]).memory == {0: 8 << 30}
+
+
+def test_each_makes_an_instance_for_every_gpu_that_no_other_one_names() -> None:
+    text = f'[instance.gpu]\ndevices = ["each"]\n[instance.big]\ndevices = ["{UUIDS[1]}"]\n'
+    assert needs_devices(policy(text))
+    found = made(text)
+    assert {name: one.devices for name, one in found.items()} == {
+        "gpu0": (UUIDS[0],),
+        "gpu2": (UUIDS[2],),
+        "big": (UUIDS[1],),
+    }
+    assert found["gpu2"].log_directory == "/var/log/nvidia-mps/gpu2"
+    assert instances(policy('[instance.gpu]\ndevices = ["each"]\n'), ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "problem"),
+    [
+        (TWO + 'log_directory = "/var/log/nvidia-mps/a"\n', "instance.b.log_directory", "has the log_directory of a"),
+        (TWO + 'pipe_directory = "/tmp/other"\n', "instance.b.pipe_directory", "has another pipe_directory than a"),
+        ('[instance.a]\ndevices = ["each"]\n[instance.b]\ndevices = ["each"]\n', "instance.b.devices", '"each"'),
+        ('[instance.a]\ndevices = ["each", "GPU-x"]\n', "instance.a.devices.0", "is not the UUID of a GPU"),
+        ('[instance."a/b"]\n', 'instance."a/b"', "is not a name"),
+        (f'[instance.{"x" * 61}]\ndevices = ["each"]\n', f"instance.{'x' * 61}.devices", "a number is added"),
+        ("".join(f"[instance.i{number}]\n" for number in range(65)), "", "more than 64 instances"),
+        ('[instance.a]\nusers = "alice"\n', "instance.a.users", "is not a list"),
+        ("[instance.a.limits]\nthread = 5\n", "instance.a.limits.thread", "unknown key"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_place(text: str, key: str, problem: str) -> None:
+    errors = wrong(text)
+    assert key in [one.key for one in errors]
+    assert any(problem in one.problem for one in errors), errors
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (TWO.replace(UUIDS[1], UUIDS[0]), "is served by a too"),
+        ("[instance.a]\n[instance.b]\n", "serves all GPUs, beside other instances"),
+        (TWO.replace("[instance.b]", 'users = ["x"]\n[instance.b]') + 'users = ["x"]\n', "x is named in a too"),
+        (TWO.replace("[instance.b]", 'users = ["x"]\n[instance.b]') + 'groups = ["y"]\n', "no instance is left"),
+    ],
+)
+def test_what_is_surely_not_meant_is_a_warning(text: str, problem: str) -> None:
+    assert any(problem in one.problem for one in policy(text).warnings), policy(text).warnings
+
+
+def test_two_proper_instances_need_no_warning() -> None:
+    assert policy(TWO).warnings == ()
+    assert policy('[instance.gpu]\ndevices = ["each"]\n').warnings == ()
+
+
+def test_users_are_told_which_gpus_every_instance_has() -> None:
+    """PyTorch counts by NVML, and would take a GPU that its instance does not have."""
+    assert environment(instances(Policy(), ())) == {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps"}
+    assert environment(list(made(TWO).values()))["CUDA_VISIBLE_DEVICES"] == "0"
+    pairs = f'[instance.a]\ndevices = ["{UUIDS[0]}", "{UUIDS[1]}"]\n'
+    assert environment(list(made(pairs).values()))["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert environment(list(made(f'{pairs}[instance.b]\ndevices = ["{UUIDS[2]}"]\n').values())) == {
+        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/nvidia-mps",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+
+
+def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_its_own() -> None:
+    (section,) = instances(policy('[instance.gpu0]\nsharing = "apart"\napart_users = 4\n'), ())
+    one = apart.of_user(section, 1001)
+    assert (one.instance, one.user, one.log_directory) == ("gpu0-u1001", 1001, "/var/log/nvidia-mps/u1001")
+    assert apart.split(one.instance) == ("gpu0", 1001)
+    assert apart.family(one) == apart.family(section) == "gpu0"
+    assert not one.multiuser
+    for name in ("gpu0", "gpu0-u", "gpu0-u01", "-u1", "gpu0-u12345678901", "gpu0-u1x"):
+        assert apart.split(name) is None
+    assert apart.split("a-u1-u2") == ("a-u1", 2)
+
+
+def test_what_cannot_be_apart_is_said() -> None:
+    each = f'devices = ["{UUIDS[0]}"]\nsharing = "apart"\n'
+    (mistake,) = wrong(f'[instance.a]\n{each}[instance.a-u7]\ndevices = ["{UUIDS[1]}"]\n')
+    assert "the instance of a user of a, which is apart" in mistake.problem
+    (mistake,) = wrong('[instance.a]\nsharing = "apart"\ncompute_mode = "exclusive-process"\n')
+    assert (mistake.line, mistake.key) == (2, "instance.a.sharing")
+    (mistake,) = wrong(f'[instance.{"a" * 51}]\nsharing = "apart"\n')
+    assert "50 characters" in mistake.problem

@@ -1,0 +1,110 @@
+"""Sections of cgroups: which processes they name, and what is left of them under the user's limits."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
+from mpsagent.policy.shares import Share, matches
+
+GIB = 1 << 30
+H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
+ALICE = Identity(1001, "alice")
+SLURM = "/system.slice/slurmstepd.scope/job_17/step_0"
+
+
+def policy(text: str) -> Policy:
+    found, errors = load([("p.toml", text)])
+    assert found is not None, errors
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cgroup", "fits"),
+    [
+        ("/system.slice", SLURM, True),
+        ("/system.slice/*/job_17", SLURM, True),
+        ("/system.slice/*/job_1?", SLURM, True),
+        ("/system.slice/*/job_18", SLURM, False),
+        ("/system.slice/job_17", SLURM, False),  # a star is one part
+        ("/slurm*", SLURM, False),
+        ("/system.slice/slurmstepd.scope/job_17/step_0/deeper", SLURM, False),
+        ("slurmstepd.scope", SLURM, True),
+        ("job_*", SLURM, True),
+        ("system.slice", "/user.slice/system.slice", True),  # wherever; so raise by paths only
+        ("stepd", SLURM, False),
+        ("docker-*.scope", "/system.slice/docker-abc.scope", True),
+        ("*", "/", False),
+        ("/*", "/", False),
+        ("/*", "/a/b", True),
+    ],
+)
+def test_which_processes_a_pattern_names(pattern: str, cgroup: str, fits: bool) -> None:
+    assert matches(pattern, cgroup) is fits
+
+
+@given(st.text("ab*?", min_size=1, max_size=8), st.text("ab", min_size=1, max_size=8))
+def test_a_part_fits_as_the_shell_says(pattern: str, part: str) -> None:
+    assert matches(pattern, part) is fnmatch.fnmatchcase(part, pattern)
+
+
+def test_a_hostile_name_takes_no_time() -> None:
+    begun = time.process_time()
+    assert not matches("*a*a*a*a*a*a*a*a*a*b", "a" * 4096)
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize("name", ["a/b", "/a/", "//a", "", "a[b]", "/\\u0007"])
+def test_what_is_no_cgroup_is_a_mistake(name: str) -> None:
+    found, errors = load([("p.toml", f'[cgroup."{name}"]\nthreads = 5\n')])
+    assert found is None
+    assert [one.line for one in errors] == [1]
+
+
+def test_only_threads_and_memory_stand_there() -> None:
+    errors = load([("p.toml", '[cgroup."/a"]\nmax_clients = 5\n')])[1]
+    assert [(one.line, one.problem) for one in errors] == [(2, "unknown key")]
+
+
+def test_the_first_section_that_fits_counts() -> None:
+    made = policy('[cgroup."/a/b"]\nthreads = 5\n[cgroup."/a"]\nthreads = 7\n')
+    assert [getattr(made.share(path), "threads", None) for path in ("/a/b/c", "/a/c", "/c", None)] == [
+        5.0,
+        7.0,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("user", "asked", "given"),
+    [
+        ('threads = 20\nmemory = "4G"', Share("x", 10.0, {"": 1 * GIB}), Limits(10.0, {0: 1 * GIB})),
+        (
+            'threads = 20\nmemory = "4G"',
+            Share("x", 50.0, {"": 8 * GIB}),
+            Limits(20.0, {0: 4 * GIB}),
+        ),
+        ('threads = 20\nmemory = "4G"', Share("x"), Limits(20.0, {0: 4 * GIB})),
+        ("threads = 20\ntotal_threads = 60", Share("x", 40.0), Limits(40.0)),
+        ("threads = 20\ntotal_threads = 60", Share("x", 80.0), Limits(60.0)),
+        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"0": 8 * GIB}), Limits(100.0, {0: 8 * GIB})),
+        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"": 80 * GIB}), Limits(100.0, {0: 16 * GIB})),
+        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"1": 8 * GIB}), Limits(100.0, {0: 4 * GIB})),
+        ("threads = 20", Share("x", None, {"": 8 * GIB}), Limits(20.0, {0: 8 * GIB})),
+    ],
+)
+def test_a_share_lowers_and_raises_within_what_the_user_may_have(user: str, asked: Share, given: Limits) -> None:
+    assert policy(f"[user.alice]\n{user}\n").rules(ALICE).limits_within(asked, [H200]) == given
+
+
+def test_the_fail_safe_limits_are_not_more_than_any_job_may_have() -> None:
+    assert policy('[limits]\nthreads = 20\n[cgroup."/a"]\nthreads = 5\n').fail_safe([H200]).threads == 5.0

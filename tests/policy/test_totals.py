@@ -1,0 +1,103 @@
+"""Totals of users: what they come to on the GPUs, and which no client would ever fit in."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.mps.limits import Device, Limits, Total
+from mpsagent.policy import totals
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
+
+GIB = 1 << 30
+H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
+SMALL = Device(1, "GPU-1", "NVIDIA A30", 24 * GIB, 56)
+ALICE = Identity(1001, "alice", ("lab",))
+
+
+def policy(text: str) -> Policy:
+    found, errors = load([("p.toml", text)])
+    assert found is not None, errors
+    return found
+
+
+def test_without_totals_there_is_no_bound() -> None:
+    assert policy("").rules(ALICE).total([H200]) is None
+
+
+def test_what_totals_come_to() -> None:
+    rules = policy('[limits]\nthreads = 20\nmemory = "4G"\ntotal_threads = 60\ntotal_memory = "10%"\n').rules(ALICE)
+    assert rules.total([H200, SMALL]) == Total(60.0, {0: 14 * GIB, 1: 2457 << 20})
+    assert policy('[limits]\nmemory = "1G"\ntotal_memory = "3G"\n').rules(ALICE).total([H200]) == Total(
+        None, {0: 3 * GIB}
+    )
+
+
+def test_each_key_is_looked_up_on_its_own() -> None:
+    found = policy(
+        "[limits]\nthreads = 10\ntotal_threads = 80\n[group.lab]\ntotal_threads = 40\n[user.alice]\nthreads = 15\n"
+    )
+    rules = found.rules(ALICE)
+    assert (rules.threads, rules.total([H200])) == (15.0, Total(40.0))
+    assert rules.explain([H200])["total_threads"]["value"] == 40.0
+    assert rules.explain([H200])["total_threads"]["from"]["line"] == 5
+
+
+@pytest.mark.parametrize(("own", "most", "fit"), [(26, 52, 2), (10, 100, 10), (10, 109, 10), (26, 60, 2), (44, 132, 3)])
+def test_totals_in_multiprocessors_are_counted_in_multiprocessors(own: int, most: int, fit: int) -> None:
+    """Percentages round up to whole multiprocessors, and that must not cost the last process."""
+    text = f"[limits]\nthreads = {{ sms = {own} }}\ntotal_threads = {{ sms = {most} }}\n"
+    rules = policy(text).rules(ALICE)
+    total, each = rules.total([H200]), rules.limits([H200])
+    assert total is not None
+    used: list[Limits] = []
+    while total.fits(used, each):
+        used.append(each)
+    assert len(used) == fit
+
+
+def test_a_process_without_a_limit_counts_as_the_whole() -> None:
+    total = Total(None, {0: 10 * GIB})
+    assert not total.fits([Limits(10)], Limits(10, {0: GIB}))
+    assert not total.fits([], Limits(10))
+    assert total.fits([Limits(10, {0: 9 * GIB})], Limits(100, {0: GIB}))
+
+
+def test_tenths_add_up_without_drift() -> None:
+    assert Total(100.0).fits([Limits(0.1)] * 999, Limits(0.1))
+    assert not Total(100.0).fits([Limits(0.1)] * 1000, Limits(0.1))
+    assert Total(0.3).fits([Limits(0.1), Limits(0.1)], Limits(0.1))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("[limits]\nthreads = 60\ntotal_threads = 60\n", []),
+        ("[limits]\nthreads = 61\ntotal_threads = 60\n", ["3 limits.total_threads"]),
+        ("[limits]\ntotal_threads = 60\n", ["2 limits.total_threads"]),
+        ("[user.a]\ntotal_threads = 60\n", ["2 user.a.total_threads"]),
+        ("[limits]\nthreads = 70\n[group.g]\ntotal_threads = 60\n", ["4 group.g.total_threads"]),
+        ("[limits]\nthreads = { sms = 50 }\ntotal_threads = { sms = 40 }\n", ["3 limits.total_threads"]),
+        ("[limits]\nthreads = { clients = 2 }\ntotal_threads = 40\n", ["3 limits.total_threads"]),
+        ('[limits]\ntotal_memory = "4G"\n', ["2 limits.total_memory"]),
+        ('[limits]\nmemory = "5G"\ntotal_memory = "4G"\n', ["3 limits.total_memory"]),
+        ('[limits]\nmemory = "30%"\ntotal_memory = "20%"\n', ["3 limits.total_memory"]),
+        ('[limits]\nmemory = { 0 = "1G", 1 = "5G" }\ntotal_memory = "4G"\n', ["3 limits.total_memory"]),
+        ('[limits]\nmemory = "1G"\ntotal_memory = "4G"\n', []),
+        ('[limits]\naccess = "deny"\ntotal_threads = 6\n[user.a]\naccess = "allow"\nthreads = 5\n', []),
+        ("[limits]\ntotal_threads = { clients = 2 }\n", ["2 limits.total_threads"]),
+    ],
+)  # fmt: skip
+def test_a_total_in_which_no_client_ever_fits_is_a_mistake(text: str, found: list[str]) -> None:
+    errors = load([("p.toml", text)])[1]
+    assert [f"{one.line} {one.key}" for one in errors] == found
+    assert all("no client process ever fits" in one.problem or "is no total" in one.problem for one in errors)
+
+
+def test_what_depends_on_the_gpus_is_a_warning_there() -> None:
+    mixed = policy('[limits]\nthreads = { sms = 60 }\nmemory = "10G"\ntotal_threads = 50\ntotal_memory = "40%"\n')
+    assert [one.key for one in totals.against_devices(mixed, [H200])] == []
+    assert [one.key for one in totals.against_devices(mixed, [SMALL])] == ["limits.total_threads"]
+    memory = policy('[limits]\nmemory = "10G"\ntotal_memory = "40%"\n')
+    assert [one.key for one in totals.against_devices(memory, [SMALL])] == ["limits.total_memory"]

@@ -1,0 +1,212 @@
+"""All users at once on one server: exact limits, faults that hold everybody, and changes of the way of sharing."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+
+from tests.scenes.limits import POLICY, SHARES, Changes
+from tests.scenes.stage import USERS, Client, Result, Scene, Stage
+
+TOGETHER = 'sharing = "together"\n'
+# Long enough that, on a busy machine too, who comes during a fault or before a change is there before that is over.
+TIMES = '[switch]\nafter = "20s"\ngrace = "1s"\n[hang]\nfault = "5s"\nkill_grace = "1s"\n'
+
+
+def rushes(stage: Stage, count: int) -> Result:
+    """Rushes of all users, `count` clients in all: each exactly its limits, and users work at the same time."""
+    agent = stage.with_agent(POLICY, extra=TOGETHER)
+    changes, draw = Changes(stage, agent), random.Random(9)
+    most, left = 0, count
+    while left > 0:
+        rush = [stage.client(draw.choice(USERS), "sleep", 0.6) for _ in range(min(left, 10))]
+        left -= len(rush)
+        over = threading.Event()
+        seen: list[int] = []
+
+        def look(over: threading.Event = over, seen: list[int] = seen) -> None:
+            while not over.wait(0.05):
+                seen.append(len(agent.api.status()["clients_by_uid"]))
+
+        watcher = threading.Thread(target=look, daemon=True)
+        watcher.start()
+        for client in rush:
+            client.ended()
+            changes._see(client, first=True, how="rush")
+        over.set()
+        watcher.join()
+        most = max([most, *seen])
+    figures = changes.figures() | {"users at work at once, at most": most, "turns": len(agent.found("turn.began"))}
+    good = changes.good() and most > 1 and not figures["turns"]
+    exact = sum(seen.exact for seen in changes.seen)
+    return Result(figures, good, f"{exact} of {count} clients exact, {most} users at once", changes.raw())
+
+
+def fault(stage: Stage, count: int) -> Result:
+    """One user's illegal access: clients of all users are hit, and who comes meanwhile is held, then served."""
+    agent = stage.with_agent(POLICY + TIMES, extra=TOGETHER)
+    hit = served = held = 0
+    problems: list[str] = []
+    for _ in range(count):
+        neighbours = [stage.client(uid, "work", 1500) for uid in USERS[1:3]]
+        leftover = stage.client(USERS[3], "sleep", 60)  # does not notice its error
+        for client in (*neighbours, leftover):
+            client.working()
+        mark = agent.mark()
+        culprit = stage.client(USERS[0], "oob", 0.1)
+        agent.wait("server.fault", since=mark)
+        late = [stage.client(uid) for uid in USERS]
+        held += stage.until(lambda: _reasons(stage) >= {"fault"}, "who comes is held for the fault", 10) >= 0
+        culprit.ended()
+        for client in (*neighbours, leftover):
+            client.ended()
+            hit += client.rc != 0
+        for client in late:
+            client.ended()
+            right = client.inside(SHARES[client.uid][0])
+            served += right
+            if not right:
+                problems.append(client.text())
+    figures = {"clients of other users hit": hit, "who came meanwhile held": held, "and served": served}
+    good = served == count * len(USERS) and held == count and hit == 3 * count and not problems
+    verdict = f"{hit} of {3 * count} neighbours hit, {served} of {count * len(USERS)} who came meanwhile served"
+    return Result(figures, good, verdict, [*problems, *agent.api.problems()])
+
+
+def _reasons(stage: Stage) -> set[str]:
+    return {one["reason"] for one in stage.agents[-1].api.get("/v1/queue")["queue"]}
+
+
+def changed(stage: Stage, count: int) -> Result:
+    """turns -> together -> turns at reloads, with clients at work: they go on, who waits is served, and meanwhile the
+    status says until when the old way holds."""
+    agent = stage.with_agent(POLICY + TIMES)
+    problems: list[str] = []
+    said: list[str] = []
+    for _ in range(count):
+        first = _worker(stage, USERS[0], 60)
+        second = stage.client(USERS[1], "sleep", 60)
+        second.queued()
+        stage.policy(POLICY + TIMES, extra=TOGETHER)
+        agent.api.ask("POST", "/v1/reload", {})
+        stage.until(lambda: any("takes hold later" in one for one in agent.api.problems()), "it says until when")
+        said += [one for one in agent.api.problems() if "takes hold later" in one]
+        first.finish()
+        second.working()
+        if agent.api.status()["mode"]["sharing"] != "together" or first.rc or _worker(stage, USERS[2], 1.0).rc:
+            problems.append(f"not together: {agent.api.status()['mode']}, first ended with {first.rc}")
+        stage.policy(POLICY + TIMES)
+        agent.api.ask("POST", "/v1/reload", {})
+        last = stage.client(USERS[4])
+        if second.finish() != 0 or last.ended() != 0 or not last.inside(SHARES[last.uid][0]):
+            problems.append(f"back to turns: {second.rc} {last.text()}")
+        stage.until(lambda: agent.api.status()["mode"]["server"] == "own", "servers of their own again")
+    verdict = f"{count} changes there and back, {len(problems)} problems"
+    return Result({"said": said[:3], "problems": problems}, not problems, verdict, problems)
+
+
+def rank(stage: Stage, count: int) -> Result:
+    """Users who wait are served by priority, then by GPU time, then by arrival; another agent knows what users had."""
+    text = '[switch]\nafter = "never"\n' + "".join(f"[user.{uid}]\npriority = {number}\n" for uid, number in RANKS)
+    agent = stage.with_agent(text, extra='queue = "fair"\n')
+    right = 0
+    orders: list[list[int]] = []
+    for _ in range(count):
+        long = _worker(stage, USERS[2], 1.5)  # so this user has had more than the others without a priority
+        long.ended()
+        stage.stop_agent(agent, signal.SIGKILL)
+        agent = stage.start_agent()
+        stage.answering(agent)
+        stage.open(agent)
+        holder = _worker(stage, USERS[0], 60)
+        waiting = []
+        for uid in (USERS[2], USERS[1], USERS[4], USERS[3]):
+            waiting.append(stage.client(uid))
+            waiting[-1].queued()
+        listed = [one["uid"] for one in agent.api.get("/v1/queue")["queue"]]
+        mark = agent.mark()
+        holder.finish()
+        for client in waiting:
+            client.ended()
+        order = [int(one["uid"]) for one in agent.found("turn.began", mark)]
+        orders.append(order)
+        right += order == listed == [USERS[3], USERS[4], USERS[1], USERS[2]]
+    return Result({"orders": orders[:5]}, right == count, f"{right} of {count} times in the right order", orders)
+
+
+RANKS = ((USERS[3], 9), (USERS[4], 5))
+
+
+def _worker(stage: Stage, uid: int, seconds: float) -> Client:
+    client = stage.client(uid, "sleep", seconds)
+    client.working()
+    return client
+
+
+def killed(stage: Stage, count: int) -> Result:
+    """The agent is killed and started again while several users work: nobody notices, and all go on together."""
+    agent = stage.with_agent(POLICY, extra=TOGETHER)
+    unharmed = served = 0
+    for _ in range(count):
+        workers = [_worker(stage, uid, 2.5) for uid in USERS[:3]]
+        stage.stop_agent(agent, signal.SIGKILL)
+        meanwhile = stage.client(USERS[0])  # he is known to the gate
+        agent = stage.start_agent()
+        stage.answering(agent)
+        stage.open(agent)
+        late = stage.client(USERS[4])
+        for client in (meanwhile, late):
+            client.ended()
+            served += client.inside(SHARES[client.uid][0])
+        for client in workers:
+            client.ended()
+            unharmed += client.rc == 0
+    good = unharmed == 3 * count and served == 2 * count and not agent.found("turn.began")
+    verdict = f"{unharmed} of {3 * count} clients unharmed, {served} of {2 * count} who came served"
+    return Result({"unharmed": unharmed, "served": served}, good, verdict)
+
+
+TOTALS = (
+    '[limits]\nthreads = 20\nmemory = "4G"\ntotal_threads = 50\ntotal_memory = "9G"\n'
+    f'[user.{USERS[1]}]\nthreads = 10\nmemory = "1G"\ntotal_threads = 30\ntotal_memory = "8G"\n'
+)
+FIT = {USERS[0]: (2, 20), USERS[1]: (3, 10)}
+"""How many processes of a user fit at a time, and the percent of each."""
+
+
+def totals(stage: Stage, count: int) -> Result:
+    """Crowds of users with totals: never more at a time than fit, each whole, killed ones included; who is held reads
+    why, and no user waits for another's total."""
+    agent = stage.with_agent(TOTALS, extra=TOGETHER)
+    draw = random.Random(3)
+    exact = over = 0
+    reasons: set[str] = set()
+    problems: list[str] = []
+    for number in range(count):
+        crowd = [stage.client(uid, "sleep", 0.5) for uid in FIT for _ in range(5)]
+        while any(client.ended(0.05) is None for client in crowd):
+            listed = agent.api.get("/v1/clients")["clients"]
+            for uid, (most, _) in FIT.items():
+                at_once = sum(one["uid"] == uid and one["state"] != "waiting" for one in listed)
+                over += at_once > most
+            reasons |= _reasons(stage)
+            if number % 2 and draw.random() < 0.2:
+                draw.choice(crowd).signal(signal.SIGKILL)
+        for client in crowd:
+            exact += client.inside(FIT[client.uid][1])
+            if not client.inside(FIT[client.uid][1]) and client.rc != -signal.SIGKILL:
+                problems.append(client.text())
+    figures = {"exact": exact, "more at once than fit": over, "why they waited": sorted(reasons)}
+    good = not over and not problems and "total" in reasons and exact >= count * 5
+    return Result(figures, good, f"{over} times more at once than the total, {exact} clients exact", problems)
+
+
+SCENES = (
+    Scene("together", "All users at once, each client its policy's limits", rushes, 200, 20, 60),
+    Scene("together-fault", "A fault with all users at once", fault, 10, 1, 60),
+    Scene("together-changed", "From turns to together and back at reloads", changed, 5, 1, 60),
+    Scene("rank", "Whose turn is next by priority and GPU time", rank, 10, 1, 60),
+    Scene("totals", "Crowds of users with totals", totals, 20, 2, 40),
+    Scene("together-killed", "The agent is killed while all users work", killed, 5, 1, 60),
+)

@@ -1,0 +1,187 @@
+"""packaging/slurm with a real slurmctld and slurmd, the gate, and the simulator: a job's share is a ceiling."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sysconfig
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mpsagent.mps.units import multiprocessors_for_percent
+from tests.agent.stage import USERS, Agent, Stage
+from tests.conformance.backends import REPOSITORY, other_users_python
+from tests.slurm.cluster import Cluster, why_not
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
+
+OUTSIDE = 5
+POLICY = f"[limits]\nthreads = {OUTSIDE}\ntotal_threads = 100\n"
+SHARES = (10, 20, 30, 40, 50, 60, 70, 80)
+JOBS = 20
+MIB = 1 << 20
+LONG = 240.0
+"""Seconds for what takes Slurm and several starts of Python; a busy machine needs a minute for some of it."""
+CONTEXT = 1024
+"""MiB that contexts and, without a limit, the server may take; the shares are 14 GiB apart."""
+
+
+@contextlib.contextmanager
+def slurm(stage: Stage, *more: str, proctrack: str = "cgroup", check: int = 2) -> Iterator[tuple[Cluster, Agent]]:
+    """``more``: settings of the hooks. Their deadlines are far off: how fast a machine is, is not tested here."""
+    if why := why_not():
+        pytest.skip(why)
+    agent = stage.with_agent(POLICY, extra='sharing = "together"\n')
+    found = os.pathsep.join([str(REPOSITORY), sysconfig.get_path("purelib")])
+    program = ["env", f"PYTHONPATH={found}", other_users_python(USERS[0]), "-m", "mpsagent.interfaces.cli"]
+    words, settings = [*program, "--socket", str(agent.api.path)], ["answer=30", "patience=60", "memory=share", *more]
+    cluster = Cluster(stage.place / "slurm", words, "\n".join(settings), proctrack, check)
+    try:
+        stage.until(cluster.ready, "the node of Slurm is idle", LONG, every=0.2)
+        yield cluster, agent
+    except Exception as error:
+        raise AssertionError(f"{error}\n--- Slurm\n{cluster.log()}") from error
+    finally:
+        cluster.end()
+
+
+def client(stage: Stage, *words: str) -> str:
+    return " ".join([*stage.backend.client, *words])
+
+
+def exact(stage: Stage, text: str, percent: float) -> list[bool]:
+    """Of each client in a job's output, whether it had just this share of threads and memory."""
+    right = multiprocessors_for_percent(percent, stage.machine.multiprocessors)
+    most = stage.machine.total_mib * percent / 100
+    found = re.findall(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", text)
+    return [int(sms) == right and most - CONTEXT <= int(free) < most for sms, free in found]
+
+
+def names(agent: Agent) -> set[str]:
+    return {one["name"] for one in agent.api.get("/v1/leases")["leases"]}
+
+
+def leases(agent: Agent) -> list[object]:
+    return list(agent.api.get("/v1/leases")["leases"])
+
+
+def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
+    """Many jobs of four users, several at a time, also two of one user with different shares; who exports 100 % in a
+    step has the job's share all the same, who comes outside of jobs what is for those; no lease stays."""
+    with slurm(stage, check=60) as (cluster, agent):
+        wanted = {}
+        for number in range(JOBS):
+            share, uid = SHARES[number * 3 % len(SHARES)], USERS[number % 4]
+            step = f"srun --mpi=none {client(stage, 'sleep', '0.2')}"
+            lines = [client(stage, "sleep", "0.3"), "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", step]
+            wanted[cluster.submit(uid, f"mps:{share}", *lines)] = share
+        stage.until(lambda: any("RUNNING" in row for row in cluster.jobs()), "a job runs")
+        outside = stage.client(USERS[0])
+        stage.until(lambda: not cluster.unfinished(), "all jobs have ended", LONG, every=0.3)
+        said = {job: cluster.said(job) for job in wanted}
+        wrong = {job: text for job, text in said.items() if exact(stage, text, wanted[job]) != [True, True]}
+        assert not wrong
+        assert outside.ended() == 0
+        assert outside.inside(OUTSIDE), outside.text()
+        stage.until(lambda: not leases(agent), f"no lease is left: {leases(agent)}")
+        job_of = {one["number"]: int(one["cgroup"].rpartition("_")[2]) for one in agent.found("lease.given")}
+        assert sorted(job_of.values()) == sorted(wanted)
+        clients = [job_of[one["lease"]] for one in agent.found("client.ended") if "lease" in one]
+        assert sorted(clients) == sorted([*wanted, *wanted]), "the history says of each client which job it was"
+        rows = {row["job"]: row for row in agent.api.get("/v1/report?by=job")["rows"]}
+        assert set(rows) == {f"slurm-{job}" for job in wanted}
+        for job, share in wanted.items():
+            row = rows[f"slurm-{job}"]
+            waits = [one["waited"] for one in agent.found("client.connected", job=row["job"])]
+            assert (row["clients"], row["threads"], row["forced"]) == (2, share, 0)
+            assert row["memory"] // MIB == int(stage.machine.total_mib * share / 100), "as the policy counts percent"
+            assert row["waited"] == pytest.approx(sum(waits))
+            assert row["gpu"] > 0.4, "its clients worked for half a second"
+        assert cluster.state() == "IDLE"
+
+
+def test_a_killed_job_leaves_no_lease(stage: Stage) -> None:
+    """Nor does one that ended while the node had no power; a job that runs keeps its own."""
+    with slurm(stage) as (cluster, agent):
+        share = {"uid": USERS[2], "threads": 30, "until": "1h"}
+        for name in ("slurm-4711", "other-4711"):
+            assert agent.api.ask("POST", "/v1/leases", {**share, "name": name})[0] == 201
+        for how in ("KILL", "slurmstepd"):
+            job = cluster.submit(USERS[0], "mps:40", client(stage, "spin", "600"))
+            agent.wait("client.connected", job=f"slurm-{job}")
+            stage.until(
+                lambda: "slurm-4711" not in names(agent), "the lease of a job that Slurm does not know is ended"
+            )
+            assert names(agent) == {"other-4711", f"slurm-{job}"}
+            if how == "KILL":
+                cluster.run("scancel", "--signal=KILL", "--full", str(job))
+            else:  # nobody is left who would report the end: the node's own check finds out
+                cluster.run("pkill", "-KILL", "-f", f"slurmstepd: .{job}.")
+                cluster.run("scancel", str(job))
+            stage.until(lambda: not cluster.unfinished(), "the job has ended", LONG, every=0.2)
+            stage.until(lambda: names(agent) == {"other-4711"}, "the job's lease has been ended")
+
+
+def test_a_job_that_waited_says_so(stage: Stage) -> None:
+    """At the gate, where its user has no share left: in the report, and where an administrator of Slurm looks."""
+    with slurm(stage, "comment=AdminComment") as (cluster, agent):
+        outside = stage.client(USERS[1], "sleep", "600")  # no kernel in flight: its end is no fault
+        agent.wait("client.connected", pid=outside.pid)
+        job = cluster.submit(USERS[1], "gpu:1", client(stage, "sleep", "600"))
+        stage.until(lambda: agent.api.get("/v1/queue")["queue"], "the job's client waits")
+        time.sleep(1.5)
+        outside.kill()
+
+        def shown() -> str | None:
+            found = re.search(r"AdminComment=waited (\d+) s for the GPU", cluster.show(job))
+            return None if found is None else found[1]
+
+        stage.until(shown, "the job's comment", LONG, every=0.3)
+        stage.until(lambda: exact(stage, cluster.said(job), 100) == [True], "the job's client has all of the GPU")
+        (row,) = agent.api.get(f"/v1/report?by=job&job=slurm-{job}")["rows"]
+        assert (row["uid"], row["clients"], row["threads"]) == (USERS[1], 1, 100.0)
+        assert row["waited"] == row["longest"] >= 1.0
+        assert shown() == str(int(round(row["waited"], 3))), "as the report's CSV has it"
+
+
+def test_a_node_is_drained_while_the_agent_is_away_and_by_nothing_else_resumed(stage: Stage) -> None:
+    with slurm(stage, "patience=3") as (cluster, agent):
+        stage.killed(agent)
+        stage.until(lambda: "DRAIN" in cluster.state(), "drained", LONG, every=0.2)
+        assert cluster.reason().startswith("mpsagent: "), cluster.reason()
+        agent = stage.again()
+        stage.until(lambda: cluster.state() == "IDLE", "resumed by the recovery", LONG, every=0.2)
+        cluster.run("scontrol", "update", f"nodename={cluster.node}", "state=drain", "reason=disk")
+        stage.killed(agent)
+        mark = cluster.ran("health-check") + 1
+        stage.until(lambda: cluster.ran("health-check") > mark, "the node was checked without it", LONG, every=0.2)
+        agent = stage.again()
+        mark = cluster.ran("health-check") + 1
+        stage.until(lambda: cluster.ran("health-check") > mark, "the node was checked by then", LONG, every=0.2)
+        assert "DRAIN" in cluster.state()
+        assert cluster.reason() == "disk"
+
+
+def test_a_prolog_without_an_agent_says_so_and_the_job_runs_later(stage: Stage) -> None:
+    """It must not run without its lease: the node is drained with the reason, and the job waits for the recovery. Where
+    jobs have no cgroups, a lease is for all processes of the user, and that is said."""
+    with slurm(stage, "patience=3", proctrack="linuxproc", check=5) as (cluster, agent):
+        stage.killed(agent)
+        job = cluster.submit(USERS[0], "mps:30", client(stage, "query"))
+        stage.until(lambda: "DRAIN" in cluster.state(), "drained", LONG, every=0.1)
+        assert cluster.reason().startswith("mpsagent: "), cluster.reason()
+        agent = stage.again()
+        stage.until(lambda: cluster.state() == "IDLE", "resumed by the recovery", LONG, every=0.2)
+        cluster.run(
+            "scontrol", "update", f"jobid={job}", "starttime=now"
+        )  # Slurm would wait until its credential is old
+        stage.until(lambda: not cluster.unfinished(), "the job has run", LONG, every=0.3)
+        assert exact(stage, cluster.said(job), 30) == [True], cluster.said(job)
+        given = agent.found("lease.given")[-1]
+        assert (given["uid"], given.get("cgroup"), given["job"]) == (USERS[0], None, f"slurm-{job}")
+        assert f"its share is for all processes of user {USERS[0]}" in cluster.everything_said()
+        stage.until(lambda: not leases(agent), "no lease is left")
+        stage.exact(USERS[0], OUTSIDE)

@@ -1,0 +1,156 @@
+"""Whatever stands in a log, ten times as much of it costs ten times the work: nobody stops an agent by making it read.
+
+300,000 lines of clients with a sticky error once took 100 s, and a replay with 20,000 waiting clients 79 s. What is
+measured is processor time: of ten equal pieces, one after the other, against ten times the first.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC
+
+import pytest
+
+from mpsagent.core import inputs as inp
+from mpsagent.core.engine import Core
+from mpsagent.core.story import Story
+from mpsagent.interfaces.would import Would
+from mpsagent.mps.limits import Device
+from mpsagent.mps.loglines import LogParser
+from mpsagent.mps.skim import Skimmer
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from tests.agent.forgery import CONTROL, SERVER
+
+PIECES, LINES, MOST = 10, 150, 12.0
+WARM = 1200
+"""Lines that come first: what is kept of the state has bounds, up to which each line costs a little more."""
+ATTEMPTS = 40
+DEVICES = (Device(0, "GPU-0", "assumed", 143155 << 20, 132),)
+QUEUED = "NEW CLIENT {p} from user {u}: Server is not ready, push client to pending list"
+COMES_AND_GOES = ("NEW SERVER {p}: Ready", "Server {p} exited with status 0")
+# Lines that do more together than each alone; the rest is one kind of line again and again.
+TOGETHER = {
+    "waiting and exits": ("Control", (QUEUED, "Server {p} exited with status 0")),
+    "waiting and given up": ("Control", (QUEUED, "Removed Shm file at /dev/shm/x")),
+    "waiting and another's servers": (
+        "Control", (QUEUED, "Starting new server {p} for user 5", *COMES_AND_GOES),
+    ),
+    "served": (
+        "Control", (QUEUED, "Starting new server {p} for user {u}", *COMES_AND_GOES),
+    ),
+}  # fmt: skip
+KINDS = {
+    **{f"Control: {text[:40]}": ("Control", (text,)) for text in CONTROL},
+    **{f"Server: {text[:40]}": ("Server", (text,)) for text in SERVER},
+    **TOGETHER,
+    "all of control.log": ("Control", CONTROL),
+    "all of server.log": ("Server", SERVER),
+}
+Feed = Callable[[bytes], object]
+
+
+def lines(who: str, texts: tuple[str, ...], count: int) -> Iterator[bytes]:
+    """Each round about another process of another user, a few in each millisecond."""
+    head, rounds = 40 if who == "Control" else 61, random.Random(10)
+    for number in range(count):
+        said = texts[number % len(texts)] if len(texts) < 10 else rounds.choice(texts)
+        at, process = number // 5, number // len(texts)
+        text = said.format(p=100_000 + process, u=1000 + process, socket="/p/control")
+        yield f"[2026-11-20 23:{at // 60_000:02}:{at // 1000 % 60:02}.{at % 1000:03} {who} {head:5}] {text}\n".encode()
+
+
+BEGIN = (
+    b"[2026-11-20 23:00:00.000 Control    40] Starting control daemon using socket /p/control\n"
+    b"[2026-11-20 23:00:00.000 Control    40] Starting new server 61 for user 1000\n"
+    b"[2026-11-20 23:00:00.000 Control    40] NEW SERVER 61: Ready\n",
+    b"[2026-11-20 23:00:00.000 Server    61] Client {PID: 7, Context ID: 1} connected\n"
+    b"[2026-11-20 23:00:00.000 Server    61] Server is handling a fatal GPU error.\n"
+    b"[2026-11-20 23:00:00.000 Server    61] The following clients have a sticky error set:\n",
+)
+
+
+def agent(who: str) -> Feed:
+    """What the running agent does with it."""
+    core, now = Core(), 2e9
+    policy, _ = load([("policy.toml", "")])
+    assert policy is not None
+    start = [inp.PolicyChanged(0, policy), inp.DevicesFound(0, DEVICES), inp.GateConnected(0, 1), inp.GateSynced(0)]
+    core.receive_all([*start, inp.ControlRuns(0.0, 40, 0.0, "/p/control")], now)
+    both = LogParser("control", UTC), LogParser("server", UTC)
+    for parser, begin in zip(both, BEGIN, strict=True):
+        core.receive_all(parser.feed(begin), now)
+    parser = both[who == "Server"]
+    return lambda data: core.receive_all(parser.feed(data), now)
+
+
+def replay(who: str) -> Feed:
+    return _fold(who, Story().feed)
+
+
+def would(who: str) -> Feed:
+    policy, _ = load([("policy.toml", '[switch]\nafter = "1h"\n')])
+    assert policy is not None
+    return _fold(who, Would(policy, lambda uid: Identity(uid, f"u{uid}"), DEVICES).feed)
+
+
+def _fold(who: str, feed: Callable[[object], None]) -> Feed:
+    both = LogParser("control", UTC), LogParser("server", UTC)
+    parser = both[who == "Server"]
+
+    def take(data: bytes) -> None:
+        for event in parser.feed(data):
+            feed(event)
+
+    for one, begin in zip(both, BEGIN, strict=True):
+        for event in one.feed(begin):
+            feed(event)
+    return take
+
+
+def start(who: str) -> Feed:
+    """What a start does with it; a part without the end of a line too."""
+    skimmer = Skimmer()
+    return lambda data: skimmer.take(data)
+
+
+@pytest.mark.parametrize("reader", [agent, replay, would])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ten_times_the_lines_take_ten_times_the_work(kind: str, reader: Callable[[str], Feed]) -> None:
+    who, texts = KINDS[kind]
+    warm, size = (0, 1000) if reader is replay else (WARM, LINES)
+    written = list(lines(who, texts, warm + PIECES * size))
+    pieces = [written[:warm], *(written[at : at + size] for at in range(warm, len(written), size))]
+    assert_linear(lambda: reader(who), [b"".join(one) for one in pieces])
+
+
+@pytest.mark.parametrize("reader", [agent, replay, would, start])
+@pytest.mark.parametrize("text", [b"\0", b"x", b"\n", b"\0\n", b"[", b"Cmd:quit\n"])
+def test_neither_do_bytes_that_are_no_lines(text: bytes, reader: Callable[[str], Feed]) -> None:
+    """A file with a hole, a line without an end."""
+    piece = text * ((400_000 if reader is start else 40_000) // len(text))
+    assert_linear(lambda: reader("Control"), [piece] * (PIECES + 1))
+
+
+def assert_linear(make: Callable[[], Feed], pieces: list[bytes]) -> None:
+    """Another program may take the processor in between: of each piece the quickest of a few attempts counts."""
+    quickest = [float("inf")] * PIECES
+    for _ in range(ATTEMPTS):
+        feed = make()
+        feed(pieces[0])
+        gc.collect()
+        gc.disable()
+        try:
+            for number, piece in enumerate(pieces[1:]):
+                begun = time.process_time()
+                for at in range(0, len(piece), 65_536):
+                    feed(piece[at : at + 65_536])
+                quickest[number] = min(quickest[number], time.process_time() - begun)
+        finally:
+            gc.enable()
+        if sum(quickest) <= MOST * quickest[0]:
+            return
+    raise AssertionError([f"{1000 * one:.1f} ms" for one in quickest])
