@@ -11,8 +11,18 @@ from typing import Any
 
 import pytest
 
+from mpsagent.system import checkup, control_search, store
+
 Play = Callable[[Coroutine[Any, Any, Any]], Any]
 MakeProgram = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy with other tests is not one that hangs."""
+    monkeypatch.setattr(control_search, "PROOF_DEADLINE", 45.0)
+    monkeypatch.setattr(checkup, "GREETING", 45.0)
+    monkeypatch.setattr(store, "FAREWELL", 45.0)
 
 
 @pytest.fixture
@@ -24,7 +34,7 @@ def play() -> Play:
 
         async def main() -> Any:
             asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-            return await asyncio.wait_for(coroutine, 60)
+            return await asyncio.wait_for(coroutine, 90)
 
         result = asyncio.run(main())
         assert complaints == []
@@ -86,7 +96,7 @@ def zombies() -> list[str]:
     return found
 
 
-async def until(condition: Callable[[], object], seconds: float = 45.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Waits for a condition; the time is a bound for failing, not a speed that is asserted."""
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds

@@ -178,7 +178,7 @@ def test_a_program_that_starts_nvidias_own_is_taken_for_it(
 
     async def scenario() -> None:
         control = ControlChild(pipe, lambda _: None, program=wrapper)
-        running = await control.start(environment(pipe), 10, deadline=5)
+        running = await control.start(environment(pipe), 10)
         assert isinstance(running, Running), running
         assert await control.stop() is None
         control.close()
@@ -287,21 +287,23 @@ def test_another_users_daemon_is_refused(program: MakeProgram, pipe: str, play: 
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
+    ("script", "deadline", "words"),
     [
-        ("exit 244", "libcuda.so.1"),
-        ("echo An instance of this daemon is already running >&2; exit 1", "already running"),
-        ("exec sleep 600", "did not end within"),
-        ("exit 0", "no control daemon was there"),
+        ("exit 244", 60, "libcuda.so.1"),
+        ("echo An instance of this daemon is already running >&2; exit 1", 60, "already running"),
+        ("exec sleep 600", 0.5, "did not end within"),
+        ("exit 0", 3, "no control daemon was there"),
     ],
 )
-def test_a_failed_start_says_why(program: MakeProgram, pipe: str, play: Play, script: str, words: str) -> None:
+def test_a_failed_start_says_why(
+    program: MakeProgram, pipe: str, play: Play, script: str, deadline: float, words: str
+) -> None:
     """Bounded in time, and with what the program said."""
     path = program(script)
 
     async def scenario() -> None:
         control = ControlChild(pipe, lambda _: None, program=str(path))
-        found = await control.start(environment(pipe), 10, deadline=0.5)
+        found = await control.start(environment(pipe), 10, deadline=deadline)
         assert isinstance(found, Problem)
         assert found.kind is ProblemKind.FAILED
         assert words in found.text

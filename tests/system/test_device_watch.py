@@ -35,7 +35,7 @@ class Told:
         self.count += 1
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.count < count:
                 await asyncio.sleep(0.01)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.system.frontend import FrontEnd, Status
-from tests.system.conftest import MakeProgram, Play, until
+from tests.system.conftest import MakeProgram, Play, until, zombies
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": "/tmp/somewhere"}
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -34,7 +34,7 @@ def test_answers_come_from_one_run_with_all_commands_and_only_the_given_environm
             "CUDA_MPS_PIPE_DIRECTORY=/tmp/somewhere",
             "PATH=/usr/bin:/bin",
         ]
-        assert 0 < reply.seconds < 10
+        assert reply.seconds > 0
         assert not reply.late
         front.close()
 
@@ -212,7 +212,7 @@ def test_endless_output_is_bounded_and_ended(program: MakeProgram, play: Play, s
 
     async def scenario() -> None:
         front = FrontEnd(str(path), ENVIRONMENT)
-        reply = await front.run(["ps"], deadline=30)
+        reply = await front.run(["ps"], deadline=60)
         assert reply.status is Status.FAILED
         assert not reply.late
         assert len(reply.out) <= 64 << 10
@@ -259,10 +259,12 @@ def test_an_answer_that_was_there_in_time_counts_though_the_loop_was_late(progra
     path = program("echo answer")
 
     async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
+        front, ended = FrontEnd(str(path), ENVIRONMENT), set(zombies())
         call = asyncio.create_task(front.run(["ps"], deadline=0.3))
         await asyncio.sleep(0)
-        time.sleep(2.0)
+        while set(zombies()) <= ended:
+            time.sleep(0.01)
+        time.sleep(0.4)
         reply = await call
         assert reply.status is Status.ANSWERED
         assert reply.out == "answer\n"
@@ -310,7 +312,7 @@ def test_five_hundred_runs_leave_no_zombie_and_no_descriptor(program: MakeProgra
     async def scenario() -> None:
         front = FrontEnd(str(path), ENVIRONMENT)
         for number in range(500):
-            reply = await front.run([f"n{number}"], deadline=10)
+            reply = await front.run([f"n{number}"], deadline=60)
             assert reply.out == f"n{number}\n"
         front.close()
 

@@ -196,7 +196,7 @@ def test_a_gate_that_does_not_read_is_cut_off_and_everything_is_bounded(tmp_path
         snapshots = 5000
         assert all(heard.link.send(Admissions(number)) for number in range(snapshots))
         assert gate.agent is not None
-        gate.agent.settimeout(5)
+        gate.agent.settimeout(60)
         last = -1
         while last != snapshots - 1:  # the newest one arrives at last
             message = decode_from_agent(gate.agent.recv(LONGEST_PACKET))

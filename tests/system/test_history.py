@@ -450,8 +450,9 @@ def test_closed_while_a_thread_is_to_write(
     play(scenario())
 
 
-def test_closed_at_any_turn_of_the_loop(tmp_path: Path, play: Play) -> None:
+def test_closed_at_any_turn_of_the_loop(tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with the threads there are."""
+    monkeypatch.setattr(module, "CLOSE_DEADLINE", 60.0)
 
     async def scenario() -> None:
         for turns in range(60):
@@ -562,35 +563,23 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     assert len(lines(tmp_path / NAME)) == 1
 
 
-async def _lags(history: History, seconds: float) -> float:
-    """The longest time the loop was held up while records came in."""
-    loop, longest = asyncio.get_running_loop(), 0.0
-    until = loop.time() + seconds
-    while loop.time() < until:
-        before = loop.time()
-        history.append("a", before, text="z" * 1000)
-        await asyncio.sleep(0.001)
-        longest = max(longest, loop.time() - before)
-    return longest
-
-
 def test_a_disk_that_does_not_answer_does_not_hold_up_the_loop(
     tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop answers in milliseconds; a write that waits would cost them. Another program holds the file, so that the
-    write waits for as long as the test likes."""
+    """Another program holds the file, so that the write waits for as long as the test likes: it lets go only when the
+    loop has had its turns, so a loop that waited too would wait for ever."""
     monkeypatch.setattr(database, "BUSY", 1000.0)
-    monkeypatch.setattr(module, "SLOW", 0.5)
+    monkeypatch.setattr(module, "SLOW", 0.2)
 
     async def scenario() -> None:
         history = History(str(tmp_path), capacity=4000)
         other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        longest = await _lags(history, 2.0)
+        while history.problem is None or len(history._pending) <= 100:
+            history.append("a", 0.0, text="z" * 1000)
+            await asyncio.sleep(0.001)
         assert history._writing is not None  # it does wait
-        assert longest < 0.5
-        assert "does not answer" in (history.problem or "")
-        assert len(history._pending) > 100
+        assert "does not answer" in history.problem
         assert history.newest == history.last, "followers do not wait for the disk"
         other.execute("COMMIT")
         other.close()

@@ -41,7 +41,7 @@ def test_the_subject_is_json_on_the_input_and_the_environment_is_small(base: Pat
     os.environ["MPSAGENT_SECRET"] = "x"
 
     async def scenario() -> None:
-        ended = await run_hook(path, {"pid": 606, "user": "alice", "paths": [Path("/x")]}, deadline=10)
+        ended = await run_hook(path, {"pid": 606, "user": "alice", "paths": [Path("/x")]}, deadline=60)
         assert json.loads(ended.out) == {"pid": 606, "user": "alice", "paths": ["/x"]}
         assert ended.err == "SECRET=\n"
         assert ended.code == 3
@@ -67,10 +67,10 @@ def test_at_its_deadline_it_is_killed_with_its_children_and_the_loop_went_on(bas
                 await asyncio.sleep(0.01)
 
         task = asyncio.create_task(others())
-        ended = await run_hook(path, {}, deadline=0.4)
+        ended = await run_hook(path, {}, deadline=3.0)
         task.cancel()
         assert ended.code is None
-        assert "within 0.4 s" in (ended.problem or "")
+        assert "within 3 s" in (ended.problem or "")
         assert turns > 5
         child = int((base / "child").read_text())
         await until(lambda: not Path(f"/proc/{child}").exists() or _is_zombie(child))
@@ -82,11 +82,11 @@ def test_output_is_bounded(base: Path, play: Play) -> None:
     """A hook that prints for ever costs no memory."""
 
     async def scenario() -> None:
-        ended = await run_hook(hook(base, "exec yes"), {}, deadline=30)
+        ended = await run_hook(hook(base, "exec yes"), {}, deadline=60)
         assert ended.code is None
         assert len(ended.out) <= 64 << 10
         assert "MiB" in (ended.problem or "")
-        ended = await run_hook(hook(base, "exit 0"), {"x": "y" * 100_000}, deadline=30)
+        ended = await run_hook(hook(base, "exit 0"), {"x": "y" * 100_000}, deadline=60)
         assert ended.code is None
         assert "input" in (ended.problem or "")
 
@@ -97,7 +97,7 @@ def test_a_hook_that_does_not_read_is_no_trouble(base: Path, play: Play) -> None
     """No SIGPIPE for the agent, no wait."""
 
     async def scenario() -> None:
-        ended = await run_hook(hook(base, "exec 0<&-; exit 0"), {"x": "y" * 20_000}, deadline=10)
+        ended = await run_hook(hook(base, "exec 0<&-; exit 0"), {"x": "y" * 20_000}, deadline=60)
         assert ended.code == 0
 
     play(scenario())

@@ -18,7 +18,7 @@ import sys, time
 from mpsagent.system import lock
 fd = lock.take(sys.argv[1], "a test")
 print("held", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def test_what_was_put_is_there_for_the_next_agent(tmp_path: Path, play: Play) ->
         store.put("ending", [{"pid": 5, "start": 6, "uid": 2001, "step": "sigterm"}])
         store.put("gone", 1)
         store.put("gone", None)
-        assert await store.flushed()
+        assert await store.flushed(60)
         assert path.stat().st_mode & 0o777 == 0o600
         assert os.listdir(tmp_path) == ["state.json"]
         store.close()
@@ -69,12 +70,12 @@ def test_many_changes_become_few_writes_and_the_loop_never_waits(
         store.load()
         for number in range(1000):
             store.put("position", number)
-        assert await store.flushed()
+        assert await store.flushed(60)
         assert kept(tmp_path / "state.json") == {"position": 999}
         assert len(writes) < 20
         before = len(writes)
         store.put("position", 999)
-        assert await store.flushed()
+        assert await store.flushed(60)
         assert len(writes) == before, "nothing has changed"
         store.close()
 
@@ -156,7 +157,7 @@ def test_a_full_disk_is_said_and_overcome(tmp_path: Path, play: Play, monkeypatc
         assert not await store.flushed(0.01)
         store.put("drain", 2)
         path.parent.mkdir()
-        assert await store.flushed()
+        assert await store.flushed(60)
         assert store.problem is None
         assert kept(path) == {"drain": 2}
         store.close()
@@ -189,6 +190,10 @@ def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
 
 def test_killed_at_any_moment_it_leaves_a_whole_file(tmp_path: Path) -> None:
     """SIGKILL while it writes, ten times: old or new, never half, and never going back."""
+
+    def written(path: Path) -> int | None:
+        return path.stat().st_mtime_ns if path.exists() else None
+
     path = tmp_path / "state.json"
     writer = textwrap.dedent(
         """
@@ -203,12 +208,15 @@ def test_killed_at_any_moment_it_leaves_a_whole_file(tmp_path: Path) -> None:
             time.sleep(0.0005)
         """
     )
-    last = 0
+    last, chance = 0, random.Random(4)
     for _ in range(10):
+        before = written(path)
         child = subprocess.Popen([sys.executable, "-c", writer, path], stdout=subprocess.PIPE, cwd=ROOT)
         assert child.stdout is not None
         assert child.stdout.readline() == b"begun\n"
-        time.sleep(0.05)
+        while written(path) == before:
+            time.sleep(0.002)
+        time.sleep(0.02 * chance.random())
         child.send_signal(signal.SIGKILL)
         child.wait()
         child.stdout.close()
