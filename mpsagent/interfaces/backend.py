@@ -75,8 +75,8 @@ class Backend(Protocol):
         """
 
     async def policy_diff(self) -> Json:
-        """What the policy files would change: see :class:`mpsagent.interfaces.shapes.PolicyDiff`. Raises Problem(422)
-        when they have mistakes."""
+        """What the policy files would change: see :class:`mpsagent.interfaces.shapes_policy.PolicyDiff`. Raises
+        Problem(422) when they have mistakes."""
 
     async def records(self, cursor: int | None, limit: int) -> list[Json]:
         """At most ``limit`` records after ``cursor``, oldest first; with None the newest ``limit``. Raises CursorGone.
@@ -118,7 +118,7 @@ class Backend(Protocol):
         themselves (None: the policy's ``kill_grace``). Raises Problem(409) in a drain."""
 
     def leases(self) -> Iterable[Mapping[str, Any]]:
-        """See :class:`mpsagent.interfaces.shapes.Lease`."""
+        """See :class:`mpsagent.interfaces.shapes_rows.Lease`."""
 
     async def give_lease(self, body: Json, by: int) -> Json:
         """A share for a job. Raises Problem(400) for a body that is wrong, Problem(409) when it cannot be given."""

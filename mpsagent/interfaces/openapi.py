@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from mpsagent import __version__
-from mpsagent.interfaces import shapes
+from mpsagent.interfaces import shapes, shapes_policy
 from mpsagent.interfaces.http import PROBLEM
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ _READ: dict[str, tuple[str, type | None]] = {
     "/v1/leases": ("Shares that were given to jobs", shapes.Leases),
     "/v1/policy": ("The policy in force", None),
     "/v1/policy/explain": ("What applies to a user, where it comes from, what would happen now", None),
-    "/v1/policy/diff": ("What a reload would change, and for whom (root, admin group)", shapes.PolicyDiff),
+    "/v1/policy/diff": ("What a reload would change, and for whom (root, admin group)", shapes_policy.PolicyDiff),
     "/v1/events": ("Events after a cursor; with follow=1 a stream of lines (application/x-ndjson)", shapes.Events),
     "/v1/report": ("What users had on some days: time with the GPU, waiting, clients, faults", shapes.Report),
 }

@@ -12,7 +12,7 @@ from mpsagent.policy.origins import key_text
 from mpsagent.policy.policy import IN_RULES, Policy
 
 if TYPE_CHECKING:
-    from mpsagent.interfaces import shapes
+    from mpsagent.interfaces import shapes_policy
 
 OTHERS = 0xFFFFFFFE
 """A uid that no section names, for all users who are not compared on their own."""
@@ -25,7 +25,7 @@ def named_users(policies: Iterable[Policy]) -> list[str]:
 
 def differences(
     old: Policy, new: Policy, users: Sequence[Identity], devices: Sequence[Device], later: Sequence[str] = ()
-) -> shapes.PolicyDiff:
+) -> shapes_policy.PolicyDiff:
     """``users``: those with sections of their own, and those who have to do with MPS now. ``later``: attributes of the
     policy that only take hold when the agent is started again."""
     groups = dict.fromkeys([*old.groups, *new.groups])
@@ -35,7 +35,7 @@ def differences(
         ("all other users", Identity(OTHERS)),
     ]
     found = [(name, who.uid, _for(old, new, who, devices)) for name, who in subjects]
-    changed: list[shapes.UserChanges] = [
+    changed: list[shapes_policy.UserChanges] = [
         {"who": name, "uid": None if uid == OTHERS else uid, "changes": changes}
         for name, uid, changes in found
         if changes
@@ -48,7 +48,7 @@ def _user(who: Identity) -> str:
     return who.name if who.name is not None else f"user {who.uid}"
 
 
-def _for(old: Policy, new: Policy, who: Identity, devices: Sequence[Device]) -> list[shapes.PolicyChange]:
+def _for(old: Policy, new: Policy, who: Identity, devices: Sequence[Device]) -> list[shapes_policy.PolicyChange]:
     before, after = old.rules(who).explain(devices), new.rules(who).explain(devices)
     return [
         {"key": name, "before": _told(before[name]), "after": _told(after[name]), "where": _where(after[name]["from"])}
@@ -78,7 +78,7 @@ def _differs(old: Policy, new: Policy, key: Key) -> bool:
     return bool(getattr(old, key.field) != getattr(new, key.field))
 
 
-def _setting(old: Policy, new: Policy, key: Key, later: Sequence[str]) -> shapes.SettingChange:
+def _setting(old: Policy, new: Policy, key: Key, later: Sequence[str]) -> shapes_policy.SettingChange:
     before, after = (_text(key, getattr(one, key.field)) for one in (old, new))
     return {"key": key_text(key.path), "before": before, "after": after, "restart": key.field in later}
 

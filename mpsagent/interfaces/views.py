@@ -23,7 +23,7 @@ from mpsagent.mps.limits import Limits
 from mpsagent.policy.containers import container
 
 if TYPE_CHECKING:
-    from mpsagent.interfaces import shapes
+    from mpsagent.interfaces import shapes, shapes_rows
 
 _NO_NAMES: Mapping[int, str] = {}
 _NOT_KNOWN: Mapping[int, int] = {}
@@ -97,14 +97,14 @@ def name(state: State, uid: int | None, others: Mapping[int, str] = _NO_NAMES) -
     return None if uid is None else others.get(uid)
 
 
-def limits(value: Limits) -> shapes.Limits:
+def limits(value: Limits) -> shapes_rows.Limits:
     return {"threads": value.threads, "memory": {str(device): size for device, size in sorted(value.memory.items())}}
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
-def server(view: View, about: About, one: Server) -> shapes.Server:
+def server(view: View, about: About, one: Server) -> shapes_rows.Server:
     state, shared = view.state, one.uid == SHARED_UID and view.shared
     passed = sum(1 for pid in one.attached if pid in state.clients)
     return {
@@ -128,7 +128,7 @@ def server(view: View, about: About, one: Server) -> shapes.Server:
     }
 
 
-def servers(view: View, about: About) -> Iterator[shapes.Server]:
+def servers(view: View, about: About) -> Iterator[shapes_rows.Server]:
     for one in sorted(view.state.servers.values(), key=lambda s: (s.started, s.pid)):
         yield server(view, about, one)
 
@@ -136,7 +136,7 @@ def servers(view: View, about: About) -> Iterator[shapes.Server]:
 # --- clients and who waits --------------------------------------------------------------------------------------------
 
 
-def clients(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> Iterator[shapes.Client]:
+def clients(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> Iterator[shapes_rows.Client]:
     """Processes that passed the gate, by age, then those that are held there, in order of arrival. ``memory``: bytes of
     device memory by pid, of those that are known."""
     state = view.state
@@ -151,7 +151,7 @@ def clients(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> I
             yield _held(state, held, now)
 
 
-def _client(view: View, one: Client, serving: Server | None, now: float, memory: int | None) -> shapes.Client:
+def _client(view: View, one: Client, serving: Server | None, now: float, memory: int | None) -> shapes_rows.Client:
     peer, state = one.peer, view.state
     attachment = None if serving is None else serving.attached[one.pid]
     word = "running"
@@ -187,12 +187,12 @@ def _client(view: View, one: Client, serving: Server | None, now: float, memory:
     }
 
 
-def _container(cgroup: str | None) -> shapes.Container | None:
+def _container(cgroup: str | None) -> shapes_rows.Container | None:
     found = container(cgroup)
     return None if found is None else {"engine": found.engine, "id": found.id, "pod": found.pod}
 
 
-def _held(state: State, one: Held, now: float) -> shapes.Client:
+def _held(state: State, one: Held, now: float) -> shapes_rows.Client:
     peer = one.peer
     return {
         "pid": peer.pid,
@@ -218,7 +218,7 @@ def _held(state: State, one: Held, now: float) -> shapes.Client:
     }
 
 
-def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> Iterator[shapes.Waiting]:
+def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> Iterator[shapes_rows.Waiting]:
     """Users who wait, in the order in which they are served. ``waiting``: the groups, where they are known already."""
     found = waits.groups(view) if waiting is None else waiting
     turns = waits.expected_turns(view, found, now)
@@ -242,7 +242,7 @@ def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> I
 # --- one page ---------------------------------------------------------------------------------------------------------
 
 
-def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shapes.Turn | None:
+def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shapes_rows.Turn | None:
     one = view.turn
     if one is None:
         return None
@@ -271,9 +271,9 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
     }
 
 
-def users(state: State, about: About, suspended: Mapping[int, float] = _NOT_SUSPENDED) -> list[shapes.User]:
+def users(state: State, about: About, suspended: Mapping[int, float] = _NOT_SUSPENDED) -> list[shapes_rows.User]:
     """Those with clients, by their first one's age; as many as the status names."""
-    found: dict[int, shapes.User] = {}
+    found: dict[int, shapes_rows.User] = {}
     for client in sorted(state.clients.values(), key=lambda c: c.since):
         one = found.get(client.uid)
         if one is None:

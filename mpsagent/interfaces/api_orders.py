@@ -1,0 +1,102 @@
+"""What the API is asked to do: who may is asked first, the body checked, and the rest is one call of the backend."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from mpsagent.interfaces.backend import Backend, Json, Problem
+from mpsagent.interfaces.http import json_answer
+from mpsagent.interfaces.lease_body import KEYS
+from mpsagent.interfaces.peers import Bounds
+from mpsagent.interfaces.rights import Rights
+from mpsagent.mps.units import parse_duration
+
+
+class Orders:
+    def __init__(self, backend: Backend, rights: Rights, bounds: Bounds) -> None:
+        self._backend, self._rights, self._bounds = backend, rights, bounds
+
+    async def terminate(self, request: web.Request) -> web.Response:
+        text = request.match_info["pid"]
+        if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+            raise Problem(400, "not a process id", "pid", "/v1/clients/PID/terminate")
+        pid = int(text)
+        body = await self._body(request, {"now": bool, "dry_run": bool})
+        owner = self._backend.owner(pid)
+        if owner is None:
+            raise Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
+        peer = await self._rights.acting(request, f"end client {pid}", owner)
+        now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
+        return json_answer(await self._backend.terminate(pid, now=now, dry_run=dry_run, by=peer.uid))
+
+    async def drain(self, request: web.Request) -> web.Response:
+        peer = await self._rights.acting(request, "drain")
+        timeout, instance = await self._order(request)
+        return json_answer(await self._backend.drain(timeout, peer.uid, instance))
+
+    async def resume(self, request: web.Request) -> web.Response:
+        peer = await self._rights.acting(request, "resume")
+        _, instance = await self._order(request, timed=False)
+        return json_answer(await self._backend.resume(peer.uid, instance))
+
+    async def restart(self, request: web.Request) -> web.Response:
+        peer = await self._rights.acting(request, "restart MPS")
+        timeout, instance = await self._order(request)
+        return json_answer(await self._backend.restart(timeout, peer.uid, instance))
+
+    async def reload(self, request: web.Request) -> web.Response:
+        peer = await self._rights.acting(request, "reload the policy")
+        await self._body(request, {})
+        return json_answer(await self._backend.reload(peer.uid))
+
+    async def give_lease(self, request: web.Request) -> web.Response:
+        peer = await self._rights.acting(request, "give a lease")
+        return json_answer(await self._backend.give_lease(await self._body(request, KEYS), peer.uid), 201)
+
+    async def end_lease(self, request: web.Request) -> web.Response:
+        peer, text = await self._rights.acting(request, "end a lease"), request.match_info["id"]
+        known = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else -1
+        return json_answer(await self._backend.end_lease(known, peer.uid))
+
+    # --- bodies
+
+    async def _order(self, request: web.Request, *, timed: bool = True) -> tuple[float | None, str | None]:
+        """Seconds and the name of an instance, from a body with at most ``timeout`` and ``instance`` in it."""
+        known: dict[str, type | tuple[type, ...]] = {"timeout": (str, int, float, type(None))} if timed else {}
+        body = await self._body(request, {**known, "instance": (str, type(None))})
+        timeout = body.get("timeout")
+        try:
+            seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
+            if seconds is not None and not 0 <= seconds <= 366 * 86400:
+                raise ValueError("it is negative, or longer than a year")
+        except ValueError as error:
+            raise Problem(400, f"timeout: {error}", "timeout", 'seconds, or a text like "10m"') from None
+        return None if seconds is None else float(seconds), body.get("instance")
+
+    async def _body(self, request: web.Request, allowed: Mapping[str, type | tuple[type, ...]]) -> Json:
+        """The JSON object in the body, each key checked; an empty body is an empty object."""
+        async with asyncio.timeout(self._bounds.body_time):
+            raw = await request.read()
+        if not raw.strip():
+            return {}
+        try:
+            body = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise Problem(400, f"the body is not JSON: {error}", "body", 'send an object, like {"now": true}') from None
+        if not isinstance(body, dict):
+            raise Problem(400, "the body is not a JSON object", "body", 'send an object, like {"now": true}')
+        for key, value in body.items():
+            if key not in allowed:
+                raise Problem(400, f"unknown key {key[:50]!r}", "body", f"known: {', '.join(allowed) or 'none'}")
+            if not isinstance(value, allowed[key]) or (isinstance(value, bool) and bool not in _types(allowed[key])):
+                names = " or ".join(kind.__name__ for kind in _types(allowed[key]))
+                raise Problem(400, f"{key!r} is not of type {names}", "body")
+        return body
+
+
+def _types(kind: type | tuple[type, ...]) -> tuple[type, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
