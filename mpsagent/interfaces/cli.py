@@ -115,7 +115,10 @@ def servers(path: str, as_json: bool, every: float | None) -> None:
     """MPS servers, their users and limits."""
     from mpsagent.interfaces import cli_text
 
-    ask.show(path, "/v1/servers", as_json, lambda body: cli_text.servers(body["servers"], ask.now()), every)
+    def text(body: ask.Json) -> list[str]:
+        return cli_text.servers(body["servers"], ask.now(), ask.width())
+
+    ask.show(path, "/v1/servers", as_json, text, every)
 
 
 @cli.command()
@@ -126,13 +129,10 @@ def clients(path: str, as_json: bool, every: float | None) -> None:
     """Processes that use or wait for the GPU through MPS."""
     from mpsagent.interfaces import cli_text
 
-    ask.show(
-        path,
-        "/v1/clients",
-        as_json,
-        lambda body: cli_text.clients(ask.command_lines(body["clients"]), ask.width()),
-        every,
-    )
+    def text(body: ask.Json) -> list[str]:
+        return cli_text.clients(ask.command_lines(body["clients"]), ask.width())
+
+    ask.show(path, "/v1/clients", as_json, text, every)
 
 
 @cli.command()
@@ -221,7 +221,7 @@ def policy_show(path: str, as_json: bool) -> None:
     """The policy that is in force."""
     from mpsagent.interfaces import cli_policy
 
-    body = ask.show(path, "/v1/policy", as_json, lambda body: cli_policy.shown(body, ask.now()))
+    body = ask.show(path, "/v1/policy", as_json, lambda body: cli_policy.shown(body, ask.now(), ask.width()))
     if body.get("errors"):
         sys.exit(USAGE)
 
@@ -236,7 +236,7 @@ def policy_diff(path: str, as_json: bool) -> None:
     """
     from mpsagent.interfaces import cli_policy
 
-    if not ask.show(path, "/v1/policy/diff", as_json, cli_policy.changes)["same"]:
+    if not ask.show(path, "/v1/policy/diff", as_json, lambda body: cli_policy.changes(body, ask.width()))["same"]:
         sys.exit(UNHEALTHY)
 
 
@@ -254,7 +254,10 @@ def explain(path: str, user: str, as_json: bool, every: float | None) -> None:
 
     from mpsagent.interfaces import cli_policy
 
-    ask.show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, cli_policy.explained, every)
+    def text(body: ask.Json) -> list[str]:
+        return cli_policy.explained(body, ask.width())
+
+    ask.show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, text, every)
 
 
 @cli.command()

@@ -75,7 +75,7 @@ def explain(path: str, code: int, as_json: bool) -> int:
     click.echo("\n".join(wrap(f"What to do: {error.do}", cli_text.PAGE, break_on_hyphens=False)))
     click.echo("\nHere, of the last 1,000 events:" if found else "\nNone of the last 1,000 events here explains it.")
     for one in found:
-        click.echo("\n".join(cli_text.event(one, now())))
+        click.echo("\n".join(cli_text.event(one, now(), cli_text.PAGE)))
     return FINE
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import click
 
 from mpsagent.interfaces import cli_text, client
-from mpsagent.interfaces.cli_ask import FINE, UNHEALTHY, Json, complain, now, refused_and_exit, unreachable
+from mpsagent.interfaces.cli_ask import FINE, UNHEALTHY, Json, complain, now, refused_and_exit, unreachable, width
 
 END_DEADLINE = 120.0
 """Seconds for which the end of a client is waited for: the ladder takes less, unless the policy says otherwise."""
@@ -33,7 +33,7 @@ class Events:
 
     def _print(self, events: list[Json]) -> None:
         for one in events:
-            click.echo("\n".join(cli_text.event(one, now())))
+            click.echo("\n".join(cli_text.event(one, now(), width())))
 
 
 def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:

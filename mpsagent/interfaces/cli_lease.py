@@ -82,7 +82,8 @@ def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_
 
 
 def _table(body: Json) -> list[str]:
-    from mpsagent.interfaces.cli_text import local, safe, table
+    from mpsagent.interfaces.cli_table import table
+    from mpsagent.interfaces.cli_text import local, safe
 
     rows = [
         [
@@ -95,7 +96,8 @@ def _table(body: Json) -> list[str]:
         ]
         for one in body["leases"]
     ]
-    return table(["ID", "NAME", "WHOSE", "SHARE", "UNTIL", "CLIENTS"], rows) if rows else ["no leases"]
+    head = ["ID", "NAME", "WHOSE", "SHARE", "UNTIL", "CLIENTS"]
+    return table(head, rows, ask.width(), names=(2, 1)) if rows else ["no leases"]
 
 
 def _whose(one: Json) -> str:

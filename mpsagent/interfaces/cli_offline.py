@@ -182,8 +182,9 @@ def replay(
         from datetime import datetime
 
         from mpsagent.interfaces import cli_story
+        from mpsagent.interfaces.cli_ask import width
 
-        print("\n".join(cli_story.page(body, datetime.now(_zone(zone)).astimezone(_zone(zone)))))
+        print("\n".join(cli_story.page(body, datetime.now(_zone(zone)).astimezone(_zone(zone)), width())))
     return 0
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.interfaces.cli_text import LINE, PAGE, Json, local, safe, user
+from mpsagent.interfaces.cli_text import PAGE, Json, local, safe, user
 
 
 def answered(answer: Json, now: datetime) -> list[str]:
@@ -29,7 +29,7 @@ def _ending(answer: Json) -> list[str]:
     """How a client is ended, or would be."""
     server = "" if answer.get("server") is None else f" at server {answer['server']}"
     verb = "would be" if answer["dry_run"] else "is being"
-    lines = [f"Client {answer['pid']} of {user(answer)}{server} {verb} ended, until it has gone:"]
+    lines = wrap(f"Client {answer['pid']} of {user(answer)}{server} {verb} ended, until it has gone:", PAGE)
     for number, step in enumerate(answer["steps"], 1):
         lines += wrap(f"{number}. {safe(step, 400)}", PAGE - 2, initial_indent="  ", subsequent_indent="     ")
     return lines
@@ -52,5 +52,5 @@ def tree(value: Any, indent: str = "") -> list[str]:
                 else each
             )
             text = f"{indent}{name} {safe(shown, 400)}"
-            lines += wrap(text, LINE, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+            lines += wrap(text, PAGE, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
     return lines

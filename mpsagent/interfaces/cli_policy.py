@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Any
 
 from mpsagent.interfaces.cli_orders import tree
-from mpsagent.interfaces.cli_text import Json, local, safe, table
+from mpsagent.interfaces.cli_table import WIDE, table
+from mpsagent.interfaces.cli_text import Json, local, safe
 from mpsagent.mps.units import duration_text, limit_text
 
 
-def shown(body: Json, now: datetime) -> list[str]:
+def shown(body: Json, now: datetime, width: int = WIDE) -> list[str]:
     """``policy show``: what the files give, each with its place; what they do not give is the default."""
     loaded = f", loaded {local(body['loaded'], now)}" if body["loaded"] else ""
     files = ", ".join(safe(one) for one in body["files"]) or "no file: the defaults"
@@ -19,10 +20,10 @@ def shown(body: Json, now: datetime) -> list[str]:
     ]
     lines = [f"{safe(body['digest'] or '-')[:12]}{loaded}, from {files}"]
     lines += [f"mistake: {safe(one, 400)}" for one in body["errors"]]
-    return [*lines, *(["", *table(["KEY", "VALUE", "FROM"], rows)] if rows else [])]
+    return [*lines, *(["", *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True)] if rows else [])]
 
 
-def explained(body: Json) -> list[str]:
+def explained(body: Json, width: int = WIDE) -> list[str]:
     """``policy explain``: one line for each value, with the place that gives it; then whatever else there is."""
     rows: list[list[str]] = []
     rest: Json = {}
@@ -33,7 +34,12 @@ def explained(body: Json) -> list[str]:
             rest[key] = one
     groups = ", ".join(safe(group) for group in body.get("groups", [])) or "none"
     head = f"{safe(body.get('user'))} (uid {safe(body.get('uid'))}), groups: {groups}"
-    return [head, "", *table(["KEY", "VALUE", "FROM"], rows), *(["", *tree(rest)] if rest else [])]
+    return [
+        head,
+        "",
+        *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True),
+        *(["", *tree(rest)] if rest else []),
+    ]
 
 
 def _value(key: str, one: Json) -> str:
@@ -69,7 +75,7 @@ def _place(origin: Any) -> str:
     return f"{safe(origin['file'])}:{origin['line']} {safe(origin['key'])}"
 
 
-def changes(body: Json) -> list[str]:
+def changes(body: Json, width: int = WIDE) -> list[str]:
     """``policy diff``: for each user, what a reload changes from what to what, and which line says so."""
     if body["same"]:
         return ["A reload changes nothing: what the files say is in force."]
@@ -81,7 +87,7 @@ def changes(body: Json) -> list[str]:
              safe(change["where"])]
             for change in one["changes"]
         ]  # fmt: skip
-        lines += [f"  {line}" for line in table(None, rows)]
+        lines += [f"  {line}" for line in table(None, rows, width - 2, names=(1, 3), below=True)]
     if body["settings"]:
         lines.append("mpsagent itself")
         rows = [
@@ -89,5 +95,10 @@ def changes(body: Json) -> list[str]:
              "when mpsagent is started again" if one["restart"] else ""]
             for one in body["settings"]
         ]  # fmt: skip
-        lines += [f"  {line}" for line in table(None, rows)]
-    return [*lines, "", "Clients at work keep the limits they were let in with. It takes hold by: mpsagent-cli reload"]
+        lines += [f"  {line}" for line in table(None, rows, width - 2, names=(1, 3), below=True)]
+    return [
+        *lines,
+        "",
+        "Clients at work keep the limits they were let in with.",
+        "It takes hold by: mpsagent-cli reload",
+    ]

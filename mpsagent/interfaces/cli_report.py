@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 import click
 
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces import cli_complete, cli_text
+from mpsagent.interfaces import cli_complete, cli_table, cli_text
 from mpsagent.interfaces.cli_ask import Json
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -94,10 +94,10 @@ def report(
     if as_csv:
         _write_csv(body)
     else:
-        click.echo("\n".join(table(body)))
+        click.echo("\n".join(table(body, ask.width())))
 
 
-def table(body: Json) -> list[str]:
+def table(body: Json, width: int = cli_table.WIDE) -> list[str]:
     """For people: the largest share first, days in order."""
     by, rows = body["by"], body["rows"]
     if not rows:
@@ -108,8 +108,7 @@ def table(body: Json) -> list[str]:
     columns = OF_JOBS if by == "job" else SUMS if paused else SUMS[:-1]
     lines = [[name.upper() for name in (by, *columns)]]
     lines += [[_who(row, by), *(_value(name, row) for name in columns)] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
+    return cli_table.table(None, lines, width, names={"job": (1, 0), "day": ()}.get(by, (0,)), right=True)
 
 
 def _who(row: Json, by: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from mpsagent.interfaces.cli_text import limits, many, safe, table
+from mpsagent.interfaces.cli_table import WIDE, table
+from mpsagent.interfaces.cli_text import limits, many, safe
 from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]
@@ -15,7 +16,7 @@ UNNAMED = (
 )
 
 
-def page(body: Json, now: datetime) -> list[str]:
+def page(body: Json, now: datetime, width: int = WIDE) -> list[str]:
     """Times with their date and milliseconds: a log may be of any day."""
 
     def at(text: object) -> str:
@@ -45,7 +46,7 @@ def page(body: Json, now: datetime) -> list[str]:
         ]
         for one in body["servers"]
     ]
-    lines += [*table(["SERVER", "UID", "STARTED", "EXITED", "LIMITS", "FAULTS"], rows), ""]
+    lines += [*table(["SERVER", "UID", "STARTED", "EXITED", "LIMITS", "FAULTS"], rows, width), ""]
     rows = [
         [
             "?" if one["pid"] is None else str(one["pid"]),
@@ -57,10 +58,10 @@ def page(body: Json, now: datetime) -> list[str]:
         ]
         for one in body["clients"]
     ]
-    lines += table(["CLIENT", "UID", "SERVER", "ARRIVED", "WAITED", "OUTCOME"], rows)
+    lines += table(["CLIENT", "UID", "SERVER", "ARRIVED", "WAITED", "OUTCOME"], rows, width)
     if not body["clients_named"]:
         lines += ["", UNNAMED]
     if body.get("would") is not None:
         rows = [[at(one["at"]), safe(one["sentence"], 400)] for one in body["would"]]
-        lines += ["", *table(["AT", "MPSAGENT WOULD HAVE DONE THIS"], rows)]
+        lines += ["", *table(["AT", "MPSAGENT WOULD HAVE DONE THIS"], rows, width, below=True)]
     return lines

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
 from mpsagent.core.sentences import limits_words, worth_telling
 from mpsagent.interfaces.cli_gpus import gpus_now
+from mpsagent.interfaces.cli_table import WIDE, table
 from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]
@@ -36,13 +37,6 @@ def safe(value: object, most: int = 200) -> str:
     text = str(value)
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
     return shown + "…" if len(text) > most else shown
-
-
-def table(head: list[str] | None, rows: Iterable[list[str]]) -> list[str]:
-    """Left-aligned columns, two spaces apart; the last is not padded."""
-    cells = [*([head] if head is not None else []), *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def user(one: Json) -> str:
@@ -275,24 +269,24 @@ def _fault(one: Json, now: datetime) -> str:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def servers(found: list[Json], now: datetime) -> list[str]:
+def servers(found: list[Json], now: datetime, width: int = WIDE) -> list[str]:
     rows = [
         [
             str(one["pid"]),
             "all" if one["shared"] else user(one),
             safe(one["status"]),
             f"{one['clients']}/{one['max_clients']}",
-            limits(one["limits"]),
+            limits(one["limits"]).removesuffix(" on each GPU"),
             {True: "as set", False: "DIFFERENT", None: "-"}[one["verified"]],
             local(one["started"], now),
         ]
         for one in found
     ]
     head = ["PID", "USER", "STATUS", "CLIENTS", "STARTED WITH", "LIMITS", "SINCE"]
-    return table(head, rows) if rows else ["no servers"]
+    return table(head, rows, width, names=(1,)) if rows else ["no servers"]
 
 
-def clients(found: list[Json], width: int = 160) -> list[str]:
+def clients(found: list[Json], width: int = WIDE) -> list[str]:
     rows = [
         [
             str(one["pid"]),
@@ -311,8 +305,7 @@ def clients(found: list[Json], width: int = 160) -> list[str]:
         head.insert(-1, "CONTAINER")
         for row, one in zip(rows, found, strict=True):
             row.insert(-1, container(one["container"]))
-    lines = table(head, rows) if rows else ["no clients"]
-    return [cut(line, width) for line in lines]
+    return table(head, rows, width, names=(1,)) if rows else ["no clients"]
 
 
 def container(one: Json | None) -> str:
@@ -341,7 +334,7 @@ def own_place(found: list[Json], me: int, now: datetime) -> list[str]:
     return [*wrap(text, PAGE, break_on_hyphens=False), ""]
 
 
-def queue(found: list[Json], now: datetime, width: int = 160) -> list[str]:
+def queue(found: list[Json], now: datetime, width: int = WIDE) -> list[str]:
     """What does not fit into the width goes on below."""
     rows = [
         [
@@ -356,24 +349,13 @@ def queue(found: list[Json], now: datetime, width: int = 160) -> list[str]:
     ]
     if not rows:
         return ["no user waits"]
-    lines = table(["#", "USER", "PROCESSES", "WAITING", "SERVED BY", "WHY"], rows)
-    indent = lines[0].rindex("WHY")
-    room = max(20, width - indent)
-    shown: list[str] = []
-    for line in lines:
-        first, *rest = wrap(line[indent:], room, break_on_hyphens=False)
-        shown += [line[:indent] + first, *(" " * indent + part for part in rest)]
-    return shown
-
-
-def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    return table(["#", "USER", "PROCESSES", "WAITING", "SERVED BY", "WHY"], rows, width, names=(1,), below=True)
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-def event(one: Json, now: datetime) -> list[str]:
+def event(one: Json, now: datetime, width: int = LINE) -> list[str]:
     """``2026-11-21 14:02:31  the GPU goes to bob, 0.10s after the user before``, at most 100 columns wide."""
     try:
         at = datetime.fromisoformat(str(one.get("at", ""))).astimezone(now.tzinfo).strftime("%Y-%m-%d %H:%M:%S")
@@ -381,7 +363,7 @@ def event(one: Json, now: datetime) -> list[str]:
         at = "-"
     head = f"{at:<19}  "
     text = safe(one.get("sentence") or one.get("kind", ""), 600)
-    parts = wrap(text, LINE - len(head), break_on_hyphens=False) or [""]
+    parts = wrap(text, max(20, min(width, LINE) - len(head)), break_on_hyphens=False) or [""]
     return [head + parts[0], *(" " * len(head) + part for part in parts[1:])]
 
 

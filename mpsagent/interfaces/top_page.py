@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from mpsagent.interfaces import cli_text
-from mpsagent.interfaces.cli_text import cut, many, safe, size, user
+from mpsagent.interfaces.cli_table import cut
+from mpsagent.interfaces.cli_text import many, safe, size, user
 from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]

@@ -39,7 +39,7 @@ def parse_duration(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """Seconds as a person reads them: ``0.35s``, ``12.0s``, ``3m05s``, ``2h10m``."""
+    """Seconds as a person reads them: ``0.35s``, ``12.0s``, ``3m05s``, ``2h10m``, ``14d06h``."""
     if seconds < 10:
         return f"{seconds:.2f}s"
     if seconds < 60:
@@ -47,7 +47,9 @@ def duration_text(seconds: float) -> str:
     whole = round(seconds)
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    if whole < 100 * 3600:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
 def limit_text(size: int) -> str:
