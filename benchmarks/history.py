@@ -35,7 +35,10 @@ def a_year(quick: bool) -> list[Figure]:
         size = path.stat().st_size
         report = {by: _timed(lambda by=by: database.report(path, "0", "9", by, BEGIN + YEAR)) for by in ("uid", "day")}
         user = _timed(lambda: database.find(path, Query(uid=1003, limit=100)))
-        scan = _timed(lambda: database.find(path, Query(kind="server.fault", limit=100)))
+        try:
+            scan = f"{_timed(lambda: database.find(path, Query(kind='server.fault', limit=100))) * 1000:.0f} ms"
+        except TimeoutError:
+            scan = f"given up after {database.PATIENCE:g} s"
         plain = _timed(lambda: sum(1 for _ in _records(turns // 50)))
     worst = max(report.values())
     return [
@@ -46,7 +49,7 @@ def a_year(quick: bool) -> list[Figure]:
         Figure(f"history: report over a year, {turns:,} turns of {USERS} users", f"{worst * 1000:.1f} ms", "under 1 s",
                worst < 1.0, f"by user {report['uid'] * 1000:.1f} ms, by day {report['day'] * 1000:.1f} ms"),
         Figure("history: the newest 100 records of a user", f"{user * 1000:.1f} ms", "", None,
-               f"all records looked through for a kind that is not there: {scan * 1000:.0f} ms"),
+               f"all records looked through for a kind that is not there: {scan}"),
     ]  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def bare_rss() -> int:
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
-def timed(command: list[str]) -> float:
+def timed(command: list[str], environment: dict[str, str] | None = None) -> float:
     began = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
     return time.perf_counter() - began

@@ -14,10 +14,10 @@ from pathlib import Path
 import click
 
 from mpsagent import __version__
-from mpsagent.interfaces import cli_advise, cli_bench, cli_complete, cli_metrics, cli_report, cli_timeline, client
 from mpsagent.interfaces import cli_ask as ask
+from mpsagent.interfaces import cli_complete, client
 from mpsagent.interfaces.cli_ask import UNHEALTHY, USAGE
-from mpsagent.interfaces.cli_lease import lease
+from mpsagent.interfaces.cli_late import Late
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 _instance = click.option("--instance", metavar="NAME", help="Only this instance of MPS, where there are several.",
@@ -25,8 +25,11 @@ _instance = click.option("--instance", metavar="NAME", help="Only this instance 
 _watch = click.option("--watch", "every", type=click.FloatRange(0.1, 86400), metavar="SECONDS",
                       help="Show it again and again, until Ctrl-C.")  # fmt: skip
 
+_LATE = {"bench": "cli_bench", "history": "cli_report", "lease": "cli_lease", "metrics": "cli_metrics",
+         "report": "cli_report", "timeline": "cli_timeline"}  # fmt: skip
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+
+@click.group(commands=Late(_LATE), context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--socket",
     "path",
@@ -179,17 +182,10 @@ def events(path: str, follow: bool, since: int | None, lines: int | None, as_jso
     shown.settle()
 
 
-cli.add_command(cli_metrics.metrics)
-cli.add_command(cli_report.history)
-cli.add_command(cli_report.report)
-cli.add_command(cli_timeline.timeline)
-cli.add_command(cli_bench.bench)
-
-
 # --- the policy
 
 
-@cli.group()
+@cli.group(commands=Late(advise="cli_advise"))
 def policy() -> None:
     """Check, show and explain the policy."""
 
@@ -209,9 +205,6 @@ def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: 
     from mpsagent.interfaces import cli_offline
 
     sys.exit(cli_offline.check(files, as_json, strict, devices))
-
-
-policy.add_command(cli_advise.advise)
 
 
 @policy.command("show")
@@ -304,9 +297,6 @@ def report_logs(files: tuple[Path, ...], as_json: bool) -> None:
     from mpsagent.interfaces import cli_offline
 
     sys.exit(cli_offline.report_logs(files, as_json))
-
-
-cli.add_command(lease)
 
 
 # --- acting

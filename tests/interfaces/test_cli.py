@@ -44,6 +44,26 @@ def run(served: Served | None, *words: str, **environ: str) -> subprocess.Comple
     return subprocess.run([PROGRAM, *words], env=env, capture_output=True, text=True, timeout=60)
 
 
+def test_a_verb_is_imported_when_it_is_asked_for(served: Served) -> None:
+    """A status is typed again and again and waits for none of the others; they are all there when they are wanted."""
+    code = """
+import sys
+from mpsagent.interfaces.cli import cli
+cli(["--socket", sys.argv[1], "status"], standalone_mode=False)
+print(*(name for name in sys.modules if name.startswith("mpsagent.interfaces.")), file=sys.stderr)
+print(*(one.name for group in (cli, cli.commands["policy"]) for one in group.commands.values()), file=sys.stderr)
+print(*(name for group in (cli, cli.commands["policy"]) for name in group.commands), file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, served.path], capture_output=True, text=True, check=True, timeout=60
+    )
+    modules, theirs, listed = (line.split() for line in done.stderr.splitlines())
+    others = {"cli_advise", "cli_bench", "cli_lease", "cli_metrics", "cli_report", "cli_timeline", "cli_top"}
+    assert not others & {name.rpartition(".")[2] for name in modules}
+    assert theirs == listed
+    assert {"advise", "bench", "history", "lease", "metrics", "report", "timeline"} <= set(listed)
+
+
 def test_exit_0_when_all_is_well(served: Served) -> None:
     """And the first line says so; below it who has the GPU until when, and who waits why."""
     done = run(served, "status")
