@@ -204,7 +204,7 @@ def main() -> int:
     )
     root, me = os.geteuid() == 0, os.geteuid()
     facts = Facts(LIMITS if root else dict.fromkeys(LIMITS, (10.0, "1G")), wait_limit=after + grace + 2.0)
-    facts.allowance = 8.0 if quick else 0.0  # tests run side by side, and none of them is about speed
+    facts.allowance = 60.0 if quick else 0.0  # tests run side by side, and none of them is about speed
     show = Show(NAMES if root else {**NAMES, me: "you"})
     show.title("mpsagent at work. MPS and the GPU are SIMULATED; processes, users and signals are real.")
     if not root:

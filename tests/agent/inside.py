@@ -74,7 +74,7 @@ def play(
         node.keeper = NoKeeper(node)
         await node.start(lambda policy, where, gone: supervisor or NoDaemon())
         try:
-            return await asyncio.wait_for(scenario(node.agents[0]), 30)
+            return await asyncio.wait_for(scenario(node.agents[0]), 90)
         finally:
             await node.end()
 

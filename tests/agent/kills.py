@@ -28,7 +28,7 @@ from tests.scenes.stage import backend_of
 SHARES = dict(zip(USERS[:4], ((10, 1), (20, 2), (30, 3), (45, 6)), strict=True))
 POLICY = (  # a user by name: the limits of everyone else then rest on the name service's answers, too
     '[user.daemon]\nthreads = 5\nmemory = "512M"\n[limits]\nthreads = 10\nmemory = "1G"\n'
-    '[hang]\ncontrol = "3s"\nserver_ready = "5s"\nkill_grace = "2s"\n'
+    '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
     + "".join(f'[user.{uid}]\nthreads = {share}\nmemory = "{size}G"\n' for uid, (share, size) in SHARES.items())
 )
 CHANGING = {"seconds", "waited", "uptime", "turn_seconds", "command", "cgroup", "gid"}
@@ -170,7 +170,7 @@ class Kills:
         self.load.paused.set()
         self.stage.until(lambda: not any(picture(self.agent)), "all is quiet")
         users = self.random.sample(list(SHARES), 3)
-        clients = [self.stage.client(users[0], "sleep", 60)]
+        clients = [self.stage.client(users[0], "sleep", 600)]
         clients[0].working()
         for uid in users[1:]:
             clients.append(self.stage.client(uid, "query"))
@@ -178,7 +178,7 @@ class Kills:
         before = picture(self.agent)
         self._agent()
         try:  # for a moment names are not known, or the logs not read
-            self.stage.until(lambda: picture(self.agent) == before, "what was known before is known again", 30)
+            self.stage.until(lambda: picture(self.agent) == before, "what was known before is known again")
         except StageError:
             after = picture(self.agent)
             self.problems.append(f"the state differs: {json.dumps(before)} and {json.dumps(after)}")

@@ -22,7 +22,7 @@ def test_an_agent_that_comes_back_goes_on_with_what_it_finds(stage: Stage) -> No
     """Same daemon, same gate; who works and who waits is known as before, and on record once."""
     agent = stage.with_agent(POLICY)
     before = stage.control(agent), stage.gate(agent)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
     waiting = stage.client(B)
     stage.waiting(waiting)
@@ -69,13 +69,13 @@ def test_limits_that_are_enforced_no_more_are_lifted(stage: Stage, how: str) -> 
 def test_what_happened_without_an_agent_is_on_record_once(stage: Stage) -> None:
     """The gate goes on with whom it was told of last: a night without an agent, and no gap in what is known of it."""
     agent = stage.with_agent(POLICY)
-    first = stage.client(A, "sleep", 60)
+    first = stage.client(A, "sleep", 600)
     first.working()
-    left = stage.client(B, "sleep", 60)
+    left = stage.client(B, "sleep", 600)
     stage.waiting(left)
     stage.record("turn.began", uid=A)
     stage.killed(agent)
-    second = stage.client(A, "sleep", 60)
+    second = stage.client(A, "sleep", 600)
     assert second.working(), "the user whose turn it was is served by the gate alone"
     first.kill()
     left.kill()
@@ -98,9 +98,9 @@ def test_what_happened_without_an_agent_is_on_record_once(stage: Stage) -> None:
 def test_after_ten_thousand_records_nothing_is_written_twice(stage: Stage) -> None:
     """A client that has run for a month: the record of its coming is out of sight."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
-    waiting = stage.client(B, "sleep", 60)
+    waiting = stage.client(B, "sleep", 600)
     stage.waiting(waiting)
     stage.record("client.connected", pid=holder.pid)
     stage.killed(agent)
@@ -125,7 +125,7 @@ def test_after_ten_thousand_records_nothing_is_written_twice(stage: Stage) -> No
 def test_after_a_rotation_the_next_agent_still_knows_everything(stage: Stage) -> None:
     """copytruncate removes the daemon's first line: its process, its gate and one question have to be enough."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
     stage.killed(agent)
     for name in ("control", "server"):
@@ -144,7 +144,7 @@ def test_a_daemon_that_dies_is_replaced_and_who_waits_is_served(stage: Stage) ->
     """Nobody is refused; who was at work has lost his server."""
     agent = stage.with_agent(POLICY)
     old = stage.control(agent)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
     waiting = stage.client(B)
     stage.waiting(waiting)
@@ -163,7 +163,7 @@ def test_a_daemon_of_others_on_the_public_directory_is_left_until_it_goes(stage:
     stage.policy(POLICY)
     stage.without_agent()
     theirs = int((stage.rig.pipe / "nvidia-cuda-mps-control.pid").read_text())
-    client = stage.client(C, "sleep", 60)
+    client = stage.client(C, "sleep", 600)
     client.working()
     agent = stage.again(ready=False)
     problem = stage.problem(agent, "not by the gate")
@@ -181,11 +181,11 @@ def test_a_daemon_of_others_on_the_public_directory_is_left_until_it_goes(stage:
 def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
     """A second MPS with the same log directory: its start ends nothing of ours."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
     ours = stage.control(agent)
     environment = {**stage.rig.environment(), "CUDA_MPS_PIPE_DIRECTORY": str(stage.place / "pipe2")}
-    subprocess.run([stage.backend.control, "-d"], env=environment, check=True, timeout=30)
+    subprocess.run([stage.backend.control, "-d"], env=environment, check=True, timeout=60)
     stage.problem(agent, "same log files")
     status = agent.api.status()
     assert (status["clients"], status["control"]["pid"]) == (1, ours)
@@ -198,7 +198,7 @@ def test_a_public_directory_that_goes_comes_back(stage: Stage) -> None:
     """A clean-up of /tmp: new programs would run outside MPS; those at work keep their work. It may be back before the
     agent has looked, so whether it said so is chance."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
     shutil.rmtree(stage.rig.pipe)
     stage.until(lambda: (stage.rig.pipe / "control").exists(), "it is there again")
@@ -224,7 +224,7 @@ def test_a_keeper_that_dies_is_said_and_its_gate_goes_on(stage: Stage) -> None:
     """The gate itself still serves; both are new when it has gone too."""
     agent = stage.with_agent(POLICY)
     keeper, gate = stage.keeper(agent), stage.gate(agent)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
     waiting = stage.client(B)
     stage.waiting(waiting)
@@ -249,7 +249,7 @@ def test_who_works_on_without_the_gate_knowing_keeps_the_gpu_for_a_turn_and_not_
     """Gate and keeper were killed with all they knew, and MPS refuses to shut down a server with clients."""
     policy = f'{POLICY}[switch]\nafter = "3s"\ngrace = "1s"\n[hang]\nexit = "1s"\n'
     agent = stage.with_agent(policy)
-    holder = stage.client(A, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
     holder.working()
     keeper, gate = stage.keeper(agent), stage.gate(agent)
     stage.killed(agent)
@@ -259,7 +259,7 @@ def test_who_works_on_without_the_gate_knowing_keeps_the_gpu_for_a_turn_and_not_
     agent = stage.again()
     came = time.time()
     waiting = stage.client(B)
-    assert waiting.ended(60) == 0, waiting.text()
+    assert waiting.ended(90) == 0, waiting.text()
     assert waiting.inside(20), waiting.text()
     killed = stage.record("action.done", action="KillServer", ok=True)
     assert "does not make way" in killed["reason"]

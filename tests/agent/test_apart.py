@@ -40,7 +40,7 @@ def apart(agent: Agent) -> dict[int, dict[str, Any]]:
 
 def working(stage: Stage, uid: int, *mode: float | str) -> Client:
     client = stage.client(uid, *(mode or ("sleep", 600)))
-    client.working()
+    client.known()
     assert client.seen() is not None
     assert client.seen()[0] == multiprocessors_for_percent(SHARES[uid], stage.machine.multiprocessors)  # type: ignore[index]
     return client

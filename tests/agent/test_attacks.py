@@ -61,8 +61,8 @@ print(json.dumps(tried))
 def test_a_user_can_touch_nothing_of_what_others_rest_on(stage: Stage) -> None:
     """Files, sockets and processes of agent, gate and MPS, and another user's client and server."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
-    holder.working()
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
     (server,) = agent.api.status()["servers"]
     mine = stage.place.with_name("mine")
     mine.touch()
@@ -130,8 +130,8 @@ def test_logs_on_a_read_only_file_system_are_said_at_once(stage: Stage) -> None:
 def test_a_uid_above_two_thousand_million_is_a_user_as_any_other(stage: Stage) -> None:
     """Its own limits, its own turn, and its own number everywhere."""
     agent = stage.with_agent(f'{POLICY}[user."{HIGH}"]\nthreads = 50\n')
-    holder = stage.client(HIGH, "sleep", 60)
-    holder.working()
+    holder = stage.client(HIGH, "sleep", 600)
+    holder.known()
     assert agent.api.status()["turn"]["uid"] == HIGH
     (client,) = agent.api.get("/v1/clients")["clients"]
     assert (client["uid"], client["limits"]["threads"]) == (HIGH, 50.0)

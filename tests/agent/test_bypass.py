@@ -108,7 +108,7 @@ def test_a_process_outside_is_ended_where_the_policy_says_so(stage: Stage) -> No
 def test_people_see_the_memory_of_clients_and_what_the_compute_mode_does_not_prevent(stage: Stage) -> None:
     """Within a second or two of its start: who asks has it looked at, and nobody else does."""
     agent = stage.with_agent("[limits]\nthreads = 20\n")
-    client = stage.client(A, "sleep", 60)
+    client = stage.client(A, "sleep", 600)
     client.working()
 
     def is_known() -> bool:

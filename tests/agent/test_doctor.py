@@ -32,8 +32,8 @@ def findings(stage: Stage, grade: str) -> list[dict[str, Any]]:
 def test_a_node_that_is_well(stage: Stage) -> None:
     """Exit status 0; what cannot be promised is a warning, which counts with --strict only. 80 columns."""
     stage.with_agent(POLICY)
-    client = stage.client(A, "sleep", 60)
-    client.working()
+    client = stage.client(A, "sleep", 600)
+    client.known()
     done = doctor(stage)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80 or str(stage.place) in done.stdout
@@ -46,8 +46,8 @@ def test_a_node_that_is_well(stage: Stage) -> None:
 def test_what_is_wrong_is_found_with_how_to_mend_it(stage: Stage) -> None:
     """A log that was renamed, and a public directory that others may write to; the exit status is for monitoring."""
     agent = stage.with_agent(POLICY)
-    client = stage.client(A, "sleep", 60)
-    client.working()
+    client = stage.client(A, "sleep", 600)
+    client.known()
     log, public = Path(stage.rig.log), Path(stage.rig.pipe)
     (log / "control.log").rename(log / "control.log.1")
     public.chmod(0o777)
@@ -73,8 +73,8 @@ def test_without_an_agent_the_machine_is_looked_at_all_the_same(stage: Stage) ->
 def test_a_cuda_error_with_its_cause_here(stage: Stage) -> None:
     """810: who ended it; 805: why it was turned away; 807: nothing here explains it."""
     agent = stage.with_agent(POLICY + f'[user.{A + 1}]\naccess = "deny"\n')
-    client = stage.client(A, "sleep", 60)
-    client.working()
+    client = stage.client(A, "sleep", 600)
+    client.known()
     assert agent.api.ask("POST", f"/v1/clients/{client.pid}/terminate")[0] == 200
     stage.record("client.ended", pid=client.pid)
     refused = stage.client(A + 1, "query")

@@ -24,9 +24,9 @@ def report(stage: Stage, agent: Agent) -> dict[int, dict[str, Any]]:
 def test_a_turn_is_in_the_report_the_history_and_the_metrics(stage: Stage) -> None:
     """Two users, one after the other, and an agent that is killed between: each counts once."""
     agent = stage.with_agent()
-    first = stage.client(A, "sleep", 60)
+    first = stage.client(A, "sleep", 600)
     first.working()
-    second = stage.client(B, "sleep", 60)
+    second = stage.client(B, "sleep", 600)
     stage.waiting(second)
     stage.record("client.connected", pid=first.pid)
     at_work = report(stage, agent)[A]["gpu"]
@@ -69,8 +69,8 @@ def test_a_turn_is_in_the_report_the_history_and_the_metrics(stage: Stage) -> No
 def test_a_forced_end_counts_for_its_user_and_its_rule(stage: Stage) -> None:
     """Whose work was ended by whom is what an administrator is asked."""
     agent = stage.with_agent()
-    client = stage.client(A, "sleep", 60)
-    client.working()
+    client = stage.client(A, "sleep", 600)
+    client.known()
     assert stage.cli(agent, "client", "terminate", str(client.pid))[0] == 0
     stage.record("client.ended", pid=client.pid)
     assert report(stage, agent)[A]["forced"] == 1

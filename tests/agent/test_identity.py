@@ -74,14 +74,14 @@ def test_the_forged_lines_are_of_every_kind() -> None:
     assert {type(one) for one in found} == set(get_args(LogEvent))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_forged_lines_hit_nobody_and_move_no_turn(stage: Stage, bystanders: list[subprocess.Popen[bytes]]) -> None:
     """Everything that any driver writes, about everybody and said by everybody, 10,000 times, beside live clients of
     several users; then everything is as it was, and the next one gets exactly what is due."""
     agent = stage.with_agent(POLICY)
     holder, beside = stage.client(A, "sleep", 120), stage.client(A, "sleep", 120)
-    holder.working()
-    beside.working()
+    holder.known()
+    beside.known()
     waiting = [stage.client(B, "query"), stage.client(C, "query")]
     for one in waiting:
         stage.waiting(one)

@@ -104,7 +104,7 @@ def text_of(agent: Agent, target: str) -> str:
 
 def working(stage: Stage, uid: int, *mode: float | str) -> Client:
     client = stage.client(uid, *(mode or ("sleep", 600)))
-    client.working()
+    client.known()
     return client
 
 
@@ -134,7 +134,7 @@ def test_each_gpu_has_an_instance_and_users_are_spread_and_stay(stage: Stage) ->
     assert {parent(one["servers"][0]["pid"]) for one in instances(agent).values()} == {
         one["control"]["pid"] for one in instances(agent).values()
     }
-    waiting = stage.client(C, "sleep", 60)
+    waiting = stage.client(C, "sleep", 600)
     stage.waiting(waiting)
     assert agent.api.get("/v1/queue")["queue"][0]["instance"] in ("gpu0", "gpu1")
     assert stage.records("turn.began", uid=A)[0]["instance"] == where(agent, a)
@@ -271,7 +271,7 @@ def test_who_waits_goes_to_an_instance_that_becomes_idle(stage: Stage) -> None:
     """No GPU is idle while a user waits for another one."""
     agent = start(stage)
     a, b = working(stage, A), working(stage, B)
-    waiting = stage.client(C, "sleep", 60)
+    waiting = stage.client(C, "sleep", 600)
     stage.waiting(waiting)
     here = where(agent, waiting)
     other = next(client for client in (a, b) if where(agent, client) != here)
@@ -286,7 +286,7 @@ def test_who_waits_goes_to_an_instance_that_becomes_idle(stage: Stage) -> None:
 def test_an_agent_and_a_gate_that_are_killed_find_everyone_where_they_were(stage: Stage) -> None:
     agent = start(stage)
     a, b = working(stage, A), working(stage, B)
-    c, d = stage.client(C, "sleep", 60), stage.client(D, "sleep", 60)
+    c, d = stage.client(C, "sleep", 600), stage.client(D, "sleep", 600)
     stage.waiting(c)
     stage.waiting(d)
     before = {client.pid: where(agent, client) for client in (a, b, c, d)}

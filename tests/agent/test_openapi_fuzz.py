@@ -24,7 +24,7 @@ def memory(pid: int) -> int:
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.timeout(3600 if REQUESTS > 10_000 else 300)
+@pytest.mark.timeout(3600 if REQUESTS > 10_000 else 600)
 def test_no_request_is_a_fault_of_ours_and_nothing_stays(stage: Stage) -> None:
     """While a client works and another waits, so that the answers have something in them."""
     agent = stage.with_agent("[limits]\nthreads = 50\n")

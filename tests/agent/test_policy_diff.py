@@ -33,7 +33,7 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
     asking, and what was said is what comes."""
     agent = stage.with_agent(OLD)
     assert (diff(stage).returncode, diff(stage).stdout.count("changes nothing")) == (0, 1)
-    client = stage.client(B, "sleep", 60)
+    client = stage.client(B, "sleep", 600)
     client.working()
     remembered = (stage.place / "state" / "last-policy.json").read_bytes()
     path = stage.policy(NEW, extra='devices = ["GPU-1"]')

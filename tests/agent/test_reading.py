@@ -52,10 +52,10 @@ def test_everything_is_in_words_and_fits(stage: Stage) -> None:
     """While two users wait for a third, one client is ended, one is turned away and one has a fault."""
     policy = f'[limits]\nthreads = 20\nmemory = "2G"\n[user.{C + 1}]\naccess = "deny"\n'
     agent = stage.with_agent(policy + '[hang]\nfault = "1s"\nkill_grace = "1s"\n')
-    first, second = stage.client(A, "sleep", 60), stage.client(A, "sleep", 60)
-    first.working()
-    second.working()
-    waiting = [stage.client(B, "sleep", 60), stage.client(C, "sleep", 60)]
+    first, second = stage.client(A, "sleep", 600), stage.client(A, "sleep", 600)
+    first.known()
+    second.known()
+    waiting = [stage.client(B, "sleep", 600), stage.client(C, "sleep", 600)]
     for one in waiting:
         stage.waiting(one)
     refused = stage.client(C + 1, "query")

@@ -31,8 +31,8 @@ def ends(stage: Stage, agent: Agent, client: Client) -> None:
 def test_a_drain_outlives_agents_and_its_end_refuses_no_one(stage: Stage) -> None:
     """Maintenance with an upgrade in the middle: nothing is started, who comes waits, and is served when it is over."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
-    holder.working()
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
     assert stage.cli(agent, "drain")[0] == 0
     waiting = stage.client(B, "query")
     stage.waiting(waiting)
@@ -60,8 +60,8 @@ def test_a_drain_outlives_agents_and_its_end_refuses_no_one(stage: Stage) -> Non
 def test_a_restart_in_a_drain_is_refused_and_takes_no_work(stage: Stage) -> None:
     """It ended everybody's work, answered "restarting: yes", and started nothing."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
-    holder.working()
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
     assert stage.cli(agent, "drain")[0] == 0
     status, said = stage.cli(agent, "restart", "--yes")
     assert (status, "nothing is started in a drain" in said) == (2, True)
@@ -76,7 +76,7 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
     agent = stage.with_agent(POLICY)
     old = stage.control(agent)
     holder = stage.client(A, "sleep", 8)
-    holder.working()
+    holder.known()
     assert stage.cli(agent, "restart", "--yes", "--timeout", "1h", "--no-wait")[0] == 0
     waits = stage.client(B, "query")
     stage.waiting(waits)
@@ -96,8 +96,8 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
 def test_a_restart_ends_what_works_when_its_time_is_over(stage: Stage) -> None:
     """Gently, one client after the other, as a drain does."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
-    holder.working()
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
     status, said = stage.cli(agent, "restart", "--yes", "--timeout", "1s")
     assert (status, "started the control daemon" in said) == (0, True), said
     assert holder.ended() is not None
@@ -108,8 +108,8 @@ def test_a_restart_ends_what_works_when_its_time_is_over(stage: Stage) -> None:
 def test_resume_opens_at_once_while_earlier_work_goes_on(stage: Stage) -> None:
     """The first edition refused everybody until running work had ended."""
     agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 60)
-    holder.working()
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
     assert stage.cli(agent, "drain")[0] == 0
     waiting = [stage.client(A, "query"), stage.client(B, "query")]
     for one in waiting:
@@ -165,9 +165,9 @@ def test_an_order_that_was_given_a_moment_before_is_carried_out(stage: Stage) ->
 def test_a_grace_does_not_begin_anew_and_is_announced_once(stage: Stage) -> None:
     """Agents that are restarted every few seconds must not let a turn last for ever."""
     agent = stage.with_agent(TURNS)
-    holder = stage.client(A, "sleep", 60)
-    holder.working()
-    waiting = stage.client(B, "sleep", 60)
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
+    waiting = stage.client(B, "sleep", 600)
     warned = stage.record("turn.warning", uid=A)
     for _ in range(2):
         time.sleep(0.5)

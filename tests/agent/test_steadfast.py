@@ -364,7 +364,7 @@ def test_users_about_whom_the_name_service_is_silent_keep_nobody_else_from_being
             await asyncio.sleep(0)
         people.close()
 
-    run(asyncio.wait_for(scenario(), 30))
+    run(asyncio.wait_for(scenario(), 90))
 
 
 def test_a_silent_name_service_is_a_condition_and_its_user_is_held(

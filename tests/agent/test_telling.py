@@ -50,7 +50,7 @@ def play(names: Names, *records: dict[str, Any], until: int, lines: Lines) -> No
 
         for record in records:
             told.tell(record, name_of)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while len(lines.said) < until:
                 await asyncio.sleep(0.005)
         asked.cancel()

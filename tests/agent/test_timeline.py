@@ -16,7 +16,7 @@ def test_a_wait_a_forced_end_and_who_works_now(stage: Stage, tmp_path: Path) -> 
     """A works, B waits; A's client is ended by an administrator, and B works."""
     agent = stage.with_agent("[limits]\nthreads = 50\n")
     first = stage.client(A, "sleep", 600)
-    first.working()
+    first.known()
     second = stage.client(B, "sleep", 600)
     stage.waiting(second)
     assert agent.api.ask("POST", f"/v1/clients/{first.pid}/terminate", {"now": True})[0] == 200

@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.system)
             item.add_marker(pytest.mark.root)
             if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(300))  # a boot and an installation on a busy machine take a minute
+                item.add_marker(pytest.mark.timeout(600))  # a boot and an installation on a busy machine take a minute
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def gate_pid(node: Machine) -> str:
 
 def _link(node: Machine) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(10)
+    sock.settimeout(60)
     sock.connect(str(node.path("/run/mpsagent/gate.sock")))
     return sock
 

@@ -284,8 +284,8 @@ class Machine:
         for process in (self._init, self._holder):
             if process is not None and process.poll() is None:
                 process.kill()
-                process.wait(10)
-        for _ in range(50):
+                process.wait(60)
+        for _ in range(300):
             # Emptied by the kernel a little after the last process has gone; deepest first.
             groups = sorted(self._group.rglob("*/"), key=lambda group: -len(group.parts))
             with contextlib.suppress(OSError):

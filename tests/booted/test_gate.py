@@ -216,7 +216,7 @@ def test_the_policy_decides_where_the_sockets_are(node: Machine) -> None:
     assert f"ListenSequentialPacket={PUBLIC}/control" in node.systemctl("cat", SOCKETS[0]), "a broken policy: defaults"
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 def test_an_agent_that_cannot_start_opens_the_gate_with_the_fail_safe_limits(node: Machine) -> None:
     """Nobody waits for ever because of a bug of ours; and as soon as an agent starts it decides again."""
     node.write(

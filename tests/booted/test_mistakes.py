@@ -26,7 +26,7 @@ def cli(node: Machine, *words: str, user: str | None = None) -> tuple[int, str]:
     return done.returncode, " ".join((done.stdout + done.stderr).split())
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_mps_is_not_installed_or_elsewhere(node: Machine) -> None:
     """A first installation: the reason stands in `status` and not in another unit's journal alone. Then it is installed
     under another path, behind a wrapper, and without an agent the gate is opened with the same program."""
@@ -50,7 +50,7 @@ def test_mps_is_not_installed_or_elsewhere(node: Machine) -> None:
     assert node.run(CLIENT, "query", user=BOB).returncode == 0
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_check_and_reload_judge_alike_and_a_policy_that_is_gone_opens_nothing(running: Machine) -> None:
     """What `policy check` says at the prompt is what the agent says in its sandbox."""
     main, part = "/etc/mpsagent/policy.toml", "/etc/mpsagent/policy.d/30-new.toml"
@@ -93,7 +93,7 @@ def test_check_and_reload_judge_alike_and_a_policy_that_is_gone_opens_nothing(ru
     until("the same in the status", lambda: words in cli(running, "status")[1])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_first_start_without_the_policy_admits_no_one(node: Machine) -> None:
     """It meant everything for everybody. Who comes is refused, and not outside MPS; the reason is said."""
     node.run("mv", "/etc/mpsagent/policy.toml", "/root/")
@@ -115,7 +115,7 @@ def test_a_first_start_without_the_policy_admits_no_one(node: Machine) -> None:
     until("the gate's limit", lambda: "the gate may open only 32 files" in cli(node, "status")[1])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_an_agent_that_is_stopped_alone_is_started_by_the_next_question(running: Machine) -> None:
     """As the manual says; with its socket it stays stopped. The administrators' own socket is theirs alone."""
     running.systemctl("stop", "mpsagent.service")

@@ -13,7 +13,7 @@ from tests.booted.service import BOB, SIMULATED, assert_served_exactly, enable
 RPM = ("rpm", "--force-debian", "--nodeps")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(not (shutil.which("rpmbuild") and shutil.which("rpm")), reason="rpm and rpmbuild are not installed")
 def test_the_rpm_installs_works_and_goes(machine: Machine) -> None:
     """Its scripts make the users, enable nothing, and stop the agent when it is erased."""

@@ -408,7 +408,7 @@ class Rig:
         if any(CONTROL in process.arguments for process in remaining):
             for pipe in sorted(self.base.glob("pipe*")):
                 self.ctl("quit -t 1", 4, where=pipe.name.removeprefix("pipe"), quiet=True)
-        for number, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 5.0)):
+        for number, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 30.0)):
             remaining = self.ours()
             for process in remaining:
                 send_signal(process.pid, number)

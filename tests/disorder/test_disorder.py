@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("sharing", "server", "seed", "gpus", "kills"),
     [
@@ -49,7 +49,7 @@ def test_disorder(sharing: str, server: str, seed: int, gpus: int, kills: int, t
     assert sharing == "turns" or verdict.together > 10, told
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("sharing", "seed", "kills"), [("together", 22, 0), ("turns", 23, 6)])
 def test_disorder_with_an_instance_for_each_gpu(sharing: str, seed: int, kills: int, tmp_path: Path) -> None:
     """Users are placed on two GPUs; a fault on one harms no client on the other."""
@@ -66,7 +66,7 @@ def test_disorder_with_an_instance_for_each_gpu(sharing: str, seed: int, kills: 
     assert len(verdict.gpus) == 2, told
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_without_the_product_the_same_run_fails_in_every_way(tmp_path: Path) -> None:
     """MPS as it is: the same limits for everybody, its daemon stopped once. This is what the verdict has to find."""
     verdict = run(Options(seed=2, server="shared", seconds=12, clients=110, bare=True, drain=5, out=tmp_path / "out"))

@@ -22,7 +22,7 @@ from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, HELLO, Kind, kind_bytes
 
 A, B, C = 30001, 30002, 30003
-PATIENCE = 30.0
+PATIENCE = 60.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 GIB = 1 << 30
 T = TypeVar("T")

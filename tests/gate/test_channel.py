@@ -19,7 +19,7 @@ def test_the_last_message_of_a_peer_that_left_ours_unread_is_taken() -> None:
         channel.send(b"never read")
         theirs.send(b"last word")
         theirs.close()
-        await asyncio.wait_for(closed.wait(), 10)
+        await asyncio.wait_for(closed.wait(), 60)
         assert not channel.open
         return said
 

@@ -75,7 +75,7 @@ def test_a_client_that_dies_as_soon_as_it_has_met_its_server_for_a_context(scene
     it."""
     server = scene.mps.server()
     for _ in range(4):
-        dying = scene.client(A, "sleep", "60")
+        dying = scene.client(A, "sleep", "600")
         scene.agent.wait(Passed, count=2, pid=dying.pid)
         dying.process.kill()
         dying.end()

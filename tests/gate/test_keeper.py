@@ -127,7 +127,7 @@ def test_told_to_stop_it_takes_the_gate_along(rig: Rig) -> None:
     assert rig.keeper is not None
     gate = rig.gate_pid()
     rig.keeper.send_signal(signal.SIGTERM)
-    assert rig.keeper.wait(30) == 0
+    assert rig.keeper.wait(60) == 0
     assert not Path(f"/proc/{gate}").exists()
     assert not (rig.state / "notify").exists()
     rig.may_end = True
@@ -137,7 +137,7 @@ def test_it_passes_on_that_the_gate_is_ready(rig: Rig) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         address = rig.directory / "manager"
         sock.bind(str(address))
-        sock.settimeout(30)
+        sock.settimeout(60)
         before = os.environ.get("NOTIFY_SOCKET")
         os.environ["NOTIFY_SOCKET"] = str(address)
         try:

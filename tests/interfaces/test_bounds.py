@@ -34,7 +34,7 @@ def served() -> Iterator[Served]:
 
 def connect(served: Served) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(20)
+    sock.settimeout(60)
     sock.connect(str(served.path))
     return sock
 

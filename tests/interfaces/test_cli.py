@@ -613,7 +613,7 @@ class Terminal:
 
     def until(self, true: Callable[[str], bool]) -> str:
         """What has come, when it is so."""
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not true(self.text):
             assert time.monotonic() < end, self.text
             if select.select([self.master], [], [], 0.1)[0]:
@@ -623,7 +623,7 @@ class Terminal:
     def end(self) -> int:
         """Ctrl-C; its exit status. Read on meanwhile: a full terminal would hold it up."""
         self.process.send_signal(signal.SIGINT)
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while self.process.poll() is None:
             assert time.monotonic() < end
             with suppress(OSError):

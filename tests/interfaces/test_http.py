@@ -26,12 +26,12 @@ def served() -> Iterator[Served]:
 
 class _Connection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("mpsagent", timeout=20)
+        super().__init__("mpsagent", timeout=60)
         self._path = path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(20)
+        self.sock.settimeout(60)
         self.sock.connect(self._path)
 
 
@@ -50,7 +50,7 @@ def ask(served: Served, method: str, target: str, body: Any = None, **headers: s
 def raw(served: Served, request: bytes) -> tuple[bytes, bytes]:
     """Head and body of the answer to these bytes."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(20)
+        sock.settimeout(60)
         sock.connect(str(served.path))
         sock.sendall(request)
         got = b""
@@ -97,7 +97,7 @@ def test_no_answer_says_what_software_it_is_from(served: Served, target: str) ->
 def test_a_stream_does_not_say_it_either(served: Served) -> None:
     """It is another kind of answer in aiohttp."""
     with socket.socket(socket.AF_UNIX) as sock:
-        sock.settimeout(20)
+        sock.settimeout(60)
         sock.connect(str(served.path))
         sock.sendall(b"GET /v1/events?follow=1 HTTP/1.1\r\nHost: m\r\n\r\n")
         got = b""

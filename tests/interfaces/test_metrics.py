@@ -153,7 +153,7 @@ def exporter(served: Served) -> Iterator[str]:
 
 def fetch(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -165,7 +165,7 @@ def test_over_tcp_there_are_metrics_and_nothing_else() -> None:
         status, text = fetch(f"http://{address}/metrics")
         assert (status, text.endswith("mpsagent_up 1\n")) == (200, True)
         assert fetch(f"http://{address}/v1/status")[0] == 404
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=60) as answer:
             assert "Server" not in answer.headers
         assert served.api is not None
         served.path.unlink()

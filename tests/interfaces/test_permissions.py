@@ -26,7 +26,7 @@ _PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
 _ASK = """
 import socket, sys
 path, method, target, body = sys.argv[1:5]
-sock = socket.socket(socket.AF_UNIX); sock.settimeout(20); sock.connect(path)
+sock = socket.socket(socket.AF_UNIX); sock.settimeout(60); sock.connect(path)
 head = f"{method} {target} HTTP/1.0\\r\\nHost: m\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
 sock.sendall((head + body).encode())
 data = b""
@@ -136,7 +136,7 @@ _HOLD = """
 import socket, sys
 held = []
 for _ in range(int(sys.argv[2])):
-    sock = socket.socket(socket.AF_UNIX); sock.settimeout(20); sock.connect(sys.argv[1])
+    sock = socket.socket(socket.AF_UNIX); sock.settimeout(60); sock.connect(sys.argv[1])
     sock.sendall(b"GET /v1/events?follow=1 HTTP/1.1\\r\\nHost: m\\r\\n\\r\\n")
     assert sock.recv(100).startswith(b"HTTP/1.1 200"); held.append(sock)
 print("held", flush=True)
@@ -156,7 +156,7 @@ def _hold(served: Served, uid: int, count: int) -> subprocess.Popen[str]:
 
 def _let_go(child: subprocess.Popen[str]) -> None:
     with suppress(subprocess.TimeoutExpired):
-        child.communicate("", timeout=20)
+        child.communicate("", timeout=60)
 
 
 def _soon(served: Served, uid: int) -> int:

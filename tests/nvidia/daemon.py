@@ -18,7 +18,7 @@ from mpsagent.mps.loglines import LogParser
 from tests.nvidia.fetch import Driver
 
 SO_PASSCRED, SCM_CREDENTIALS = 16, 2
-LIMIT = 20.0
+LIMIT = 60.0
 """Seconds after which something that should happen counts as not happening."""
 USER = 61101
 """A uid that no account has."""

@@ -86,4 +86,4 @@ def test_one_server_for_all_users(stage: Stage) -> None:
     """These drivers cannot: there is a server for each turn instead, and that is said."""
     stage.policy("", extra='server = "shared"')
     agent = stage.again()
-    assert "does not know --multiuser-server" in " ".join(agent.api.problems())
+    stage.problem(agent, "does not know --multiuser-server")

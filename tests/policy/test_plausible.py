@@ -66,7 +66,7 @@ def test_a_name_that_nothing_is_near_to_has_a_hint_all_the_same() -> None:
     assert one.hint == 'did you mean "jane.doe\\u202e"?'
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 def test_thousands_of_unknown_names_take_bounded_time() -> None:
     """A site whose directory service is down: every name of a large policy is unknown at once."""
     made = policy("".join(f"[user.someone-{number}]\n" for number in range(8000)))

@@ -14,11 +14,11 @@ SERVED = 0.2
 """Seconds between two attempts to be served."""
 
 VICTIMS: dict[str, tuple[str | float, ...]] = {
-    "spinning": ("spin", 30),
-    "sleeping": ("sleep", 30),
-    "stopped": ("spin", 30),
-    "ignoring SIGTERM": ("sleep", 30, "--ignore-term"),
-    "spinning and ignoring SIGTERM": ("spin", 30, "--ignore-term"),
+    "spinning": ("spin", 600),
+    "sleeping": ("sleep", 600),
+    "stopped": ("spin", 600),
+    "ignoring SIGTERM": ("sleep", 600, "--ignore-term"),
+    "spinning and ignoring SIGTERM": ("spin", 600, "--ignore-term"),
 }
 
 
@@ -46,7 +46,7 @@ def ladder_for(kind: str, server: str) -> Callable[[Stage, int], Result]:
             neighbour.working()
             since = time.monotonic()
             status, said = stage.cli(agent, "client", "terminate", str(victim.pid))
-            gone = victim.ended(20) is not None
+            gone = victim.ended() is not None
             took.append(time.monotonic() - since)
             ended += gone
             if not gone:
@@ -125,16 +125,16 @@ def fault_on(server: str) -> Callable[[Stage, int], Result]:
         for turn in range(count):
             stubborn = bool(turn % 2)
             bound = patience + (kill_grace if stubborn else 0) + 1 + stage.allowance
-            leftover = stage.client(A, "sleep", 60, *(("--ignore-term",) if stubborn else ()))
+            leftover = stage.client(A, "sleep", 600, *(("--ignore-term",) if stubborn else ()))
             leftover.working()
             mark = agent.mark()
             stage.client(A, "oob", 0.3)
-            began = seconds_of(agent.wait("server.fault", 20, mark))
+            began = seconds_of(agent.wait("server.fault", since=mark))
             held = [stage.client(uid) for uid in (A, B, A)]
             leftover.saw("work now")
             held[0].ended()
             served.append(time.time() - began)
-            over = agent.wait("server.fault_over", 20, mark)
+            over = agent.wait("server.fault_over", since=mark)
             active.append(float(over["seconds"]))
             stage.say(f"leftover {'ignores' if stubborn else 'takes'} SIGTERM: over after {active[-1]:.2f} s, "
                       f"served after {served[-1]:.2f} s")  # fmt: skip
@@ -145,7 +145,7 @@ def fault_on(server: str) -> Callable[[Stage, int], Result]:
             if served[-1] > bound:
                 late.append(f"{served[-1]:.2f} s where {bound:g} s were promised")
                 stage.say(stage.last_words())
-            if leftover.ended(2) is None:
+            if leftover.ended() is None:
                 late.append("the leftover lives on")
                 leftover.kill()
         figures: Json = {
@@ -168,7 +168,7 @@ def fault_plain(stage: Stage, count: int) -> Result:
     stage.without_agent()
     blocked = refused = 0
     for _ in range(count):
-        leftover = stage.client(A, "sleep", 60)
+        leftover = stage.client(A, "sleep", 600)
         leftover.working()
         stage.client(A, "oob", 0.2).ended()
         end = time.monotonic() + seconds
@@ -231,7 +231,7 @@ def dying(stage: Stage, count: int) -> Result:
     for turn in range(count):
         neighbour = stage.client(A, "work", 150)
         neighbour.working()
-        victim = stage.client(A, "sleep", 20)
+        victim = stage.client(A, "sleep", 600)
         victim.working()
         stage.until(lambda: any(one["pid"] == victim.pid for one in agent.api.get("/v1/clients")["clients"]),  # noqa: B023
                     "the agent lists the client")  # fmt: skip

@@ -48,7 +48,7 @@ def _round(stage: Stage, agent: Agent, what: str, number: signal.Signals, situat
     holder: Client | None = None
     waiting: Client | None = None
     if situation != "idle":
-        holder = stage.client(A, "sleep", 60)
+        holder = stage.client(A, "sleep", 600)
         holder.working()
     if situation == "waiting":
         waiting = stage.client(B)
@@ -59,10 +59,10 @@ def _round(stage: Stage, agent: Agent, what: str, number: signal.Signals, situat
     try:
         if holder is not None and waiting is not None:
             holder.signal(signal.SIGUSR1)
-            if waiting.ended(BOUND + 15) is None or not waiting.inside(40):
+            if waiting.ended(BOUND + 60) is None or not waiting.inside(40):
                 raise RuntimeError(f"who was held was not served: rc {waiting.rc} {waiting.text()}")
             return time.time() - since, "the waiting client"
-        at, attempts = until_served(stage, A if situation == "busy" else B, BOUND + 30, 40)
+        at, attempts = until_served(stage, A if situation == "busy" else B, BOUND + 60, 40)
         return at - since, f"a new client ({attempts} came)"
     finally:
         for client in (holder, waiting):

@@ -60,7 +60,7 @@ def _healthy(stage: Stage, agent: Agent, timeout: float = 90) -> float:
     return stage.until(lambda: not agent.api.problems(), "the agent is healthy", timeout)
 
 
-def _complaint(stage: Stage, agent: Agent, words: tuple[str, ...], timeout: float = 45) -> str:
+def _complaint(stage: Stage, agent: Agent, words: tuple[str, ...], timeout: float = 90) -> str:
     """Wait until the status complains with one of these words; what it says."""
     found: list[str] = []
 
@@ -91,7 +91,7 @@ def reload(stage: Stage, count: int) -> Result:
             stage.rig.signal(agent.pid, signal.SIGHUP, "agent")
         else:
             problems += [str(said) for status, said in [agent.api.ask("POST", "/v1/reload", {})] if status != 200]
-        agent.wait("policy.loaded", 20, mark)
+        agent.wait("policy.loaded", since=mark)
         problems.append(_share(stage, stage.client(A), 30))  # the same server, a later client
         stage.policy(TEN_MISTAKES)
         status, said = agent.api.ask("POST", "/v1/reload", {})
@@ -202,7 +202,7 @@ def log_gone(stage: Stage, count: int) -> Result:
         said = _complaint(stage, agent, ("log",))
         since = time.monotonic()
         stage.cli(agent, "restart")  # MPS opens its logs only once
-        _healthy(stage, agent, 60)
+        _healthy(stage, agent)
         stage.open(agent)
         took.append(round(time.monotonic() - since, 2))
         wrong = _share(stage, stage.client(B), 20)
@@ -278,12 +278,12 @@ def left_open(stage: Stage, count: int) -> Result:
         time.sleep(0.2)
         for uid, share in ((A, 40), (B, 20), (A, 40)):
             problems += [text for text in [_share(stage, stage.client(uid), share)] if text]
-        spin = stage.client(A, "spin", 30)
+        spin = stage.client(A, "spin", 600)
         spin.saw("launch")
         status, told = stage.cli(agent, "client", "terminate", str(spin.pid))
-        if status or spin.ended(10) is None:
+        if status or spin.ended() is None:
             problems.append(f"terminate beside an open front-end: {status} {told}")
-        asked = stage.rig.ctl("get_server_list", 20)
+        asked = stage.rig.ctl("get_server_list", 60)
         if asked.rc != 0 or not asked.out.strip():
             problems.append(f"a third front-end is answered with {asked}")
         if agent.api.problems():
@@ -291,7 +291,7 @@ def left_open(stage: Stage, count: int) -> Result:
         for session, writer in sessions:
             os.write(writer, b"get_server_list\n" * (turn + 1))
             os.close(writer)
-            reply = stage.rig.finish(session, 10)
+            reply = stage.rig.finish(session, 600)  # counted from its start
             if reply.rc != 0 or len(reply.out.split()) < turn + 1:
                 problems.append(f"the open front-end is answered with {reply}")
         _healthy(stage, agent)

@@ -82,9 +82,9 @@ class Changes:
     def _empty(self, users: list[int]) -> None:
         """Nobody has a server: a user has shut it down."""
         if self.holder is not None:
-            server = self.stage.rig.server()
+            server = self.stage.rig.server(60)
             self.stage.rig.ctl(f"shutdown_server {server}")
-            self.stage.rig.wait_log(f"Server {server} exited", 10)
+            self.stage.rig.wait_log(f"Server {server} exited", 60)
             self.holder = None
         self._turn(users[0], "empty", [])
 

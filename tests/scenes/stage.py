@@ -87,7 +87,7 @@ class _UnixConnection(http.client.HTTPConnection):
 class Api:
     """The agent's socket, with the standard library alone."""
 
-    def __init__(self, path: Path, timeout: float = 15.0) -> None:
+    def __init__(self, path: Path, timeout: float = PATIENCE) -> None:
         self.path, self.timeout = path, timeout
 
     def ask(self, method: str, target: str, body: object = None) -> tuple[int, Json]:
@@ -193,8 +193,8 @@ class Stage:
     ) -> None:
         self.backend, self.place, self.machine, self.quick = backend, place, machine, quick
         self.lanes = lanes
-        # In `make test` two cores are shared by several scenes: the processes themselves may take seconds longer.
-        self.allowance = 6.0 if quick else 0.0
+        # In `make test` few cores are shared by many tests: the processes themselves may take much longer.
+        self.allowance = PATIENCE if quick else 0.0
         self.echo = echo
         self.rig = _Rig(backend, place, echo=echo)
         self.agents: list[Agent] = []
@@ -245,7 +245,7 @@ class Stage:
         if problems:
             raise problems[0]
 
-    def cli(self, agent: Agent, *arguments: str, uid: int | None = None, timeout: float = 30.0) -> tuple[int, str]:
+    def cli(self, agent: Agent, *arguments: str, uid: int | None = None, timeout: float = PATIENCE) -> tuple[int, str]:
         """Exit status and output of `mpsagent-cli`."""
         command = [sys.executable, "-m", "mpsagent.interfaces.cli", "--socket", str(agent.api.path), *arguments]
         started = self.rig.run(command, uid=uid, env={**self.python_environment()})
@@ -270,7 +270,7 @@ class Stage:
         for process in self.rig.ours():
             if rigs.CONTROL in process.arguments:
                 rigs.send_signal(process.pid, signal.SIGKILL)
-        self.until(lambda: not any(rigs.CONTROL in p.arguments for p in self.rig.ours()), "no daemon is left", 20)
+        self.until(lambda: not any(rigs.CONTROL in p.arguments for p in self.rig.ours()), "no daemon is left")
 
     # The agent
 
@@ -346,7 +346,7 @@ class Stage:
         rigs.send_signal(agent.pid, number)
         if not rigs.exited(agent.started.process, 20):
             rigs.send_signal(agent.pid, signal.SIGKILL)
-            rigs.exited(agent.started.process, 5)
+            rigs.exited(agent.started.process, PATIENCE)
         if agent in self.agents:
             self.agents.remove(agent)
 
@@ -425,6 +425,18 @@ class Client:
         """Wait until it has its context."""
         return self.stage.rig.wait_output(self.name, r"\] sms ", timeout)
 
+    def known(self) -> None:
+        """Wait until it has its context, and the agent knows of it and of its server: it hears of both on its own."""
+        if not self.working():
+            raise StageError(f"client {self.name} is not at work: {self.text()}\n{self.stage.last_words()}")
+        api = self.stage.agents[-1].api
+
+        def is_known() -> bool:
+            listed = {one["pid"]: one["state"] for one in api.get("/v1/clients")["clients"]}
+            return listed.get(self.pid, "waiting") != "waiting" and bool(api.status()["servers"])
+
+        self.stage.until(is_known, f"the agent lists client {self.name} and its server")
+
     def saw(self, pattern: str, timeout: float = PATIENCE) -> bool:
         return self.stage.rig.wait_output(self.name, pattern, timeout)
 
@@ -470,7 +482,7 @@ class Client:
     def kill(self) -> None:
         if self.rc is None:
             self.signal(signal.SIGKILL)
-            self.ended(5)
+            self.ended()
 
 
 def median(values: Iterable[float]) -> float | None:

@@ -37,7 +37,7 @@ def simulated() -> Iterator[tuple[Backend, Machine]]:
 
 @pytest.mark.root
 @needs_root
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in catalog.ALL if name not in LEFT_OUT])
 def test_scene(name: str, simulated: tuple[Backend, Machine]) -> None:
     """What the scene's title says, and nothing that it started is left behind."""
