@@ -14,7 +14,7 @@ from mpsagent.agent.host import Agent
 from mpsagent.core.sentences import named, sentence
 from mpsagent.core.view import View
 from mpsagent.interfaces import accounting, gpus, lease_body, policy_diff, views, waits
-from mpsagent.interfaces.backend import CursorGone, Json, Problem
+from mpsagent.interfaces.backend import CursorGone, Json, Problem, no_client
 from mpsagent.interfaces.recent import Recent
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
@@ -63,6 +63,9 @@ class Answers:
     def owner(self, pid: int) -> int | None:
         client = self.agent.state.clients.get(pid)
         return None if client is None else client.uid
+
+    def waits(self, pid: int) -> bool:
+        return bool(self.agent.state.held.of_pid(pid))
 
     def policy(self) -> Json:
         agent = self.agent
@@ -186,7 +189,7 @@ class Answers:
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         found = requests.end_client(self.agent, pid, at_once=now, dry_run=dry_run, by=by)
         if not found["ok"]:
-            raise Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
+            raise no_client(pid, held=self.waits(pid))
         await self._written_down()
         return {**found, "user": self._name(found["uid"])}
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from mpsagent.interfaces.backend import Backend, Json, Problem
+from mpsagent.interfaces.backend import Backend, Json, Problem, no_client
 from mpsagent.interfaces.http import json_answer
 from mpsagent.interfaces.lease_body import KEYS
 from mpsagent.interfaces.peers import Bounds
@@ -28,7 +28,7 @@ class Orders:
         body = await self._body(request, {"now": bool, "dry_run": bool})
         owner = self._backend.owner(pid)
         if owner is None:
-            raise Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
+            raise no_client(pid, held=self._backend.waits(pid))
         peer = await self._rights.acting(request, f"end client {pid}", owner)
         now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
         return json_answer(await self._backend.terminate(pid, now=now, dry_run=dry_run, by=peer.uid))

@@ -31,6 +31,17 @@ class Problem(Exception):
         return {"type": "about:blank", "title": title, "status": self.status, **told, **self.more}
 
 
+def no_client(pid: int, held: bool) -> Problem:
+    """Nothing to end there; ``held``: it is a process that waits, which `clients` lists, too."""
+    if held:
+        what, hint = (
+            f"process {pid} waits at the gate: it is no client yet, and nothing runs",
+            f"kill {pid} takes it away",
+        )
+        return Problem(404, what, "pid", f"{hint}, for root and its user")
+    return Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
+
+
 class CursorGone(Problem):
     """The reader's cursor is older than what the history keeps (or not of this history).
 
@@ -64,6 +75,9 @@ class Backend(Protocol):
 
     def owner(self, pid: int) -> int | None:
         """The uid of a client (a process that passed the gate); None when there is no such client."""
+
+    def waits(self, pid: int) -> bool:
+        """Whether the gate holds a connection of this process."""
 
     def policy(self) -> Json:
         """The policy in force: ``digest``, ``loaded``, ``files``, ``errors`` and its ``sections``."""

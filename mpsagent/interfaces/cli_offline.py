@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import tzinfo
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from mpsagent.interfaces import cli_text
+from mpsagent.interfaces.cli_ask import width
 from mpsagent.interfaces.cli_progress import Progress
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import parse_bytes
@@ -71,17 +73,17 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     _tell(warnings, "warning: ")
     _tell(notes, "note: an agent that runs as root refuses this file: ")
     for remark in remarks:
-        print(f"note: {cli_text.safe(remark, 400)}")
+        _say(f"note: {cli_text.safe(remark, 400)}")
     counts = [cli_text.many(len(found), word) for found, word in ((errors, "mistake"), (warnings, "warning")) if found]
     if not good:
         print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
     else:
         read = ", ".join(cli_text.safe(name) for name, _ in texts)
         for one in sections if len(sections) > 1 else ():
-            print(_instance_text(one))
+            _say(_instance_text(one))
         for sharing in dict.fromkeys(one.sharing for one in sections):
-            print(f'sharing = "{sharing}": {WORDS[sharing]}')
-        print(f"good{', with ' + counts[0] if counts else ''}: {read}")
+            _say(f'sharing = "{sharing}": {WORDS[sharing]}')
+        _say(f"good{', with ' + counts[0] if counts else ''}: {read}")
     return 0 if good else 2
 
 
@@ -108,9 +110,14 @@ def _tell(found: Sequence[PolicyError], kind: str) -> None:
     for one in found:
         line = f":{one.line}" if one.line else ""
         key = f"{cli_text.safe(one.key)}: " if one.key else ""
-        print(f"{cli_text.safe(one.file)}{line}: {kind}{key}{cli_text.safe(one.problem, 400)}")
+        _say(f"{cli_text.safe(one.file)}{line}: {kind}{key}{cli_text.safe(one.problem, 400)}")
         if one.hint:
-            print(f"    {cli_text.safe(one.hint, 400)}")
+            _say(f"    {cli_text.safe(one.hint, 400)}", "    ")
+
+
+def _say(line: str, indent: str = "  ") -> None:
+    """As wide as the terminal is; whole into a pipe, where an editor or grep reads it."""
+    print("\n".join(wrap(line, width(), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)))
 
 
 def _of_this_machine(policy: Policy, devices: Path | None) -> tuple[list[PolicyError], list[PolicyError], list[str]]:

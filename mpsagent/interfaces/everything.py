@@ -108,6 +108,9 @@ class Everything:
         every = (self._of(agent) for agent in self._node.agents)
         return next((uid for one in every if (uid := one.owner(pid)) is not None), None)
 
+    def waits(self, pid: int) -> bool:
+        return any(self._of(agent).waits(pid) for agent in self._node.agents)
+
     def policy(self) -> Json:
         return self._first.policy()
 

@@ -33,12 +33,19 @@ def slurm(root: Path = Path("/")) -> Iterator[Finding]:
         return
     found = _TRACKING.search(asked.stdout)
     if found is None:
-        yield Finding(WARNING, TOPIC, f"scontrol show config: {asked.stderr.strip()[:200] or 'no ProctrackType'}")
+        yield Finding(
+            WARNING, TOPIC, f"scontrol show config: {_first(asked.stderr) or 'no ProctrackType'}", "scontrol ping"
+        )
     elif found[1] == "proctrack/cgroup":
         yield Finding(OK, TOPIC, f"each job has a cgroup ({found[1]})")
     else:
         what = f"{found[1]} makes no cgroup for each job: a job's share is for all processes of its user on this node"
         yield Finding(WARNING, TOPIC, what, "ProctrackType=proctrack/cgroup in slurm.conf")
+
+
+def _first(said: str) -> str:
+    """The first line: those that follow say what became of that."""
+    return next((line for line in said.splitlines() if line.strip()), "")[:200]
 
 
 def _is_slurmd(path: Path) -> bool:

@@ -132,6 +132,9 @@ class StandIn:
         client = self.state.clients.get(pid)
         return None if client is None else client.uid
 
+    def waits(self, pid: int) -> bool:
+        return bool(self.state.held.of_pid(pid))
+
     def policy(self) -> Any:
         return {
             "digest": "abc123",

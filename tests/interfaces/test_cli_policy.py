@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -45,6 +49,33 @@ def test_warnings_are_printed_and_do_not_fail(tmp_path: Path, devices: str) -> N
     assert lines[4] == f"{path}:4: warning: user.rooot: there is no user rooot here"
     assert 'did you mean "root"?' in lines[5]
     assert lines[-1] == f"good, with 3 warnings: {path}"
+
+
+def test_on_a_terminal_it_fits_and_in_a_pipe_each_is_one_line(tmp_path: Path, devices: str) -> None:
+    """Seen: what `sharing` means in 271 columns, the keys that are possible in 130. Editors and grep read lines."""
+    wrong = put(tmp_path / "wrong.toml", "[limits]\nsms = 500\n")
+    for words in ([put(tmp_path / "p.toml", DOUBTFUL), "--devices", devices], [wrong]):
+        lines, whole = on_terminal(*words), check(*words).stdout
+        assert max(map(len, lines)) <= max(80, len(str(tmp_path)) + 20), lines
+        assert len(lines) > len(whole.splitlines())
+        assert " ".join(" ".join(lines).split()) == " ".join(whole.split())
+
+
+def on_terminal(*words: str) -> list[str]:
+    """What is read on 80 columns."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm"}
+    out = b""
+    with subprocess.Popen([PROGRAM, "policy", "check", *words], env=env, stdout=slave, stderr=slave):
+        os.close(slave)
+        try:
+            while data := os.read(master, 65536):
+                out += data
+        except OSError:  # EIO: the child has closed its end
+            pass
+    os.close(master)
+    return out.decode().splitlines()
 
 
 def test_strict_makes_warnings_mistakes(tmp_path: Path, devices: str) -> None:

@@ -94,8 +94,12 @@ def test_a_user_may_end_own_clients_and_no_others(served: Served) -> None:
 
 
 def test_who_waits_at_the_gate_is_not_a_client(served: Served) -> None:
-    """600 has no context: there is nothing to end that its user could not end."""
-    assert ask(served, OTHER, "POST", "/v1/clients/600/terminate")[0] == 404
+    """600 has no context: there is nothing to end that its user could not end. `clients` lists it, so that is said."""
+    status, body = ask(served, OTHER, "POST", "/v1/clients/600/terminate")
+    assert (status, body["detail"]) == (404, "process 600 waits at the gate: it is no client yet, and nothing runs")
+    assert "kill 600" in body["hint"]
+    status, body = ask(served, OTHER, "POST", "/v1/clients/999/terminate")
+    assert (status, body["detail"]) == (404, "process 999 is not a client of MPS")
 
 
 def test_a_uid_above_two_thousand_million_is_the_same_uid(served: Served) -> None:

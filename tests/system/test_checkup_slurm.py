@@ -32,6 +32,7 @@ def scontrol(node: Path, *lines: str) -> None:
         (["echo 'PriorityType = x'; echo 'ProctrackType           = proctrack/cgroup'"], OK, "each job has a cgroup"),
         (["echo 'ProctrackType           = proctrack/linuxproc'"], WARNING, "for all processes of its user"),
         (["echo 'Unable to contact slurm controller' >&2; exit 1"], WARNING, "Unable to contact"),
+        (["echo 'scontrol: error: no host' >&2; echo and more >&2; exit 1"], WARNING, "scontrol: error: no host"),
         (["echo 'ClusterName = x'"], WARNING, "no ProctrackType"),
     ],
 )
@@ -39,6 +40,8 @@ def test_what_slurm_says_of_itself(node: Path, lines: list[str], grade: str, wor
     scontrol(node, *lines)
     (found,) = checkup_slurm.slurm(node)
     assert (found.grade, words in found.what) == (grade, True), found
+    assert "\n" not in found.what, "a terminal is shown one escaped"
+    assert (found.do == "") == (grade == OK), "what to do"
 
 
 def test_a_controller_that_hangs_is_said(node: Path, monkeypatch: pytest.MonkeyPatch) -> None:
