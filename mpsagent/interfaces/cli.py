@@ -98,8 +98,9 @@ def doctor(path: str, error: str | None, strict: bool, as_json: bool) -> None:
 @cli.command()
 @click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="How often to look again.")  # fmt: skip
+@_json
 @click.pass_obj
-def top(path: str, every: float) -> None:
+def top(path: str, every: float, as_json: bool) -> None:
     """Clients, users and who waits, live; ends a client on request.
 
     Keys: arrows choose, s sorts, r reverses, / filters, u shows users, k ends the chosen client after a question, q
@@ -107,7 +108,7 @@ def top(path: str, every: float) -> None:
     """
     from mpsagent.interfaces import cli_top
 
-    cli_top.top(path, every)
+    cli_top.top(path, every, as_json)
 
 
 @cli.command()

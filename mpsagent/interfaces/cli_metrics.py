@@ -28,15 +28,16 @@ PATIENCE = 5.0
 @click.option("--textfile", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write FILE (NAME.prom) for node_exporter's textfile collector, whole or not at all.")  # fmt: skip
 @click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics there until stopped; without HOST on loopback.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.pass_obj
-def metrics(path: str, textfile: Path | None, listen: str | None) -> None:
+def metrics(path: str, textfile: Path | None, listen: str | None, as_json: bool) -> None:
     """The metrics, as text for Prometheus.
 
     Exit status: 3 when mpsagent does not answer; the file then says mpsagent_up 0.
     """
+    if (listen is not None) + (textfile is not None) + as_json > 1:
+        raise click.UsageError("give --textfile, --listen or --json")
     if listen is not None:
-        if textfile is not None:
-            raise click.UsageError("give --textfile or --listen")
         _serve(path, listen)
         return
     try:
@@ -46,7 +47,9 @@ def metrics(path: str, textfile: Path | None, listen: str | None) -> None:
             _write(textfile, AWAY + b"0\n")
         ask.unreachable(gone if isinstance(gone, client.Unreachable) else client.Unreachable(str(gone)))
         return
-    if textfile is None:
+    if as_json:
+        click.echo(as_families(text.decode()))
+    elif textfile is None:
         click.echo(text.decode(), nl=False)
     else:
         _write(textfile, text)
@@ -58,6 +61,20 @@ def scraped(path: str) -> bytes:
     if status != 200:
         raise OSError(0, f"mpsagent gives no metrics: status {status}")
     return text + AWAY + b"1\n"
+
+
+def as_families(text: str) -> str:
+    """As JSON: each metric with its samples."""
+    import json
+
+    from prometheus_client.parser import text_string_to_metric_families
+
+    families = [
+        {"name": one.name, "type": one.type, "help": one.documentation,
+         "samples": [{"name": sample.name, "labels": sample.labels, "value": sample.value} for sample in one.samples]}
+        for one in text_string_to_metric_families(text)
+    ]  # fmt: skip
+    return json.dumps({"metrics": families})
 
 
 def _write(file: Path, text: bytes) -> None:

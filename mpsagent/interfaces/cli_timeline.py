@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,8 +29,11 @@ PAGE, MOST = 1000, 200_000
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="A page that needs nothing else; - for standard output.")  # fmt: skip
 @click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The picture alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: what is drawn.")
 @click.pass_obj
-def timeline(path: str, since: float, until: float | None, html: Path | None, svg: Path | None) -> None:
+def timeline(
+    path: str, since: float, until: float | None, html: Path | None, svg: Path | None, as_json: bool
+) -> None:  # fmt: skip
     """Draw who had the GPU when.
 
     Together or apart, who waited, faults, forced ends, limits. The page can be zoomed, and read without eyes.
@@ -36,8 +42,8 @@ def timeline(path: str, since: float, until: float | None, html: Path | None, sv
     from mpsagent.interfaces import timeline_page, timeline_svg
     from mpsagent.interfaces.cli_progress import Progress
 
-    if html is None and svg is None:
-        raise click.UsageError("give --html FILE or --svg FILE")
+    if html is None and svg is None and not as_json:
+        raise click.UsageError("give --html FILE, --svg FILE or --json")
     now = ask.now().timestamp()
     end = now if until is None else min(until, now)
     if since >= end:
@@ -66,6 +72,8 @@ def timeline(path: str, since: float, until: float | None, html: Path | None, sv
         _write(html, timeline_page.page(picture, host, _clock, zone, east, read.note))
     if svg is not None:
         _write(svg, timeline_svg.svg(picture, _clock, zone, east, alone=True))
+    if as_json:
+        click.echo(json.dumps(picture, default=_parts))
     if read.note:
         click.echo(f"mpsagent-cli: {read.note}", err=True)
 
@@ -86,6 +94,11 @@ class Reader:
                 return
             self._cursor = body["cursor"]
         self.note = f"only the first {MOST} events are in it; ask for a shorter time"
+
+
+def _parts(one: Any) -> Json:
+    """A row, a span, a mark (asdict would spoil the counts)."""
+    return {part.name: getattr(one, part.name) for part in fields(one)}
 
 
 def _clock(at: float) -> str:

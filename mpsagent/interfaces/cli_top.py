@@ -6,6 +6,7 @@ The agent is asked at every refresh. One that does not answer is said, and asked
 from __future__ import annotations
 
 import curses
+import json
 import locale
 import os
 import sys
@@ -202,8 +203,12 @@ class Top:
         self._due = 0.0
 
 
-def top(path: str, every: float) -> None:
-    """Live on a terminal; into a pipe one page with all rows."""
+def top(path: str, every: float, as_json: bool) -> None:
+    """Live on a terminal; into a pipe one page with all rows; as JSON the answers that a page is made of."""
+    if as_json:
+        answers = [ask.asked(path, "GET", f"/v1/{name}")[0] for name in ("status", "clients")]
+        click.echo(json.dumps({"status": answers[0], "clients": answers[1]["clients"]}))
+        return
     if sys.stdout.isatty() and sys.stdin.isatty():
         locale.setlocale(locale.LC_ALL, "")
         os.environ.setdefault("ESCDELAY", "25")

@@ -20,10 +20,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from mpsagent.interfaces import cli_orders, cli_policy, cli_text, views
+from mpsagent.interfaces.cli import cli
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, StandIn, held, serve, until
@@ -241,6 +244,32 @@ def test_every_verb_has_json(served: Served, words: list[str], key: str) -> None
     done = run(served, *words, "--json")
     assert done.returncode == 0, done
     assert key in json.loads(done.stdout)
+
+
+def verbs(group: Any = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All, also those to come."""
+    for name, command in group.commands.items():
+        yield (*before, name), command
+        yield from verbs(command, (*before, name)) if hasattr(command, "commands") else ()
+
+
+def test_no_verb_is_without_json() -> None:
+    """But the one whose output is a program for a shell."""
+    without = [
+        words for words, command in verbs()
+        if not hasattr(command, "commands") and "--json" not in [name for one in command.params for name in one.opts]
+    ]  # fmt: skip
+    assert without == [("completion",)]
+
+
+def test_what_people_see_live_or_drawn_is_for_programs_too(served: Served) -> None:
+    for verb, keys in (
+        ("top", {"status", "clients"}),
+        ("timeline", {"start", "end", "gpus", "users", "node", "grain"}),
+    ):
+        done = CliRunner().invoke(cli, ["--socket", str(served.path), verb, "--json"])
+        assert (done.exit_code, done.stderr) == (0, ""), done.exception
+        assert json.loads(done.stdout).keys() == keys
 
 
 def test_terminate_passes_its_options_on(served: Served) -> None:
@@ -532,6 +561,16 @@ def test_help_is_not_cut_off(group: list[str]) -> None:
     lines = run(None, *group, "--help", COLUMNS="80").stdout.splitlines()
     assert lines
     assert [line for line in lines if line.endswith("...") and "[ARGS]" not in line] == []
+
+
+def test_no_help_is_wider_than_80_columns() -> None:
+    """Of any verb."""
+    found = list(verbs())
+    assert len(found) > 30
+    for words, _ in found:
+        text = CliRunner().invoke(cli, [*words, "--help"], prog_name="mpsagent-cli", terminal_width=80).stdout
+        lines = [line for line in text.splitlines() if not line.startswith("Usage:")]
+        assert [line for line in lines if len(line) > 80 or line.endswith("...")] == [], words
 
 
 # --- for programs that look after the node

@@ -123,6 +123,33 @@ def test_promtool_finds_nothing_to_complain_about() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_each_alert_fires_when_it_should_and_at_no_other_time(tmp_path: Path) -> None:
+    """Played by promtool over hours of made-up series; and it sees a rule that no longer does what it is for."""
+    plays = Path(__file__).with_name("alerts.yml")
+    assert set(re.findall(r"alert: (\w+)", RULES.read_text())) <= set(re.findall(r"Mpsagent\w+", plays.read_text()))
+    (tmp_path / "plays.yml").write_text(plays.read_text().replace("../../packaging/prometheus/", ""))
+    rules = tmp_path / RULES.name
+    words = [program("promtool"), "test", "rules", str(tmp_path / "plays.yml")]
+    rules.write_text(RULES.read_text())
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rules.write_text(RULES.read_text().replace("for: 2m", "for: 5s"))
+    assert subprocess.run(words, capture_output=True, check=False).returncode == 1
+
+
+def test_as_json_each_metric_has_its_samples() -> None:
+    """For programs that do not read Prometheus's text."""
+    with serve() as served:
+        done = CliRunner().invoke(cli, ["--socket", str(served.path), "metrics", "--json"])
+    found = {one["name"]: one for one in json.loads(done.stdout)["metrics"]}
+    assert found["mpsagent_waiting_users"]["type"] == "gauge"
+    assert found["mpsagent_waiting_users"]["samples"] == [
+        {"name": "mpsagent_waiting_users", "labels": {"mps_instance": "default"}, "value": 2.0}
+    ]
+    assert found["mpsagent_up"]["samples"][0]["value"] == 1
+    assert CliRunner().invoke(cli, ["metrics", "--json", "--listen", "0"]).exit_code == 2
+
+
 def test_the_page_names_every_metric_and_no_other() -> None:
     """Whoever writes a query reads docs/api.md."""
     metrics = Metrics()
