@@ -109,7 +109,9 @@ class Cluster:
             hook = self.place / name
             settings = f"MPSAGENT_SLURM_SETTINGS={self.place}/settings"
             note = "" if name == "task-prolog" else f"echo {name} >>{self.place}/ran\n"
-            hook.write_text(f"#!/bin/sh\n{settings} {HOOKS / name} || exit 1\n{note}")
+            # slurmd starts one each interval, also beside others that have not ended: on a busy machine ever more
+            alone = f"exec 9>{hook}.lock; flock -n 9 || exit 0\n" if name == "health-check" else ""
+            hook.write_text(f"#!/bin/sh\n{alone}{settings} {HOOKS / name} || exit 1\n{note}")
             hook.chmod(0o755)
         (self.place / "gres.conf").write_text(
             f"AutoDetect=off\nName=gpu Type=fake File={device}\nName=mps Type=fake Count=100 File={device}\n"

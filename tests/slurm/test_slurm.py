@@ -8,11 +8,13 @@ import re
 import sysconfig
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mpsagent.mps.units import multiprocessors_for_percent
-from tests.agent.stage import USERS, Agent, Stage
+from mpsagent.system.processes import stopped
+from tests.agent.stage import USERS, Agent, Stage, alive
 from tests.conformance.backends import REPOSITORY, other_users_python
 from tests.slurm.cluster import Cluster, why_not
 
@@ -20,6 +22,13 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
 
 OUTSIDE = 5
 POLICY = f"[limits]\nthreads = {OUTSIDE}\ntotal_threads = 100\n"
+TOGETHER = 'sharing = "together"'
+PAUSING = f"""{POLICY}[switch]
+action = "pause"
+slice = "1h"
+[user.{USERS[0]}]
+switch.slice = "1s"
+"""
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80)
 JOBS = 20
 MIB = 1 << 20
@@ -30,11 +39,13 @@ CONTEXT = 1024
 
 
 @contextlib.contextmanager
-def slurm(stage: Stage, *more: str, proctrack: str = "cgroup", check: int = 2) -> Iterator[tuple[Cluster, Agent]]:
+def slurm(
+    stage: Stage, *more: str, proctrack: str = "cgroup", check: int = 2, policy: str = POLICY, instance: str = TOGETHER
+) -> Iterator[tuple[Cluster, Agent]]:
     """``more``: settings of the hooks. Their deadlines are far off: how fast a machine is, is not tested here."""
     if why := why_not():
         pytest.skip(why)
-    agent = stage.with_agent(POLICY, extra='sharing = "together"\n')
+    agent = stage.with_agent(policy, extra=f"{instance}\n")
     found = os.pathsep.join([str(REPOSITORY), sysconfig.get_path("purelib")])
     program = ["env", f"PYTHONPATH={found}", other_users_python(USERS[0]), "-m", "mpsagent.interfaces.cli"]
     words, settings = [*program, "--socket", str(agent.api.path)], ["answer=30", "patience=60", "memory=share", *more]
@@ -64,6 +75,15 @@ def names(agent: Agent) -> set[str]:
     return {one["name"] for one in agent.api.get("/v1/leases")["leases"]}
 
 
+def standing(stage: Stage) -> list[Path]:
+    """The marks of processes that the agent has frozen."""
+    return list((stage.place / "run").glob("instances/*/frozen/*"))
+
+
+def paused(agent: Agent) -> list[object]:
+    return [one for one in agent.api.get("/v1/clients")["clients"] if one["state"] == "paused"]
+
+
 def leases(agent: Agent) -> list[object]:
     return list(agent.api.get("/v1/leases")["leases"])
 
@@ -78,7 +98,7 @@ def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
             step = f"srun --mpi=none {client(stage, 'sleep', '0.2')}"
             lines = [client(stage, "sleep", "0.3"), "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", step]
             wanted[cluster.submit(uid, f"mps:{share}", *lines)] = share
-        stage.until(lambda: any("RUNNING" in row for row in cluster.jobs()), "a job runs")
+        stage.until(lambda: any("RUNNING" in row for row in cluster.jobs()), "a job runs", LONG)
         outside = stage.client(USERS[0])
         stage.until(lambda: not cluster.unfinished(), "all jobs have ended", LONG, every=0.3)
         said = {job: cluster.said(job) for job in wanted}
@@ -86,7 +106,7 @@ def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
         assert not wrong
         assert outside.ended() == 0
         assert outside.inside(OUTSIDE), outside.text()
-        stage.until(lambda: not leases(agent), f"no lease is left: {leases(agent)}")
+        stage.until(lambda: not leases(agent), "no lease is left", LONG)
         job_of = {one["number"]: int(one["cgroup"].rpartition("_")[2]) for one in agent.found("lease.given")}
         assert sorted(job_of.values()) == sorted(wanted)
         clients = [job_of[one["lease"]] for one in agent.found("client.ended") if "lease" in one]
@@ -103,26 +123,51 @@ def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
         assert cluster.state() == "IDLE"
 
 
-def test_a_killed_job_leaves_no_lease(stage: Stage) -> None:
-    """Nor does one that ended while the node had no power; a job that runs keeps its own."""
-    with slurm(stage) as (cluster, agent):
+def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
+    """Whether it was at work or its processes were frozen when it was killed. Nor does a job leave a lease whose
+    slurmstepd was killed, or that ended while the node had no power; a job that runs keeps its own."""
+
+    def submit(uid: int) -> tuple[int, int]:
+        """A job, and its process once that is a client."""
+        job = cluster.submit(uid, "mps:40", client(stage, "sleep", "600"))
+        return job, agent.wait("client.connected", LONG, job=f"slurm-{job}")["pid"]
+
+    def left(job: int, *others: int) -> None:
+        """Only these have leases, and nobody is paused; the job has ended."""
+        due = {"other-4711", *(f"slurm-{other}" for other in others)}
+        stage.until(lambda: names(agent) == due, f"job {job} has no lease any more", LONG)
+        stage.until(lambda: not standing(stage) and not paused(agent), "nobody is paused", LONG)
+        stage.until(
+            lambda: not any(row.startswith(f"{job} ") for row in cluster.unfinished()), "the job has ended", LONG
+        )
+
+    with slurm(stage, policy=PAUSING, instance='server = "shared"') as (cluster, agent):
         share = {"uid": USERS[2], "threads": 30, "until": "1h"}
         for name in ("slurm-4711", "other-4711"):
             assert agent.api.ask("POST", "/v1/leases", {**share, "name": name})[0] == 201
-        for how in ("KILL", "slurmstepd"):
-            job = cluster.submit(USERS[0], "mps:40", client(stage, "spin", "600"))
-            agent.wait("client.connected", job=f"slurm-{job}")
-            stage.until(
-                lambda: "slurm-4711" not in names(agent), "the lease of a job that Slurm does not know is ended"
-            )
-            assert names(agent) == {"other-4711", f"slurm-{job}"}
-            if how == "KILL":
-                cluster.run("scancel", "--signal=KILL", "--full", str(job))
-            else:  # nobody is left who would report the end: the node's own check finds out
-                cluster.run("pkill", "-KILL", "-f", f"slurmstepd: .{job}.")
-                cluster.run("scancel", str(job))
-            stage.until(lambda: not cluster.unfinished(), "the job has ended", LONG, every=0.2)
-            stage.until(lambda: names(agent) == {"other-4711"}, "the job's lease has been ended")
+        kill = ("scancel", "--signal=KILL", "--full")
+        first, frozen = submit(USERS[0])
+        second, _ = submit(USERS[1])
+        stage.until(lambda: stopped(frozen), "the first job is paused", LONG)
+        stage.until(
+            lambda: "slurm-4711" not in names(agent), "the lease of a job that Slurm does not know is ended", LONG
+        )
+
+        cluster.run(*kill, str(second))  # it was at work
+        left(second, first)
+        assert alive(frozen)
+        assert not stopped(frozen)
+
+        third, _ = submit(USERS[1])
+        stage.until(lambda: stopped(frozen), "the first job is paused again", LONG)
+        cluster.run(*kill, str(first))
+        left(first, third)
+        assert not alive(frozen)
+
+        # nobody is left who would report the end: the node's own check finds out
+        cluster.run("pkill", "-KILL", "-f", f"slurmstepd: .{third}.")
+        cluster.run("scancel", str(third))
+        left(third)
 
 
 def test_a_job_that_waited_says_so(stage: Stage) -> None:
@@ -131,7 +176,7 @@ def test_a_job_that_waited_says_so(stage: Stage) -> None:
         outside = stage.client(USERS[1], "sleep", "600")  # no kernel in flight: its end is no fault
         agent.wait("client.connected", pid=outside.pid)
         job = cluster.submit(USERS[1], "gpu:1", client(stage, "sleep", "600"))
-        stage.until(lambda: agent.api.get("/v1/queue")["queue"], "the job's client waits")
+        stage.until(lambda: agent.api.get("/v1/queue")["queue"], "the job's client waits", LONG)
         time.sleep(1.5)
         outside.kill()
 
@@ -140,7 +185,7 @@ def test_a_job_that_waited_says_so(stage: Stage) -> None:
             return None if found is None else found[1]
 
         stage.until(shown, "the job's comment", LONG, every=0.3)
-        stage.until(lambda: exact(stage, cluster.said(job), 100) == [True], "the job's client has all of the GPU")
+        stage.until(lambda: exact(stage, cluster.said(job), 100) == [True], "the job's client has all of the GPU", LONG)
         (row,) = agent.api.get(f"/v1/report?by=job&job=slurm-{job}")["rows"]
         assert (row["uid"], row["clients"], row["threads"]) == (USERS[1], 1, 100.0)
         assert row["waited"] == row["longest"] >= 1.0
@@ -183,5 +228,5 @@ def test_a_prolog_without_an_agent_says_so_and_the_job_runs_later(stage: Stage) 
         given = agent.found("lease.given")[-1]
         assert (given["uid"], given.get("cgroup"), given["job"]) == (USERS[0], None, f"slurm-{job}")
         assert f"its share is for all processes of user {USERS[0]}" in cluster.everything_said()
-        stage.until(lambda: not leases(agent), "no lease is left")
+        stage.until(lambda: not leases(agent), "no lease is left", LONG)
         stage.exact(USERS[0], OUTSIDE)
