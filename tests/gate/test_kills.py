@@ -40,8 +40,9 @@ def test_who_was_served_is_known_again_with_the_limits(rig: Rig) -> None:
     rig.start_gate()
     agent = rig.agent()
     agent.say(admissions(User(A, "all", limits(30, 5)), room=1))
-    client, waiting = rig.client(A), None
+    client = rig.client(A)
     client.served()
+    agent.wait(Passed, pid=client.pid)
     waiting = rig.waiting_client(A)
     rig.kill_gate()
     agent = rig.agent()
@@ -207,10 +208,14 @@ def test_kills_at_random_under_load(rig: Rig) -> None:
             os.kill(pid, signal.SIGKILL)
     for client in clients:
         assert client.served()["threads"] == wanted[client.uid]
-    agent = rig.agent()
-    agent.wait(Synced)
-    assert {one.pid for one in agent.all(Known)} == {client.pid for client in clients}
-    assert not agent.all(Knock)
+
+    def all_known() -> bool:
+        """A client is served when it has acknowledged; that the gate has read that is to be waited for."""
+        agent = rig.agent()
+        agent.wait(Synced)
+        return {one.pid for one in agent.all(Known)} == {client.pid for client in clients} and not agent.all(Knock)
+
+    wait_for(all_known)
 
 
 def test_a_held_connection_of_root_too(rig: Rig) -> None:

@@ -11,7 +11,7 @@ from tests.scenes.stage import USERS, Client, Result, Scene, Stage
 
 TOGETHER = 'sharing = "together"\n'
 # Long enough that, on a busy machine too, who comes during a fault or before a change is there before that is over.
-TIMES = '[switch]\nafter = "20s"\ngrace = "1s"\n[hang]\nfault = "5s"\nkill_grace = "1s"\n'
+TIMES = '[switch]\nafter = "20s"\ngrace = "1s"\n[hang]\nfault = "1m"\nkill_grace = "1s"\n'
 
 
 def rushes(stage: Stage, count: int) -> Result:
@@ -20,7 +20,7 @@ def rushes(stage: Stage, count: int) -> Result:
     changes, draw = Changes(stage, agent), random.Random(9)
     most, left = 0, count
     while left > 0:
-        rush = [stage.client(draw.choice(USERS), "sleep", 0.6) for _ in range(min(left, 10))]
+        rush = [stage.client(draw.choice(USERS), "sleep", 0.6 if most > 1 else 600) for _ in range(min(left, 10))]
         left -= len(rush)
         over = threading.Event()
         seen: list[int] = []
@@ -31,6 +31,12 @@ def rushes(stage: Stage, count: int) -> Result:
 
         watcher = threading.Thread(target=look, daemon=True)
         watcher.start()
+        if most < 2:  # at the beginning none ends before the others are there
+            for client in rush:
+                client.working()
+            most = len(agent.api.status()["clients_by_uid"])
+            for client in rush:
+                client.signal(signal.SIGUSR1)
         for client in rush:
             client.ended()
             changes._see(client, first=True, how="rush")
@@ -50,15 +56,17 @@ def fault(stage: Stage, count: int) -> Result:
     problems: list[str] = []
     for _ in range(count):
         neighbours = [stage.client(uid, "work", 1500) for uid in USERS[1:3]]
-        leftover = stage.client(USERS[3], "sleep", 60)  # does not notice its error
+        leftover = stage.client(USERS[3], "sleep", 600)  # does not notice its error
         for client in (*neighbours, leftover):
             client.working()
         mark = agent.mark()
         culprit = stage.client(USERS[0], "oob", 0.1)
         agent.wait("server.fault", since=mark)
         late = [stage.client(uid) for uid in USERS]
-        held += stage.until(lambda: _reasons(stage) >= {"fault"}, "who comes is held for the fault", 10) >= 0
+        held += stage.until(lambda: _reasons(stage) >= {"fault"}, "who comes is held for the fault") >= 0
         culprit.ended()
+        leftover.saw("work now")
+        leftover.signal(signal.SIGUSR1)
         for client in (*neighbours, leftover):
             client.ended()
             hit += client.rc != 0
@@ -184,8 +192,16 @@ def totals(stage: Stage, count: int) -> Result:
     reasons: set[str] = set()
     problems: list[str] = []
     for number in range(count):
-        crowd = [stage.client(uid, "sleep", 0.5) for uid in FIT for _ in range(5)]
+        # At first those at work stay until others wait for them.
+        crowd = [stage.client(uid, "sleep", 0.5 if number else 600) for uid in FIT for _ in range(5)]
+        if not number:
+            stage.until(lambda: "total" in _reasons(stage), "some are held for their user's total")
+            reasons |= _reasons(stage)
         while any(client.ended(0.05) is None for client in crowd):
+            if not number:
+                for client in crowd:
+                    if client.seen() is not None and client.rc is None:
+                        client.signal(signal.SIGUSR1)
             listed = agent.api.get("/v1/clients")["clients"]
             for uid, (most, _) in FIT.items():
                 at_once = sum(one["uid"] == uid and one["state"] != "waiting" for one in listed)
