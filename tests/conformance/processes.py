@@ -7,7 +7,8 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +78,20 @@ def exited(process: subprocess.Popen[bytes], timeout: float) -> bool:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
     return process.poll() is not None
+
+
+def await_ends(pids: Iterable[int], timeout: float) -> None:
+    """Until none of these processes lives, and no longer than that."""
+    end = time.monotonic() + timeout
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                poller = select.poll()
+                poller.register(descriptor, select.POLLIN)
+                poller.poll(max(0.0, end - time.monotonic()) * 1000)
+            finally:
+                os.close(descriptor)
 
 
 def send_signal(pid: int, number: int) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.conformance.backends import CONTROL, USERS, Backend, RigError, other_users_python, real_backend, sim_backend
-from tests.conformance.processes import Log, Process, exited, processes, send_signal
+from tests.conformance.processes import Log, Process, await_ends, exited, processes, send_signal
 
 __all__ = [
     "CONTROL", "NOBODY", "SLOW_CLIENT", "USERS", "Backend", "Log", "Reply", "Rig", "RigError", "Started",
@@ -405,21 +405,18 @@ class Rig:
         remaining = self.ours()
         for process in remaining:
             send_signal(process.pid, signal.SIGCONT)
-        if any(CONTROL in process.arguments for process in remaining):
+        if self.backend.name == "real" and any(CONTROL in process.arguments for process in remaining):
             for pipe in sorted(self.base.glob("pipe*")):
                 self.ctl("quit -t 1", 4, where=pipe.name.removeprefix("pipe"), quiet=True)
-        for number, patience in ((signal.SIGTERM, 1.0), (signal.SIGKILL, 30.0)):
             remaining = self.ours()
+        number, end = signal.SIGTERM, time.monotonic() + 30
+        while remaining and time.monotonic() < end:
             for process in remaining:
                 send_signal(process.pid, number)
-            end = time.monotonic() + patience
-            while remaining and time.monotonic() < end:
-                time.sleep(0.02)
-                for started in (*self.others, *self.clients.values()):
-                    started.process.poll()
-                remaining = self.ours()
-            if not remaining:
-                break
+            await_ends([process.pid for process in remaining], 1.0)
+            for started in (*self.others, *self.clients.values()):
+                started.process.poll()
+            remaining, number = self.ours(), signal.SIGKILL
         for log in self.logs.values():
             log.close()
         return [f"{process.pid} {process.state} {process.arguments}" for process in remaining]
