@@ -226,16 +226,14 @@ class Keeper:
         self._stopping = True
 
     def _end(self) -> int:
-        if self._child:
-            with suppress(ProcessLookupError):
-                os.kill(self._child, signal.SIGTERM)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._child:
+                with suppress(ProcessLookupError):
+                    os.kill(self._child, number)
             limit = time.monotonic() + STOPPING
             while self._child and time.monotonic() < limit:
                 time.sleep(0.01)
                 self._reap()
-            if self._child:
-                with suppress(ProcessLookupError):
-                    os.kill(self._child, signal.SIGKILL)
         with suppress(OSError):
             Path(self._address).unlink()
         return 0
