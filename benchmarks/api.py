@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import Figure
-from benchmarks.place import ALICE, BOB, stage, timed
+from benchmarks.place import ALICE, BOB, CAROL, DAVE, ERIN, stage, timed
 from demo.stage import until
+from mpsagent.sim.cli import interpreter
 
 CLIENTS, WAITING = 48, 20
 CONNECTIONS = 8
 STREAMS, RATE = 200, 100
+FLOODERS = (BOB, CAROL, DAVE, ERIN)
 LOAD = str(Path(__file__).with_name("load.py"))
 
 
@@ -95,6 +98,49 @@ def streams(quick: bool) -> list[Figure]:
                f"one stream: {one['p50'] * 1000:.1f} ms, {one['p99'] * 1000:.1f} ms; {many['rate']:,.0f} lines a "
                f"second, {max(0.0, missing) * 100:.1f} % not there in time; as root; events of a timer, no agent")
     ]  # fmt: skip
+
+
+def floods(quick: bool) -> list[Figure]:
+    """Root's questions while four users ask for all that they can get, under the bounds as they are."""
+    seconds, beside, alone = (2 if quick else 8), [], []
+    with tempfile.TemporaryDirectory(prefix="mpsagent-bench-") as name:
+        Path(name).chmod(0o755)
+        socket, admin = f"{name}/api", f"{name}/api-admin"
+        with serving("events", socket, 20, "bounded"):
+            for _ in range(1 if quick else 3):
+                alone.append(load("requests", admin, "/v1/status", 1, seconds))
+                with flooding(Path(name), socket) as came:
+                    beside.append(load("requests", admin, "/v1/status", 1, seconds))
+    late, quiet = (statistics.median(one["p99"] for one in them) for them in (beside, alone))
+    return [
+        Figure(f"root's /v1/status beside {len(FLOODERS)} users who ask for 1,000 events in 32 loops, p50, p99",
+               f"{statistics.median(one['p50'] for one in beside) * 1000:.1f} ms, {late * 1000:.1f} ms",
+               "p99 under 100 ms", late < 0.1,
+               f"without them: p99 {quiet * 1000:.1f} ms; {sum(came) / 1e6:,.0f} MB to them the last time; no agent")
+    ]  # fmt: skip
+
+
+@contextmanager
+def flooding(place: Path, socket: str) -> Iterator[list[int]]:
+    """Users at full speed; the list has at the end how many bytes came to each."""
+    script, came = place / "flood.py", list[int]()
+    shutil.copyfile(Path(__file__).with_name("flood.py"), script)
+    users = [
+        subprocess.Popen([interpreter(), "-IS", str(script), socket], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         text=True, user=uid, group=uid, extra_groups=[], cwd="/", env={})
+        for uid in FLOODERS
+    ]  # fmt: skip
+    try:
+        for one in users:
+            assert one.stdout is not None
+            if one.stdout.readline() != "on\n":
+                raise RuntimeError("a user did not start")
+        yield came
+        came += [int(one.communicate(timeout=60)[0]) for one in users]
+    finally:
+        for one in users:
+            one.kill()
+            one.wait()
 
 
 @contextmanager

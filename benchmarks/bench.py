@@ -31,6 +31,7 @@ MEASURES = {
     "start": start.starting,
     "requests": api.requests,
     "streams": api.streams,
+    "floods": api.floods,
     "service": system.as_a_service,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured.md"

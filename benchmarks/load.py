@@ -1,6 +1,7 @@
 """Load for the API, from a process of its own: ``requests SOCKET TARGET CONNECTIONS SECONDS`` and ``streams`` with the
 same print what they measured as JSON. ``hello SOCKET`` is the smallest server that aiohttp can be, ``events SOCKET
-RATE`` the API with a history on disk, to which a timer appends.
+RATE`` the API with a history on disk, to which a timer appends; with ``bounded`` as a third word it has its usual
+bounds, and 2,000 events.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ async def _hello(socket: str) -> None:
     await asyncio.Event().wait()
 
 
-async def _events(socket: str, rate: float) -> None:
+async def _events(socket: str, rate: float, bounded: bool) -> None:
     from mpsagent.interfaces import listen
     from mpsagent.interfaces.api import Api
     from mpsagent.interfaces.peers import Bounds
@@ -114,13 +115,16 @@ async def _events(socket: str, rate: float) -> None:
         def newest(self) -> int:
             return history.newest
 
-    bounds = replace(Bounds(), connections_reserve=256, connections_per_uid=256)
+    for number in range(2000 if bounded else 0):
+        history.append("action", time.time(), action="TerminateClient", pid=number, uid=20001, reason="the turn " * 10)
+    bounds = Bounds() if bounded else replace(Bounds(), connections_reserve=256, connections_per_uid=256)
 
     async def nobody(_uid: int) -> bool:
         return False
 
     api = Api(Backend(), nobody, bounds)
-    await api.start(listen.bind(Path(socket)))
+    path = Path(socket)
+    await api.start(listen.bind(path), listen.bind_administrators(listen.administrators_path(path), None))
     print("ready", flush=True)
     due = time.monotonic()
     while True:
@@ -134,7 +138,7 @@ def main() -> None:
     if word == "hello":
         asyncio.run(_hello(socket))
     elif word == "events":
-        asyncio.run(_events(socket, float(rest[0])))
+        asyncio.run(_events(socket, float(rest[0]), "bounded" in rest))
     else:
         ask: Callable[..., Awaitable[dict[str, float]]] = _requests if word == "requests" else _streams
         found = ask(socket, rest[0], int(rest[1]), float(rest[2]))
