@@ -17,7 +17,7 @@ WORKERS ?= 3
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint types format schema modules test demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm clean
+.PHONY: help venv system-packages lint types format schema modules docs test demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm clean
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
@@ -26,6 +26,7 @@ help:
 	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
 	@echo '                      (SHARING=together|apart, SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
+	@echo 'make docs             README and docs/ as pages for a browser, in build/docs'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
 	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
 	@echo 'make venv | lint | format | schema | modules | lock | wheel | deb | rpm | clean'
@@ -62,6 +63,10 @@ schema: $(STAMP)
 # The table of modules in docs/architecture.md, from the modules' first sentences; a test says when it is out of date.
 modules: $(STAMP)
 	@$(PY) packaging/write_module_table.py
+
+# All links lead somewhere, or it fails; tests/test_docs_built.py does the same.
+docs: $(STAMP)
+	@$(PY) packaging/build_docs.py
 
 test: lint
 	@packaging/system-packages.sh $(PYTHON) tests

@@ -201,6 +201,8 @@ def page(tmp_path: Path) -> Path:
 
 
 PHOTOGRAPHS = os.environ.get("MPSAGENT_PHOTOGRAPHS")
+if PHOTOGRAPHS:
+    Path(PHOTOGRAPHS).mkdir(parents=True, exist_ok=True)
 """Where the pictures go for a person to look at; else nowhere that lasts."""
 BOX = "(({x, y, width, height}) => ({x, y, width, height}))(document.querySelector(%s).getBoundingClientRect())"
 
