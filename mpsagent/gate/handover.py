@@ -138,7 +138,8 @@ class Passed:
 class Failed:
     """Over: not handed over. ``lost``: the client had its descriptor, and its handshake was finished for it.
     ``daemon``: the fault concerns every client, not this one. ``unconfirmed``: the daemon answers, and its limits are
-    not those that were set. ``never``: this driver cannot give what the policy asks for, so it is no use to wait."""
+    not those that were set. ``fault``: a server is in FAULT; whoever went there now would be lost. ``never``: this
+    driver cannot give what the policy asks for, so it is no use to wait."""
 
     stage: Stage
     why: str
@@ -146,6 +147,7 @@ class Failed:
     daemon: bool = False
     unconfirmed: bool = False
     never: bool = False
+    fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +215,8 @@ class HandOver:
         self.servers = verdict.servers
         if self._gone:
             return self._left()
+        if verdict.fault:
+            return self._fail(verdict.why or "", fault=True)
         if verdict.again and self._sessions < MOST_SESSIONS:
             # a server that was killed is named by the daemon for some 20 ms more (recording 02, R6)
             new = verdict.why is None and self._sessions == 1  # the first session tells who serves

@@ -32,8 +32,9 @@ NOT_ADMITTED = "not admitted any more; it is held on"
 MOST_LATE = 256
 """Clients whose acknowledgement is outstanding; beyond it the oldest connection is closed."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
-"""Seconds for which no one is handed over after a client has met a server in FAULT, doubling: a descriptor is given
-there all the same, and each client would be lost. In this time the agent learns of the fault and says what to do."""
+"""Seconds for which no one is handed over once a server is known to be in FAULT, doubling: a descriptor is given there
+all the same, and each client would be lost. In this time the agent learns of the fault and says what to do; where there
+is no agent, and no command that asks for the status, each time one client is lost."""
 FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED = 0.1, 30.0
 """Seconds until limits are told again to a daemon that confirms neither a user's nor the fail-safe ones, doubling: each
 time is a dozen lines of control.log. Other admissions are tried at once."""
@@ -199,8 +200,7 @@ class HandOvers:
     def _passed(self, handing: Handing, outcome: handover.Passed, *, acknowledged: bool = True) -> None:
         connection, who = handing.connection, handing.connection.peer
         if outcome.status == SERVER_NOT_READY:
-            self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
-            self._lane.rest(self._not_ready)
+            self._rest_in_fault()
         elif acknowledged:
             self._not_ready = self._unconfirmed = 0.0
         self._processes.passed(connection, outcome.limits, self.instance)
@@ -244,8 +244,14 @@ class HandOvers:
         if outcome.unconfirmed:
             self._unconfirmed = min(LONGEST_UNCONFIRMED, self._unconfirmed * 2 or FIRST_UNCONFIRMED)
             self._lane.rest(self._unconfirmed)
+        elif outcome.fault:
+            self._rest_in_fault()
         elif outcome.daemon:
             self._lane.down()
+
+    def _rest_in_fault(self) -> None:
+        self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
+        self._lane.rest(self._not_ready)
 
     # --- what clients do while, or after, they are handed over -------------------------------------------------------
 

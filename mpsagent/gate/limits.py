@@ -1,8 +1,8 @@
 """How limits are told to the daemon in a front-end session, and when its answers confirm them.
 
-One session lists the servers, sets the defaults and the limits of the servers that ran when last asked, and asks for
-everything again. An answer has no mark at its end and a device without limit answers nothing, so a question that is
-always answered stands before each of them.
+One session lists the servers, asks those that ran when last asked whether they are in FAULT, sets the defaults and these
+servers' limits, and asks for everything again. An answer has no mark at its end and a device without limit answers
+nothing, so a question that is always answered stands before each of them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _SIZE = re.compile(r"\d{1,9}[MG]", re.ASCII)
 _PID = re.compile(r"\d{1,10}", re.ASCII)
 _NO_MEMORY = re.compile(r'Unknown command "[gs]et_(default_)?device_pinned_mem_limit"')
 """Driver 470's MPS: it has no memory limits, so none are in force."""
+_STATUS = re.compile(r'ACTIVE|FAULT|Server \d{1,10} not found|Unknown command "get_server_status"')
+"""What a server's status may be: one that has just ended, and drivers 470 and 535, do not have one."""
 
 
 def threads_text(limits: Limits) -> str:
@@ -49,10 +51,12 @@ def _ordinals(limits: Limits, devices: Iterable[int]) -> list[int]:
 
 
 def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -> list[str]:
-    """The session: who serves, the defaults, the limits of ``servers``, and every value asked for again."""
+    """The session: who serves, the status of ``servers``, the defaults, the limits of ``servers``, and every value asked
+    for again."""
     ordinals = _ordinals(limits, devices)
     percent = threads_text(limits)
-    batch = ["get_server_list", f"set_default_active_thread_percentage {percent}"]
+    batch = ["get_server_list", *(f"get_server_status {server}" for server in sorted(servers))]
+    batch += [f"set_default_active_thread_percentage {percent}"]
     batch += [f"set_default_device_pinned_mem_limit {device} {memory_text(limits, device)}" for device in ordinals]
     for device in ordinals:
         batch += ["get_default_active_thread_percentage", f"get_default_device_pinned_mem_limit {device}"]
@@ -70,12 +74,13 @@ def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -
 class Verdict:
     """``servers``: who serves now. ``why``: None when every value is confirmed, else what is not. ``again``: the
     servers were others than expected, or one of them does not say what it should: it may be about to end, and the
-    session has to be repeated. ``never``: this driver's MPS cannot do it at all."""
+    session has to be repeated. ``never``: this driver's MPS cannot do it at all. ``fault``: a server takes no one."""
 
     servers: tuple[int, ...]
     why: str | None = None
     again: bool = False
     never: bool = False
+    fault: bool = False
 
 
 def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answers: Sequence[str]) -> Verdict:
@@ -90,6 +95,12 @@ def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answ
     present = tuple(sorted(set(found)))
     if len(present) > MOST_SERVERS:
         return Verdict((), f"MPS names {len(present)} servers")
+    fault = False
+    for _ in servers:
+        if lines and _STATUS.fullmatch(lines[0]):
+            fault |= lines.pop(0) == "FAULT"
+    if fault:
+        return Verdict(present, "its server is in FAULT and takes no one", fault=True)
     rest, why = _compare(limits, ordinals, lines, "the default", none)
     if why is not None:
         impossible = len(lines) < len(every) and any(limits.memory.values())

@@ -267,6 +267,13 @@ def test_an_acknowledgement_is_the_clients_own_status() -> None:
     assert machine.client_message(word) == [Acknowledge(word), Passed(WANTED, False, 807)]
 
 
+def test_a_client_is_not_handed_over_to_a_server_in_fault() -> None:
+    machine = HandOver(Plan(WANTED, SAFE, servers=(77,)))
+    machine.start()
+    why = "its server is in FAULT and takes no one"
+    assert machine.session(["77", "FAULT"]) == [Failed(Stage.LIMITS, why, fault=True)]
+
+
 @pytest.mark.parametrize("stage", [Stage.LIMITS, Stage.CONNECT, Stage.GREETING])
 def test_until_the_daemon_is_told_a_hand_over_can_be_withdrawn(stage: Stage) -> None:
     machine = until(stage)

@@ -32,6 +32,7 @@ def test_memory_is_printed_in_whole_gibibytes_rounded_down(size: int, text: str 
 def test_the_session_names_both_defaults_and_servers() -> None:
     assert commands(SMALL, [0, 1], [77]) == [
         "get_server_list",
+        "get_server_status 77",
         "set_default_active_thread_percentage 20.0",
         "set_default_device_pinned_mem_limit 0 20389M",
         "set_default_device_pinned_mem_limit 1 0G",
@@ -66,6 +67,23 @@ GOOD = ["20.0", "20.0", "19G", "20.0"]
 )
 def test_answers_of_a_daemon_that_did_it(answers: list[str], verdict: Verdict) -> None:
     assert judge(SMALL, [0], [77], answers) == verdict
+
+
+@pytest.mark.parametrize("status", ["ACTIVE", 'Unknown command "get_server_status"'])
+def test_a_server_that_works_or_cannot_say_takes_clients(status: str) -> None:
+    """Drivers 470 and 535 do not know the command."""
+    assert judge(SMALL, [0], [77], ["77", status, *GOOD, *GOOD]) == Verdict((77,))
+
+
+def test_a_server_that_has_just_ended_is_no_answer_about_limits() -> None:
+    assert judge(SMALL, [0], [77], ["Server 77 not found", *GOOD]) == Verdict((), again=True)
+
+
+@pytest.mark.parametrize("rest", [[*GOOD, *GOOD], [*GOOD, "0.0"], []])
+def test_a_server_in_fault_takes_no_one_whatever_its_limits(rest: list[str]) -> None:
+    verdict = judge(SMALL, [0], [77, 78], ["77\n78", "ACTIVE", "FAULT", *rest])
+    assert verdict.fault
+    assert verdict.servers == (77, 78)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +134,9 @@ def test_a_daemon_that_prints_as_mps_does_confirms_every_value(
         word, *rest = command.split()
         if word == "get_server_list":
             answers += [str(server) for server in sorted(servers)]
+            continue
+        if word == "get_server_status":
+            answers.append("ACTIVE")
             continue
         default = "default" in word
         target = "" if default else rest.pop(0)

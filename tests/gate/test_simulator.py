@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mpsagent.gate.link import Failed, Passed, User
+from mpsagent.gate.link import Applied, Failed, Passed, User
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import MIB, multiprocessors_for_percent
 from tests.gate.rig import GIB, Agent, Rig, admissions, rigs, wait_for
@@ -74,8 +74,8 @@ def test_a_client_that_is_at_work_keeps_its_limits_while_others_come(gated: Gate
 
 
 def test_kills_of_the_gate_under_load(gated: Gated, present: int) -> None:
-    gated.agent.say(admissions(others=User(0, "all", Limits(20))))
-    wait_for((gated.rig.state / "admissions.json").exists)
+    gated.agent.say(admissions(others=User(0, "all", Limits(20)), number=2))
+    gated.agent.wait(Applied, number=2)
     clients = []
     for _ in range(8):
         clients += [gated.client(A, "query") for _ in range(2)]
@@ -83,6 +83,26 @@ def test_kills_of_the_gate_under_load(gated: Gated, present: int) -> None:
         if pid:
             os.kill(pid, signal.SIGKILL)
     for client in clients:
+        assert sms(client, 20, present)
+        assert client.end() == 0
+
+
+def test_a_client_that_comes_in_a_fault_is_held_though_no_agent_says_so(gated: Gated, present: int) -> None:
+    """A leftover keeps the server in FAULT; 807 would be the end of each client that met it."""
+    gated.agent.say(admissions(others=User(0, "all", Limits(20)), number=2))
+    gated.agent.wait(Applied, number=2)
+    gated.agent.close()
+    leftover = gated.client(A, "sleep", "600")
+    leftover.saw(r"\] sms ")
+    assert gated.client(A, "oob", "0.2").end() == 17
+    server = gated.mps.server()
+    wait_for(lambda: gated.mps.ctl(f"get_server_status {server}") == "FAULT\n")
+    asked = len(gated.mps.log("control.log"))
+    later = [gated.client(A, "query") for _ in range(3)]
+    wait_for(lambda: gated.mps.log("control.log")[asked:].count(f"Cmd:get_server_status {server}") >= 3)
+    assert "ERROR" not in "".join(client.text() for client in later)
+    os.kill(leftover.pid, signal.SIGKILL)
+    for client in later:
         assert sms(client, 20, present)
         assert client.end() == 0
 
