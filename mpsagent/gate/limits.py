@@ -1,8 +1,8 @@
 """How limits are told to the daemon in a front-end session, and when its answers confirm them.
 
-One session lists the servers, asks those that ran when last asked whether they are in FAULT, sets the defaults and these
-servers' limits, and asks for everything again. An answer has no mark at its end and a device without limit answers
-nothing, so a question that is always answered stands before each of them.
+One session lists the servers, asks those that ran when last asked whether they are in FAULT, sets the defaults and
+these servers' limits, and asks for everything again. An answer has no mark at its end and a device without limit
+answers nothing, so a question that is always answered stands before each of them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _ordinals(limits: Limits, devices: Iterable[int]) -> list[int]:
 
 
 def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -> list[str]:
-    """The session: who serves, the status of ``servers``, the defaults, the limits of ``servers``, and every value asked
-    for again."""
+    """The session: who serves, the status of ``servers``, the defaults, the limits of ``servers``, and every value
+    asked for again."""
     ordinals = _ordinals(limits, devices)
     percent = threads_text(limits)
     batch = ["get_server_list", *(f"get_server_status {server}" for server in sorted(servers))]
