@@ -356,13 +356,15 @@ class Stage:
         if reply.rc != 0:
             raise StageError(f"the control daemon does not start: {reply}")
 
-    def until(self, true: Callable[[], object], what: str, timeout: float = PATIENCE, every: float = 0.03) -> float:
-        """Wait until something is so; how long that took."""
+    def until(self, true: Callable[[], object], what: str, timeout: float = PATIENCE, every: float = 0.0) -> float:
+        """Wait until something is so; how long that took. `every`: seconds between two looks."""
         since = time.monotonic()
+        pause, longest = (every, every) if every else (0.03, 0.15 if self.quick else 0.03)
         while not true():
             if time.monotonic() > since + timeout:
                 raise StageError(f"not within {timeout:g} s: {what}\n{self.last_words()}")
-            time.sleep(every)
+            time.sleep(pause)
+            pause = min(1.2 * pause, longest)  # a look is a question to the agent: few cores have more to do than that
         return time.monotonic() - since
 
     def last_words(self) -> str:
