@@ -28,4 +28,4 @@ if what == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
     print("was resumed", flush=True)
 if what != "die":
-    time.sleep(120)
+    time.sleep(600)

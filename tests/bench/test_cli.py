@@ -39,7 +39,7 @@ def command(simulated: Path | None, *arguments: str) -> list[str]:
 
 
 def run(simulated: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(simulated, *arguments), capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command(simulated, *arguments), capture_output=True, text=True, timeout=250, check=False)
 
 
 def left(simulated: Path) -> list[str]:
@@ -112,7 +112,7 @@ def test_broken_off_at_any_moment_nothing_is_left(simulated: Path, moment: int, 
     inside = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(number)
     errors = process.communicate(timeout=60)[1]
-    psutil.wait_procs(inside, timeout=30)
+    psutil.wait_procs(inside, timeout=60)
     assert [one for one in inside if one.is_running()] == []
     assert left(simulated) == []
     if number == signal.SIGINT:

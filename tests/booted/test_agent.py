@@ -37,9 +37,8 @@ def test_enabled_it_serves_each_user_by_the_policy(running: Machine) -> None:
     """The main job, as packaged: limits from the first client on, and the journal tells each user's story."""
     assert_served_exactly(running, ALICE)
     assert_served_exactly(running, BOB)
-    story = running.journal("-u", "mpsagent", f"MPS_UID={BOB}")
-    assert story
-    assert "-- No entries --" not in story
+    told = ("-u", "mpsagent", f"MPS_UID={BOB}")
+    until("a story", lambda: (story := running.journal(*told)) and "-- No entries --" not in story)
     status = running.show("mpsagent.service", "StatusText", "NRestarts")
     assert status["StatusText"]
     assert status["NRestarts"] == "0"
@@ -71,12 +70,12 @@ def test_reload_takes_a_good_policy_and_refuses_a_bad_one(running: Machine) -> N
     assert policy["digest"] == good
     assert len(policy["errors"]) == 2
     assert running.run("mpsagent-cli", "status", check=False).returncode == 1
-    assert "threds" in running.journal("-u", "mpsagent")
+    until("the journal has it", lambda: "threds" in running.journal("-u", "mpsagent"))
     assert running.systemctl("is-active", "mpsagent.service") == "active"
     assert multiprocessors(running.run(CLIENT, "query", user=BOB).stdout) == MULTIPROCESSORS * 30 // 200 * 2
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP", "restart"])
 def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: str) -> None:
     """Killed, stuck or restarted: clients work on, requests wait instead of being refused, the state is as before."""
@@ -86,8 +85,8 @@ def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: st
         running.systemctl("--no-block", "restart", "mpsagent.service")
     else:
         running.run("kill", f"-{how}", pid)
-    assert api(running, "/healthz", patience=40) is not None, "a request during the restart waits for the new agent"
-    until("a new agent", lambda: agent_pid(running) not in ("0", pid), 40)
+    assert api(running, "/healthz", patience=90) is not None, "a request during the restart waits for the new agent"
+    until("a new agent", lambda: agent_pid(running) not in ("0", pid))
     until("the state is as before", lambda: servers(running) == before)
     assert [client["uid"] for client in api(running, "/v1/clients")["clients"]] == [int(ALICE)]
     worker.finish()
@@ -107,7 +106,7 @@ def test_stopping_the_agent_leaves_mps_running(running: Machine) -> None:
     assert_served_exactly(running, BOB)
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 def test_a_public_directory_that_was_removed_comes_back_and_one_that_was_stopped_does_not(running: Machine) -> None:
     """`rm -r /tmp/*`: who started after it would run outside MPS. `systemctl stop` is an order."""
     worker = Worker(running, ALICE)
@@ -130,7 +129,7 @@ def test_a_public_directory_that_was_removed_comes_back_and_one_that_was_stopped
     until("nothing to complain of", lambda: not api(running, "/healthz")["problems"])
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 def test_the_gate_takes_the_place_of_a_daemon_that_was_started_by_hand_when_that_has_gone(running: Machine) -> None:
     running.systemctl("stop", *SOCKETS)
     running.run("nvidia-cuda-mps-control", "-d")
@@ -138,7 +137,7 @@ def test_the_gate_takes_the_place_of_a_daemon_that_was_started_by_hand_when_that
     until("said", lambda: "control daemon" in str(api(running, "/healthz")["problems"]))
     assert running.systemctl("is-active", SOCKETS[0], check=False) == "failed"
     running.run("nvidia-cuda-mps-control", text="quit\n")
-    until("its place is taken", lambda: running.systemctl("is-active", SOCKETS[0], check=False) == "active", 60)
+    until("its place is taken", lambda: running.systemctl("is-active", SOCKETS[0], check=False) == "active")
     assert_served_exactly(running, BOB)
 
 

@@ -70,20 +70,20 @@ def said(output: str) -> list[str]:
 def test_modes(library: Path, arguments: list[str], status: int, texts: list[str]) -> None:
     """The lines and statuses that the scenarios, the benchmarks and the simulator's client have in common."""
     client = start(library, *arguments)
-    output, errors = client.communicate(timeout=30)
+    output, errors = client.communicate(timeout=60)
     assert (said(output), client.returncode, errors) == (texts, status, "")
 
 
 @needs_compiler
 def test_a_device_that_is_not_there(library: Path) -> None:
     client = start(library, "query", DEV="3")
-    assert said(client.communicate(timeout=30)[0])[-1] == "cuDeviceGet CUDA_ERROR_INVALID_DEVICE"
+    assert said(client.communicate(timeout=60)[0])[-1] == "cuDeviceGet CUDA_ERROR_INVALID_DEVICE"
     assert client.returncode == 11
 
 
 def test_without_the_library_it_says_so(tmp_path: Path) -> None:
     client = start(tmp_path, "query")
-    output = client.communicate(timeout=30)[0]
+    output = client.communicate(timeout=60)[0]
     if client.returncode == 98:
         assert "libcuda.so.1 cannot be loaded" in output
     else:
@@ -108,5 +108,5 @@ def test_signals_end_it_as_they_end_a_program_in_c(
     while "sms" not in client.stdout.readline():
         time.sleep(0.001)
     client.send_signal(number)
-    client.communicate(timeout=30)
+    client.communicate(timeout=60)
     assert client.returncode == status

@@ -188,6 +188,7 @@ def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig:
     agent.say(admit(TWO, B))
     a, b = rig.client(A), rig.client(B)
     a.served(), b.served()
+    agent.wait(Passed, 2)
     held = rig.waiting_client(C)
     wait_for(lambda: state.load(rig.state, TWO))
     agent.close()

@@ -157,7 +157,7 @@ def test_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
     knock = agent.wait(Knock)
     client.end()
     assert agent.wait(Left).connection == knock.connection
-    assert select.select([agent.pidfds["knock", client.pid]], [], [], 5)[0]
+    assert select.select([agent.pidfds["knock", client.pid]], [], [], 60)[0]
 
 
 def test_a_client_that_is_refused_gets_its_error_after_its_credentials(rig: Rig) -> None:
@@ -177,6 +177,7 @@ def test_the_agent_may_come_late_go_and_be_replaced(rig: Rig) -> None:
     first.say(admissions(User(A, "all", limits(30))))
     served, waiting = rig.client(A), rig.waiting_client(B)
     served.served()
+    first.wait(Passed, pid=served.pid)
     second = rig.agent()
     second.wait(Synced)
     assert second.all(Known)[0].pid == served.pid
@@ -324,12 +325,13 @@ def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) ->
     daemon = rig.start_daemon()
     rig.start_gate()
     agent = rig.agent()
-    agent.say(admissions(others=everybody()))
-    stopped = rig.client(A, "stop")
-    wait_for(lambda: daemon.saw("gave", uid=A))
+    agent.say(admissions(User(A, "all", limits(30))))
     waiting = rig.waiting_client(B)
     agent.wait(Knock, pid=waiting.pid)
-    time.sleep(1)
+    stopped = rig.client(A, "stop")
+    wait_for(lambda: daemon.saw("gave", uid=A))
+    agent.say(admissions(others=everybody()))
+    time.sleep(0.3)
     assert not agent.all(Passed)
     agent = rig.agent()
     assert agent.wait(Handing).pid == stopped.pid
@@ -355,7 +357,7 @@ def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends
     again = rig.agent()
     again.wait(Synced)
     assert [one.pid for one in again.all(Known)] == [client.pid]
-    (met,) = daemon.saw("met")
+    (met,) = wait_for(lambda: daemon.saw("met"))
     assert (met["pid"], met["uid"], met["well"]) == (rig.gate_pid(), A, True)
     wait_for(lambda: daemon.saw("gone", uid=A))
     waiting = rig.waiting_client(B)
@@ -373,7 +375,7 @@ def test_a_client_that_dies_with_its_descriptor_leaves_no_server_stuck(rig: Rig,
     agent.say(admissions(others=everybody()))
     for _ in range(3):
         client = rig.client(A, f"die {point}")
-        client.process.wait(30)
+        client.process.wait(60)
         wait_for(lambda: any(one.pid == client.pid for one in agent.all(Failed) + agent.all(Passed)))  # noqa: B023
         if point == "acknowledged":
             assert agent.wait(Passed, pid=client.pid).acknowledged
@@ -444,7 +446,7 @@ def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> Non
     other = rig.waiting_client(B)
     agent.wait(Left)
     other.served()
-    (met,) = daemon.saw("met", uid=A)
+    (met,) = wait_for(lambda: daemon.saw("met", uid=A))
     assert (met["pid"], met["well"]) == (rig.gate_pid(), True)
     assert not daemon.saw("stuck")
     assert not daemon.saw("hung up")

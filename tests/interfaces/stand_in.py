@@ -287,17 +287,17 @@ def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Pa
     runner = threading.Thread(target=thread)
     runner.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         assert not problems, problems
         yield served
     finally:
         stop.set()
-        runner.join(20)
+        runner.join(60)
         shutil.rmtree(directory, ignore_errors=True)
     assert not problems, problems
 
 
-def until(true: Callable[[], bool], within: float = 45.0) -> None:
+def until(true: Callable[[], bool], within: float = 60.0) -> None:
     """Wait until something is so; a test's only way to wait."""
     end = time.monotonic() + within
     while not true():

@@ -28,6 +28,7 @@ START_UP = {
     "zsh": (["zsh", "-f", "-i"], 'autoload -U compinit; compinit -D -u; eval "$(mpsagent-cli completion zsh)"'),
 }
 PROMPT = "typed-here> "
+PATIENT = str(Path(__file__).with_name("patient"))
 
 
 class Several(StandIn):
@@ -51,6 +52,7 @@ def environment(served: Served, home: Path) -> dict[str, str]:
     return {
         "PATH": f"{Path(PROGRAM).parent}:/usr/bin:/bin", "HOME": str(home), "MPSAGENT_SOCKET": str(served.path),
         "TERM": "dumb", "LC_ALL": "C.UTF-8", "PS1": PROMPT, "PROMPT": PROMPT, "INPUTRC": "/dev/null",
+        "PYTHONPATH": PATIENT,
     }  # fmt: skip
 
 
@@ -138,7 +140,7 @@ def test_fish_offers_them_with_what_they_are(served: Served, tmp_path: Path) -> 
 
 def complete(served: Served | None, *words: str) -> list[str]:
     """As bash asks for the word after these."""
-    line = {"COMP_WORDS": " ".join(["mpsagent-cli", *words]), "COMP_CWORD": str(len(words) + 1)}
+    line = {"COMP_WORDS": " ".join(["mpsagent-cli", *words]), "COMP_CWORD": str(len(words) + 1), "PYTHONPATH": PATIENT}
     done = run(served, _MPSAGENT_CLI_COMPLETE="bash_complete", **line)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()

@@ -35,7 +35,7 @@ def test_a_reader_that_reconnects_with_its_cursor_misses_nothing(served: Served)
     cursor = 0
     try:
         while len(got) < 100:
-            stream = client.lines(str(served.path), f"/v1/events?follow=1&cursor={cursor}", 20)
+            stream = client.lines(str(served.path), f"/v1/events?follow=1&cursor={cursor}", 60)
             for number, line in enumerate(stream):
                 event = json.loads(line)
                 cursor = event["cursor"]
@@ -76,14 +76,14 @@ def test_without_a_cursor_the_newest_come(served: Served) -> None:
 def test_a_quiet_stream_has_a_heartbeat_with_the_cursor(served: Served) -> None:
     """So that a reader knows that the agent lives, and a dead reader is noticed."""
     served.backend.happen("x")
-    stream = client.lines(str(served.path), "/v1/events?follow=1", 20)
+    stream = client.lines(str(served.path), "/v1/events?follow=1", 60)
     first, second = json.loads(next(stream)), json.loads(next(stream))
     assert (first["kind"], second["cursor"], "heartbeat" in second) == ("x", 1, True)
 
 
 def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) -> None:
     """The last line says where to go on; nothing is skipped in silence."""
-    stream = client.lines(str(served.path), "/v1/events?follow=1&cursor=0", 20)
+    stream = client.lines(str(served.path), "/v1/events?follow=1&cursor=0", 60)
     next(stream)
     served.backend.last += 1000
     served.backend.happen("later")
@@ -94,7 +94,7 @@ def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) 
 def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
     """Its connection no longer counts, long before the heartbeat of an hour."""
     with serve(bounds=Bounds(heartbeat=3600)) as other:
-        stream = client.lines(str(other.path), "/v1/events?follow=1", 20)
+        stream = client.lines(str(other.path), "/v1/events?follow=1", 60)
         next(stream)
         stream.close()
         from tests.interfaces.stand_in import until

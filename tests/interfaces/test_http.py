@@ -155,10 +155,10 @@ def test_twice_at_the_same_time_is_a_conflict(served: Served) -> None:
     got: list[int] = []
     first = threading.Thread(target=lambda: got.append(ask(served, "POST", "/v1/resume", Idempotency_Key="k")[0]))
     first.start()
-    assert began.wait(20)
+    assert began.wait(60)
     assert ask(served, "POST", "/v1/resume", Idempotency_Key="k")[0] == 409
     go_on.set()
-    first.join(20)
+    first.join(60)
     assert got == [200]
 
 

@@ -29,7 +29,7 @@ def files(directory: Path, name: str, *sections: str) -> list[str]:
 
 
 def replay(*words: str) -> Any:
-    done = subprocess.run([PROGRAM, "replay", *words, "--json"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([PROGRAM, "replay", *words, "--json"], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -117,7 +117,7 @@ def test_a_hundred_megabytes_need_little_memory(tmp_path: Path) -> None:
         "finally: print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0], file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "replay", *words, "--json"], capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", code, "replay", *words, "--json"], capture_output=True, text=True, timeout=280
     )
     assert len(json.loads(done.stdout)["servers"]) == 2
     assert int(done.stderr) < 100 * 1024, "KiB at its peak"
