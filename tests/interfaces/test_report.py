@@ -85,6 +85,27 @@ def test_a_job_has_its_user_and_limits(served: Served) -> None:
     assert served.backend.asked[-2:] == [("report", "job", None), ("report", "job", "slurm-17")]
 
 
+def test_groups_and_pauses_are_in_table_csv_and_json(served: Served) -> None:
+    """There is a column for pauses where there were any; who is in no group that is known is not hidden."""
+    rows = (
+        {"group": "students", "users": 3, **ROW, "paused": 120.0},
+        {"group": None, "users": 1, **ROW, "gpu": 1.0, "paused": 0.0},
+    )
+    served.backend.rows = rows  # type: ignore[attr-defined]
+    head, first, second = run(served, "report", "--by", "group").splitlines()
+    assert (head.split()[0], head.split()[-1], first.split()[0], first.split()[-1]) == (
+        "GROUP", "PAUSED", "students", "2m00s",
+    )  # fmt: skip
+    assert second.startswith("not known")
+    found = list(csv.DictReader(io.StringIO(run(served, "report", "--by", "group", "--csv"))))
+    assert [(one["group"], one["users"], one["paused_seconds"]) for one in found] == [
+        ("students", "3", "120.0"), ("", "1", "0.0"),
+    ]  # fmt: skip
+    assert json.loads(run(served, "report", "--by", "group", "--json"))["rows"] == list(rows)
+    served.backend.rows = rows[1:]  # type: ignore[attr-defined]
+    assert "PAUSED" not in run(served, "report", "--by", "group")
+
+
 def test_nothing_is_said_as_nothing(served: Served) -> None:
     """An empty table looks like a mistake."""
     assert "no user had a GPU" in run(served, "report")
