@@ -46,6 +46,7 @@ class GateSide:
         if self.earlier is None:
             store, core = self._agent.store, self._agent.core
             store.put("ending", kept.ending_rows(core))
+            store.put("shutdowns", kept.shutdown_rows(core))
             store.put("turn", kept.turn_row(core))
             store.put("served", kept.served_rows(core))
             store.put("suspended", kept.suspended_rows(core))
@@ -109,7 +110,7 @@ class GateSide:
             return
         kept.take_up_turn(agent.core, first, told)
         kept.take_up_usage(agent.core, first, now)
-        agent.take([*told, kept.ending(first, now)])
+        agent.take([*told, *kept.shutdowns(first, agent.core, now), kept.ending(first, now)])
         for one in missed.missed(self._open, agent.state, told, now) if agent.inherited else ():
             agent.counts["missed"] += 1
             agent.write_down(one, now)

@@ -30,6 +30,11 @@ def ending_rows(core: Core) -> list[list[Any]]:
     return [[c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE] for c in climbs.values()]
 
 
+def shutdown_rows(core: Core) -> list[list[Any]]:
+    """Servers that a person has ordered to end."""
+    return [[one.pid, *one.shutdown] for one in core.state.to_end() if one.shutdown is not None]
+
+
 def turn_row(core: Core) -> list[Any] | None:
     """Whose turn it is and how far it has come, so that a warning is given once and a grace does not begin anew."""
     turn = core.memories.turns.turn
@@ -106,6 +111,19 @@ def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
         until = None if until is None else float(until)
         return [inp.DrainOrdered(now, float(row["since"]), until, bool(row.get("restart")))]
     return []
+
+
+def shutdowns(kept: Mapping[str, Any], core: Core, now: float) -> list[inp.Input]:
+    """Of servers that are still the same: not a later process with that pid."""
+    found: list[inp.Input] = []
+    rows = kept.get("shutdowns")
+    for row in rows[:MOST] if isinstance(rows, list) else ():
+        with suppress(ValueError, TypeError):
+            pid, since, by, until, force = row
+            server = core.state.servers.get(int(pid))
+            if server is not None and server.started <= float(since):
+                found.append(inp.ShutdownOrdered(now, server.pid, float(since), float(until), int(by), bool(force)))
+    return found
 
 
 def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:

@@ -1,9 +1,9 @@
 """Who is let in at the gate, with which limits: the table that the gate is told.
 
 It names the user whose turn it is, or with ``sharing = "together"`` all who work or wait; the gate hands them over in
-the order of arrival. Held, not refused: while a server is in FAULT, the control daemon is away, a server is full or a
-drain is on, everybody waits. Refused are only users whom the policy denies, and everybody while the instance has
-failed: these get their CUDA error at once.
+the order of arrival. Held, not refused: while a server is in FAULT or ends by a person's order, the control daemon is
+away, a server is full or a drain is on, everybody waits. Refused are only users whom the policy denies, and everybody
+while the instance has failed: these get their CUDA error at once.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ def admissions(view: View, now: float) -> act.Admissions:
     control = state.control
     able = view.control_alive and control is not None and control.quitting is None
     paused = view.pause_until is not None and now < view.pause_until
-    is_open = able and not view.faulted(now)[0] and not paused and view.given_up is None
+    forced = any(server.shutdown is not None and server.shutdown.force for server in state.to_end())
+    is_open = able and not forced and not view.faulted(now)[0] and not paused and view.given_up is None
     admitted = _admitted(view) if is_open else []
     users = tuple(_admission(view, uid) for uid in admitted)
     processes = tuple(islice(_processes(view, admitted), MOST_PROCESSES)) if view.shares else ()
@@ -110,7 +111,7 @@ def _admission(view: View, uid: int) -> act.Admission:
     return act.Admission(
         uid=uid,
         limits=_at_most(view.limits(uid)),
-        known_only=view.state.drain is not None,
+        known_only=view.state.drain is not None or bool(view.state.to_end()),
         max_clients=rules.max_clients if rules.enforce_limits else None,
         named=view.shares,
         total=rules.total(view.state.devices) if rules.enforce_limits else None,

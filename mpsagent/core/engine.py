@@ -23,6 +23,7 @@ from mpsagent.core import (
     ladder,
     limits,
     pause,
+    shutdown,
     starts,
     turns,
     usage,
@@ -66,6 +67,7 @@ class Memories:
     starts: starts.Memory = field(default_factory=starts.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
     drain: drain.Memory = field(default_factory=drain.Memory)
+    shutdown: shutdown.Memory = field(default_factory=shutdown.Memory)
     apart: apart.Memory = field(default_factory=apart.Memory)
     limits: limits.Memory = field(default_factory=limits.Memory)
     admission: admission.Memory = field(default_factory=admission.Memory)
@@ -296,6 +298,7 @@ _RULES = (
     ("faults", faults),
     ("caps", caps),
     ("drain", drain),
+    ("shutdown", shutdown),
     ("apart", apart),
     ("handovers", handovers),
     ("hangs", hangs),

@@ -257,6 +257,18 @@ class EndClient(NamedTuple):
     at_once: bool
 
 
+class ShutdownOrdered(NamedTuple):
+    """A person wants a server ended; its clients get until ``until`` to end by themselves, or lose it at once
+    (``force``). ``since`` is earlier than ``at`` when an earlier agent was told."""
+
+    at: float
+    server: int
+    since: float
+    until: float
+    by: int
+    force: bool
+
+
 class DrainOrdered(NamedTuple):
     """``until`` None: running work may take as long as it wants. ``since`` is earlier than ``at`` when an earlier agent
     was told. ``restart``: until the control daemon has ended, and no longer."""
@@ -316,6 +328,7 @@ PersonInput = (
     | DevicesFound
     | PeopleKnown
     | EndClient
+    | ShutdownOrdered
     | DrainOrdered
     | DrainResumed
     | ApartHeld

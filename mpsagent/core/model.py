@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from mpsagent.core.inputs import Peer
 from mpsagent.core.queue import Held as Held
@@ -70,6 +71,16 @@ class Attachment:
     devices: frozenset[str] = frozenset()
 
 
+class Shutdown(NamedTuple):
+    """A person's order to end a server: since when, by whom; ``until``: its clients are ended then; ``force``: it is
+    ended under them."""
+
+    since: float
+    by: int
+    until: float
+    force: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server process. ``limits``: what it said it started with; ``idle_since``: when the last pid of ``attached``
@@ -105,6 +116,7 @@ class Server:
     """Its log does not say which client a line is about (drivers before 580)."""
     last_context: int = 0
     """pid of the client whose context connected last: the owner of the next ``is associated`` line."""
+    shutdown: Shutdown | None = None
     listed_at: float | None = None
     listed: frozenset[int] = frozenset()
     """What ``get_client_list`` answered last, and when: the pids with a context."""
@@ -258,6 +270,10 @@ class State:
     def candidates(self, client: Client) -> tuple[Server, ...]:
         """Servers where this client may have a context."""
         return tuple(server for server in self.servers.values() if self.fits(client, server))
+
+    def to_end(self) -> tuple[Server, ...]:
+        """Servers that a person has ordered to end: nothing new is let in until they have gone."""
+        return tuple(server for server in self.servers.values() if server.shutdown is not None)
 
     def clients_of_user(self, uid: int) -> tuple[Client, ...]:
         return tuple(c for c in self.clients.values() if c.uid == uid)

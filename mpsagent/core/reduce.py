@@ -1,7 +1,7 @@
 """``reduce(state, input) -> (state, transitions)``: the only place where the state changes.
 
-Gate, kernel, people and machine are taken in here; what the two logs say is in :mod:`mpsagent.core.reduce_logs`, what
-MPS answers in :mod:`mpsagent.core.reduce_answers`.
+Gate, kernel and actions are taken in here; what the two logs say is in :mod:`mpsagent.core.reduce_logs`, what MPS
+answers in :mod:`mpsagent.core.reduce_answers`, what people order in :mod:`mpsagent.core.reduce_people`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpsagent.core import inputs as inp
-from mpsagent.core import reduce_answers, reduce_logs
+from mpsagent.core import reduce_answers, reduce_logs, reduce_people
 from mpsagent.core import transitions as tr
 from mpsagent.core.actions import (
     Done,
@@ -24,7 +24,7 @@ from mpsagent.core.actions import (
     Thaw,
 )
 from mpsagent.core.changes import Out, back, bounded, known_again, lost, server_ended, without
-from mpsagent.core.model import Client, Control, Drain, Gate, Held, Outcome, State
+from mpsagent.core.model import Client, Control, Gate, Held, Outcome, State
 from mpsagent.core.queue import Queue
 
 MOST_HELD = 10_000
@@ -318,54 +318,7 @@ def _silent(state: State, event: inp.DaemonSilent, out: Out) -> State:
     return state if since == state.silent_since else replace(state, silent_since=since)
 
 
-# --- people and the machine -------------------------------------------------------------------------------------------
-
-
-def _policy(state: State, event: inp.PolicyChanged, out: Out) -> State:
-    return replace(state, policy=event.policy)
-
-
-def _devices(state: State, event: inp.DevicesFound, out: Out) -> State:
-    return state if state.devices == event.devices else replace(state, devices=event.devices)
-
-
-def _people(state: State, event: inp.PeopleKnown, out: Out) -> State:
-    return replace(state, identities=dict(event.identities))
-
-
-def _drain(state: State, event: inp.DrainOrdered, out: Out) -> State:
-    """Ordered again, it is the same drain with another time."""
-    if event.restart and (state.control is None or not state.control.proven):
-        return state  # it has ended already
-    since = event.since if state.drain is None else state.drain.since
-    return replace(state, drain=Drain(since, event.until, event.restart))
-
-
-def _resumed(state: State, event: inp.DrainResumed, out: Out) -> State:
-    return replace(state, drain=None)
-
-
-def _apart_held(state: State, event: inp.ApartHeld, out: Out) -> State:
-    return state if state.apart_held == event.why else replace(state, apart_held=event.why)
-
-
-def _lease_given(state: State, event: inp.LeaseGiven, out: Out) -> State:
-    lease = event.lease
-    pid = None if lease.process is None else lease.process[0]
-    out.append(tr.LeaseGiven(event.at, lease.number, lease.by, lease.until, lease.uid, lease.cgroup, pid, lease.name))
-    return replace(state, leases=(*state.leases, event.lease))
-
-
-def _lease_ended(state: State, event: inp.LeaseEnded, out: Out) -> State:
-    ended = next((one for one in state.leases if one.number == event.number), None)
-    if ended is None:
-        return state
-    out.append(tr.LeaseEnded(event.at, event.number, event.by, ended.name))
-    return replace(state, leases=tuple(one for one in state.leases if one is not ended))
-
-
-def _restart(state: State, event: inp.RestartOrdered, out: Out) -> State:
-    return replace(state, start_failure=None)
+# --- how actions ended ------------------------------------------------------------------------------------------------
 
 
 def _done(state: State, event: Done, out: Out) -> State:
@@ -413,6 +366,7 @@ def not_handed(state: State, admitted: frozenset[int]) -> State:
 _RULES: dict[type, Callable[[State, Any, Out], State]] = {
     **reduce_logs.RULES,
     **reduce_answers.RULES,
+    **reduce_people.RULES,
     inp.GateConnected: _gate_connected,
     inp.GateSynced: _gate_synced,
     inp.GateLost: _gate_lost,
@@ -433,14 +387,5 @@ _RULES: dict[type, Callable[[State, Any, Out], State]] = {
     inp.ProcessesSeen: _seen,
     inp.MemorySeen: _memory,
     inp.DaemonSilent: _silent,
-    inp.PolicyChanged: _policy,
-    inp.DevicesFound: _devices,
-    inp.PeopleKnown: _people,
-    inp.DrainOrdered: _drain,
-    inp.DrainResumed: _resumed,
-    inp.ApartHeld: _apart_held,
-    inp.RestartOrdered: _restart,
-    inp.LeaseGiven: _lease_given,
-    inp.LeaseEnded: _lease_ended,
     Done: _done,
 }

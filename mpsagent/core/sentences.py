@@ -210,6 +210,11 @@ def _restart(w: _Words) -> str:
     return f"{w.user('by')} ordered a restart of the control daemon{until}"
 
 
+def _shutdown(w: _Words) -> str:
+    until = "by force" if w["force"] else f"its clients get {w.span('timeout')} to end by themselves"
+    return f"{w.user('by')} ordered the end of server {w['pid']}{w.of_user()}; {until}"
+
+
 def _drain(w: _Words) -> str:
     timeout = w.get("timeout")
     until = "" if timeout is None else f"; what still runs after {duration_text(float(timeout))} is ended"
@@ -225,6 +230,7 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "server.starting": lambda w: f"server {w['pid']}{w.of_user()} is starting",
     "server.ready": lambda w: f"server {w['pid']}{w.of_user()} is ready",
     "server.ended": _server_ended,
+    "server.shutdown_ordered": _shutdown,
     "server.start_failed": _start_failed,
     "server.full": lambda w: f"server {w['server']} is full ({w['limit']} clients)",
     "server.fault": lambda w: f"server {w['server']}{w.of_user()} is in FAULT and takes no new clients",

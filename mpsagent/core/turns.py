@@ -203,7 +203,7 @@ def _present(view: View, memory: Memory, now: float) -> _Present:
 
 def _on_its_way(view: View, memory: Memory, uid: int, now: float) -> tuple[Memory, list[float]]:
     """Its first connection is on its way through the gate; who came later waits, but not without end."""
-    if view.sent is None or not view.sent[1].open or view.state.drain is not None:
+    if view.sent is None or not view.sent[1].open or view.state.drain is not None or view.state.to_end():
         return replace(memory, tried=None), []
     if memory.tried is None:
         if not view.let_in(uid):
@@ -418,11 +418,11 @@ def _renew(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
 def _make_way(
     view: View, memory: Memory, blocking: list[Server], uid: int, now: float
 ) -> tuple[Memory, list[act.Action], list[tr.Transition], list[float]]:
-    """The server of the user before has to exit first. It is told at once when its last client has left, instead of
-    MPS's own back-off, which grows to seconds (recording 02, R3). One that starts, stops or is in FAULT is waited for:
+    """The server of the user before has to exit first. It is told at once when its last client has left: MPS's own
+    back-off grows to seconds (recording 02, R3). One that starts, stops, is in FAULT or ordered to end is waited for:
     other rules see to that, and to one that never makes way."""
     server = blocking[0]
-    if server.status is not Status.ACTIVE:
+    if server.status is not Status.ACTIVE or server.shutdown is not None:
         return memory, [], [], []
     due = server.idle_since
     if due is None:

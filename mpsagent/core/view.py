@@ -258,15 +258,16 @@ class View:
         return min(since, default=None)
 
     def may_pause(self, uid: int) -> bool:
-        """The user's processes may be paused: by the policy, and as things are. Not in a drain, where everybody's work
-        is to end; nor while a fault is to end, which nobody can leave who stands (X13, recording 08, G17)."""
+        """The user's processes may be paused: by the policy, and as things are. Not in a drain or where a server is to
+        end, because everybody's work is to end; nor while a fault is to end, which nobody can leave who stands (X13,
+        recording 08, G17)."""
         rules, control = self.rules(uid), self.state.control
         return (
             rules.switch_action == "pause" and rules.enforce_switch and not rules.switch_exempt
             and self.sharing == "turns" and self.shared and not self.outdated
             and self.identified(uid) and not self.denied(uid)
             and control is not None and control.proven and control.quitting is None
-            and self.given_up is None and self.state.drain is None
+            and self.given_up is None and self.state.drain is None and not self.state.to_end()
             and not any(server.status is Status.FAULT for server in self.state.servers.values())
         )  # fmt: skip
 

@@ -193,6 +193,15 @@ class Answers:
         await self._written_down()
         return {**found, "user": self._name(found["uid"])}
 
+    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
+        found = requests.shutdown_server(self.agent, pid, timeout, force=force, dry_run=dry_run, by=by)
+        if found is None:
+            raise Problem(404, f"process {pid} is not a server of MPS", "pid", "see `mpsagent-cli servers`")
+        await self._written_down()
+        clients = [{**one, "user": self._name(one["uid"])} for one in found["clients"]]
+        user = None if found["uid"] is None else self._name(found["uid"])
+        return {**found, "user": user, "clients": clients}
+
     async def drain(self, timeout: float | None, by: int) -> Json:
         until = requests.drain(self.agent, timeout, by)
         await self._written_down()

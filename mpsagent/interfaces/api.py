@@ -71,6 +71,7 @@ class Api:
         get("/v1/events", events.events)
         get("/v1/report", reads.report)
         post("/v1/clients/{pid}/terminate", orders.terminate)
+        post("/v1/servers/{pid}/shutdown", orders.shutdown_server)
         post("/v1/drain", orders.drain)
         post("/v1/resume", orders.resume)
         post("/v1/restart", orders.restart)

@@ -15,16 +15,16 @@ from mpsagent.interfaces.peers import Bounds
 from mpsagent.interfaces.rights import Rights
 from mpsagent.mps.units import parse_duration
 
+_Keys = Mapping[str, type | tuple[type, ...]]
+_TIMEOUT: _Keys = {"timeout": (str, int, float, type(None))}
+
 
 class Orders:
     def __init__(self, backend: Backend, rights: Rights, bounds: Bounds) -> None:
         self._backend, self._rights, self._bounds = backend, rights, bounds
 
     async def terminate(self, request: web.Request) -> web.Response:
-        text = request.match_info["pid"]
-        if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-            raise Problem(400, "not a process id", "pid", "/v1/clients/PID/terminate")
-        pid = int(text)
+        pid = _pid(request)
         body = await self._body(request, {"now": bool, "dry_run": bool})
         owner = self._backend.owner(pid)
         if owner is None:
@@ -32,6 +32,16 @@ class Orders:
         peer = await self._rights.acting(request, f"end client {pid}", owner)
         now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
         return json_answer(await self._backend.terminate(pid, now=now, dry_run=dry_run, by=peer.uid))
+
+    async def shutdown_server(self, request: web.Request) -> web.Response:
+        pid = _pid(request)
+        peer = await self._rights.acting(request, f"end server {pid}")
+        body = await self._body(request, {**_TIMEOUT, "force": bool, "dry_run": bool})
+        timeout, force, dry_run = _seconds(body), bool(body.get("force")), bool(body.get("dry_run"))
+        if force and timeout is not None:
+            raise Problem(400, "by force nobody is waited for", "timeout", "leave out timeout, or force")
+        found = await self._backend.shutdown_server(pid, timeout, force=force, dry_run=dry_run, by=peer.uid)
+        return json_answer(found)
 
     async def drain(self, request: web.Request) -> web.Response:
         peer = await self._rights.acting(request, "drain")
@@ -66,18 +76,10 @@ class Orders:
 
     async def _order(self, request: web.Request, *, timed: bool = True) -> tuple[float | None, str | None]:
         """Seconds and the name of an instance, from a body with at most ``timeout`` and ``instance`` in it."""
-        known: dict[str, type | tuple[type, ...]] = {"timeout": (str, int, float, type(None))} if timed else {}
-        body = await self._body(request, {**known, "instance": (str, type(None))})
-        timeout = body.get("timeout")
-        try:
-            seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
-            if seconds is not None and not 0 <= seconds <= 366 * 86400:
-                raise ValueError("it is negative, or longer than a year")
-        except ValueError as error:
-            raise Problem(400, f"timeout: {error}", "timeout", 'seconds, or a text like "10m"') from None
-        return None if seconds is None else float(seconds), body.get("instance")
+        body = await self._body(request, {**(_TIMEOUT if timed else {}), "instance": (str, type(None))})
+        return _seconds(body), body.get("instance")
 
-    async def _body(self, request: web.Request, allowed: Mapping[str, type | tuple[type, ...]]) -> Json:
+    async def _body(self, request: web.Request, allowed: _Keys) -> Json:
         """The JSON object in the body, each key checked; an empty body is an empty object."""
         async with asyncio.timeout(self._bounds.body_time):
             raw = await request.read()
@@ -96,6 +98,25 @@ class Orders:
                 names = " or ".join(kind.__name__ for kind in _types(allowed[key]))
                 raise Problem(400, f"{key!r} is not of type {names}", "body")
         return body
+
+
+def _pid(request: web.Request) -> int:
+    text = request.match_info["pid"]
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise Problem(400, "not a process id", "pid", "a number, as `mpsagent-cli clients` and `servers` show it")
+    return int(text)
+
+
+def _seconds(body: Json) -> float | None:
+    """Its ``timeout``."""
+    timeout = body.get("timeout")
+    try:
+        seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
+        if seconds is not None and not 0 <= seconds <= 366 * 86400:
+            raise ValueError("it is negative, or longer than a year")
+    except ValueError as error:
+        raise Problem(400, f"timeout: {error}", "timeout", 'seconds, or a text like "10m"') from None
+    return None if seconds is None else float(seconds)
 
 
 def _types(kind: type | tuple[type, ...]) -> tuple[type, ...]:

@@ -121,6 +121,10 @@ class Backend(Protocol):
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         """End one client by the ladder. ``by``: the uid that asked; already checked by the API."""
 
+    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
+        """End one server; its clients get ``timeout`` seconds to end by themselves (None: the policy's ``kill_grace``).
+        ``force``: it ends under them. Raises Problem(404)."""
+
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
         """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there.
         Raises Problem(404) when there is none of that name."""

@@ -26,7 +26,7 @@ _watch = click.option("--watch", "every", type=click.FloatRange(0.1, 86400), met
                       help="Show it again and again, until Ctrl-C.")  # fmt: skip
 
 _LATE = {"bench": "cli_bench", "history": "cli_report", "lease": "cli_lease", "metrics": "cli_metrics",
-         "report": "cli_report", "timeline": "cli_timeline"}  # fmt: skip
+         "report": "cli_report", "server": "cli_server", "timeline": "cli_timeline"}  # fmt: skip
 
 
 @click.group(commands=Late(_LATE), context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""What a shell offers on TAB: clients, users, instances and leases that there are now.
+"""What a shell offers on TAB: clients, servers, users, instances and leases that there are now.
 
 Without an agent, or when it takes too long, nothing is offered and nothing said: the line is still being typed. What is
 offered stands in a shell's command line, so it is plain words; what is told beside it is safe for a terminal.
@@ -43,6 +43,10 @@ def instances(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     return _offered(((one.get("name"), "an instance of MPS") for one in _rows(ctx, "instances", "status")), incomplete)
 
 
+def servers(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return _offered(((one.get("pid"), _server(one)) for one in _rows(ctx, "servers")), incomplete)
+
+
 def leases(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """By number."""
     return _offered(((one.get("id"), _lease(one)) for one in _rows(ctx, "leases")), incomplete)
@@ -54,6 +58,10 @@ def _process(one: Any) -> str:
 
 def _user(one: Any) -> str:
     return f"user {one.get('uid')}" if one.get("user") is None else f"{one['user']} ({one.get('uid')})"
+
+
+def _server(one: Any) -> str:
+    return f"{'all users' if one.get('shared') else _user(one)} {one.get('status')}: {one.get('clients')} clients"
 
 
 def _lease(one: Any) -> str:

@@ -83,6 +83,18 @@ def until_ended(path: str, cursor: int, pid: int) -> int:
     return _until(path, cursor, END_DEADLINE, lambda event: event.get("pid") == pid, over, missing)
 
 
+def until_shut_down(path: str, cursor: int, pid: int, seconds: float) -> int:
+    """Say what is done to a server, which may take so long, until it has ended; the exit status."""
+
+    def mine(event: Json) -> bool:
+        return event.get("server") == pid or (event["kind"].startswith("server.") and event.get("pid") == pid)
+
+    def over(event: Json) -> int | None:
+        return FINE if event["kind"] == "server.ended" else None
+
+    return _until(path, cursor, seconds + END_DEADLINE, mine, over, f"server {pid} has not ended so far")
+
+
 def until_restarted(path: str, cursor: int, seconds: float) -> int:
     """Say what becomes of a restart of the control daemon, which may take so long; the exit status."""
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.interfaces.cli_text import PAGE, Json, local, safe, user
+from mpsagent.interfaces.cli_text import PAGE, Json, local, many, safe, user
 
 
 def answered(answer: Json, now: datetime) -> list[str]:
@@ -21,7 +21,7 @@ def answered(answer: Json, now: datetime) -> list[str]:
         files = ", ".join(safe(one) for one in answer["files"]) or "no file: the defaults"
         return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}"]
     if "steps" in answer and "dry_run" in answer:
-        return _ending(answer)
+        return _ending_server(answer) if "clients" in answer else _ending(answer)
     return tree(answer)
 
 
@@ -29,7 +29,23 @@ def _ending(answer: Json) -> list[str]:
     """How a client is ended, or would be."""
     server = "" if answer.get("server") is None else f" at server {answer['server']}"
     verb = "would be" if answer["dry_run"] else "is being"
-    lines = wrap(f"Client {answer['pid']} of {user(answer)}{server} {verb} ended, until it has gone:", PAGE)
+    return _steps(f"Client {answer['pid']} of {user(answer)}{server} {verb} ended, until it has gone:", answer)
+
+
+def _ending_server(answer: Json) -> list[str]:
+    """How a server is ended, or would be."""
+    verb = "would be" if answer["dry_run"] else "is being"
+    return _steps(f"Server {answer['pid']} with {at_work(answer)} {verb} ended, until it has gone:", answer)
+
+
+def at_work(answer: Json) -> str:
+    """``2 clients of alice, bob``"""
+    clients = answer["clients"]
+    return f"{many(len(clients), 'client')} of {', '.join(sorted(set(map(user, clients))))}" if clients else "no client"
+
+
+def _steps(first: str, answer: Json) -> list[str]:
+    lines = wrap(first, PAGE)
     for number, step in enumerate(answer["steps"], 1):
         lines += wrap(f"{number}. {safe(step, 400)}", PAGE - 2, initial_indent="  ", subsequent_indent="     ")
     return lines

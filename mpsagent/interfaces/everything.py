@@ -159,6 +159,11 @@ class Everything:
         one = next((one for one in every if one.owner(pid) is not None), self._first)
         return await one.terminate(pid, now=now, dry_run=dry_run, by=by)
 
+    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
+        agents = self._node.agents
+        there = next((one for one in agents if pid in one.state.servers), agents[0])
+        return await self._of(there).shutdown_server(pid, timeout, force=force, dry_run=dry_run, by=by)
+
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
         return await self._order(instance, lambda one: one.drain(timeout, by))
 

@@ -60,7 +60,9 @@ _PARAMETERS: dict[str, list[_Parameter]] = {
         ("last", "query", _DAY, "last day (today)"),
     ],
 }
-_PID: _Parameter = ("pid", "path!", {"type": "integer", "minimum": 0, "maximum": 9999999999}, "the client's process")
+_PID: _Parameter = (
+    "pid", "path!", {"type": "integer", "minimum": 0, "maximum": 9999999999}, "the process of the client or server",
+)  # fmt: skip
 _KEY: _Parameter = (
     "Idempotency-Key",
     "header",
@@ -73,6 +75,14 @@ _ACT: dict[str, tuple[str, Json]] = {
     "/v1/clients/{pid}/terminate": (
         "End one client by the ladder (root, admin group, or the client's own user)",
         {"now": {"type": "boolean"}, "dry_run": {"type": "boolean"}},
+    ),
+    "/v1/servers/{pid}/shutdown": (
+        "End one MPS server, when its clients have ended or after the timeout; who comes waits for the next one",
+        {
+            "timeout": _SPAN,
+            "force": {"type": "boolean", "description": "at once: its clients get an error at each call, and live on"},
+            "dry_run": {"type": "boolean"},
+        },
     ),
     "/v1/drain": ("Serve no new user; after the timeout end what runs", {"timeout": _SPAN, "instance": _INSTANCE}),
     "/v1/resume": ("End a drain", {"instance": _INSTANCE}),

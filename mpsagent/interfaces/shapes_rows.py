@@ -44,7 +44,8 @@ class Turn(TypedDict):
 class Server(TypedDict):
     """``limits`` are what the server itself reported at its start; ``wanted``: those of its user's policy, null for a
     shared server; ``verified``: whether it started with its first client's. ``shared``: one for all users.
-    ``unknown_clients``: processes in its log that did not pass the gate."""
+    ``unknown_clients``: processes in its log that did not pass the gate. ``ordered_down``: since when it is being ended
+    because a person ordered it."""
 
     pid: int
     uid: int | None
@@ -63,6 +64,7 @@ class Server(TypedDict):
     fault_since: str | None
     sticky: list[int]
     forced: bool
+    ordered_down: str | None
 
 
 class Container(TypedDict):

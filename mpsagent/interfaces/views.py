@@ -125,6 +125,7 @@ def server(view: View, about: About, one: Server) -> shapes_rows.Server:
         "fault_since": iso_or_none(one.fault_since),
         "sticky": list(one.sticky),
         "forced": one.forced,
+        "ordered_down": None if one.shutdown is None else iso(one.shutdown.since),
     }
 
 

@@ -103,11 +103,18 @@ def _everybody(view: View, now: float) -> Why | None:
         faulted = [str(one.pid) for one in state.servers.values() if one.status is Status.FAULT]
         what = f"server {faulted[0]} is in FAULT" if faulted else "a server is only just out of its FAULT"
         return Why("fault", what)
+    for server in state.to_end():
+        if server.shutdown is not None:
+            return Why("server", f"server {server.pid} is being shut down, as {_by(state, server.shutdown.by)} ordered")
     if view.pause_until is not None and now < view.pause_until:
         failure = state.start_failure
         said = f": {failure.reason}" if failure is not None and failure.reason else ""
         return Why("starts", f"MPS's servers do not start{said}")
     return None
+
+
+def _by(state: State, uid: int) -> str:
+    return "root" if uid == 0 else user_text(state, uid)
 
 
 def _reason(view: View, group: Group, everybody: Why | None, counts: dict[int, int]) -> Why:

@@ -43,6 +43,7 @@ VERBS: dict[str, list[str]] = {
     "restart": ["--yes", "--no-wait"],
     "report": [],
     "resume": [],
+    "server shutdown": ["500", "--yes", "--no-wait"],
     "servers": [],
     "status": [],
     "timeline": ["--svg", "-"],
@@ -90,7 +91,8 @@ def calls(served: Served, document: Any) -> dict[str, list[str]]:
     found = {}
     for path, operations in document["paths"].items():
         for method in operations:
-            target = path.replace("{pid}", "501") + ("?user=alice" if path.endswith("/explain") else "")
+            pid = "500" if path.startswith("/v1/servers") else "501"
+            target = path.replace("{pid}", pid) + ("?user=alice" if path.endswith("/explain") else "")
             body = LEASE if (path, method) == ("/v1/leases", "post") else ""
             statuses = []
             for uid in PEOPLE.values():

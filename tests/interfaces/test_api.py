@@ -59,7 +59,8 @@ def test_each_example_with_curl_works(served: Served, tmp_path: Path) -> None:
     assert served.api is not None
     paths = get(served, "/openapi.json")[1]["paths"]
     assert seen == {(path, method) for path, operations in paths.items() for method in operations}
-    assert [one[0] for one in served.backend.asked] == ["terminate", "drain", "resume", "restart", "reload"]
+    orders = ["terminate", "shutdown", "drain", "resume", "restart", "reload"]
+    assert [one[0] for one in served.backend.asked] == orders
 
 
 def test_status_has_everything_on_one_page(served: Served) -> None:

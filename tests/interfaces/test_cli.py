@@ -198,7 +198,7 @@ def test_exit_2_for_wrong_usage_and_refusals(served: Served) -> None:
     "words",
     [["status"], ["clients"], ["servers"], ["queue"], ["events"], ["events", "-f"], ["policy", "show"], ["env"],
      ["policy", "explain", "x"], ["client", "terminate", "1"], ["drain"], ["resume"], ["restart"], ["reload"],
-     ["restart", "--yes"]],
+     ["restart", "--yes"], ["server", "shutdown", "500"]],
 )  # fmt: skip
 def test_exit_3_when_the_agent_cannot_be_reached(words: list[str], tmp_path: Path) -> None:
     """No socket, a dead socket: one line that says so, no traceback."""
@@ -235,6 +235,7 @@ def test_exit_3_when_something_else_answers(tmp_path: Path) -> None:
     [(["status"], "holder"), (["clients"], "clients"), (["servers"], "servers"), (["queue"], "queue"),
      (["policy", "show"], "digest"), (["policy", "explain", "alice"], "threads"), (["resume"], "ok"),
      (["restart", "--yes"], "ok"), (["drain"], "ok"), (["client", "terminate", "501"], "pid"),
+     (["server", "shutdown", "--yes"], "clients"),
      (["env"], "CUDA_MPS_PIPE_DIRECTORY"),
      (["events"], "cursor")],
 )  # fmt: skip
@@ -337,6 +338,47 @@ def test_a_restart_that_fails_is_not_fine(served: Served, monkeypatch: pytest.Mo
     done = run(served, "restart", "--yes")
     assert done.returncode == 1
     assert "this FAILED: it is not installed" in " ".join(done.stdout.split())
+
+
+def test_a_shutdown_says_whose_work_it_costs_and_what_became_of_it(served: Served) -> None:
+    """Without a pid it is the only server; in a script it needs --yes; while no client is at work it needs nothing."""
+    done = run(served, "server", "shutdown", "--dry-run")
+    assert done.stdout.splitlines() == [
+        "Server 500 with 1 client of alice would be ended, until it has gone:",
+        "  1. who comes waits at the gate until it has gone",
+        "  2. after 5.00s who still works there is ended, one by one",
+        "  3. shutdown_server 500",
+        "  4. after 15.0s shutdown_server 500 -f",
+        "  5. after 15.0s SIGKILL",
+    ]
+    done = run(served, "server", "shutdown")
+    assert (done.returncode, "1 client of alice would lose work" in done.stderr) == (2, True)
+    assert served.backend.asked == []
+    done = run(served, "server", "shutdown", "500", "--yes", "--timeout", "10m")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = ["told server 500 to shut down: it is to end, as root ordered", "server 500 of alice has ended"]
+    assert [line[21:] for line in done.stdout.splitlines()] == said
+    assert run(served, "server", "shutdown", "--yes", "--force").returncode == 0
+    assert [one[1:4] for one in served.backend.asked] == [(500, 600.0, False), (500, None, True)]
+    served.backend.state = replace(served.backend.state, clients={})
+    assert run(served, "server", "shutdown").returncode == 0
+
+
+def test_a_shutdown_names_the_server_that_is_not_there(served: Served) -> None:
+    for words, said in (
+        (["7"], "process 7 is not a server of MPS"),
+        (["--instance", "left"], "no server runs at instance 'left'"),
+        (["--timeout", "10"], "is not a duration"),
+        (["--force", "--timeout", "1m"], "by force nobody is waited for"),
+    ):
+        done = run(served, "server", "shutdown", *words)
+        assert (done.returncode, said in done.stderr) == (2, True), done
+    state = served.backend.state
+    servers = {**state.servers, 510: replace(state.servers[500], pid=510)}
+    served.backend.state = replace(state, servers=servers)
+    done = run(served, "server", "shutdown", "--yes")
+    assert (done.returncode, "which one? 2 servers run: 500, 510" in done.stderr) == (2, True)
+    assert served.backend.asked == []
 
 
 def test_a_reload_that_fails_is_not_fine(served: Served) -> None:

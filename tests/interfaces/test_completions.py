@@ -133,6 +133,7 @@ def test_fish_offers_them_with_what_they_are(served: Served, tmp_path: Path) -> 
         return done.stdout.splitlines()
 
     assert offered("client terminate ") == ["501\talice (20001) running: python train.py"]
+    assert offered("server shutdown ") == ["500\talice (20001) ACTIVE: 1 clients"]
     assert [one.split("\t")[0] for one in offered("history --pid 6")] == ["600", "601", "602"]
     assert {one.split("\t")[0] for one in offered("policy explain ")} == {"alice", "bob", "carol"}
     assert {one.split("\t")[0] for one in offered("resume --instance ")} == {"left", "right"}

@@ -134,6 +134,9 @@ def test_an_action_with_a_key_is_carried_out_once(served: Served) -> None:
 def test_what_was_refused_is_not_remembered(served: Served) -> None:
     """It had no effect: asked again, it is tried again."""
     assert ask(served, "POST", "/v1/clients/777/terminate", Idempotency_Key="k")[0] == 404
+    assert ask(served, "POST", "/v1/servers/777/shutdown", Idempotency_Key="k")[0] == 404
+    both = {"timeout": 5, "force": True}
+    assert ask(served, "POST", "/v1/servers/500/shutdown", both, Idempotency_Key="k")[0] == 400
     assert ask(served, "POST", "/v1/drain", {"timeout": "soon"}, Idempotency_Key="k")[0] == 400
     assert ask(served, "POST", "/v1/clients/501/terminate", Idempotency_Key="k")[0] == 200
     assert ask(served, "POST", "/v1/resume", Idempotency_Key="x" * 129)[0] == 400

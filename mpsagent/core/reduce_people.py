@@ -1,0 +1,84 @@
+"""What people order and the machine is found to have, into the state: policy, devices, names, drains, leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from mpsagent.core import inputs as inp
+from mpsagent.core import transitions as tr
+from mpsagent.core.changes import Out, put
+from mpsagent.core.model import Drain, Shutdown, State
+
+
+def _policy(state: State, event: inp.PolicyChanged, out: Out) -> State:
+    return replace(state, policy=event.policy)
+
+
+def _devices(state: State, event: inp.DevicesFound, out: Out) -> State:
+    return state if state.devices == event.devices else replace(state, devices=event.devices)
+
+
+def _people(state: State, event: inp.PeopleKnown, out: Out) -> State:
+    return replace(state, identities=dict(event.identities))
+
+
+def _shutdown(state: State, event: inp.ShutdownOrdered, out: Out) -> State:
+    """Ordered again, it is the same order with another time; nothing takes force back."""
+    server = state.servers.get(event.server)
+    if server is None:
+        return state
+    known = server.shutdown
+    since = event.since if known is None else known.since
+    force = event.force or (known is not None and known.force)
+    return put(state, replace(server, shutdown=Shutdown(since, event.by, event.until, force)))
+
+
+def _drain(state: State, event: inp.DrainOrdered, out: Out) -> State:
+    """Ordered again, it is the same drain with another time."""
+    if event.restart and (state.control is None or not state.control.proven):
+        return state  # it has ended already
+    since = event.since if state.drain is None else state.drain.since
+    return replace(state, drain=Drain(since, event.until, event.restart))
+
+
+def _resumed(state: State, event: inp.DrainResumed, out: Out) -> State:
+    return replace(state, drain=None)
+
+
+def _apart_held(state: State, event: inp.ApartHeld, out: Out) -> State:
+    return state if state.apart_held == event.why else replace(state, apart_held=event.why)
+
+
+def _lease_given(state: State, event: inp.LeaseGiven, out: Out) -> State:
+    lease = event.lease
+    pid = None if lease.process is None else lease.process[0]
+    out.append(tr.LeaseGiven(event.at, lease.number, lease.by, lease.until, lease.uid, lease.cgroup, pid, lease.name))
+    return replace(state, leases=(*state.leases, event.lease))
+
+
+def _lease_ended(state: State, event: inp.LeaseEnded, out: Out) -> State:
+    ended = next((one for one in state.leases if one.number == event.number), None)
+    if ended is None:
+        return state
+    out.append(tr.LeaseEnded(event.at, event.number, event.by, ended.name))
+    return replace(state, leases=tuple(one for one in state.leases if one is not ended))
+
+
+def _restart(state: State, event: inp.RestartOrdered, out: Out) -> State:
+    return replace(state, start_failure=None)
+
+
+RULES: dict[type, Callable[[State, Any, Out], State]] = {
+    inp.PolicyChanged: _policy,
+    inp.DevicesFound: _devices,
+    inp.PeopleKnown: _people,
+    inp.DrainOrdered: _drain,
+    inp.DrainResumed: _resumed,
+    inp.ApartHeld: _apart_held,
+    inp.RestartOrdered: _restart,
+    inp.LeaseGiven: _lease_given,
+    inp.LeaseEnded: _lease_ended,
+    inp.ShutdownOrdered: _shutdown,
+}
