@@ -50,11 +50,10 @@ class Api:
         self._bounds = bounds or Bounds()
         self._failed = failed
         self._metered = metered or metrics.Metrics()
-        self._closing = asyncio.Event()
         self._started = False
         rights, slices = Rights(is_admin), Slices()
-        reads = Reads(backend, rights, slices, self._metered, lambda: self.peers)
-        events = Events(backend, self._bounds, slices, self._closing)
+        reads = self._reads = Reads(backend, rights, slices, self._metered, lambda: self.peers)
+        events = self._events = Events(backend, self._bounds, slices)
         orders = Orders(backend, rights, self._bounds)
         app = web.Application(middlewares=[self._guard], client_max_size=self._bounds.body_size)
         get, post = app.router.add_get, app.router.add_post
@@ -109,7 +108,7 @@ class Api:
 
     async def close(self) -> None:
         """Accept no more, end the streams, let requests finish for a moment."""
-        self._closing.set()
+        self._events.end()
         if self._started:
             self.peers.close()
             # Who has just been let in may still ask; the others wait in systemd's socket.
@@ -141,6 +140,8 @@ class Api:
             what = f"a fault in mpsagent: {type(error).__name__}"
             return problem_answer(Problem(500, what, request.path, "see the journal"))
         finally:
+            if request.method != "GET":
+                self._reads.look_anew()
             connection.request_ends()
 
     async def _once(self, request: web.Request, handler: _Handler, key: str) -> web.StreamResponse:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 from aiohttp import web
 
@@ -14,6 +12,7 @@ from mpsagent.interfaces.allowance import Slices, cost
 from mpsagent.interfaces.api_reads import listed
 from mpsagent.interfaces.backend import Backend, CursorGone, Json, Problem
 from mpsagent.interfaces.http import line
+from mpsagent.interfaces.news import News
 from mpsagent.interfaces.peers import Bounds, Connection
 from mpsagent.interfaces.queries import FILTERS, number, parameters, wanted_records
 from mpsagent.interfaces.rights import connection_of
@@ -27,11 +26,13 @@ _SCANNED, _IN_MEMORY = 2000, 10_000
 
 
 class Events:
-    """``closing``: set when the streams are to end."""
+    """``end`` ends the streams."""
 
-    def __init__(self, backend: Backend, bounds: Bounds, slices: Slices, closing: asyncio.Event) -> None:
-        self._backend, self._bounds, self._slices, self._closing = backend, bounds, slices, closing
+    def __init__(self, backend: Backend, bounds: Bounds, slices: Slices) -> None:
+        self._backend, self._bounds, self._slices = backend, bounds, slices
         self._streamed = Streamed(backend.event)
+        self._news = News(backend.newest, backend.wait_events)
+        self.end = self._news.end
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         query = parameters(request, {"cursor", "limit", "follow", *FILTERS})
@@ -44,8 +45,7 @@ class Events:
         if follow in ("", "1", "true", "yes"):
             if filtered:
                 raise Problem(400, f"a stream takes no {filtered[0]}=", filtered[0], "leave out follow=1")
-            with self._streamed.following():
-                return await self._follow(request, cursor, 10 if limit is None else limit)
+            return await self._follow(request, cursor, 10 if limit is None else limit)
         if filtered:
             wanted = wanted_records(query, cursor, 100 if limit is None else limit)
             found, work = await self._backend.find(query.get("user"), wanted)
@@ -77,12 +77,11 @@ class Events:
         await stream.prepare(request)
         at = self._after(found, cursor)
         try:
-            while not self._closing.is_set() and not connection.lost.done():
+            while not self._news.ended and not connection.lost.done():
                 await self._send(stream, connection, found, at)
                 found = await self._backend.records(at, _AT_ONCE)
                 if not found:
-                    await self._news(connection, at)
-                    await self._streamed.gather()
+                    await self._news.wait(self._bounds.heartbeat, connection.lost, at)
                     found = await self._backend.records(at, _AT_ONCE)
                 at = self._after(found, at)
         except CursorGone as gone:  # so slow that the history went past it
@@ -103,19 +102,4 @@ class Events:
             await stream.write(data)
         wait = connection.charge(1.0 + cost(len(data), work))
         if wait:
-            await self._first(asyncio.sleep(min(wait, self._bounds.heartbeat)), connection)
-
-    async def _news(self, connection: Connection, at: int) -> None:
-        """Wait for an event, the heartbeat's time, the reader's going or our own end."""
-        await self._first(self._backend.wait_events(at, self._bounds.heartbeat), connection)
-
-    async def _first(self, what: Coroutine[Any, Any, Any], connection: Connection) -> None:
-        """Wait for ``what``, the reader's going or our own end."""
-        tasks = [asyncio.ensure_future(what), asyncio.ensure_future(self._closing.wait())]
-        try:
-            waited: set[asyncio.Future[Any]] = {*tasks, connection.lost}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._news.wait(min(wait, self._bounds.heartbeat), connection.lost)

@@ -44,6 +44,7 @@ class Reads:
         self._metered, self._peers = metered, peers
         self._page: tuple[Json | None, bytes] = (None, b"")
         """The status page that was written last."""
+        self._of_this_turn: bytes | None = None
         self._openapi = resources.files("mpsagent.interfaces").joinpath("openapi.json").read_bytes()
 
     async def healthz(self, request: web.Request) -> web.Response:
@@ -62,14 +63,26 @@ class Reads:
         return web.Response(body=self._openapi, content_type="application/json")
 
     async def status(self, request: web.Request) -> web.Response:
-        await self._backend.look_again(0.0)
+        if self._of_this_turn is None:
+            await self._backend.look_again(0.0)
         begun = time.perf_counter()
+        body = self._status_page() if self._of_this_turn is None else self._of_this_turn
+        connection_of(request).charge(cost(len(body), time.perf_counter() - begun))
+        return web.Response(body=body, content_type="application/json")
+
+    def _status_page(self) -> bytes:
+        """Everybody's. Requests of one turn of the loop share it: they were on their way before anything that happens
+        in it could be seen from outside, but for what their own connection has ordered."""
         page = self._backend.status()
         if page is not self._page[0]:
             self._page = (page, line(page))
-        body = self._page[1]
-        connection_of(request).charge(cost(len(body), time.perf_counter() - begun))
-        return web.Response(body=body, content_type="application/json")
+        self._of_this_turn = self._page[1]
+        asyncio.get_running_loop().call_soon(self.look_anew)
+        return self._of_this_turn
+
+    def look_anew(self) -> None:
+        """The turn is over, or an order was carried out."""
+        self._of_this_turn = None
 
     async def servers(self, request: web.Request) -> web.Response:
         return await listed(self._slices, request, "servers", self._backend.servers())

@@ -102,7 +102,10 @@ class Everything:
                 yield {**row, "instance": name}
 
     async def look_again(self, most: float) -> None:
-        await asyncio.gather(*(self._of(agent).look_again(most) for agent in self._node.agents))
+        for agent in self._node.agents:
+            await self._of(agent).look_again(0.0)
+        if most:
+            await asyncio.gather(*(self._of(agent).look_again(most) for agent in self._node.agents))
 
     def owner(self, pid: int) -> int | None:
         every = (self._of(agent) for agent in self._node.agents)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,36 @@ def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) 
     served.backend.happen("later")
     last = [json.loads(line) for line in stream][-1]
     assert last["oldest"] == 1000
+
+
+def test_an_event_is_written_once_for_all_who_follow() -> None:
+    """And every stream has each of them, once and in order, whenever it came."""
+
+    class Counting(StandIn):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shown: list[int] = []
+
+        def event(self, record: Any) -> Any:
+            self.shown.append(record["seq"])
+            return super().event(record)
+
+    backend = Counting()
+    with serve(backend, Bounds(heartbeat=3600)) as other:
+        streams = [client.lines(str(other.path), "/v1/events?follow=1&cursor=0", 60) for _ in range(12)]
+        for _ in range(100):
+            backend.happen("x")
+        for number, stream in enumerate(streams):
+            assert [json.loads(next(stream))["cursor"] for _ in range(100)] == list(range(1, 101))
+            if number == 5:
+                for _ in range(20):
+                    backend.happen("y")
+        for number, stream in enumerate(streams):
+            if number % 2:
+                stream.close()
+            else:
+                assert [json.loads(next(stream))["cursor"] for _ in range(20)] == list(range(101, 121))
+        assert sorted(backend.shown) == list(range(1, 121))
 
 
 def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
