@@ -197,10 +197,12 @@ def totals(stage: Stage, count: int) -> Result:
         if not number:
             stage.until(lambda: "total" in _reasons(stage), "some are held for their user's total")
             reasons |= _reasons(stage)
+        told: set[int] = set()  # once: a second signal may meet a program that has taken its handler away
         while any(client.ended(0.05) is None for client in crowd):
             if not number:
                 for client in crowd:
-                    if client.seen() is not None and client.rc is None:
+                    if client.pid not in told and client.seen() is not None:
+                        told.add(client.pid)
                         client.signal(signal.SIGUSR1)
             listed = agent.api.get("/v1/clients")["clients"]
             for uid, (most, _) in FIT.items():
