@@ -131,7 +131,8 @@ class Bypass:
             process = self._held.get(one.pid) or Process.open(one.pid)
             if process is None:
                 continue
-            if one.pid in self._held or not (is_server(one.pid) or parent(one.pid) in daemons):
+            others = one.pid in self._held or not (is_server(one.pid) or parent(one.pid) in daemons)
+            if others and not (one.mps and self._passed(process)):
                 found.append(
                     Sighting(
                         one.pid, process.started, process.uid, one.device, one.memory, mps=one.mps, display=one.display
@@ -140,6 +141,12 @@ class Bypass:
             if one.pid not in self._held:
                 process.close()
         return found
+
+    def _passed(self, process: Process) -> bool:
+        """Whether it passed the gate, though it may be no client any more: its server ended, and it lives on with its
+        error. A program finds its control daemon once, when it begins, so it is no other one's."""
+        pid, start = process.pid, process.started
+        return any(agent.clients.get(pid, start) is not None for agent in self._agent.node.agents)
 
     def _hold(self, one: Sighting) -> bool:
         process = Process.open(one.pid, one.uid, one.start)

@@ -60,6 +60,21 @@ def test_a_program_outside_mps_is_found_when_it_opens_the_gpu(stage: Stage) -> N
     assert [one["pid"] for one in stage.records("bypass")] == [outside.pid]
 
 
+def test_who_has_lost_its_server_and_lives_on_is_not_outside(stage: Stage) -> None:
+    """It passed the gate, and NVML lists it while it lives. It was said to use another control daemon."""
+    agent = stage.with_agent("[limits]\nthreads = 20\n")
+    holder = stage.client(A, "sleep", 600)
+    holder.working()
+    os.kill(stage.control(agent), signal.SIGKILL)
+    assert holder.saw("CUDA_ERROR_MPS_RPC_FAILURE")
+    stage.record("client.ended", pid=holder.pid)
+    outside = stage.client(B, "sleep", 600, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
+    outside.working()
+    assert f"process {holder.pid} " not in stage.problem(agent, f"process {outside.pid} of user {B}")
+    assert alive(holder.pid)
+    assert [one["pid"] for one in stage.records("bypass")] == [outside.pid]
+
+
 def test_many_outside_beside_many_inside_are_told_apart(stage: Stage) -> None:
     """In a rush: each of them, and none of those who passed the gate."""
     agent = stage.with_agent('[limits]\nthreads = 10\n[switch]\nafter = "never"\n')
