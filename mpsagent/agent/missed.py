@@ -49,7 +49,7 @@ def open_ends(records: Sequence[Mapping[str, Any]]) -> Open:
         elif kind == tr.ClientConnected.kind:
             clients[pid] = record
             waiting.pop(pid, None)
-        elif kind == tr.ClientLeft.kind:
+        elif kind in (tr.ClientLeft.kind, tr.ClientRefused.kind):
             waiting.pop(pid, None)
         elif kind == tr.ClientEnded.kind:
             clients.pop(pid, None)

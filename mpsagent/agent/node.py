@@ -306,12 +306,15 @@ class Node(Recorder):
         policy = None
         while policy is not self.policy:  # another one may be loaded meanwhile
             policy = self.policy
-            known = [device for agent in self.agents for device in agent.devices]
-            found = await warnings(policy, known if all(agent.devices for agent in self.agents) else ())
+            found = await self.policy_warnings()
         self._checking = False
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         what = f"in the policy: {found[0]}{more}" if found else None
         self.conditions.set("policy warnings", what, self.clock.now(), "mpsagent-cli policy check shows all")
+
+    async def policy_warnings(self) -> Sequence[PolicyError]:
+        known = [device for agent in self.agents for device in agent.devices]
+        return await warnings(self.policy, known if all(agent.devices for agent in self.agents) else ())
 
     def _policy_rejected(self, errors: Sequence[PolicyError], kept: str, now: float) -> None:
         what = f"{errors[0]} ({len(errors)} mistake{'s' if len(errors) > 1 else ''}; {kept})"

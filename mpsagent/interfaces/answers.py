@@ -23,6 +23,8 @@ from mpsagent.system.database import Query
 
 T = TypeVar("T")
 NAMES_WAIT = 5.0
+WARNED = 2.0
+"""Seconds that the answer to a reload waits for what is surely not meant in the policy."""
 """Seconds for the name service to say who the users of a policy are."""
 PAGE_AGE = 0.1
 """Seconds for which a status page is given to others, too, when nothing has changed."""
@@ -256,7 +258,15 @@ class Answers:
         errors = await self.agent.node.load_policy()
         if errors:
             raise _mistakes(errors)
-        return {"digest": self.agent.policy.digest, "files": list(self.agent.policy.sources)}
+        found: Sequence[PolicyError] = ()
+        with suppress(TimeoutError):  # names may be slow; `status` says it later
+            async with asyncio.timeout(WARNED):
+                found = await self.agent.node.policy_warnings()
+        return {
+            "digest": self.agent.policy.digest,
+            "files": list(self.agent.policy.sources),
+            "warnings": [str(one) for one in found[:20]],
+        }
 
     # --- what the views need ------------------------------------------------------------------------------------------
 
@@ -321,9 +331,9 @@ def _number(record: Json) -> int:
 
 
 def _mistakes(errors: Sequence[PolicyError]) -> Problem:
-    lines = "; ".join(str(error) for error in errors[:10])
-    count = "a mistake" if len(errors) == 1 else f"{len(errors)} mistakes"
-    return Problem(422, f"the policy has {count}: {lines}", "policy", "the old one is in force")
+    count = "a mistake" if len(errors) == 1 else f"{len(errors)} mistakes, the first"
+    hint = "the old one is in force; `mpsagent-cli policy check` shows every mistake with its line"
+    return Problem(422, f"the policy has {count}: {errors[0]}", "policy", hint)
 
 
 def one_line(agent: Agent) -> str:

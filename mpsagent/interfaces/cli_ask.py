@@ -110,7 +110,7 @@ def act(path: str, target: str, body: Any, as_json: bool) -> None:
 
 def unreachable(gone: client.Unreachable) -> None:
     click.echo(f"mpsagent-cli: {gone}", err=True)
-    click.echo("  see: systemctl status mpsagent", err=True)
+    click.echo("  see: systemctl status mpsagent; start it: systemctl enable --now mpsagent", err=True)
     sys.exit(UNREACHABLE)
 
 

@@ -198,6 +198,11 @@ def test_who_came_and_went_without_an_agent_is_written_once() -> None:
     assert written(records(WORKS, ("client.ended", 950.0, {"pid": 71, "uid": 1001}))) == []
 
 
+def test_who_was_refused_has_not_left() -> None:
+    """Seen: after a restart the report of a user whom the policy denies had a wait of minutes."""
+    assert written(records(WAITS, ("client.refused", 890.1, {"pid": 71, "uid": 1001, "why": "denied"}))) == []
+
+
 def test_a_number_that_is_used_again_is_another_client() -> None:
     """The first has ended and the second has come while nobody looked."""
     found = written(records(WORKS), at_work(ALICE._replace(start=9), 950.0))

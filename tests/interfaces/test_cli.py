@@ -843,6 +843,14 @@ def test_orders_are_answered_in_words_and_local_time() -> None:
         assert cli_orders.answered(answer, now) == [text]
 
 
+def test_a_reload_says_what_is_surely_not_meant() -> None:
+    """Seen: with a misspelt group it said "in force" and no more, and that group's users were refused."""
+    what = 'p.toml:8: group.studends: there is no group studends here; did you mean "students"?'
+    answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "warnings": [what]}
+    now = datetime(2026, 11, 22, 1, tzinfo=UTC)
+    assert cli_orders.answered(answer, now)[1:] == [f"warning: {what}"]
+
+
 def test_memory_of_clients(served: Served) -> None:
     """Of each process, and of all that have the GPU; what is not known is no zero."""
     served.backend.memory = {501: 570 << 20}
