@@ -5,6 +5,7 @@ What began before the first event is known from its end, which says how long it 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ FINE, CELLS, MARKS = 5000, 1000, 1000
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``kind``: work, wait, fault, alone or together. Seconds since the epoch. ``goes_on``: had not ended."""
+    """``kind``: work, wait, pause, fault, alone or together. Seconds since the epoch. ``goes_on``: had not ended."""
 
     kind: str
     start: float
@@ -42,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """``kind``: forced, faulted, turn, refused, limits, control, policy or outside."""
+    """``kind``: forced, faulted, turn, refused, limits, lease, control, policy or outside."""
 
     kind: str
     start: float
@@ -51,14 +52,15 @@ class Mark:
 
 @dataclass(slots=True)
 class Row:
-    """A user's, or that of all users. ``gpu``, ``waited``: seconds; ``clients``: how many have worked; ``counts``: of
-    all marks and faults, drawn or not."""
+    """A user's, or that of all users. ``gpu``, ``waited``, ``paused``: seconds; ``clients``: how many have worked;
+    ``counts``: of all marks and faults, drawn or not."""
 
     label: str
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     gpu: float = 0.0
     waited: float = 0.0
+    paused: float = 0.0
     clients: int = 0
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -98,11 +100,14 @@ class _Fold:
         self.last = 0.0
         self.work: dict[Who, list[_Part]] = {}
         self.wait: dict[Who, list[_Part]] = {}
+        self.pauses: dict[Who, list[_Part]] = {}
         self.faults: dict[Who, list[_Part]] = {}
         self.marks: dict[Who, list[Mark]] = {}
         self.node: list[Mark] = []
         self.open: dict[tuple[str, int], tuple[float, int, str]] = {}
+        self._standing: dict[Who, tuple[float, int]] = {}
         self._faulty: dict[tuple[str, int], tuple[float, int]] = {}
+        self._leases: dict[int, Who] = {}
         self._reasons: dict[int, str] = {}
         self._several = False
 
@@ -113,7 +118,8 @@ class _Fold:
         who = (name, uid)
         self._several = self._several or bool(name)
         if kind == "client.connected":
-            self.open[name, pid] = (at, uid, safe(limits_words(event["limits"])))
+            job = f", job {event['job']}" if event.get("job") else ""
+            self.open[name, pid] = (at, uid, safe(f"{limits_words(event['limits'])}{job}"))
             self._waited(who, at, event)
         elif kind == "client.left":
             self._waited(who, at, event)
@@ -128,6 +134,15 @@ class _Fold:
         elif kind in ("client.refused", "limits.unconfirmed") or (kind == "turn.ended" and event["forced"]):
             mark = {"client.refused": "refused", "turn.ended": "turn"}.get(kind, "limits")
             self._mark(who, mark, at, safe(event["sentence"], 400))
+        elif kind == "user.paused":
+            self._standing.setdefault(who, (at, event["clients"]))
+            if (ended := self.marks.get(who)) and (ended[-1].kind, ended[-1].start) == ("turn", at):
+                ended.pop()  # the pause says the same
+        elif kind == "user.resumed":
+            start, count = self._standing.pop(who, (at - event["seconds"], 0))
+            self._paused(who, start, at, count)
+        elif kind in ("lease.given", "lease.ended"):
+            self._lease(who, at, event)
         elif kind == "server.fault":
             self._faulty[name, event["server"]] = (at, uid)
         elif kind == "server.fault_over":
@@ -142,6 +157,23 @@ class _Fold:
         if event["waited"] >= 0.005:
             self.wait.setdefault(who, []).append((at - event["waited"], at, str(event["pid"]), False))
 
+    def _paused(self, who: Who, start: float, end: float, count: int, *, goes_on: bool = False) -> None:
+        words = f"{many(count, 'process')} frozen" if count else "frozen"
+        self.pauses.setdefault(who, []).append((start, end, words, goes_on))
+
+    def _lease(self, who: Who, at: float, event: Json) -> None:
+        """At the user whom it is for; one that names a cgroup or a process is for all to see."""
+        number, text = event["number"], safe(event["sentence"], 400)
+        if event["kind"] == "lease.given":
+            if number in self._leases:  # told to another instance, or to another agent
+                return
+            self._leases[number] = who
+        who = self._leases.get(number, who)
+        if who[1] >= 0:
+            self._mark(who, "lease", at, text)
+        else:
+            self.node.append(Mark("lease", at, text))
+
     def _mark(self, who: Who, kind: str, at: float, text: str) -> None:
         self.marks.setdefault(who, []).append(Mark(kind, at, text))
 
@@ -149,6 +181,7 @@ class _Fold:
         """What goes on: the processes that the agent has now. What has begun and is not among them has ended, at the
         latest after the last event."""
         found = list(clients)
+        frozen: dict[Who, list[float]] = {}
         several = self._several or len({one.get("instance") for one in found}) > 1  # else no event names the one
         for one in found:
             since = datetime.fromisoformat(one["since"]).timestamp()
@@ -158,9 +191,16 @@ class _Fold:
                 continue
             start, _, limits = self.open.pop((who[0], one["pid"]), (since, 0, safe(limits_words(one["limits"]))))
             self.work.setdefault(who, []).append((start, now, f"{one['pid']} ({limits})", True))
+            if one.get("paused"):
+                frozen.setdefault(who, []).append(datetime.fromisoformat(one["paused"]).timestamp())
         for (name, pid), (start, uid, limits) in self.open.items():
             words = f"{pid} ({limits}), whose end is not on record"
             self.work.setdefault((name, uid), []).append((start, max(start, self.last), words, False))
+        for who, stand in frozen.items():
+            start, _ = self._standing.pop(who, (min(stand), 0))
+            self._paused(who, start, now, len(stand), goes_on=True)
+        for who, (start, count) in self._standing.items():  # its end is not on record
+            self._paused(who, start, max(start, self.last), count)
         for (name, _), (start, uid) in self._faulty.items():
             self.faults.setdefault((name, uid), []).append((start, now, "a fault that is not over", True))
 
@@ -178,7 +218,7 @@ def picture(
     for event in events:
         fold.take(event)
     fold.present(clients, until)
-    whose = sorted({*fold.work, *fold.wait, *fold.marks, *fold.faults})
+    whose = sorted({*fold.work, *fold.wait, *fold.pauses, *fold.marks, *fold.faults})
     several = len({instance for instance, _ in whose if instance}) > 1
 
     def label(who: Who) -> str:
@@ -187,11 +227,16 @@ def picture(
 
     def span_text(kind: str, who: str, start: float, end: float, parts: list[_Part], goes_on: bool) -> str:
         """Who did what from when to when."""
-        did = {"work": "at work", "wait": "waited", "fault": "in a fault"}[kind]
+        did = {"work": "at work", "wait": "waited", "pause": "was paused", "fault": "in a fault"}[kind]
         until = "still" if goes_on else f"until {clock(end)}"
-        words = ", ".join(part[2] for part in parts[:NAMED])
-        more = f" and {len(parts) - NAMED} more" if len(parts) > NAMED else ""
-        what = words if kind == "fault" else f"{many(len(parts), 'process')}: {words}{more}"
+        each = list(dict.fromkeys(part[2] for part in parts))  # once, however often it was paused
+        words = ", ".join(each[:NAMED])
+        more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
+        what = f"{many(len(each), 'process')}: {words}{more}"
+        if kind == "pause" and len(parts) > 1:
+            what = f"{len(parts)} times, {duration_text(sum(part[1] - part[0] for part in parts))} in all"
+        elif kind in ("pause", "fault"):
+            what = words
         return f"{who} {did} from {clock(start)} {until} ({duration_text(end - start)}), {what}"
 
     def merged(kind: str, who: str, parts: list[_Part], grain: float) -> list[Span]:
@@ -210,15 +255,19 @@ def picture(
                 latest = max(latest, part[1])
         return found
 
-    stretches = sum(len(parts) for kind in (fold.work, fold.wait, fold.faults) for parts in kind.values())
+    at_work = {who: _without(parts, fold.pauses.get(who, [])) for who, parts in fold.work.items()}
+    drawn = (at_work, fold.wait, fold.pauses, fold.faults)
+    stretches = sum(len(parts) for kind in drawn for parts in kind.values())
     grain = 0.0 if stretches <= FINE else (until - since) / CELLS
     users, by_instance = [], dict[str, list[tuple[Span, str]]]()
     for who in whose:
         row = Row(label(who))
-        exact = merged("work", row.label, fold.work.get(who, []), 0.0)
+        work, pauses = at_work.get(who, []), fold.pauses.get(who, [])
+        exact = merged("work", row.label, work, 0.0)
         row.spans = [
-            *(merged("work", row.label, fold.work.get(who, []), grain) if grain else exact),
+            *(merged("work", row.label, work, grain) if grain else exact),
             *merged("wait", row.label, fold.wait.get(who, []), grain),
+            *merged("pause", row.label, pauses, grain),
             *merged("fault", row.label, fold.faults.get(who, []), grain),
         ]
         row.mark([one for one in fold.marks.get(who, []) if since <= one.start <= until])
@@ -227,19 +276,39 @@ def picture(
         row.waited = sum(
             max(0.0, min(until, part[1]) - max(since, part[0])) for part in fold.wait.get(who, []) if part[1] >= since
         )
+        row.paused = sum(one.end - one.start for one in merged("pause", row.label, pauses, 0.0))
         row.clients = sum(part[1] >= since for part in fold.work.get(who, []))
         if row.spans or row.marks:
             users.append(row)
             by_instance.setdefault(who[0], []).extend((one, name(who[1])) for one in exact if one.end > one.start)
     gpus = []
-    for instance, work in by_instance.items():
-        stages = _at_once(work)
+    for instance, had in by_instance.items():
+        stages = _at_once(had)
         stages = _mostly(stages, since, grain) if grain else stages
         spans = [_stage(one, clock, "mostly " if grain else "") for one in stages]
         gpus.append(Row(f"GPU of {instance}" if several and instance else "GPU", spans))
     node = Row("node")
     node.mark([one for one in fold.node if since <= one.start <= until])
     return Picture(since, until, gpus, users, node, grain)
+
+
+def _without(work: list[_Part], pauses: list[_Part]) -> list[_Part]:
+    """Who is paused keeps clients and memory, and has no time with the GPU."""
+    pauses = sorted(pauses)
+    ends = [pause[1] for pause in pauses]
+    found: list[_Part] = []
+    for start, end, words, goes_on in work:
+        at, cut = start, False
+        for number in range(bisect_right(ends, start), len(pauses)):
+            begin, over = pauses[number][:2]
+            if begin >= end:
+                break
+            if begin > at:
+                found.append((at, begin, words, False))
+            at, cut = max(at, over), True
+        if at < end or not cut:
+            found.append((at, end, words, goes_on))
+    return found
 
 
 _Stage = tuple[str, float, float, tuple[str, ...]]

@@ -72,7 +72,7 @@ def _file(name: str) -> str:
 
 
 def _users(picture: Picture) -> str:
-    heads = ("With the GPU", "Waited", "Clients", "Ended by mpsagent", "Faults", "Refused")
+    heads = ("With the GPU", "Waited", "Paused", "Clients", "Ended by mpsagent", "Faults", "Refused")
     lines = [
         "<h2>Users</h2>", '<div class="scroll"><table><thead><tr><th scope="col">User</th>',
         *(f'<th scope="col" class="number">{one}</th>' for one in heads), "</tr></thead><tbody>",
@@ -81,6 +81,7 @@ def _users(picture: Picture) -> str:
         cells = [
             duration_text(row.gpu),
             duration_text(row.waited),
+            duration_text(row.paused),
             row.clients,
             row.counts["forced"],
             row.counts["fault"],

@@ -14,8 +14,8 @@ from mpsagent.interfaces.timeline import Mark, Picture, Row, Span
 
 WIDTH, SIDE, ROW, TOP = 1200, 10, 48, 26
 """Pixels: of all, of the free space left and right, of a row, of the axis."""
-_WORK, _WAIT = (20, 14), (36, 7)
-"""Where in a row, and how high."""
+_WORK, _WAIT, _PAUSE = (20, 14), (36, 7), (23, 8)
+"""Where in a row, and how high. A pause within the work: where both are drawn as one stretch, both are seen."""
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 _TICKS = 10
 SHAPES = {
@@ -24,6 +24,7 @@ SHAPES = {
     "turn": "M-5,-7H5M0,-7V7M-5,7H5",
     "refused": "M-5,0A5,5 0 1 0 5,0A5,5 0 1 0 -5,0M-3.5,-3.5L3.5,3.5",
     "limits": "M-5,-5H5V5H-5Z",
+    "lease": "M-5,-6V6M-5,-6H5L2,-2L5,2H-5",
     "control": "M0,-6L6,0L0,6L-6,0Z",
     "policy": "M-4,-6H4V6H-4Z",
     "outside": "M0,-6V6M-6,0H6",
@@ -31,9 +32,10 @@ SHAPES = {
 """Marks differ in shape, not in colour alone."""
 WORDS = {
     "alone": "has the GPU alone", "together": "several users at once", "work": "at work", "wait": "waits at the gate",
+    "pause": "paused until its next turn",
     "fault": "in a fault", "faulted": "ended in a fault", "forced": "ended by mpsagent",
     "turn": "turn ended by the policy", "refused": "refused", "limits": "limits not confirmed",
-    "control": "control daemon, drain", "policy": "policy", "outside": "outside MPS",
+    "lease": "lease of a job", "control": "control daemon, drain", "policy": "policy", "outside": "outside MPS",
 }  # fmt: skip
 
 
@@ -70,6 +72,8 @@ def svg(picture: Picture, clock: Callable[[float], str], zone: str, offset: floa
     lines.append(
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" class="hatch-ground"/><rect width="3" height="6" class="hatch-line"/>'
+        '</pattern><pattern id="bars" width="5" height="8" patternUnits="userSpaceOnUse">'
+        '<rect width="5" height="8" class="bars-ground"/><rect width="2" height="8" class="bars-line"/>'
         "</pattern></defs>"
     )
     lines.append(f'<rect class="ground" width="100%" height="{height}"/><g class="axis">')
@@ -91,7 +95,7 @@ def svg(picture: Picture, clock: Callable[[float], str], zone: str, offset: floa
 
 
 def _span(one: Span, x: Callable[[float], float], top: int) -> str:
-    place, high = _WAIT if one.kind == "wait" else _WORK
+    place, high = {"wait": _WAIT, "pause": _PAUSE}.get(one.kind, _WORK)
     if one.kind == "fault":
         place, high = place - 3, high + 6
     width = max(1.0, round(x(one.end) - x(one.start), 2))

@@ -30,22 +30,26 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
 
 
+numbers = itertools.count(1)
+
+
+def event(at: float, kind: str, **more: Any) -> dict[str, Any]:
+    time = datetime.fromtimestamp(T + at, UTC).isoformat()
+    text = sentence({"kind": kind, **more}, NAMES.get)
+    return {"cursor": next(numbers), "at": time, "kind": kind, "sentence": text, **more}
+
+
+def connected(at: float, pid: int, uid: int, waited: float = 0.0, **more: Any) -> dict[str, Any]:
+    return event(at, "client.connected", pid=pid, uid=uid, waited=waited, limits=LIMITS, fail_safe=False, **more)
+
+
+def ended(at: float, pid: int, uid: int, seconds: float, outcome: str = "ok") -> dict[str, Any]:
+    more = {"server": 5, "outcome": outcome, "seconds": seconds, "waited": 0.0}
+    return event(at, "client.ended", pid=pid, uid=uid, **more)
+
+
 def story() -> list[dict[str, Any]]:
     """Alice works with two processes, until her turn is ended; bob has waited; then two at once, and a fault."""
-    numbers = itertools.count(1)
-
-    def event(at: float, kind: str, **more: Any) -> dict[str, Any]:
-        time = datetime.fromtimestamp(T + at, UTC).isoformat()
-        text = sentence({"kind": kind, **more}, NAMES.get)
-        return {"cursor": next(numbers), "at": time, "kind": kind, "sentence": text, **more}
-
-    def connected(at: float, pid: int, uid: int, waited: float = 0.0) -> dict[str, Any]:
-        return event(at, "client.connected", pid=pid, uid=uid, waited=waited, limits=LIMITS, fail_safe=False)
-
-    def ended(at: float, pid: int, uid: int, seconds: float, outcome: str = "ok") -> dict[str, Any]:
-        more = {"server": 5, "outcome": outcome, "seconds": seconds, "waited": 0.0}
-        return event(at, "client.ended", pid=pid, uid=uid, **more)
-
     return [
         ended(5, 9, 1002, 65.0),  # it began before
         connected(60, 10, 1001),
@@ -64,6 +68,49 @@ def story() -> list[dict[str, Any]]:
         event(4500, "client.refused", pid=77, uid=1002, why='access = "deny"'),
         ended(5000, 30, 1003, 2000.0),
     ]  # fmt: skip
+
+
+def change(at: float, off: int, seconds: float, on: int | None, paused: float = 0.0) -> list[dict[str, Any]]:
+    """A slice of ``seconds`` is over: one user is paused, another one goes on after a pause."""
+    over = [event(at, "turn.ended", uid=off, seconds=seconds, forced=True),
+            event(at, "user.paused", uid=off, clients=2 if off == 1001 else 1)]  # fmt: skip
+    return over if on is None else [*over, event(at, "user.resumed", uid=on, seconds=paused)]
+
+
+def slices() -> list[dict[str, Any]]:
+    """Alice with two processes and bob with one have the GPU in turn, until bob's has ended; his job has a lease."""
+    lease = event(50, "lease.given", number=7, by=0, until=T + 3600, uid=1002, job="4711")
+    return [
+        event(10, "user.resumed", uid=1001, seconds=100.0),  # it began before
+        connected(20, 10, 1001),
+        connected(30, 11, 1001),
+        lease,
+        {**lease, "at": datetime.fromtimestamp(T + 60, UTC).isoformat()},  # told again, to another agent
+        *change(600, 1001, 580.0, None),
+        connected(600, 20, 1002, 540.0, job="4711", lease=7),
+        *change(1200, 1002, 600.0, 1001, 600.0),
+        ended(1500, 11, 1001, 1470.0),
+        *change(1800, 1001, 600.0, 1002, 600.0),
+        ended(2400, 20, 1002, 1800.0),
+        event(2400, "user.resumed", uid=1001, seconds=600.0),
+        event(2401, "lease.ended", number=7, by=0, job="4711"),
+        event(2500, "lease.given", number=8, by=0, until=T + 3600, cgroup="/slurm/job_4712", job="4712"),
+        connected(3000, 30, 1003),
+        *change(3000, 1001, 600.0, None),
+    ]
+
+
+def frozen_now() -> list[dict[str, Any]]:
+    since, stands = (datetime.fromtimestamp(T + at, UTC).isoformat() for at in (20, 3000))
+    works = datetime.fromtimestamp(T + 3000, UTC).isoformat()
+    return [
+        {"pid": 10, "uid": 1001, "state": "paused", "since": since, "limits": LIMITS, "paused": stands},
+        {"pid": 30, "uid": 1003, "state": "running", "since": works, "limits": LIMITS, "paused": None},
+    ]
+
+
+def sliced() -> timeline.Picture:
+    return timeline.picture(slices(), frozen_now(), lambda uid: NAMES[uid], T, T + 3600, clock)
 
 
 def held_now() -> list[dict[str, Any]]:
@@ -100,6 +147,74 @@ def test_who_had_the_gpu_when_alone_and_together() -> None:
     assert "the turn is over" in alice.marks[0].text
     assert [one.kind for one in bob.marks] == ["faulted", "refused"]
     assert [one.kind for one in picture.node.marks] == ["policy"]
+
+
+def test_who_is_paused_has_no_time_with_the_gpu() -> None:
+    """Pauses are spans of their own: what began before is there from the beginning, one that goes on until the end."""
+    picture = sliced()
+    alice, bob, _ = picture.users
+    assert [(one.kind, one.start - T, one.end - T) for one in alice.spans] == [
+        ("work", 20, 600),
+        ("work", 1200, 1800),
+        ("work", 2400, 3000),
+        ("pause", 0, 10),
+        ("pause", 600, 1200),
+        ("pause", 1800, 2400),
+        ("pause", 3000, 3600),
+    ]
+    assert [one.goes_on for one in alice.spans] == [False] * 6 + [True]
+    assert [(one.kind, one.start - T, one.end - T) for one in bob.spans] == [
+        ("work", 600, 1200),
+        ("work", 1800, 2400),
+        ("wait", 60, 600),
+        ("pause", 1200, 1800),
+    ]
+    assert (alice.gpu, alice.paused, alice.clients) == (1780.0, 1810.0, 2)
+    assert (bob.gpu, bob.paused, bob.waited) == (1200.0, 600.0, 540.0)
+    assert [(one.kind, one.start - T, one.text.split(" from ")[0]) for one in picture.gpus[0].spans] == [
+        ("alone", 20, "alice alone"),
+        ("alone", 600, "bob alone"),
+        ("alone", 1200, "alice alone"),
+        ("alone", 1800, "bob alone"),
+        ("alone", 2400, "alice alone"),
+        ("alone", 3000, "<script>alert(1)</script> alone"),
+    ]
+    assert alice.spans[4].text == "alice was paused from 00:10:00 until 00:20:00 (10m00s), 2 processes frozen"
+    assert "1 process frozen" in alice.spans[6].text
+    assert alice.marks == [], "a pause says itself that the turn was over"
+
+
+def test_leases_are_marks_and_name_the_job() -> None:
+    """At the user whom one is for, else at the node; and the work says which job it was for."""
+    picture = sliced()
+    bob = picture.users[1]
+    assert [(one.kind, one.start - T) for one in bob.marks] == [("lease", 50), ("lease", 2401)]
+    assert "root gave job 4711 a share" in bob.marks[0].text
+    assert [(one.kind, one.start - T) for one in picture.node.marks] == [("lease", 2500)]
+    assert "20 (20 %, 1G, job 4711)" in bob.spans[0].text
+
+
+def test_a_pause_whose_end_no_agent_has_seen() -> None:
+    """It is drawn until the last event, not until now."""
+    events = [*slices()[1:7], event(700, "policy.loaded", files=["policy.toml"], digest="abc")]
+    picture = timeline.picture(events, [], lambda uid: NAMES[uid], T, T + 3600, clock)
+    pauses = [one for one in picture.users[0].spans if one.kind == "pause"]
+    assert [(one.start - T, one.end - T, one.goes_on) for one in pauses] == [(600, 700, False)]
+
+
+def test_a_day_of_slices_is_drawn_in_less_detail_and_counted_exactly() -> None:
+    """Two users in slices of 10 s: their sums are right, and the words say how often."""
+    events = [connected(0, 10, 1001), *change(10, 1001, 10.0, None), connected(10, 20, 1002)]
+    for number in range(2, 8640):
+        off = 1001 + (number + 1) % 2
+        events += change(number * 10, off, 10.0, 2003 - off, 10.0)
+    picture = timeline.picture(events, [], lambda uid: NAMES[uid], T, T + 86400, clock)
+    alice, bob = picture.users
+    assert (alice.gpu, bob.paused) == (43200.0, 43190.0)
+    assert len(alice.entries) + len(bob.entries) < 100
+    assert alice.counts["turn"] == 0
+    assert "1 process: 10" in alice.spans[0].text
+    assert [one.text.split("), ")[1] for one in bob.spans if one.kind == "pause"] == ["4319 times, 11h59m in all"]
 
 
 def test_very_much_is_drawn_in_less_detail_and_counted_exactly() -> None:
@@ -241,6 +356,42 @@ def test_it_is_seen_zoomed_and_hovered(browser: Browser, page: Path, tmp_path: P
     until(lambda: browser.run(second) != before)
     zoomed = browser.photograph(where / f"timeline-{name}-zoomed.png")
     assert zoomed != whole
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("width", [360, 1600])
+def test_a_pause_is_seen_hovered_chosen_and_read(browser: Browser, tmp_path: Path, width: int) -> None:
+    """As a band of its own, by the mouse, by keys, in the tables, and in the legend."""
+    page = tmp_path / "slices.html"
+    page.write_text(timeline_page.page(sliced(), "node", clock, "UTC", 0.0))
+    browser.errors.clear()
+    browser.open(page, width, 900, dark=width > 1000)
+    browser.photograph((Path(PHOTOGRAPHS) if PHOTOGRAPHS else tmp_path) / f"timeline-{width}-pauses.png")
+    pause = box(browser, "rect.pause:nth-of-type(5)")
+    work = box(browser, "rect.work")
+    assert pause["x"] >= work["x"] + work["width"] - 1, "it begins when the work is over"
+    assert 0 < pause["height"] < work["height"]
+    assert "url" in browser.run("getComputedStyle(document.querySelector('rect.pause')).fill"), "not by colour alone"
+    browser.move(pause["x"] + pause["width"] / 2, pause["y"] + pause["height"] / 2)
+    words = "alice was paused from 00:10:00 until 00:20:00 (10m00s), 2 processes frozen"
+    assert browser.run("document.querySelector('#tip').textContent") == words
+    browser.run("document.querySelector('#plot').focus()")
+    told = "document.querySelector('#told').textContent"
+    for _ in range(40):
+        browser.key("n")
+        if browser.run(told) == words:
+            break
+    assert browser.run(told) == words
+    nodes = browser.ask("Accessibility.getFullAXTree")["nodes"]
+    found = [(one["role"]["value"], one.get("name", {}).get("value", "")) for one in nodes if not one["ignored"]]
+    assert ("columnheader", "Paused") in found
+    assert ("cell", words) in found
+    assert browser.run("document.querySelector('.legend').textContent").count("paused until its next turn") == 1
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+    assert box(browser, "rect.pause:nth-of-type(5)")["width"] > 1
+    assert browser.printed().startswith(b"%PDF")
+    browser.ask("Emulation.setEmulatedMedia", media="")
     assert browser.errors == []
 
 
