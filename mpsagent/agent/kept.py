@@ -15,7 +15,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import usage
 from mpsagent.core.engine import Core
 from mpsagent.core.ladder import Rung
-from mpsagent.core.turns import Memory
+from mpsagent.core.turn_memory import Memory
 from mpsagent.core.view import Turn
 from mpsagent.policy import parse, values
 from mpsagent.policy.shares import Lease, Share

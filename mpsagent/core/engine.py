@@ -25,6 +25,7 @@ from mpsagent.core import (
     pause,
     shutdown,
     starts,
+    turn_memory,
     turns,
     usage,
 )
@@ -59,7 +60,7 @@ class Memories:
     """One for each rule."""
 
     usage: usage.Memory = field(default_factory=usage.Memory)
-    turns: turns.Memory = field(default_factory=turns.Memory)
+    turns: turn_memory.Memory = field(default_factory=turn_memory.Memory)
     pause: pause.Memory = field(default_factory=pause.Memory)
     faults: faults.Memory = field(default_factory=faults.Memory)
     hangs: hangs.Memory = field(default_factory=hangs.Memory)
