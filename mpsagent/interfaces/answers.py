@@ -23,9 +23,9 @@ from mpsagent.system.database import Query
 
 T = TypeVar("T")
 NAMES_WAIT = 5.0
+"""Seconds for the name service to say who the users of a policy are."""
 WARNED = 2.0
 """Seconds that the answer to a reload waits for what is surely not meant in the policy."""
-"""Seconds for the name service to say who the users of a policy are."""
 PAGE_AGE = 0.1
 """Seconds for which a status page is given to others, too, when nothing has changed."""
 GATE_WAIT, GATE_LOOK = 5.0, 0.005
