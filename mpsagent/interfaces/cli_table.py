@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from textwrap import wrap
 
-LEAST = 8
+LEAST = 10
 """Columns that are left of a name."""
-ROOM = 24
+ROOM = 20
 """Columns that the last one gets before names are cut for it."""
 WIDE = 1000
 """A pipe's width: nothing is cut for a program."""

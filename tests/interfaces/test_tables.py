@@ -124,7 +124,7 @@ def test_tables_fit_80_columns(served: Served) -> None:
         assert [line for line in lines if len(re.sub(r"\x1b\[[\d;]*m", "", line)) > 80] == [], verb
         assert "Error" not in "".join(lines), verb
     rows = {verb: [" ".join(line.split()) for line in lines] for verb, lines in pages.items()}
-    assert "1234567 alexand… starting" in rows["clients"][2], "pids and states are whole"
+    assert "1234567 alexander… starting" in rows["clients"][2], "pids and states are whole"
     assert rows["clients"][2].endswith("37.5 %, 20G python")
     assert rows["servers"][1].endswith("as set 2026-11-21 00:00:00")
     assert rows["report --by day"][1].startswith("2026-11-21 14d06h")
@@ -146,12 +146,12 @@ def test_what_is_cut_and_what_goes_on_below() -> None:
     """Names first, then the gap; the last column is cut, or flows beside the others or below them."""
     head, row = ["PID", "USER", "WHY"], ["7", "a-very-long-name-indeed", "one two three four five six"]
     assert table(head, [row], names=(1,))[1] == "7    a-very-long-name-indeed  one two three four five six"
-    assert table(head, [row], 45, names=(1,))[1] == "7    a-very-long-n…  one two three four five…"
-    assert table(head, [row], 30, names=(1,))[1] == "7   a-very-… one two three fo…"
+    assert table(head, [row], 45, names=(1,))[1] == "7    a-very-long-name-…  one two three four …"
+    assert table(head, [row], 30, names=(1,))[1] == "7   a-very-lo… one two three …"
     assert table(head, [row], 45, names=(1,), below=True)[1:] == [
-        "7    a-very-long-n…  one two three four five", "                     six",
+        "7    a-very-long-name-…  one two three four", "                         five six",
     ]  # fmt: skip
-    assert table(head, [row], 30, names=(1,), below=True)[1:] == ["7   a-very-…", "   one two three four five six"]
+    assert table(head, [row], 30, names=(1,), below=True)[1:] == ["7   a-very-lo…", "   one two three four five six"]
     for width in range(1, 80):
         for below in (False, True):
             lines = table(head, [row], max(width, 24 if below else 1), names=(1,), below=below)

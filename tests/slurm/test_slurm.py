@@ -120,7 +120,12 @@ def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
             assert row["memory"] // MIB == int(stage.machine.total_mib * share / 100), "as the policy counts percent"
             assert row["waited"] == pytest.approx(sum(waits))
             assert row["gpu"] > 0.4, "its clients worked for half a second"
-        assert cluster.state() == "IDLE"
+        stage.until(
+            lambda: cluster.state() == "IDLE",
+            "no job is planned any more, and nothing drains the node",
+            LONG,
+            every=0.2,
+        )
 
 
 def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
