@@ -1,4 +1,4 @@
-"""Half a minute of disorder on the simulator with both cores kept busy: every client gets exactly what the policy says.
+"""A quarter of a minute of disorder on the simulator, cores kept busy: every client gets exactly what the policy says.
 
 More of them: `make disorder SERVER=shared SEED=12`; the long form:
 `python -m tests.disorder.run --seconds 60 --clients 1000 --busy 2 [--kills 20]`.
@@ -15,6 +15,8 @@ from tests.disorder.run import Options, run
 
 BUSY = 60.0
 """Seconds that a client's start may take beside all other tests: here no speed is asserted."""
+BURNERS = 0 if "PYTEST_XDIST_WORKER" in os.environ else os.cpu_count() or 1
+"""Processes that keep the cores busy; beside other tests those do."""
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of several users"),
@@ -34,7 +36,7 @@ def test_disorder(sharing: str, server: str, seed: int, gpus: int, kills: int, t
     """Nobody gets more or less, runs outside MPS, is refused, gets stuck, or is harmed by a neighbour; also when
     agent, gate, daemon and servers are killed beside it."""
     options = Options(
-        sharing=sharing, server=server, seed=seed, gpus=gpus, seconds=15, clients=110, busy=os.cpu_count() or 1,
+        sharing=sharing, server=server, seed=seed, gpus=gpus, seconds=15, clients=110, busy=BURNERS,
         kills=kills, slack=BUSY, out=tmp_path / "out",
     )  # fmt: skip
     verdict = run(options)
@@ -54,7 +56,7 @@ def test_disorder(sharing: str, server: str, seed: int, gpus: int, kills: int, t
 def test_disorder_with_an_instance_for_each_gpu(sharing: str, seed: int, kills: int, tmp_path: Path) -> None:
     """Users are placed on two GPUs; a fault on one harms no client on the other."""
     options = Options(
-        sharing=sharing, seed=seed, gpus=2, instances="each", seconds=15, clients=110, busy=os.cpu_count() or 1,
+        sharing=sharing, seed=seed, gpus=2, instances="each", seconds=15, clients=110, busy=BURNERS,
         kills=kills, slack=BUSY, out=tmp_path / "out",
     )  # fmt: skip
     verdict = run(options)
