@@ -42,9 +42,9 @@ def test_disorder(sharing: str, server: str, seed: int, gpus: int, kills: int, t
     verdict = run(options)
     told = f"seed {seed}\n{verdict.text()}\n{(tmp_path / 'out/agent.log').read_text()[-5000:]}"
     assert verdict.good, told
-    # Something must have happened, or nothing was shown.
-    assert verdict.counts["exact"] > 40, told
-    assert verdict.faults, told
+    # Something must have happened, or nothing was shown. Who works together is hit together: 45 to 68 in 14 runs.
+    assert verdict.counts["exact"] > 20, told
+    assert verdict.faults + len(verdict.killed), told
     assert verdict.counts["denied"], told
     assert verdict.guests, told
     assert len(verdict.killed) >= kills / 2, told
