@@ -8,6 +8,7 @@ import time
 
 from benchmarks.figure import Figure, percentile
 from benchmarks.place import ALICE, BOB, CAROL, DAVE, ERIN, Knocker, agent_and_gate, rss, shares, stage
+from demo.stage import Stage
 
 MOST_MEMORY, MOST_CPU = 80e6, 0.5
 """Bytes, and percent of a core: aims for the agent with 8 instances."""
@@ -22,10 +23,7 @@ def several(quick: bool) -> list[Figure]:
             node.start_agent()
             node.open()
             opened = time.monotonic() - began
-            pids = agent_and_gate(node)
-            time.sleep(3)
-            usage = shares(pids, seconds)
-            agent, gate = map(rss, pids)
+            usage, agent, gate = _cost(node, seconds)
             if count == 1:
                 one = agent, gate
             aim = count == 8
@@ -50,10 +48,7 @@ def apart(quick: bool) -> list[Figure]:
             clients = [node.client(ALICE + number, "sleep", "600") for number in range(count)]
             for client in clients:
                 client.saw("^ctx CUDA_SUCCESS", 300)
-            pids = agent_and_gate(node)
-            time.sleep(3)
-            usage = shares(pids, seconds)
-            agent, gate = map(rss, pids)
+            usage, agent, gate = _cost(node, seconds)
             aim = count == 8
             found += [
                 Figure(f"resident memory of the agent with {count} users apart", f"{agent / 1024:.1f} MiB",
@@ -64,6 +59,15 @@ def apart(quick: bool) -> list[Figure]:
                        usage[0] < MOST_CPU if aim else None, "clients at work, which do nothing"),
             ]  # fmt: skip
     return found
+
+
+def _cost(node: Stage, seconds: int) -> tuple[list[float], int, int]:
+    """Percent of a core of agent and gate over so long; KiB of the agent and of the gate."""
+    pids = agent_and_gate(node)
+    time.sleep(3)
+    usage = shares(pids, seconds)
+    agent, gate = map(rss, pids)
+    return usage, agent, gate
 
 
 def _busy(count: int) -> list[Figure]:

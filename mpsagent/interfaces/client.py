@@ -131,7 +131,7 @@ def _administrators(path: str) -> str | None:
         if beside.stat().st_uid == public.stat().st_uid and os.access(beside, os.W_OK, effective_ids=True):
             return str(beside)
     except (OSError, NotImplementedError):
-        pass
+        pass  # there is none, or this system cannot ask for effective ids: the public one serves everybody
     return None
 
 

@@ -238,8 +238,10 @@ def test_a_quit_that_only_a_line_tells_of_ends_nothing() -> None:
     assert stage.actions(*KILLS) == []
 
 
-def test_a_plain_quit_may_wait_for_its_clients_as_long_as_they_work() -> None:
-    stage = Stage(PATIENT).up()
+@pytest.mark.parametrize("named", [True, False])
+def test_a_plain_quit_may_wait_for_its_clients_as_long_as_they_work(named: bool) -> None:
+    """Also where no line of the logs names them, so that the server looks idle: it used to be killed."""
+    stage = Stage(PATIENT, named=named).up()
     alice = stage.client(ALICE)
     stage.run(1)
     stage.mps.quitting = True
