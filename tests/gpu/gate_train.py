@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""A training that repeats itself bit by bit, for tests/gpu/gate_pause.py: `gate_train.py STEPS`.
+"""A training that repeats itself bit by bit, for tests/gpu/gate_pause.py: `gate_train.py STEPS [SECONDS]`.
 
-Prints READY when the first step has been made, and at the end one line `LOSSES [...]`: that of every hundredth step.
+Prints READY when the first step has been made, and at the end, after STEPS or SECONDS, one line `LOSSES [...]`: that of
+every hundredth step.
 """
 
 import json
 import sys
+import time
 
 
 def torch_steps():
@@ -30,9 +32,12 @@ def torch_steps():
 
 def main():
     steps, losses = int(sys.argv[1]), []
+    end = time.monotonic() + float(sys.argv[2]) if len(sys.argv) > 2 else None
     for number, loss in zip(range(steps), torch_steps(), strict=False):
         if number % 100 == 0:
             losses.append(float(loss))
+            if end is not None and time.monotonic() > end:
+                break
         if number == 0:
             print("READY", flush=True)
     print("LOSSES", json.dumps(losses), flush=True)
