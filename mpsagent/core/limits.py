@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from mpsagent.core import actions as act
 from mpsagent.core.model import Server
 from mpsagent.core.rule import Decision
-from mpsagent.core.sentences import limits_words
 from mpsagent.core.view import View, same_limits
+from mpsagent.mps.units import limits_words
 
 FIRST = 5.0
 """Seconds from Ready in which a client is one of those that the server was started for."""

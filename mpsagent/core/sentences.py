@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpsagent.mps.units import duration_text, limit_text
+from mpsagent.mps.units import duration_text, limits_words
 
 Record = Mapping[str, Any]
 Names = Callable[[int], str | None]
@@ -92,21 +92,6 @@ def named(text: str, names: Names) -> str:
         return "users: " + ", ".join(names(int(uid)) or uid for uid in re.findall(r"\d+", match[1]))
 
     return _USERS.sub(several, _USER.sub(one, text))
-
-
-def limits_words(value: Any) -> str:
-    """``20 %, 1G``; several devices with equal limits are said once."""
-    if not isinstance(value, Mapping) or value.get("threads") is None:
-        return "-"
-    memory = value.get("memory") or {}
-    texts = [limit_text(int(size)) for size in memory.values()]
-    if not texts:
-        size = "no memory limit"
-    elif len(set(texts)) == 1:
-        size = texts[0] + (" on each GPU" if len(texts) > 1 else "")
-    else:
-        size = " ".join(f"{device}={text}" for device, text in zip(memory, texts, strict=True))
-    return f"{float(value['threads']):g} %, {size}"
 
 
 def _user(uid: Any, names: Names) -> str:

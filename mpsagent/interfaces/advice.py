@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from mpsagent.interfaces.cli_text import many
+from mpsagent.interfaces.cli_words import many
 from mpsagent.mps.units import duration_text, limit_text
 
 Json = dict[str, Any]

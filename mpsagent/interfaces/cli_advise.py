@@ -57,7 +57,8 @@ def advise(path: str, since: float, as_json: bool) -> None:
 def page(one: Json) -> list[str]:
     """For people."""
     from mpsagent.interfaces.advice import CLIENTS, HOURS
-    from mpsagent.interfaces.cli_text import PAGE, many, safe
+    from mpsagent.interfaces.cli_text import PAGE
+    from mpsagent.interfaces.cli_words import many, safe
     from mpsagent.mps.units import duration_text
 
     facts = one["facts"]

@@ -61,7 +61,7 @@ def probe(path: str, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"ok": status == FINE, "problems": problems}))
     else:
-        from mpsagent.interfaces.cli_text import safe
+        from mpsagent.interfaces.cli_words import safe
 
         click.echo("\n".join(safe(one, 400) for one in problems) or "healthy")
     return status
@@ -120,7 +120,7 @@ def refused_and_exit(refused: client.Refused) -> None:
 
 
 def complain(error: Json) -> None:
-    from mpsagent.interfaces.cli_text import safe
+    from mpsagent.interfaces.cli_words import safe
 
     where = f" ({safe(error['where'])})" if error.get("where") else ""
     click.echo(f"mpsagent-cli: {safe(error.get('detail', 'refused'), 400)}{where}", err=True)
@@ -138,7 +138,7 @@ def _command_line(one: Json) -> str:
     without its directory, which would leave no room for the rest."""
     try:
         place = f"/proc/{one['pid']}"
-        with open(f"{place}/comm", "rb") as name, open(f"{place}/cmdline", "rb") as words:
+        with open(f"{place}/comm", "rb", 0) as name, open(f"{place}/cmdline", "rb", 0) as words:
             if os.fstat(name.fileno()).st_uid != one["uid"] or name.read(64).decode().strip() != one["command"]:
                 return ""
             program, _, rest = words.read(4096).decode(errors="replace").partition("\0")
@@ -153,9 +153,11 @@ def now() -> datetime:
 
 def width() -> int:
     """Columns of the terminal; a pipe takes more."""
+    if not sys.stdout.isatty():
+        return 1000
     from shutil import get_terminal_size
 
-    return get_terminal_size((160, 24)).columns if sys.stdout.isatty() else 1000
+    return get_terminal_size((160, 24)).columns
 
 
 def paint() -> Callable[[str, str], str]:

@@ -83,7 +83,7 @@ def _rows(ctx: click.Context, key: str, of: str | None = None) -> Iterator[Any]:
 def _offered(found: Iterable[_Said], incomplete: str) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    from mpsagent.interfaces.cli_text import safe
+    from mpsagent.interfaces.cli_words import safe
 
     said: dict[str, str] = {}
     for value, about in found:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import click
 
 from mpsagent.core.sentences import named
-from mpsagent.interfaces import cli_text, client, cuda_errors
+from mpsagent.interfaces import cli_text, cli_words, client, cuda_errors
 from mpsagent.interfaces.cli_ask import FINE, UNHEALTHY, UNREACHABLE, Json, now, refused_and_exit, unreachable
 from mpsagent.interfaces.cli_progress import Progress
 from mpsagent.policy.keys import default
@@ -53,7 +53,7 @@ def doctor(path: str, as_json: bool, strict: bool) -> int:
     else:
         for one in findings:
             click.echo("\n".join(_lines(one)))
-        found = [cli_text.many(count, grade) for grade, count in counts.items() if count]
+        found = [cli_words.many(count, grade) for grade, count in counts.items() if count]
         click.echo(", ".join(found) or "nothing is wrong")
     return UNREACHABLE if seen.status is None else FINE if good else UNHEALTHY
 
@@ -86,9 +86,9 @@ def _no_name(uid: int) -> None:
 def _lines(one: Finding) -> list[str]:
     head = f"{one.grade:<8} "
     room = cli_text.PAGE - len(head)
-    lines = wrap(f"{one.topic}: {cli_text.safe(named(one.what, _no_name), 600)}", room, break_on_hyphens=False)
+    lines = wrap(f"{one.topic}: {cli_words.safe(named(one.what, _no_name), 600)}", room, break_on_hyphens=False)
     lines += (
-        wrap(f"-> {cli_text.safe(one.do, 400)}", room, subsequent_indent="   ", break_on_hyphens=False)
+        wrap(f"-> {cli_words.safe(one.do, 400)}", room, subsequent_indent="   ", break_on_hyphens=False)
         if one.do
         else []
     )

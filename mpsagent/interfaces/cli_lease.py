@@ -83,7 +83,7 @@ def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_
 
 def _table(body: Json) -> list[str]:
     from mpsagent.interfaces.cli_table import table
-    from mpsagent.interfaces.cli_text import local, safe
+    from mpsagent.interfaces.cli_words import local, safe
 
     rows = [
         [

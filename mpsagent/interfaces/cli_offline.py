@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.interfaces import cli_text
+from mpsagent.interfaces import cli_words
 from mpsagent.interfaces.cli_ask import width
 from mpsagent.interfaces.cli_progress import Progress
 from mpsagent.mps.limits import Device
@@ -52,7 +52,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
         try:
             errors, warnings, remarks = _of_this_machine(policy, devices)
         except (OSError, ValueError) as error:
-            print(f"mpsagent-cli: {cli_text.safe(error, 4000)}", file=sys.stderr)
+            print(f"mpsagent-cli: {cli_words.safe(error, 4000)}", file=sys.stderr)
             return 2
     good = not errors and not (strict and warnings)
     sections = [of(policy, name) for name in names(policy)] if policy is not None else []
@@ -73,12 +73,12 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     _tell(warnings, "warning: ")
     _tell(notes, "note: an agent that runs as root refuses this file: ")
     for remark in remarks:
-        _say(f"note: {cli_text.safe(remark, 400)}")
-    counts = [cli_text.many(len(found), word) for found, word in ((errors, "mistake"), (warnings, "warning")) if found]
+        _say(f"note: {cli_words.safe(remark, 400)}")
+    counts = [cli_words.many(len(found), word) for found, word in ((errors, "mistake"), (warnings, "warning")) if found]
     if not good:
         print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
     else:
-        read = ", ".join(cli_text.safe(name) for name, _ in texts)
+        read = ", ".join(cli_words.safe(name) for name, _ in texts)
         for one in sections if len(sections) > 1 else ():
             _say(_instance_text(one))
         for sharing in dict.fromkeys(one.sharing for one in sections):
@@ -103,16 +103,16 @@ def _instance_text(one: Policy) -> str:
     gpus = "each GPU" if one.devices == ("each",) else ", ".join(one.devices) or "all GPUs"
     whom = [*one.only_users, *(f"group {name}" for name in one.only_groups)]
     who = ", ".join(whom) or "whoever no instance names"
-    return cli_text.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
+    return cli_words.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
 
 
 def _tell(found: Sequence[PolicyError], kind: str) -> None:
     for one in found:
         line = f":{one.line}" if one.line else ""
-        key = f"{cli_text.safe(one.key)}: " if one.key else ""
-        _say(f"{cli_text.safe(one.file)}{line}: {kind}{key}{cli_text.safe(one.problem, 400)}")
+        key = f"{cli_words.safe(one.key)}: " if one.key else ""
+        _say(f"{cli_words.safe(one.file)}{line}: {kind}{key}{cli_words.safe(one.problem, 400)}")
         if one.hint:
-            _say(f"    {cli_text.safe(one.hint, 400)}", "    ")
+            _say(f"    {cli_words.safe(one.hint, 400)}", "    ")
 
 
 def _say(line: str, indent: str = "  ") -> None:
@@ -177,7 +177,7 @@ def replay(
                 if would is not None:
                     would.feed(event)
     except (OSError, ValueError) as error:
-        print(f"mpsagent-cli: {cli_text.safe(error, 4000)}", file=sys.stderr)
+        print(f"mpsagent-cli: {cli_words.safe(error, 4000)}", file=sys.stderr)
         return 2
     body = story_json(story.finish())
     if would is not None:  # nothing is decided where it is not known who is at work
@@ -209,7 +209,7 @@ def report_logs(files: tuple[Path, ...], as_json: bool) -> int:
                 for event in events_of(None, None, both=file):
                     report.feed(event)
     except OSError as error:
-        print(f"mpsagent-cli: {cli_text.safe(error, 4000)}", file=sys.stderr)
+        print(f"mpsagent-cli: {cli_words.safe(error, 4000)}", file=sys.stderr)
         return 2
     body = report.finish()
     print(json.dumps(body) if as_json else "\n".join(page(body, mpsagent.__version__)))

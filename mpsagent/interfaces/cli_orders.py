@@ -6,7 +6,8 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.interfaces.cli_text import PAGE, Json, local, many, safe, user
+from mpsagent.interfaces.cli_text import PAGE
+from mpsagent.interfaces.cli_words import Json, local, many, safe, user
 
 
 def answered(answer: Json, now: datetime) -> list[str]:

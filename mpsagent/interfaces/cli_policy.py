@@ -7,7 +7,7 @@ from typing import Any
 
 from mpsagent.interfaces.cli_orders import tree
 from mpsagent.interfaces.cli_table import WIDE, table
-from mpsagent.interfaces.cli_text import Json, local, safe
+from mpsagent.interfaces.cli_words import Json, local, safe
 from mpsagent.mps.units import duration_text, limit_text
 
 

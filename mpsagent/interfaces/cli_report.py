@@ -9,7 +9,7 @@ from datetime import UTC, date, datetime, timedelta
 import click
 
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces import cli_complete, cli_table, cli_text
+from mpsagent.interfaces import cli_complete, cli_table, cli_words
 from mpsagent.interfaces.cli_ask import Json
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
@@ -113,15 +113,15 @@ def table(body: Json, width: int = cli_table.WIDE) -> list[str]:
 
 def _who(row: Json, by: str) -> str:
     if by == "user":
-        return cli_text.user(row)
-    return cli_text.safe(row[by] or "not known")
+        return cli_words.user(row)
+    return cli_words.safe(row[by] or "not known")
 
 
 def _value(name: str, row: Json) -> str:
     from mpsagent.mps.units import duration_text, limit_text
 
     if name == "user":
-        return cli_text.user(row)
+        return cli_words.user(row)
     if name == "memory":
         return limit_text(row[name]) if row[name] else "-"
     return duration_text(row[name]) if name in SECONDS else f"{row[name]:g}"

@@ -8,7 +8,7 @@ import sys
 import click
 
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces import cli_text
+from mpsagent.interfaces import cli_words
 from mpsagent.interfaces.cli_ask import USAGE
 
 
@@ -16,8 +16,8 @@ def may_lose(path: str, instance: str | None, *, dry_run: bool, as_json: bool) -
     """Whether to go on. Ends the program where no person can be asked, or the answer is no."""
     found = ask.asked(path, "GET", "/v1/clients")[0]["clients"]
     working = [one for one in found if one["state"] != "waiting" and instance in (None, one.get("instance"))]
-    users = sorted({cli_text.user(one) for one in working})
-    what = f"{cli_text.many(len(working), 'client')} of {', '.join(users)}" if working else "no client"
+    users = sorted({cli_words.user(one) for one in working})
+    what = f"{cli_words.many(len(working), 'client')} of {', '.join(users)}" if working else "no client"
     if dry_run:
         click.echo(json.dumps({"clients": working}) if as_json else f"{what} would lose work")
         return False

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from mpsagent.interfaces.cli_table import WIDE, table
-from mpsagent.interfaces.cli_text import limits, many, safe
+from mpsagent.interfaces.cli_words import limits, many, safe
 from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]

@@ -4,7 +4,6 @@ Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from textwrap import wrap
 
 LEAST = 10
 """Columns that are left of a name."""
@@ -49,6 +48,8 @@ def table(
 
 def _flowing(start: str, text: str, width: int) -> list[str]:
     """Beside what comes before it, or below all of it where too little room is left."""
+    from textwrap import wrap
+
     if width - len(start) >= ROOM:
         first, *rest = wrap(text, width - len(start), break_on_hyphens=False)
         return [start + first, *(" " * len(start) + part for part in rest)]

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import datetime
 from textwrap import wrap
-from typing import Any
 
-from mpsagent.core.sentences import limits_words, worth_telling
+from mpsagent.core.sentences import worth_telling
 from mpsagent.interfaces.cli_gpus import gpus_now
 from mpsagent.interfaces.cli_table import WIDE, table
+from mpsagent.interfaces.cli_words import Json, in_use, limits, local, many, safe, size, user
 from mpsagent.mps.units import duration_text
 
-Json = dict[str, Any]
 Paint = Callable[[str, str], str]
 _CONNECTED: Json = {"connected": True}
 _COLOURS = {"good": "32", "bad": "31;1", "warn": "33", "dim": "2", "bold": "1"}
@@ -30,49 +29,6 @@ def plain(text: str, colour: str) -> str:
 
 def painted(text: str, colour: str) -> str:
     return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m"
-
-
-def safe(value: object, most: int = 200) -> str:
-    """Anything, with what a terminal would obey (control characters, bidirectional overrides) written out."""
-    text = str(value)
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:most])
-    return shown + "…" if len(text) > most else shown
-
-
-def user(one: Json) -> str:
-    """``alice`` or ``user 1001``."""
-    if one.get("user"):
-        return safe(one["user"], 40)
-    return "?" if one.get("uid") is None else f"user {one['uid']}"
-
-
-def many(count: int, one: str) -> str:
-    if count == 1:
-        return f"1 {one}"
-    return f"{count} {one}es" if one.endswith("s") else f"{count} {one}s"
-
-
-def size(value: int | None) -> str:
-    """Memory in use, in words: ``4.2 GiB``, ``570 MiB``."""
-    if value is None:
-        return "-"
-    return f"{value / (1 << 30):.1f} GiB" if value >= 1 << 30 else f"{value >> 20} MiB"
-
-
-def limits(value: Json | None) -> str:
-    """``60 %, 20G``"""
-    return safe(limits_words(value))
-
-
-def local(text: object, now: datetime) -> str:
-    """A time of an answer in this machine's time: ``14:02:31`` of today, else with its date."""
-    if not text:
-        return "-"
-    try:
-        at = datetime.fromisoformat(str(text)).astimezone(now.tzinfo)
-    except (ValueError, OverflowError):
-        return safe(text, 40)
-    return at.strftime("%H:%M:%S" if at.date() == now.date() else "%Y-%m-%d %H:%M:%S")
 
 
 # --- status -----------------------------------------------------------------------------------------------------------
@@ -208,39 +164,10 @@ def _mps(body: Json, now: datetime) -> tuple[str, str]:
     return f"{cuda}control daemon {control['pid']} since {since}{quitting}, {form}", "warn" if quitting else ""
 
 
-def in_use(body: Json, now: datetime) -> tuple[str, str]:
-    turn, holder = body["turn"], body["holder"]
-    if turn is None:
-        return "by no user", "dim"
-    if not turn["processes"] and not turn["ending"] and not body["waiting_users"]:
-        server = "" if holder is None else f", and its server {holder['pid']} is {safe(holder['status'])}"
-        return f"by no user; {user(turn)} had it last{server}", "dim"
-    memory = "" if turn["memory"] is None else f" with {size(turn['memory'])}"
-    text = f"by {user(turn)} since {local(turn['since'], now)}, {many(turn['processes'], 'process')}{memory}"
-    text += f", {limits(turn['limits'])} each"
-    colour = "good"
-    if holder is not None and holder["status"] != "ACTIVE":
-        word = "in FAULT" if holder["status"] == "FAULT" else safe(holder["status"])
-        text += f"; server {holder['pid']} is {word}"
-        colour = "bad" if holder["status"] == "FAULT" else "warn"
-    return f"{text}; {_until(turn, now)}", colour
-
-
 def _using(one: Json, now: datetime) -> str:
     """One of several users at once."""
     memory = "" if one["memory"] is None else f" with {size(one['memory'])}"
     return f"by {user(one)} since {local(one['since'], now)}, {many(one['processes'], 'process')}{memory}"
-
-
-def _until(turn: Json, now: datetime) -> str:
-    end = {"terminate": "then its clients are ended", "quit": "then MPS is started anew"}.get(turn["action"], "")
-    if turn["ending"]:
-        return f"being ended since {local(turn['ending'], now)}"
-    if turn["ends"]:
-        return f"until {local(turn['ends'], now)} at the latest, {end}"
-    if turn["after"] is None:
-        return "for as long as it wants"
-    return f"for {duration_text(turn['after'] + turn['grace'])} once another user waits"
 
 
 def _waiting(one: Json, now: datetime) -> str:

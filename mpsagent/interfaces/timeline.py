@@ -13,9 +13,8 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from mpsagent.core.sentences import limits_words
-from mpsagent.interfaces.cli_text import many, safe
-from mpsagent.mps.units import duration_text
+from mpsagent.interfaces.cli_words import many, safe
+from mpsagent.mps.units import duration_text, limits_words
 
 Json = dict[str, Any]
 NODE = {

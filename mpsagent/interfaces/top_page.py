@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from mpsagent.interfaces import cli_text
+from mpsagent.interfaces import cli_words
 from mpsagent.interfaces.cli_table import cut
-from mpsagent.interfaces.cli_text import many, safe, size, user
+from mpsagent.interfaces.cli_words import many, safe, size, user
 from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]
@@ -68,19 +67,18 @@ USERS = (
 )
 
 
-@dataclass(slots=True)
 class View:
     """What the person at the terminal has chosen. ``sort``: a column's number, in each table; ``chosen``: a client's
     pid; ``first``: the row at the top; ``question``: asked in the last line, in place of the keys."""
 
-    users: bool = False
-    sort: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
-    reverse: bool = False
-    filter: str = ""
-    chosen: int | None = None
-    first: int = 0
-    message: str = ""
-    question: str = ""
+    def __init__(self) -> None:
+        self.users = False
+        self.sort = {False: 0, True: 0}
+        self.reverse = False
+        self.filter = ""
+        self.chosen: int | None = None
+        self.first = 0
+        self.message = self.question = ""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -155,7 +153,7 @@ def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:
     known = [one["memory"] for one in clients if one["memory"] is not None]
     total = sum(one["memory"] for one in status["devices"])
     used = f"{size(sum(known)) if known else '-'} of {size(total) if total else '-'}"
-    text, colour = cli_text.in_use(status, now)
+    text, colour = cli_words.in_use(status, now)
     lines = [
         Line(
             f"mpsagent {safe(agent['version'])}, {now:%H:%M:%S}, up {duration_text(agent['uptime'])}, {healthy}",
@@ -166,7 +164,7 @@ def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:
     ]
     if not waiting:
         return [*lines, Line("waiting no user", "dim")]
-    latest = f", served by {cli_text.local(waiting[0]['turn'], now)} at the latest" if waiting[0]["turn"] else ""
+    latest = f", served by {cli_words.local(waiting[0]['turn'], now)} at the latest" if waiting[0]["turn"] else ""
     count = f"{many(status['waiting_users'], 'user')} with {many(status['waiting_processes'], 'process')}"
     return [*lines, Line(f"waiting {count}; first {user(waiting[0])}{latest}: {safe(waiting[0]['why'])}")]
 

@@ -7,6 +7,8 @@ MPS itself takes memory limits safely only as whole numbers with ``M`` or ``G``:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -66,6 +68,21 @@ def limit_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f'"{text}" is not a memory limit as MPS prints it')
     return int(match[1]) * (MIB if match[2] == "M" else GIB)
+
+
+def limits_words(value: Any) -> str:
+    """``20 %, 1G``; several devices with equal limits are said once."""
+    if not isinstance(value, Mapping) or value.get("threads") is None:
+        return "-"
+    memory = value.get("memory") or {}
+    texts = [limit_text(int(size)) for size in memory.values()]
+    if not texts:
+        size = "no memory limit"
+    elif len(set(texts)) == 1:
+        size = texts[0] + (" on each GPU" if len(texts) > 1 else "")
+    else:
+        size = " ".join(f"{device}={text}" for device, text in zip(memory, texts, strict=True))
+    return f"{float(value['threads']):g} %, {size}"
 
 
 def percent_text(percent: float) -> str:

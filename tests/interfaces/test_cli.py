@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mpsagent.interfaces import cli_orders, cli_policy, cli_text, views
+from mpsagent.interfaces import cli_orders, cli_policy, cli_text, cli_words, views
 from mpsagent.interfaces.cli import cli
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -65,6 +65,22 @@ print(*(name for group in (cli, cli.commands["policy"]) for name in group.comman
     assert not others & {name.rpartition(".")[2] for name in modules}
     assert theirs == listed
     assert {"advise", "bench", "history", "lease", "metrics", "report", "timeline"} <= set(listed)
+
+
+def test_a_page_of_top_into_a_pipe_loads_nothing_for_a_terminal(served: Served) -> None:
+    """It starts as fast as a status then, which is what `watch` and scripts call."""
+    code = """
+import sys
+from mpsagent.interfaces.cli import cli
+cli(["--socket", sys.argv[1], "top"], standalone_mode=False)
+print(*sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, served.path], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("mpsagent 0.0-test, ")
+    of_a_terminal = {"curses", "mpsagent.interfaces.top_screen", "mpsagent.interfaces.cli_text"}
+    assert not of_a_terminal & set(done.stderr.split())
 
 
 def test_exit_0_when_all_is_well(served: Served) -> None:
@@ -551,9 +567,9 @@ def test_completion_for_each_shell(shell: str) -> None:
 
 def test_safe_text_is_cut_and_escaped() -> None:
     """The one function between hostile text and a terminal."""
-    assert cli_text.safe("a\x1b[0mb\n\u202e") == "a\\x1b[0mb\\n\\u202e"
-    assert cli_text.safe("x" * 300) == "x" * 200 + "…"
-    assert cli_text.safe("grün 火") == "grün 火"
+    assert cli_words.safe("a\x1b[0mb\n\u202e") == "a\\x1b[0mb\\n\\u202e"
+    assert cli_words.safe("x" * 300) == "x" * 200 + "…"
+    assert cli_words.safe("grün 火") == "grün 火"
 
 
 def test_the_servers_clients_and_queue_tables_are_aligned(served: Served) -> None:

@@ -218,9 +218,11 @@ def test_the_page_never_exceeds_the_terminal(served: Served) -> None:
 
     now = datetime(2026, 11, 22, tzinfo=UTC)
     for users in (False, True):
-        for column in range(len(View(users=users).columns)):
+        view = View()
+        view.users = users
+        for column in range(len(view.columns)):
             for width, height in ((1, 1), (20, 3), (80, 24), (500, 200)):
-                view = View(users=users, sort={False: column, True: column}, reverse=column % 2 == 1)
+                view.sort[users], view.reverse = column, column % 2 == 1
                 lines = top_page.page(status, clients, view, now, width, height)
                 assert len(lines) == height
                 assert max(len(line.text) for line in lines) <= width

@@ -15,7 +15,7 @@ from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Drain, Gate, Held, Server, StartFailure, State, Status
 from mpsagent.core.view import Ending, Turn, View
-from mpsagent.interfaces import cli_text, metrics, views
+from mpsagent.interfaces import cli_text, cli_words, metrics, views
 from mpsagent.interfaces.recent import Recent
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.loglines import LogParser
@@ -259,8 +259,8 @@ def test_eight_equal_gpus_are_said_once() -> None:
     devices = tuple(Device(number, f"GPU-{number}", "NVIDIA H200", 140 << 30, 132) for number in range(8))
     body = views.status(View(replace(busy_state(), devices=devices)), views.About(), 1.0)
     assert "8 × NVIDIA H200 (140 GiB, 132 multiprocessors)" in page(body)
-    assert cli_text.limits(dict(views.limits(Limits(20.0, memory)))) == "20 %, 20G on each GPU"
-    assert cli_text.limits(dict(views.limits(Limits(20.0, {0: 1 << 30, 1: 2 << 30})))) == "20 %, 0=1G 1=2G"
+    assert cli_words.limits(dict(views.limits(Limits(20.0, memory)))) == "20 %, 20G on each GPU"
+    assert cli_words.limits(dict(views.limits(Limits(20.0, {0: 1 << 30, 1: 2 << 30})))) == "20 %, 0=1G 1=2G"
 
 
 def test_a_clock_set_back_gives_no_negative_spans() -> None:
