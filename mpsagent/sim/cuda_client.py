@@ -5,6 +5,8 @@
     sleep SECONDS           a little work every 50 ms; SIGUSR1 ends it early, and well
     spin SECONDS            one long kernel
     oob SECONDS             after that time an illegal access
+    mind SECONDS [1]        a kernel of 5 ms every 50 ms, a line every 0.25 s; with 1 also after its first error
+    fault                   at SIGUSR1 an illegal access
     work N                  N kernels of 10 ms
     init SECONDS            cuInit only
     two SECONDS             two contexts
@@ -287,7 +289,7 @@ def main() -> int:
     mode = words[0] if words else "query"
     numbers = [float(word) for word in words[1:]] + [0.0, 0.0]
     cuda = Cuda()
-    if mode == "sleep":
+    if mode in ("sleep", "mind", "fault"):
         _signal.signal(_signal.SIGUSR1, cuda.finish)
     result = cuda.initialise()
     cuda.say(f"cuInit {result}")
@@ -354,6 +356,35 @@ def _oob(cuda: Cuda, seconds: float, _: float) -> int:
     return 0 if result == SUCCESS else 17
 
 
+def _mind(cuda: Cuda, seconds: float, goes_on: float) -> int:
+    end = time.monotonic() + seconds
+    count, last, said = 0, SUCCESS, 0.0
+    while time.monotonic() < end and not cuda.enough:
+        result = cuda.kernel(0.005)
+        count += 1
+        if result != last:
+            cuda.say(f"work now {result} at {time.monotonic():.4f}")
+            last = result
+        if result != SUCCESS and not goes_on:
+            break
+        if result == SUCCESS and time.monotonic() - said > 0.25:
+            said = time.monotonic()
+            cuda.say(f"step {count} at {said:.4f}")
+        cuda.wait(0.05)
+    cuda.say(f"done {count} iterations, last {last}")
+    return 0 if last == SUCCESS else 14
+
+
+def _fault(cuda: Cuda, _: float, __: float) -> int:
+    cuda.say(f"armed {SUCCESS}")
+    while not cuda.enough and not cuda.error:
+        cuda.wait(0.005)
+    cuda.say(f"oob launch {cuda.error or 'cudaSuccess'} at {time.monotonic():.4f}")
+    result = cuda.error or cuda.illegal_access()
+    cuda.say(f"oob sync {result} at {time.monotonic():.4f}")
+    return 0 if result == SUCCESS else 17
+
+
 def _two(cuda: Cuda, seconds: float, _: float) -> int:
     result = cuda.second_context()
     cuda.say(f"second ctx {result}")
@@ -381,5 +412,5 @@ def _limit(cuda: Cuda, step: float, _: float) -> int:
 
 _MODES = {
     "query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two,
-    "limit": _limit,
+    "limit": _limit, "mind": _mind, "fault": _fault,
 }  # fmt: skip

@@ -7,6 +7,9 @@
                                         SIGUSR1 ends it early, and well
     cuda_client.py spin SECONDS         one kernel of that length, then wait for it
     cuda_client.py oob [SECONDS]        after a pause, one kernel that writes far outside its memory
+    cuda_client.py mind SECONDS [1]     a kernel of 5 ms every 50 ms, a line every 0.25 s, until its first error; with 1
+                                        it goes on after errors; SIGUSR1 ends it early, and well
+    cuda_client.py fault                ready, it waits for SIGUSR1; then one kernel that writes far outside its memory
     cuda_client.py work N               N kernels of 10 ms, each waited for
     cuda_client.py init SECONDS         cuInit only: connected to MPS, but without a CUDA context
     cuda_client.py two SECONDS          two CUDA contexts in one process
@@ -245,6 +248,39 @@ def spin(cuda, seconds):
     return 16 if launched or result else 0
 
 
+def mind(cuda, seconds, goes_on):
+    end = time.monotonic() + seconds
+    count = last = 0
+    said = 0.0
+    while time.monotonic() < end and not ENOUGH:
+        result = cuda.launch(b"spin", 5_000_000) or cuda.synchronize()
+        count += 1
+        if result != last:
+            say("work now %s at %.4f" % (cuda.name(result), time.monotonic()))
+            last = result
+        if result and not goes_on:
+            break
+        if not result and time.monotonic() - said > 0.25:
+            said = time.monotonic()
+            say("step %d at %.4f" % (count, said))
+        time.sleep(0.05)
+    say("done %d iterations, last %s" % (count, cuda.name(last)))
+    return 14 if last else 0
+
+
+def fault(cuda, wait_for_the_word):
+    """The times that it says are those of the clock that all processes share."""
+    loaded = cuda.load_kernels()
+    pointer = cuda.allocate(1024)[1]
+    say("armed %s" % cuda.name(loaded))
+    wait_for_the_word()
+    launched = cuda.launch(b"oob", pointer.value)
+    say("oob launch %s at %.4f" % (launch_name(cuda, launched), time.monotonic()))
+    result = cuda.synchronize()
+    say("oob sync %s at %.4f" % (cuda.name(result), time.monotonic()))
+    return 17 if launched or result else 0
+
+
 def out_of_bounds(cuda, seconds):
     # Before the pause, so that compiling the kernel does not delay the fault.
     cuda.load_kernels()
@@ -266,8 +302,10 @@ def main(arguments):
         _signal.signal(_signal.SIGTERM, _signal.SIG_IGN)
         arguments = [argument for argument in arguments if argument != "--ignore-term"]
     mode = arguments[0] if arguments else "query"
-    if mode == "sleep":
+    if mode in ("sleep", "mind"):
         _signal.signal(_signal.SIGUSR1, lambda *_: ENOUGH.append(True))
+    if mode == "fault":  # before the driver has threads of its own that could get it
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGUSR1])
     try:
         first = float(arguments[1]) if len(arguments) > 1 else 0.0
         second = float(arguments[2]) if len(arguments) > 2 else 0.0
@@ -334,6 +372,10 @@ def main(arguments):
         return work(cuda, int(first))
     if mode == "spin":
         return spin(cuda, first)
+    if mode == "mind":
+        return mind(cuda, first, bool(second))
+    if mode == "fault":
+        return fault(cuda, lambda: _signal.sigwait([_signal.SIGUSR1]))
     if mode == "oob":
         return out_of_bounds(cuda, first)
     return 99
