@@ -120,7 +120,7 @@ def drawn(rounds: Sequence[Round], title: str, form: str) -> bytes:
     shares = [100 * asleep(some) / len(some) for _, some in found]
     left.barh(places, shares, color=colours, height=0.6)
     left.axvline(PUBLISHED, color="#777777", linestyle="--", linewidth=1)
-    left.text(PUBLISHED, len(found) - 0.45, " published", color="#555555", fontsize=8)
+    left.text(PUBLISHED, -0.52, " published", color="#555555", fontsize=8)
     for place, value, (_, some) in zip(places, shares, found, strict=True):
         left.text(value, place, f" {asleep(some)} of {len(some)}", va="center", fontsize=8)
     left.set_yticks(places, [name for name, _ in found], fontsize=9)
@@ -135,7 +135,11 @@ def drawn(rounds: Sequence[Round], title: str, form: str) -> bytes:
     right.plot([], [], "o", color="#777777", label="same user")
     right.plot([], [], "^", color="#777777", label="another user")
     right.legend(fontsize=8)
+    right.xaxis.set_major_formatter("{x:g}")
+    right.xaxis.set_minor_formatter("{x:g}")
+    right.tick_params(which="both", labelsize=8)
     for one in (left, right):
+        one.set_ylim(-0.6, len(found) - 0.4)
         one.grid(alpha=0.3)
     written = io.BytesIO()
     metadata: dict[str, Any] = {"Date": None} if form == "svg" else {}

@@ -8,6 +8,8 @@
     hostile     500 connections that mean no good; 2,000 clients that wait
     forged      10,000 forged lines in each log
     pause       two users train in slices; only where it is named: PAUSE_SECONDS and PAUSE_SLICE say how long
+    cost        one block and ResNet-50 behind the gate against a bare daemon; processor time; only where it is named
+    outside     100 programs of 3 s outside MPS beside 100 inside, memory beside nvidia-smi; only where it is named
     ladder      ending one of two clients that compute, and a fault, on a shared server
 
 As root, with PyTorch, JAX and CuPy in this Python and mpsagent importable. gate.md and gate.json go to DIR ($OUT) after
@@ -32,7 +34,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.conformance import rig as rigs
-from tests.gpu import gate_pause
+from tests.gpu import gate_cost, gate_outside, gate_pause
 from tests.gpu import gate_trouble as trouble
 from tests.gpu import gate_work as work
 from tests.gpu.gate_place import Here, Out
@@ -48,9 +50,12 @@ PARTS: dict[str, tuple[Callable[[Here, Out], None], float]] = {
     "forged": (trouble.forged, 70.0),
     "ladder": (trouble.ladder, 50.0),
     "pause": (gate_pause.pause, 900.0),
+    "cost": (gate_cost.cost, 150.0),
+    "outside": (gate_outside.outside, 100.0),
 }
 """What each may take at most, in seconds."""
 ORDER = ("ladder", "namespaces", "frameworks", "forged", "gaps", "throughput", "hostile")
+NAMED = ("pause", "cost", "outside")
 
 
 def play(name: str, here: Here, limit: float) -> Out:
@@ -99,7 +104,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     asked = list(filter(None, options.only.split(",")))
-    names = [name for name in (*ORDER, "pause") if name in (asked or ORDER)]
+    names = [name for name in (*ORDER, *NAMED) if name in (asked or ORDER)]
     if unknown := set(asked) - set(PARTS):
         parser.error(f"no part {', '.join(sorted(unknown))}")
     if os.getuid() != 0:
