@@ -58,13 +58,13 @@ ORDER = ("ladder", "namespaces", "frameworks", "forged", "gaps", "throughput", "
 NAMED = ("pause", "cost", "outside")
 
 
-def play(name: str, here: Here, limit: float) -> Out:
+def play(name: str, part: Callable[[Here, Out], None], here: Here, limit: float) -> Out:
     out = Out(name)
     since = time.monotonic()
     signal.setitimer(signal.ITIMER_REAL, limit)
     try:
         with here:
-            PARTS[name][0](here, out)
+            part(here, out)
     except Broken as error:
         out.wrong(f"broken off: {error}")
     except BaseException as error:
@@ -82,16 +82,17 @@ def play(name: str, here: Here, limit: float) -> Out:
     return out
 
 
-def write(directory: Path | None, about: dict[str, str], outs: list[Out]) -> None:
+def write(directory: Path | None, name: str, title: str, about: dict[str, str], outs: list[Out]) -> None:
+    """``name``.md and ``name``.json."""
     if directory is None:
         return
     directory.mkdir(parents=True, exist_ok=True)
-    lines = ["# The gate on a GPU", "", *(f"- {key}: {value}" for key, value in about.items())]
+    lines = [f"# {title}", "", *(f"- {key}: {value}" for key, value in about.items())]
     for out in outs:
         lines += ["", *out.markdown()]
-    (directory / "gate.md").write_text("\n".join(lines) + "\n")
+    (directory / f"{name}.md").write_text("\n".join(lines) + "\n")
     parts = [out.json() for out in outs]
-    (directory / "gate.json").write_text(json.dumps({"about": about, "parts": parts}, indent=1, default=str))
+    (directory / f"{name}.json").write_text(json.dumps({"about": about, "parts": parts}, indent=1, default=str))
 
 
 def main() -> int:
@@ -126,10 +127,10 @@ def main() -> int:
                     print(f"ANSWER {name}: not begun, {left:.0f} s left", flush=True)
                     continue
                 here = Here(backend, machine, base / name[:2], options.quick, print if options.verbose else None)
-                out = play(name, here, min(PARTS[name][1], left))
+                out = play(name, PARTS[name][0], here, min(PARTS[name][1], left))
                 outs.append(out)
                 print("\n".join(out.answers()), flush=True)
-                write(options.out, about, outs)
+                write(options.out, "gate", "The gate on a GPU", about, outs)
     except rigs.RigError as error:
         print(error, file=sys.stderr)
         return 2

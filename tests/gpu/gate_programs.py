@@ -126,8 +126,11 @@ def _cupy(found):
 # --- ResNet-50 --------------------------------------------------------------------------------------------------------
 
 
-def network():
-    """ResNet-50 as in He et al. 2015, with the stride in the 3x3 convolution."""
+DEPTHS = {50: (3, 4, 6, 3), 18: (2, 2, 2, 2)}
+
+
+def network(depth=50):
+    """ResNet-50 or 18 as in He et al. 2015, that of 50 with the stride in the 3x3 convolution."""
     from torch import nn
     from torch.nn import functional
 
@@ -135,26 +138,29 @@ def network():
         conv = nn.Conv2d(inside, outside, size, stride, size // 2, bias=False)
         return nn.Sequential(conv, nn.BatchNorm2d(outside))
 
-    class Bottleneck(nn.Module):
-        def __init__(self, inside, middle, stride):
+    class Block(nn.Module):
+        def __init__(self, inside, middle, outside, stride):
             super().__init__()
-            outside = middle * 4
-            self.first, self.second = unit(inside, middle, 1), unit(middle, middle, 3, stride)
-            self.third = unit(middle, outside, 1)
+            if depth == 50:
+                units = [unit(inside, middle, 1), unit(middle, middle, 3, stride), unit(middle, outside, 1)]
+            else:
+                units = [unit(inside, middle, 3, stride), unit(middle, outside, 3)]
+            self.units = nn.ModuleList(units)
             self.past = unit(inside, outside, 1, stride) if stride > 1 or inside != outside else nn.Identity()
 
         def forward(self, x):
-            y = functional.relu(self.first(x))
-            y = functional.relu(self.second(y))
-            return functional.relu(self.third(y) + self.past(x))
+            y = x
+            for one in self.units[:-1]:
+                y = functional.relu(one(y))
+            return functional.relu(self.units[-1](y) + self.past(x))
 
     layers = [unit(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
-    inside = 64
-    for middle, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+    inside, wider = 64, 4 if depth == 50 else 1
+    for middle, count, stride in zip((64, 128, 256, 512), DEPTHS[depth], (1, 2, 2, 2), strict=True):
         for number in range(count):
-            layers.append(Bottleneck(inside, middle, stride if number == 0 else 1))
-            inside = middle * 4
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+            layers.append(Block(inside, middle, middle * wider, stride if number == 0 else 1))
+            inside = middle * wider
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
 
 
 def resnet():

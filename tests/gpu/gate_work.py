@@ -62,7 +62,7 @@ def frameworks(here: Here, out: Out) -> None:
         agent = stage.with_agent(SHARES, server=form)
         for uid in (A, B, C, D):
             own_start(stage, uid)
-        limits |= {uid: _limit(agent, uid) for uid in (A, B, C, D)}
+        limits |= {uid: limit_of(agent, uid) for uid in (A, B, C, D)}
     out.raw["limits (MiB)"] = limits
     plain = _bare(here, limits)
     out.raw["bare (multiprocessors, free MiB)"] = plain
@@ -101,7 +101,7 @@ def _has(here: Here, out: Out, name: str) -> bool:
     return True
 
 
-def _limit(agent: Agent, uid: int) -> int:
+def limit_of(agent: Agent, uid: int) -> int:
     """What the policy gives this user on device 0, in MiB."""
     answer = agent.api.get(f"/v1/policy/explain?user={uid}")
     found = re.search(r'"0": ?"?(\d{6,})', json.dumps(answer))
