@@ -136,6 +136,16 @@ def test_a_kill_with_a_kernel_in_flight_is_a_fault() -> None:
     assert verdict(hit).counts["harmed"] == 1
 
 
+def test_the_fault_of_a_kill_with_a_kernel_in_flight_may_be_noticed_late_and_only_its_own() -> None:
+    """Real MPS, 2026-11-22: the server calls the killed client disconnected, makes two contexts, and then it faults."""
+    said = [(0.1, "cuInit CUDA_SUCCESS"), (1.5, "ctx CUDA_ERROR_LAUNCH_FAILED")]
+    starting = client("query", FREE.uid, said, started=1.5, rc=12)
+    killed = client("kill-kernel", FREE.uid, [*sees(), (0.3, "launch cudaSuccess")], rc=-9, signals=((0.5, "KILL"),))
+    idle = client("kill-idle", FREE.uid, sees(), rc=-9, signals=((0.5, "KILL"),))
+    assert verdict(killed, starting, logged=(2.8,)).counts["hit"] == 1
+    assert verdict(idle, starting, logged=(2.8,)).counts["unexplained"] == 1
+
+
 def test_a_fault_in_the_log_that_nothing_explains_is_no_excuse_and_is_told_apart() -> None:
     hit = client("sleep", FREE.uid, [*sees(), (1.0, "work now CUDA_ERROR_ILLEGAL_ADDRESS")], rc=14)
     said = [(0.1, "cuInit CUDA_SUCCESS"), (1.2, "ctx CUDA_ERROR_UNKNOWN")]

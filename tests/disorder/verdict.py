@@ -35,6 +35,9 @@ NEVER = ("over", "outside", "under", "stuck", "refused", "unexplained", "harmed"
 """What may not happen to a single client."""
 NEAR_FAULT = 1.0
 """Seconds around a fault in which a hand-over counts as `moment`."""
+LATE = 5.0
+"""Seconds after a SIGKILL with a kernel in flight in which its server may fault: 1.1, 1.4 and 2.3 s were seen on a busy
+H200 (docs/measured.md), long after the server had called the client disconnected."""
 HOSTAGE = 15.0
 """Seconds after a hostage was handed over in which its server may have to be killed: a fault for its neighbours."""
 SLACK = 10.0
@@ -154,7 +157,7 @@ def judge(
     clients = [record for record in records if not record.deed.guest]
     lethal = [at for at, what in kills if what in ("daemon", "server")]
     faults = sorted([*fault_times(records), *lethal])
-    unexplained = [at for at in logged if not any(abs(at - one) <= NEAR_FAULT for one in faults)]
+    unexplained = [at for at in logged if not _caused(at, faults, killed_at_work(records))]
     known = len(faults)
     # A server notices a fault some time after its cause; who came between the two is hit as well.
     faults = sorted([*faults, *(at for at in logged if at not in unexplained)])
@@ -207,8 +210,9 @@ def _of_its_user(
     case: Case, record: Record, records: Sequence[Record], lethal: Sequence[float], logged: Sequence[float]
 ) -> Case:
     """With the faults of this client's user alone, and when its server noticed them."""
-    causes = fault_times([one for one in records if one.deed.uid == record.deed.uid])
-    noticed = [at for at in logged if any(abs(at - one) <= NEAR_FAULT for one in causes)]
+    same = [one for one in records if one.deed.uid == record.deed.uid]
+    causes = fault_times(same)
+    noticed = [at for at in logged if _caused(at, causes, killed_at_work(same))]
     return replace(case, faults=sorted([*causes, *noticed, *lethal]))
 
 
@@ -308,10 +312,22 @@ def fault_times(records: Sequence[Record]) -> list[float]:
             at = record.at("oob sync CUDA_ERROR_ILLEGAL") or record.at("oob launch cudaSuccess")
             if at is not None:
                 found.append(at)
-        for at, name in record.signals:
-            if name == "KILL" and record.said("launch") and not record.said("sync"):
-                found.append(at)
-    return sorted(found)
+    return sorted([*found, *killed_at_work(records)])
+
+
+def killed_at_work(records: Sequence[Record]) -> list[float]:
+    """When clients were killed with a kernel in flight."""
+    return [
+        at
+        for record in records
+        for at, name in record.signals
+        if name == "KILL" and record.said("launch") and not record.said("sync")
+    ]
+
+
+def _caused(at: float, faults: Sequence[float], kills: Sequence[float]) -> bool:
+    """Whether what happened is a reason for the fault that server.log tells of."""
+    return any(abs(at - one) <= NEAR_FAULT for one in faults) or any(0 <= at - one <= LATE for one in kills)
 
 
 def told(record: Record, entitled: Entitlements) -> str:
