@@ -37,6 +37,17 @@ for path in /dev /sys /proc; do mount --rbind "$path" "$root$path"; done
 for path in /tmp "$REPOSITORY"; do mount --bind "$path" "$root$path"; done
 exec chroot "$root" sh -ec 'cd "$1"; shift; eval "$INSIDE"' sh "$PWD" "$1"
 """
+# Files of a tree of /usr (tests/gpu/slurm_packages.sh makes one) stand where this machine's /usr has none. What is
+# mounted below /usr, a driver for example, is there again.
+_BELOW = """
+mount --make-rprivate /
+mkdir before
+mounts=$(cut -d ' ' -f 2 /proc/self/mounts | sed -n 's|^/usr/||p')
+mount --rbind /usr before
+mount -t overlay overlay -o "lowerdir=/usr:$BELOW" /usr
+for path in $mounts; do mount --rbind "before/$path" "/usr/$path"; done
+eval "$INSIDE"
+"""
 # Slurm asks for addresses only where there is one that is not the loopback's; its users need names.
 _INSIDE = """
 mount --make-rprivate /
@@ -54,14 +65,18 @@ wait
 """
 
 
-def why_not() -> str | None:
+def why_not(below: Path | None = None) -> str | None:
     """Why there can be no cluster here; None: there can."""
     if os.geteuid() != 0:
         return "needs root: jobs of several users"
     path = None if TREE is None else os.pathsep.join(f"{TREE}/usr/{place}" for place in ("bin", "sbin"))
     for program, package in _PROGRAMS.items():
-        if shutil.which(program, path=path) is None:
+        found = shutil.which(program, path=path)
+        if found is None and not (below and any((below / place / program).exists() for place in ("bin", "sbin"))):
             return f"no {program} (Debian: apt install {package})"
+    if not FREEZER.is_dir():
+        known = Path("/proc/cgroups").read_text().splitlines()
+        return None if any(row.startswith("freezer\t") for row in known) else "the kernel has no freezer for jobs"
     trial = FREEZER / f"mpsagent-test-{os.getpid()}"
     try:
         trial.mkdir()
@@ -73,22 +88,35 @@ def why_not() -> str | None:
 
 class Cluster:
     """``client``: the words of mpsagent-cli. ``settings``: lines of the hooks' settings, in sh. ``proctrack``: how
-    slurmd keeps the processes of a job together. ``check``: seconds between health checks."""
+    slurmd keeps the processes of a job together. ``check``: seconds between health checks. ``below``: a tree of /usr
+    for a machine without Slurm."""
 
     def __init__(
-        self, place: Path, client: Sequence[str], settings: str = "", proctrack: str = "cgroup", check: int = 2
-    ) -> None:
+        self, place: Path, client: Sequence[str], settings: str = "", proctrack: str = "cgroup", check: int = 2,
+        below: Path | None = None,
+    ) -> None:  # fmt: skip
         place.mkdir(mode=0o755)
         self.place, self.node = place, f"node{os.getpid()}"
         self._environment = {"SLURM_CONF": str(place / "slurm.conf"), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+        if "LD_LIBRARY_PATH" in os.environ:  # a driver's libraries may be found by that alone
+            self._environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         (place / "jobs").mkdir()
         (place / "jobs").chmod(0o1777)
+        self._freezer = FREEZER
+        if not FREEZER.is_dir():  # cgroups of version 2 alone: the hooks take Slurm's to be there, too
+            self._freezer = place / "cgroup/freezer"
+            self._freezer.mkdir(parents=True)
+            subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", self._freezer], check=True)
+            settings += "\ncgroup=/slurm*/uid_$uid/job_$job"
         self._write(client, settings, proctrack, check)
         inside = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._log = (place / "log").open("wb")
         self._outer = subprocess.Popen(
-            [*inside, "sh", "-ec", _INSIDE if TREE is None else _ROOT, "sh", self.node], cwd=place,
-            env={**self._environment, "TREE": TREE or "", "REPOSITORY": str(REPOSITORY), "INSIDE": _INSIDE},
+            [*inside, "sh", "-ec", _ROOT if TREE else _BELOW if below else _INSIDE, "sh", self.node], cwd=place,
+            env={
+                **self._environment, "TREE": TREE or "", "BELOW": str(below), "REPOSITORY": str(REPOSITORY),
+                "INSIDE": _INSIDE,
+            },
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
         )  # fmt: skip
 
@@ -116,7 +144,7 @@ class Cluster:
         (self.place / "gres.conf").write_text(
             f"AutoDetect=off\nName=gpu Type=fake File={device}\nName=mps Type=fake Count=100 File={device}\n"
         )
-        (self.place / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={FREEZER.parent}\n")
+        (self.place / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={self._freezer.parent}\n")
         for name in ("state", "spool"):
             (self.place / name).mkdir()
         values = {
@@ -158,7 +186,9 @@ class Cluster:
         return done.stdout
 
     def ready(self) -> bool:
-        """Whether jobs would start."""
+        """Whether jobs would start. Raises StageError: they never will."""
+        if self._outer.poll() is not None:
+            raise StageError(f"Slurm has ended:\n{self.log()}")
         return b"ready" in (self.place / "log").read_bytes() and self.state() == "IDLE"
 
     def state(self) -> str:
@@ -219,6 +249,8 @@ class Cluster:
             os.kill(first, 9)  # the first process of a pid namespace takes all others with it
         self._outer.wait(20)
         self._log.close()
-        for top in FREEZER.glob(f"slurm*{self.node}"):
+        for top in self._freezer.glob(f"slurm*{self.node}"):
             for path, _, _ in os.walk(top, topdown=False):
                 Path(path).rmdir()
+        if self._freezer != FREEZER:
+            subprocess.run(["umount", self._freezer], check=True)
