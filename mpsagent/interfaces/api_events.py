@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from mpsagent.interfaces import http
 from mpsagent.interfaces.allowance import Slices, cost
 from mpsagent.interfaces.api_reads import listed
 from mpsagent.interfaces.backend import Backend, CursorGone, Json, Problem
 from mpsagent.interfaces.http import line
-from mpsagent.interfaces.news import News
+from mpsagent.interfaces.news import Batch, News
 from mpsagent.interfaces.peers import Bounds, Connection
 from mpsagent.interfaces.queries import FILTERS, number, parameters, wanted_records
 from mpsagent.interfaces.rights import connection_of
@@ -25,13 +25,35 @@ _SCANNED, _IN_MEMORY = 2000, 10_000
 """Records of the history that are passed over for a token; how many there are at most."""
 
 
+class _Follower:
+    """One stream. ``at``: the cursor that its reader has; ``owes``: seconds that its user has to wait before more."""
+
+    def __init__(self, connection: Connection, transport: asyncio.Transport, chunked: bool, at: int) -> None:
+        self.connection, self._transport, self._chunked, self.at = connection, transport, chunked, at
+        self.owes = 0.0
+
+    def pay(self, size: int, work: float = 0.0) -> None:
+        self.owes = self.connection.charge(1.0 + cost(size, work))
+
+    def take(self, batch: Batch) -> bool:
+        """Past aiohttp, in one write. Not where something has still to be read: then it is written with a deadline."""
+        transport = self._transport
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        data = batch.chunk if self._chunked else batch.lines
+        transport.write(data)
+        self.at = batch.newest
+        self.pay(len(data))
+        return not self.owes
+
+
 class Events:
     """``end`` ends the streams."""
 
     def __init__(self, backend: Backend, bounds: Bounds, slices: Slices) -> None:
         self._backend, self._bounds, self._slices = backend, bounds, slices
         self._streamed = Streamed(backend.event)
-        self._news = News(backend.newest, backend.wait_events)
+        self._news = News(backend.newest, backend.wait_events, self._batch)
         self.end = self._news.end
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -75,31 +97,54 @@ class Events:
         found = await self._read(request, cursor, limit)
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await stream.prepare(request)
-        at = self._after(found, cursor)
+        if request.transport is None:
+            return stream
+        chunked = "chunked" in stream.headers.get(hdrs.TRANSFER_ENCODING, "")
+        one = _Follower(connection, request.transport, chunked, self._after(found, cursor))
         try:
             while not self._news.ended and not connection.lost.done():
-                await self._send(stream, connection, found, at)
-                found = await self._backend.records(at, _AT_ONCE)
-                if not found:
-                    await self._news.wait(self._bounds.heartbeat, connection.lost, at)
-                    found = await self._backend.records(at, _AT_ONCE)
-                at = self._after(found, at)
+                await self._send(stream, one, found)
+                found = await self._next(one)
         except CursorGone as gone:  # so slow that the history went past it
             async with asyncio.timeout(self._bounds.write_time):
                 await stream.write(line(gone.body()))
         except (TimeoutError, ConnectionError):
-            if request.transport is not None:
-                request.transport.abort()
+            request.transport.abort()
         return stream
 
-    async def _send(self, stream: web.StreamResponse, connection: Connection, found: list[Json], at: int) -> None:
+    async def _send(self, stream: web.StreamResponse, one: _Follower, found: list[Json]) -> None:
         if found:
-            lines, work = await self._slices.lines(connection.peer.uid, map(self._streamed.line, found))
+            lines, work = await self._slices.lines(one.connection.peer.uid, map(self._streamed.line, found))
         else:
-            lines, work = [line({"heartbeat": iso(time.time()), "cursor": at})[:-1]], 0.0
+            lines, work = [line({"heartbeat": iso(time.time()), "cursor": one.at})[:-1]], 0.0
         data = b"\n".join(lines) + b"\n"
         async with asyncio.timeout(self._bounds.write_time):
             await stream.write(data)
-        wait = connection.charge(1.0 + cost(len(data), work))
-        if wait:
-            await self._news.wait(min(wait, self._bounds.heartbeat), connection.lost)
+        one.pay(len(data), work)
+
+    async def _next(self, one: _Follower) -> list[Json]:
+        """What came after what the stream has; nothing when it is time for a heartbeat."""
+        lost, heartbeat = one.connection.lost, self._bounds.heartbeat
+        while True:
+            if one.owes:
+                await self._news.wait(min(one.owes, heartbeat), lost)
+                one.owes = 0.0
+            found = await self._backend.records(one.at, _AT_ONCE)
+            if not found:
+                await self._news.wait(heartbeat, lost, one)
+                if one.owes:
+                    continue
+                found = await self._backend.records(one.at, _AT_ONCE)
+            one.at = self._after(found, one.at)
+            return found
+
+    async def _batch(self, after: int) -> Batch | None:
+        """For all who have what was before."""
+        try:
+            found = await self._backend.records(after, _AT_ONCE)
+        except CursorGone:
+            return None
+        if not found or len(found) == _AT_ONCE:
+            return None
+        lines = b"".join(self._streamed.line(one) + b"\n" for one in found)
+        return Batch(after, int(found[-1]["seq"]), lines, b"%x\r\n%b\r\n" % (len(lines), lines))

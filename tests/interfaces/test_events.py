@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPResponse
 from typing import Any
 
 import pytest
 
 from mpsagent.interfaces import client
 from mpsagent.interfaces.peers import Bounds
-from tests.interfaces.stand_in import Served, StandIn, serve
+from tests.interfaces.stand_in import Served, StandIn, serve, until
 
 
 @pytest.fixture
@@ -122,12 +125,44 @@ def test_an_event_is_written_once_for_all_who_follow() -> None:
         assert sorted(backend.shown) == list(range(1, 121))
 
 
+def test_an_event_is_read_once_for_all_who_have_all_before_it() -> None:
+    """And comes to each as it should: in chunks by HTTP/1.1, as plain lines by HTTP/1.0."""
+
+    class Counting(StandIn):
+        def __init__(self) -> None:
+            super().__init__()
+            self.idle, self.read = 0, 0
+
+        async def records(self, cursor: int | None, limit: int) -> Any:
+            found = await super().records(cursor, limit)
+            self.idle, self.read = self.idle + (not found), self.read + bool(found)
+            return found
+
+    backend = Counting()
+    backend.happen("x")
+    with serve(backend, Bounds(heartbeat=3600)) as other, ExitStack() as stack:
+        answers: list[Iterator[bytes]] = []
+        for number in range(6):
+            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
+            sock.settimeout(60)
+            sock.connect(str(other.path))
+            sock.sendall(b"GET /v1/events?follow=1&cursor=0 HTTP/1.%d\r\nHost: m\r\n\r\n" % (number % 2))
+            answer = HTTPResponse(sock)
+            answer.begin()
+            assert answer.chunked is bool(number % 2)
+            answers.append(stack.enter_context(answer))
+        for count in range(1, 31):
+            assert [json.loads(next(one))["cursor"] for one in answers] == [count] * 6
+            until(lambda: backend.idle == 6)  # each waits for more, and none looks by itself any more
+            if count < 30:
+                backend.happen("y")
+        assert backend.read == 6 + 29
+
+
 def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
     """Its connection no longer counts, long before the heartbeat of an hour."""
     with serve(bounds=Bounds(heartbeat=3600)) as other:
         stream = client.lines(str(other.path), "/v1/events?follow=1", 60)
         next(stream)
         stream.close()
-        from tests.interfaces.stand_in import until
-
         until(lambda: other.api is not None and not other.api.peers.connected)
