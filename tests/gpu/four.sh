@@ -1,21 +1,29 @@
 #!/bin/bash
-# What a machine with four GPUs shows in ten minutes, in lanes beside each other; no GPU has two lanes:
+# What a machine with four GPUs shows, in lanes beside each other, each on GPUs of its own:
 #
-#     tests/gpu/four.sh start DIR            begins all lanes and returns
+#     tests/gpu/four.sh start DIR LANE ...   begins these and returns
 #     tests/gpu/four.sh wait DIR SECONDS OUT waits for them, at most so long; what there is goes to OUT, one .tgz a lane
 #
+# Beside each other in 11 minutes:
 #     pause     GPU 0      two PyTorch trainings in slices of 20 s, PAUSE_SECONDS (600)
 #     bench     GPU 1      mpsagent-cli bench, and bench --provision
-#     disorder  GPU 2, 3   the scene of disorder: an instance for each of both, then on one: shared, together, apart, pause
+#     disorder  GPU 2, 3   the scene of disorder: an instance for each; then on one: shared, together, apart, pause
 #     reference GPU 2      after the disorder on both: the undisturbed training that pause compares with
 #
-# Root, PyTorch, mpsagent importable. No setting of a GPU is touched. Exit status of wait: how many lanes have not ended well.
+# And in 14 minutes:
+#     work      GPU 0      sharing modes (modes.py) with PyTorch, what agent and gate cost, bench --provision
+#     seeds     GPU 1      the seeds of the field; then limits of users at once, totals, leases
+#     trial     GPU 2, 3   placement, the fault isolation trial; then on 3 the disorder with a shared server and apart
+#     service   GPU 2      after the trial: the scenes of run.py, a service's day, Slurm's day
+#
+# Root, PyTorch, mpsagent importable; for service also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
+# touched. Exit status of wait: how many lanes have not ended well.
 set -uo pipefail
 self=$(readlink -f "$0")
 cd "$(dirname "$self")/../.."
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD:${PYTHONPATH:-}"
 export PATH="$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
-lanes=(pause bench disorder reference)
+cli=(python3 -c "from mpsagent.interfaces.cli import main; main()")
 
 pause() {
     export PAUSE_SECONDS=${PAUSE_SECONDS:-600} PAUSE_REFERENCE=$all/reference/out.txt
@@ -23,12 +31,9 @@ pause() {
 }
 
 bench() {
-    local command=(tests/gpu/only.sh 1 python3 -c "from mpsagent.interfaces.cli import main; main()" bench --yes)
-    local status=0
+    local command=(tests/gpu/only.sh 1 "${cli[@]}" bench --yes) status=0
     tests/gpu/only.sh 1 nvidia-smi
     "${command[@]}" --seconds 1 --html "$all/bench/bench.html" --svg "$all/bench/bench.svg" || status=1
-    "${command[@]}" --seconds 2 --provision launches=2,train=1,nbody=1 || status=1
-    "${command[@]}" --seconds 2 --modes off,together --workloads resize --processes 1,18 || status=1
     return $status
 }
 
@@ -52,10 +57,59 @@ reference() {
         tests/gpu/only.sh 2 python3 tests/gpu/gate_train.py 1000000000 "${REFERENCE_SECONDS:-310}"
 }
 
+work() {
+    local status=0
+    tests/gpu/only.sh 0 timeout -k 20 330 python3 tests/gpu/modes.py --only throughput,latency --out "$all/work" || status=1
+    tests/gpu/only.sh 0 timeout -k 20 170 python3 tests/gpu/gate.py --only cost --out "$all/work/cost" || status=1
+    tests/gpu/only.sh 0 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/work/outside" || status=1
+    tests/gpu/only.sh 0 timeout -s INT -k 20 120 "${cli[@]}" bench --yes --seconds 2 --provision launches=2,train=1,nbody=1 || status=1
+    python3 tests/gpu/listed.py || status=1
+    return $status
+}
+
+seeds() {
+    local status=0
+    tests/gpu/only.sh 1 timeout -k 20 360 python3 benchmarks/seeds/run.py --out "$all/seeds" || status=1
+    tests/gpu/only.sh 1 timeout -k 20 400 python3 tests/gpu/modes.py \
+        --only together,apart,apart-faults,together-faults,totals,leases --out "$all/seeds/limits" || status=1
+    return $status
+}
+
+trial() {
+    local status=0
+    mkdir "$all/trial/one"
+    tests/gpu/only.sh 2,3 timeout -k 20 120 python3 tests/gpu/modes.py --gpu 0,1 --only placement --out "$all/trial/placement" || status=1
+    tests/gpu/only.sh 2,3 timeout -k 20 440 python3 tests/gpu/fault_trial.py --gpus 2 --faults 1000 --bare-faults 150 \
+        --seconds 400 --out "$all/trial" || status=1
+    touch "$all/trial-ended"
+    tests/gpu/only.sh 3 tests/gpu/disorder.sh "$all/trial/one" 280 0 \
+        "--server shared --seed 82 --clients 1000 --seconds 60" \
+        "--sharing apart --seed 84 --clients 200 --seconds 25" || status=1
+    return $status
+}
+
+service() {
+    until [ -e "$all/trial-ended" ]; do sleep 1; done
+    local status=0 pids=()
+    tests/gpu/only.sh 2 timeout -k 20 250 python3 tests/gpu/slurm_day.py --out "$all/service/slurm" &
+    pids+=($!)
+    tests/gpu/only.sh 2 timeout -k 20 230 python3 tests/gpu/system.py --out "$all/service/system" &
+    pids+=($!)
+    local only
+    for only in limits,starvation,whole-program,rank,jobs,leases change,together,totals,drain,denied \
+        ladder,sigkill,fault,full,dying hang,dead-waiter program,policy,pipe-gone,log-gone,front-end-open,silent; do
+        tests/gpu/only.sh 2 timeout -k 20 230 python3 tests/gpu/run.py --quick --only "$only" --out "$all/service/${only%%,*}" &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+    return $status
+}
+
 all=$2
 case $1 in
 start)
-    for lane in "${lanes[@]}"; do
+    shift 2
+    for lane; do
         mkdir -p "$all/$lane"
         setsid "$self" lane "$all" "$lane" </dev/null >"$all/$lane/out.txt" 2>&1 &
     done
@@ -66,8 +120,10 @@ lane)
     ;;
 wait)
     end=$((SECONDS + $3)) failed=0
+    lanes=("$all"/*/)
     while [ $SECONDS -lt $end ] && [ "$(cat "$all"/*/status 2>/dev/null | wc -l)" -lt ${#lanes[@]} ]; do sleep 1; done
     for lane in "${lanes[@]}"; do
+        lane=$(basename "$lane")
         status=$(cat "$all/$lane/status" 2>/dev/null || echo "not ended")
         [ "$status" = 0 ] || failed=$((failed + 1))
         echo "=== $lane: $status"
