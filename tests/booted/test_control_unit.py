@@ -10,6 +10,7 @@ from mpsagent.mps import versions
 from tests.booted.machine import Machine
 from tests.booted.service import CLIENT, SIMULATED, enough, until, until_it_computes
 from tests.nvidia import fetch
+from tests.nvidia.page import saw
 
 FRONT_END = "nvidia-cuda-mps-control"
 UNIT = "mpsagent-control@gpu0.service"
@@ -141,6 +142,8 @@ def test_nvidias_daemons_of_older_drivers(node: Machine, branch: str) -> None:
     assert state["ActiveState"] == "active"
     assert re.search(rf"Control +{state['MainPID']}\] Starting control daemon using socket {PIPE}/control", log(node))
     assert node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() is versions.of(driver.version).pid_file
+    files = "" if node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() else ", without a pid file"
     node.systemctl("stop", UNIT)
     assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}
     assert "Exit with status 0" in log(node)
+    saw(driver, "under systemd: the unit knows its daemon, and `quit` ends it at the stop", f"works{files}")

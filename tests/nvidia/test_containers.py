@@ -9,6 +9,7 @@ import pytest
 from tests.agent.stage import Stage
 from tests.nvidia.daemon import USER, client_words
 from tests.nvidia.fetch import Driver
+from tests.nvidia.page import saw
 from tests.scenes.containers import Podman, why_not, why_not_mapped
 
 pytestmark = pytest.mark.root
@@ -36,3 +37,5 @@ def test_a_container_reaches_the_daemon_as_its_user(stage: Stage, nvidia: Driver
     assert found.read().split() == [str(REFUSED)], found.err.read_text()
     log = (stage.rig.log / "control.log").read_text()
     assert log.index("set_default_active_thread_percentage 20") < log.index(f"from user {USER}: Server is not ready")
+    words = f"known by user and host's pid, handed over as that user; libcuda hears {REFUSED} without a GPU"
+    saw(nvidia, "podman: `--user`, and root of a user namespace, by the CDI file", words)

@@ -11,6 +11,7 @@ from mpsagent.mps import events as ev
 from mpsagent.mps import rendezvous as rv
 from mpsagent.mps import versions
 from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, client, result, until
+from tests.nvidia.page import saw
 
 pytestmark = pytest.mark.root
 
@@ -38,6 +39,11 @@ def test_servers_come_into_a_directory_of_root(daemons: Start, foreground: bool)
     assert reasons == dict.fromkeys(servers, NO_DEVICE)
     assert any("onnecting to control daemon on socket" in line for line in daemon.lines("server"))
     assert [event.status for event in daemon.events() if isinstance(event, ev.ServerExited)] == [1] * 6
+    saw(daemon.driver, "start with `-d` and with `-f`", "works")
+    saw(daemon.driver, "pipe and log directories root:root 0710", "comes in")
+    saw(daemon.driver, "no GPU: starts of a server for a waiting client", f"{len(servers)}, then the client is closed")
+    said = {line.replace(NO_DEVICE, "R") for line in daemon.lines("server") if line.endswith(f" : {NO_DEVICE}")}
+    saw(daemon.driver, "what the server says then", " and ".join(f"`{line}`" for line in sorted(said)))
 
 
 @pytest.mark.parametrize("foreground", [False, True], ids=["background", "foreground"])
@@ -47,6 +53,7 @@ def test_servers_do_not_come_into_a_directory_of_root_alone(daemons: Start, fore
     assert len(wanted(daemon)) == 6
     assert not any(isinstance(event, ev.ServerFailed | ev.ServerStartup) for event in daemon.events())
     assert [event.status for event in daemon.events() if isinstance(event, ev.ServerExited)] == [0] * 6
+    saw(daemon.driver, "the same with 0700", "server ends at once, status 0, no word")
 
 
 def test_users_stay_outside(daemon: Daemon) -> None:
@@ -55,6 +62,7 @@ def test_users_stay_outside(daemon: Daemon) -> None:
     assert (asked.returncode, asked.stderr) == (1, "Cannot find MPS control daemon process\n")
     assert result(client(daemon.driver, daemon.pipe, USER)) == 100
     assert result(client(daemon.driver, daemon.pipe)) == 805, "root is let in and fails for want of a GPU"
+    saw(daemon.driver, "the same with 0710, a user's client and front-end", "find no daemon")
 
 
 def test_a_server_that_is_asked_for_is_tried_once(daemon: Daemon) -> None:
@@ -62,7 +70,8 @@ def test_a_server_that_is_asked_for_is_tried_once(daemon: Daemon) -> None:
         assert session.ask(f"start_server -uid {USER}") == []
         until(lambda: any(line.startswith("Removed Shm") for line in daemon.lines()), "it did not fail")
         assert session.ask("get_server_list") == []
-    assert len([event for event in daemon.events() if isinstance(event, ev.ServerStarting)]) == 1
+    starts = len([event for event in daemon.events() if isinstance(event, ev.ServerStarting)])
+    saw(daemon.driver, "no GPU: `start_server`", f"{starts} start")
     until(
         lambda: [event.reason for event in daemon.events() if isinstance(event, ev.ServerFailed)] == [NO_DEVICE],
         "the server does not say why",
@@ -96,7 +105,9 @@ def test_a_daemon_in_another_pid_namespace_names_no_one(daemons: Start) -> None:
     )
     wanted(daemon)
     events = daemon.events()
-    assert {(event.pid, event.uid) for event in events if isinstance(event, ev.ClientQueued)} == {(0, USER)}
+    ((pid, uid),) = {(event.pid, event.uid) for event in events if isinstance(event, ev.ClientQueued)}
+    assert (pid, uid) == (0, USER)
+    saw(daemon.driver, "a daemon in another pid namespace than its client", f"control.log has pid {pid} and the user")
     assert [event.text for event in events if isinstance(event, ev.Unknown)] == []
 
 
@@ -133,6 +144,7 @@ def test_one_server_for_all_users_is_not_an_option_of_these(daemon: Daemon) -> N
     done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT)
     assert (done.returncode, done.stderr) == (1, b"Cannot find MPS control daemon process\n")
     assert not (daemon.log / "control").exists()
+    saw(daemon.driver, "`--multiuser-server`", f"exit status {done.returncode}")
 
 
 def test_the_default_percentage_comes_from_the_environment(daemon: Daemon) -> None:

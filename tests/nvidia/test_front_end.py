@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mpsagent.mps import rendezvous as rv
 from mpsagent.mps import versions
 from mpsagent.mps.versions import Abilities
 from tests.nvidia.daemon import USER, Daemon, Session, until
+from tests.nvidia.page import saw
 
 pytestmark = pytest.mark.root
 
@@ -28,6 +30,15 @@ def greeted(daemon: Daemon, seconds: float) -> bool:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
         connection.connect(str(daemon.control))
         return bool(select.select([connection], [], [], seconds)[0])
+
+
+def stands_still(daemon: Daemon, session: Session) -> bool:
+    """Asks as long as there is room: answers that nobody reads fill the daemon's buffer, and then questions ours."""
+    session.socket.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            session.send(PERCENTAGE)
+    return not greeted(daemon, 0.5)
 
 
 def test_each_command_is_answered_at_once(daemon: Daemon) -> None:
@@ -105,6 +116,7 @@ def test_users_rights(daemon: Daemon, able: Abilities) -> None:
             assert session.ask(command) == ["Not enough privilege to execute quit command"]
         assert session.finish() == rv.Exit(0), "a refusal is exit status 0"
     assert daemon.alive
+    saw(daemon.driver, "`quit`, `quit -t`, `quit -f` by a user", "refused in words")
 
 
 def test_root_sets_at_the_privileged_socket(daemon: Daemon, able: Abilities) -> None:
@@ -115,6 +127,8 @@ def test_root_sets_at_the_privileged_socket(daemon: Daemon, able: Abilities) -> 
         )
     with daemon.session(socket_name="control_privileged") as session:
         assert session.ask("set_default_active_thread_percentage 45") == ["45.0"]
+    words = "works" if answers == ["44.0"] else "refused"
+    saw(daemon.driver, "root sets the defaults at `control` instead of `control_privileged`", words)
 
 
 def test_a_users_credentials_at_the_privileged_socket(daemon: Daemon) -> None:
@@ -122,6 +136,7 @@ def test_a_users_credentials_at_the_privileged_socket(daemon: Daemon) -> None:
         assert session.receive() == b""
     said = "Unable to accept priviliged connection from other user"
     until(lambda: said in daemon.lines(), "it does not say why")
+    saw(daemon.driver, "a user's credentials at `control_privileged`", "closed")
 
 
 def test_a_second_session_is_turned_away_until_the_first_closes(daemon: Daemon) -> None:
@@ -131,6 +146,7 @@ def test_a_second_session_is_turned_away_until_the_first_closes(daemon: Daemon) 
         assert second.greeting == rv.HELLO
         assert second.receive() == b""
     assert first.ask(PERCENTAGE) == ["100.0"], "the first is not disturbed"
+    saw(daemon.driver, "second front-end while one is connected", "closed after it has said what it is")
     first.socket.close()
 
     def served() -> bool:
@@ -161,7 +177,7 @@ def test_an_open_session_does_not_hold_clients_up(daemon: Daemon) -> None:
         assert session.ask(PERCENTAGE) == ["100.0"]
 
 
-@pytest.mark.parametrize("half", ["silence", "no kind", "length without text"])
+@pytest.mark.parametrize("half", ["silence", "no kind", "length without text", "answers unread"])
 def test_what_is_half_said_stops_the_daemon(daemon: Daemon, half: str) -> None:
     """Why the gate says everything at once, with deadlines, and lets no one else near the daemon."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
@@ -172,11 +188,19 @@ def test_what_is_half_said_stops_the_daemon(daemon: Daemon, half: str) -> None:
         elif half == "no kind":
             with Session(daemon.control, kind=None):
                 assert not greeted(daemon, 1.0)
+        elif half == "answers unread":
+            with daemon.session() as session:
+                until(lambda: stands_still(daemon, session), "unread answers do not stop it")
         else:
             with daemon.session() as session:
                 session.socket.send(rv.command_messages(PERCENTAGE)[0])
                 until(lambda: not greeted(daemon, 0.5), "a length alone does not stop it")
     until(lambda: greeted(daemon, 1.0), "it goes on when the connection closes")
+    words = "no one else is greeted until it closes"
+    if half in ("silence", "no kind"):
+        saw(daemon.driver, "a connection that says nothing", words)
+    else:
+        saw(daemon.driver, "a front-end that sends a length and no text, or reads no answers", words)
 
 
 def test_unknown_kinds_cost_the_daemon_a_descriptor(daemon: Daemon) -> None:
@@ -199,6 +223,7 @@ def test_unknown_kinds_cost_the_daemon_a_descriptor(daemon: Daemon) -> None:
         with Session(daemon.control, kind=kind):
             pass
     assert descriptors() == before + 5
+    saw(daemon.driver, "a connection of an unknown kind", "never closed by the daemon")
 
 
 def test_a_long_text_ends_the_daemon(daemon: Daemon) -> None:
@@ -214,6 +239,7 @@ def test_a_long_text_ends_the_daemon(daemon: Daemon) -> None:
         session.socket.send(text)
         assert session.receive() == b""
     until(lambda: not daemon.alive, "the daemon lives: the limit of 1,024 may be lifted")
+    saw(daemon.driver, "a command of more than 4,096 bytes", "the daemon ends (SIGSEGV)")
 
 
 def test_a_line_break_in_a_text_writes_a_line_into_the_log(daemon: Daemon) -> None:
@@ -225,6 +251,7 @@ def test_a_line_break_in_a_text_writes_a_line_into_the_log(daemon: Daemon) -> No
         session.socket.send(text)
         assert rv.decode_answer(session.receive()) == rv.Answer("100.0")
     until(lambda: forged in daemon.text().splitlines(), "the line break was not written")
+    saw(daemon.driver, "a line break in a command", "a line of the sender's own in control.log")
     with pytest.raises(ValueError):
         rv.command_messages(f"{PERCENTAGE}\n{forged}")
 
@@ -245,7 +272,9 @@ def test_quit_says_1_after_a_server_has_failed(daemon: Daemon) -> None:
         assert waiting.receive() == b""
     with daemon.session() as session:
         session.send("quit")
-        assert rv.decode_answer(session.receive()) == rv.Exit(1)
+        end = rv.decode_answer(session.receive())
+    assert isinstance(end, rv.Exit)
+    saw(daemon.driver, "`quit` after a server has failed", f"exit status {end.status}")
 
 
 def test_the_client_is_who_root_says(daemon: Daemon) -> None:
@@ -260,3 +289,4 @@ def test_the_client_is_who_root_says(daemon: Daemon) -> None:
             other.kill()
     said = f"NEW CLIENT {other.pid} from user {USER}: Server is not ready, push client to pending list"
     until(lambda: said in daemon.lines(), "it is taken for another")
+    saw(daemon.driver, "root passes a client's credentials on", "control.log names the client's pid and user")

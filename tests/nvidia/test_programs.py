@@ -13,6 +13,7 @@ import pytest
 from mpsagent.mps import rendezvous as rv
 from tests.nvidia.daemon import LIMIT, SO_PASSCRED, USER, client, front_end, result
 from tests.nvidia.fetch import Driver
+from tests.nvidia.page import saw
 
 OUTSIDE, REFUSED = 100, 805
 """What ``cuInit`` returns: NO_DEVICE, as without MPS there is no GPU here, and MPS_CONNECTION_FAILED."""
@@ -177,6 +178,7 @@ def test_a_client_is_refused_after_its_credentials(nvidia: Driver, place: Path, 
     with listening(place / "control", hears(2)) as received:
         assert result(client(nvidia, place, uid)) == REFUSED
     assert received == [b"", rv.CREDENTIALS, rv.kind_bytes(rv.Kind.CLIENT)], "a probe, then in earnest"
+    saw(nvidia, "libcuda and front-end: a directory with nothing but the sockets", "enough")
 
 
 @pytest.mark.root
@@ -187,11 +189,13 @@ def test_a_socket_of_another_user(nvidia: Driver, place: Path) -> None:
     with listening(place / "control", hears(2)):
         os.chown(place / "control", USER + 1, USER + 1)
         assert result(client(nvidia, place, USER)) == REFUSED
+    saw(nvidia, "libcuda: a socket that is not root's", "believed")
 
 
 def test_the_probe_decides_whether_a_client_stays_outside(nvidia: Driver, place: Path) -> None:
     with listening(place / "control", closes):
         assert result(client(nvidia, place)) == OUTSIDE
+    saw(nvidia, "libcuda: closed before the greeting of its first connection", "runs outside MPS")
 
     def only_the_probe(connection: socket.socket, number: int) -> None:
         if number == 0:
@@ -200,6 +204,7 @@ def test_the_probe_decides_whether_a_client_stays_outside(nvidia: Driver, place:
 
     with listening(place / "control", only_the_probe):
         assert result(client(nvidia, place)) == REFUSED, "greeted once, it does not go on outside MPS"
+    saw(nvidia, "libcuda: closed at any later point", f"error {REFUSED} (MPS_CONNECTION_FAILED)")
     assert result(client(nvidia, place)) == OUTSIDE, "no socket at all"
 
 
