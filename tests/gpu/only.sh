@@ -13,7 +13,8 @@ fi
 wanted=",$1,"
 shift
 dev=$(mktemp -d /tmp/dev.XXXXXX)
-mount -t tmpfs -o mode=0755,nosuid devices "$dev"
+# nodev: the driver's libraries make missing device files by themselves, which must not open; those bound here do.
+mount -t tmpfs -o mode=0755,nosuid,nodev devices "$dev"
 for path in /dev/* /dev/.[!.]*; do
     name=${path#/dev/}
     if [[ $name =~ ^nvidia([0-9]+)$ && $wanted != *",${BASH_REMATCH[1]},"* ]]; then
@@ -26,11 +27,6 @@ for path in /dev/* /dev/.[!.]*; do
         touch "$dev/$name" && mount --bind "$path" "$dev/$name"
     fi
 done
-# The driver's libraries make missing device files by themselves, unless the driver says that they may not.
-if [ -e /proc/driver/nvidia/params ]; then
-    sed 's/^ModifyDeviceFiles: 1/ModifyDeviceFiles: 0/' /proc/driver/nvidia/params >"$dev/params"
-    mount --bind "$dev/params" /proc/driver/nvidia/params
-fi
 mount --move "$dev" /dev
 rmdir "$dev"
 exec "$@"
