@@ -8,6 +8,8 @@ from typing import Any
 
 LIBRARIES = ("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
              "/usr/lib64/libcuda.so.1", "/usr/lib/aarch64-linux-gnu/libcuda.so.1")  # fmt: skip
+_KERNELS = resources.files("mpsagent.bench").joinpath("kernels.ptx").read_bytes() + b"\0"
+"""Read before a process becomes another user's, who may not be able to read this program's files."""
 _MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 Argument = ctypes.c_int | ctypes.c_float | ctypes.c_uint64
@@ -35,9 +37,8 @@ class Gpu:
         self._call("cuDeviceGetAttribute", ctypes.byref(count), ctypes.c_int(_MULTIPROCESSORS), device)
         self.multiprocessors = count.value
         """As many as MPS lets this process use."""
-        text = resources.files("mpsagent.bench").joinpath("kernels.ptx").read_bytes() + b"\0"
         module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(text))
+        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(_KERNELS))
         self._module = module
         self._kernels: dict[str, ctypes.c_void_p] = {}
 

@@ -20,6 +20,7 @@ after = "1h"
 sharing = "{mode}"
 pipe_directory = "{place}/pipe"
 log_directory = "{place}/log"
+devices = [{gpus}]
 control_program = "{control}"
 """
 START, STOP = 30.0, 15.0
@@ -31,12 +32,15 @@ class OwnMpsError(Exception):
 
 
 class OwnMps:
-    """At work from ``start`` to ``stop``. ``programs``: of the simulator, in the place of NVIDIA's."""
+    """At work from ``start`` to ``stop``. ``programs``: of the simulator, in the place of NVIDIA's.
 
-    def __init__(self, place: Path, mode: str, limits: str, programs: Path | None) -> None:
+    ``gpu``: the UUID of the one that it has; without, it has all, of which clients see the first."""
+
+    def __init__(self, place: Path, mode: str, limits: str, programs: Path | None, gpu: str = "") -> None:
         self._place, self._programs = place, programs
         control = "nvidia-cuda-mps-control" if programs is None else str(programs / "nvidia-cuda-mps-control")
-        self._policy = _POLICY.format(place=place, mode=mode, limits=limits, control=control)
+        gpus = f'"{gpu}"' if gpu else ""
+        self._policy = _POLICY.format(place=place, mode=mode, limits=limits, control=control, gpus=gpus)
         self._agent: subprocess.Popen[bytes] | None = None
 
     @property

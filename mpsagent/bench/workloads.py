@@ -77,21 +77,22 @@ def _resize(gpu: Gpu, number: int) -> Step:
     return step
 
 
-def _bodies(gpu: Gpu, count: int) -> Step:
+def bodies(gpu: Gpu, count: int) -> Step:
+    """``count`` bodies that attract each other."""
     draw = random.Random(count).random
-    bodies = _uploaded(gpu, _floats(4 * count, draw))
+    places = _uploaded(gpu, _floats(4 * count, draw))
     speeds = _uploaded(gpu, (c_float * (4 * count))())
 
     def step() -> None:
-        gpu.launch("attract", count, 128, bodies, speeds, c_int(count), c_float(1e-4))
-        gpu.launch("move", count, 128, bodies, speeds, c_int(count), c_float(1e-4))
+        gpu.launch("attract", count, 128, places, speeds, c_int(count), c_float(1e-4))
+        gpu.launch("move", count, 128, places, speeds, c_int(count), c_float(1e-4))
         gpu.wait()
 
     return step
 
 
 def _nbody(gpu: Gpu, number: int) -> Step:
-    return _bodies(gpu, 8192)
+    return bodies(gpu, 8192)
 
 
 class Perceptron:
@@ -151,7 +152,7 @@ def _train(gpu: Gpu, number: int) -> Step:
 
 def _queue(gpu: Gpu, number: int) -> Step:
     """Requests come by a clock of their own: many for a small model in even processes, few for a large one in odd."""
-    rate, step = (100.0, _launches(gpu, number)) if number % 2 == 0 else (20.0, _bodies(gpu, 16_384))
+    rate, step = (100.0, _launches(gpu, number)) if number % 2 == 0 else (20.0, bodies(gpu, 16_384))
     draw = random.Random(number)
     due: float | None = None
 
