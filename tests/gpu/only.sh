@@ -19,6 +19,8 @@ for path in /dev/* /dev/.[!.]*; do
     name=${path#/dev/}
     if [[ $name =~ ^nvidia([0-9]+)$ && $wanted != *",${BASH_REMATCH[1]},"* ]]; then
         continue
+    elif [ "$name" = ptmx ]; then # the kernel looks for pts beside it
+        ln -s pts/ptmx "$dev/ptmx"
     elif [ -L "$path" ]; then
         cp -a "$path" "$dev/$name"
     elif [ -d "$path" ]; then
