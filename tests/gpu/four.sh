@@ -15,6 +15,7 @@
 #     seeds     GPU 1      the seeds of the field; then limits of users at once, totals, leases
 #     trial     GPU 2, 3   placement, the fault isolation trial; then on 3 the disorder with a shared server and apart
 #     service   GPU 2      after the trial: the scenes of run.py, a service's day, Slurm's day
+#     cores     none       make bench's hand-over, streams and start on the simulator, where there are cores enough
 #
 # Root, PyTorch, mpsagent importable; for service also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
 # touched. Exit status of wait: how many lanes have not ended well.
@@ -102,6 +103,10 @@ service() {
     done
     for pid in "${pids[@]}"; do wait "$pid" || status=1; done
     return $status
+}
+
+cores() {
+    python3 benchmarks/bench.py --only handover --only start --only streams --only requests --out "$all/cores/bench.md"
 }
 
 all=$2
