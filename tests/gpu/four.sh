@@ -64,6 +64,7 @@ work() {
     tests/gpu/only.sh 0 timeout -k 20 170 python3 tests/gpu/gate.py --only cost --out "$all/work/cost" || status=1
     tests/gpu/only.sh 0 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/work/outside" || status=1
     tests/gpu/only.sh 0 timeout -s INT -k 20 120 "${cli[@]}" bench --yes --seconds 2 --provision launches=2,train=1,nbody=1 || status=1
+    tests/gpu/only.sh 0 timeout -k 20 100 python3 tests/gpu/per_context.py || status=1
     return $status
 }
 
