@@ -15,13 +15,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.seeds import published
 from benchmarks.seeds.process import Make, Process, ProcessError, Simulated
-from benchmarks.seeds.programs import NVJPEG, PER_STEP, PROCESSOR, PROGRAMS, TORCH, decoder, photographs
+from benchmarks.seeds.programs import NVJPEG, PER_STEP, PROCESSOR, PROGRAMS, TORCH, decodes, photographs
 from benchmarks.seeds.published import OFF, Seed, Start
 from mpsagent.bench.own_mps import OwnMps, OwnMpsError
 from mpsagent.bench.results import percentile
@@ -32,7 +32,7 @@ READY = 60.0
 """Seconds in which all processes of a start must be ready."""
 START = 6.0
 """Seconds that a start takes at most, as a rule."""
-LEAD, FIRST_WARM, WARM = 0.2, 1.5, 0.7
+LEAD, FIRST_WARM, WARM = 0.2, 1.2, 0.5
 """Seconds from the word to the common begin of work, and of work before a window: the first of a start, and others."""
 MIB = 1 << 20
 
@@ -70,7 +70,7 @@ class Windows:
     """``environments``: of the processes, for each mode."""
 
     def __init__(
-        self, data: Path, seconds: float, end: float, environments: dict[str, dict[str, str]], nvml: Nvml,
+        self, data: Path, seconds: float, end: float, environments: Mapping[str, Mapping[str, str]], nvml: Nvml,
         programs: Path | None,
     ) -> None:  # fmt: skip
         self._data, self._seconds, self._end = data, seconds, end
@@ -165,19 +165,21 @@ def prepare(data: Path, seeds: Sequence[Seed], mnist_files: str) -> dict[str, An
         about["mnist"] = mnist_files or "made"
     if "jpeg" in programs:
         photographs(data / "jpeg")
-        about["decoder"] = NVJPEG if _on_the_gpu() else PROCESSOR
-        (data / "jpeg" / "decoder").write_text(about["decoder"])
     return about
 
 
-def _on_the_gpu() -> bool:
-    """Whether there is a decoder for it: tried in a process of its own, because this one must not touch the GPU."""
-    pid = os.fork()
-    if not pid:
-        signal.alarm(30)
-        os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"
-        os._exit(decoder() != NVJPEG)
-    return os.waitpid(pid, 0)[1] == 0
+def decoder_for(environments: Mapping[str, Mapping[str, str]]) -> str:
+    """The GPU's where it works without MPS and with it, for both are compared. Tried in processes of their own, because
+    this one must not touch the GPU."""
+    for environment in environments.values():
+        pid = os.fork()
+        if not pid:
+            signal.alarm(30)
+            os.environ.update(environment)
+            os._exit(not decodes())
+        if os.waitpid(pid, 0)[1]:
+            return PROCESSOR
+    return NVJPEG
 
 
 def main(argument: str) -> int:
@@ -191,12 +193,16 @@ def main(argument: str) -> int:
     data = place / "data"
     data.mkdir(mode=0o755)
     about = {} if programs else prepare(data, seeds, order["mnist"])
-    nvml = Nvml(order["gpu"] if programs is None else "none")
+    nvml = Nvml("none" if programs else order["gpu"])
     mps = OwnMps(place / "mps", "together", published.limits(), programs, order["gpu"])
     _say(about={**about, "driver": nvml.driver})
+    environments = {OFF: {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}, published.ON: mps.environment}
     try:
         mps.start()
-        environments = {OFF: {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}, published.ON: mps.environment}
+        if (data / "jpeg").is_dir():
+            found = decoder_for(environments)
+            (data / "jpeg" / "decoder").write_text(found)
+            _say(about={"decoder": found})
         windows = Windows(data, order["seconds"], end, environments, nvml, programs)
         for seed in seeds:
             for start in seed.starts:

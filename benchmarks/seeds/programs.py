@@ -11,6 +11,7 @@ import ctypes
 import io
 import os
 import random
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -167,21 +168,21 @@ def photographs(place: Path, count: int = 8) -> None:
         picture.save(place / f"{number}.jpeg", quality=90)
 
 
-def decoder() -> str:
-    """In words, what decodes on this machine. It touches the GPU: in a process of its own only."""
+def decodes() -> bool:
+    """Whether torchvision decodes and encodes on the GPU. It touches the GPU: in a process of its own only."""
     try:
         import torch
         import torchvision
+        from PIL import Image
 
         with io.BytesIO() as file:
-            from PIL import Image
-
             Image.new("RGB", (64, 64)).save(file, "JPEG")
             data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
         torchvision.io.encode_jpeg(torchvision.io.decode_jpeg(data, device="cuda"))
-    except Exception:
-        return PROCESSOR
-    return NVJPEG
+    except Exception as error:
+        print(f"no decoder on the GPU: {error}", file=sys.stderr, flush=True)
+        return False
+    return True
 
 
 NVJPEG = "nvJPEG by torchvision: decoded, resized and encoded on the GPU"

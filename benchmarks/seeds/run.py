@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -36,8 +37,10 @@ GRACE = 45.0
 """Seconds over the limit after which what still runs is killed."""
 
 
-def chosen() -> tuple[str, str]:
+def chosen(simulator: Path | None) -> tuple[str, str]:
     """The UUID and the name of the GPU that CUDA counts first; the program ends when there is none."""
+    if simulator is not None:
+        return devices.from_file(str(simulator / "devices.json"))[0].uuid, "simulated: nothing is computed"
     found = asyncio.run(devices.probe(os.environ))
     if isinstance(found, str) or not found:
         sys.exit(f"there is no GPU that could be measured: {found or 'none is visible'}; --sim tries the script")
@@ -48,9 +51,8 @@ def run(arguments: argparse.Namespace, simulator: Path | None) -> dict[str, Any]
     """Writes results.json as it goes."""
     if arguments.gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = arguments.gpu
-    uuid, name = ("", "simulated: nothing is computed") if simulator else chosen()
-    if uuid:
-        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+    uuid, name = chosen(simulator)
+    os.environ["CUDA_VISIBLE_DEVICES"] = uuid
     results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"), "gpu": name, "simulated": simulator is not None,
         "command": " ".join(["python", "benchmarks/seeds/run.py", *sys.argv[1:]]), "seconds": arguments.seconds,
@@ -90,6 +92,8 @@ def run(arguments: argparse.Namespace, simulator: Path | None) -> dict[str, Any]
                 errors.seek(0)
                 last = errors.read().strip().splitlines()[-8:]
                 results.setdefault("problem", " / ".join(last) or f"ended with status {process.returncode}")
+        except KeyboardInterrupt:
+            results["problem"] = "ended by a signal"
         finally:
             hung.cancel()
             process.kill()  # process 1 of the namespace goes with it, and all others with that
@@ -106,7 +110,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Repeat what was published about MPS, on one GPU.")
     parser.add_argument("--out", type=Path, required=True, help="a directory for results.json, seeds.md and pictures")
     parser.add_argument("--only", nargs="+", choices=list(BY_NAME), default=[], metavar="NAME", help=", ".join(BY_NAME))
-    parser.add_argument("--seconds", type=float, default=2.5, help="of each window (2.5)")
+    parser.add_argument("--seconds", type=float, default=2.3, help="of each window (2.3)")
     parser.add_argument(
         "--limit", type=float, default=330.0, help="seconds for all; what does not fit is left out (330)"
     )
@@ -116,6 +120,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("an MPS of its own needs root")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what there is by then is written
     arguments.out.mkdir(parents=True, exist_ok=True)
     print(f"about {table.takes(arguments.only, arguments.seconds):.0f} s, at most {arguments.limit:.0f}", flush=True)
     if arguments.sim:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PAGE = ROOT / "docs" / "seeds.md"
 BEGIN, END = "<!-- seeds: written by benchmarks/seeds/table.py -->", "<!-- end of seeds -->"
 NOT_YET = "not yet run"
-PER_WINDOW, PER_START, BEFORE = 1.2, 5.0, 20.0
+PER_WINDOW, PER_START, BEFORE = 1.1, 4.5, 25.0
 """Seconds, about: around each window, for each start, for PyTorch's import and the files."""
 CLOCKS = 0.1
 """From here on it is said that two windows that are compared had different clocks."""
@@ -186,7 +186,7 @@ def _threads(results: Found | None, seed: Seed) -> Iterator[str]:
     names = "percent, multiprocessors, images/s, of 100 %, p99 ms, device memory MiB, utilisation %, MHz"
     yield from _head(*names.split(", "))
     whole = _find(results, seed, "thirty-two", ON, 1, 100)
-    for start in seed.starts:
+    for start in sorted(seed.starts, key=lambda one: one.percent):
         found = _find(results, seed, "thirty-two", ON, 1, start.percent)
         if found is None:
             yield _row(start.percent, *([NOT_YET if results is None else "-"] * 7))
@@ -245,7 +245,8 @@ def draw(results: Found, place: Path) -> list[str]:
         from matplotlib.figure import Figure
     except ImportError as error:
         return [f"no pictures: {error}"]
-    figure = Figure(figsize=(12, 11), layout="constrained")
+    figure = Figure(figsize=(12, 11))
+    figure.subplots_adjust(left=0.07, right=0.98, bottom=0.06, top=0.93, wspace=0.28, hspace=0.38)
     title = f"Seeds of the field: {results['gpu']}, driver {results['about'].get('driver', '')}, {results['date']}"
     figure.suptitle("SIMULATED, nothing computed" if results["simulated"] else title, fontsize=11)
     drawn = [one for one in SEEDS if one.name not in ("inference", "queue", "threads")]
@@ -278,6 +279,7 @@ def _by_processes(field: Any, results: Found, seed: Seed) -> None:
         field.plot(*zip(*points, strict=True), color=colour, linestyle=":", marker="o", markersize=3,
                    label=f"published {mode}, {seed.gpu}")  # fmt: skip
     field.set(title=seed.title, xlabel="processes", ylabel="times one process, off", ylim=(0, None))
+    field.set_xticks(start.counts)
     field.grid(alpha=0.3)
     if field.lines:
         field.legend(fontsize=7)
@@ -322,7 +324,8 @@ def _latency(field: Any, results: Found, seed: Seed) -> None:
 
 
 def _percentages(field: Any, results: Found, seed: Seed) -> None:
-    found = [(start.percent, _find(results, seed, "thirty-two", ON, 1, start.percent)) for start in seed.starts]
+    percents = sorted(start.percent for start in seed.starts)
+    found = [(percent, _find(results, seed, "thirty-two", ON, 1, percent)) for percent in percents]
     points = [(percent, one["rate"], one["memory"]) for percent, one in found if one]
     if points:
         field.plot([one[0] for one in points], [one[1] for one in points], color="#D55E00", marker="^")
