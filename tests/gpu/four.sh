@@ -64,12 +64,12 @@ work() {
     tests/gpu/only.sh 0 timeout -k 20 170 python3 tests/gpu/gate.py --only cost --out "$all/work/cost" || status=1
     tests/gpu/only.sh 0 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/work/outside" || status=1
     tests/gpu/only.sh 0 timeout -s INT -k 20 120 "${cli[@]}" bench --yes --seconds 2 --provision launches=2,train=1,nbody=1 || status=1
-    tests/gpu/only.sh 0 timeout -k 20 100 python3 tests/gpu/per_context.py || status=1
     return $status
 }
 
 seeds() {
     local status=0
+    tests/gpu/only.sh 1 timeout -k 20 100 python3 tests/gpu/per_context.py || status=1
     tests/gpu/only.sh 1 timeout -k 20 360 python3 benchmarks/seeds/run.py --out "$all/seeds" || status=1
     tests/gpu/only.sh 1 timeout -k 20 400 python3 tests/gpu/modes.py \
         --only together,apart,apart-faults,together-faults,totals,leases --out "$all/seeds/limits" || status=1
