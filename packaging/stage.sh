@@ -56,6 +56,7 @@ program() { # program MODULE:FUNCTION PLACE
     chmod 755 "$dest/$2"
 }
 program mpsagent.system.prepare:main usr/lib/mpsagent/mpsagent-directories
+program mpsagent.system.control_start:main usr/lib/mpsagent/mpsagent-control-start
 program mpsagent.system.compute_mode:main usr/lib/mpsagent/mpsagent-compute-mode
 program mpsagent.system.generator:main usr/lib/systemd/system-generators/mpsagent-generator
 install -D -m755 systemd/mpsagent-open "$dest/usr/lib/mpsagent/mpsagent-open"

@@ -61,7 +61,7 @@ def test_systemd_has_no_complaint_about_the_units(tmp_path: Path) -> None:
         shutil.copyfile(unit, place / unit.name)
     for program in (
         *("usr/bin/mpsagent", "usr/bin/mpsagent-cli", "usr/bin/mpsagent-gate", "usr/bin/env"),
-        *(f"usr/lib/mpsagent/mpsagent-{name}" for name in ("open", "directories", "compute-mode")),
+        *(f"usr/lib/mpsagent/mpsagent-{name}" for name in ("open", "directories", "compute-mode", "control-start")),
     ):
         (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy("/bin/true", tmp_path / program)
