@@ -1,21 +1,23 @@
 #!/bin/bash
-# What a machine with four GPUs shows, in lanes beside each other, each on GPUs of its own:
+# What a machine with several GPUs shows, in lanes beside each other, each on GPUs of its own:
 #
-#     tests/gpu/four.sh start DIR LANE ...   begins these and returns
-#     tests/gpu/four.sh wait DIR SECONDS OUT waits for them, at most so long; what there is goes to OUT, one .tgz a lane
+#     tests/gpu/lanes.sh start DIR LANE ...   begins these and returns
+#     tests/gpu/lanes.sh wait DIR SECONDS OUT waits for them, at most so long; what there is goes to OUT, one .tgz a lane
 #
-# Beside each other in 11 minutes:
+# With four GPUs, beside each other in 11 minutes:
 #     pause     GPU 0      two PyTorch trainings in slices of 20 s, PAUSE_SECONDS (600)
 #     bench     GPU 1      mpsagent-cli bench, and bench --provision
 #     disorder  GPU 2, 3   the scene of disorder: an instance for each; then on one: shared, together, apart, pause
 #     reference GPU 2      after the disorder on both: the undisturbed training that pause compares with
 #
-# And in 14 minutes:
-#     work      GPU 0      sharing modes (modes.py) with PyTorch, what agent and gate cost, bench --provision
-#     seeds     GPU 1      the seeds of the field; then limits of users at once, totals, leases
-#     trial     GPU 2, 3   placement, the fault isolation trial; then on 3 the disorder with a shared server and apart
-#     service   GPU 2      after the trial: the scenes of run.py, a service's day, Slurm's day
+# With two, in 9 minutes:
+#     work      GPU 0      a client's own environment, sharing modes (modes.py) with PyTorch, what agent and gate cost
+#     seeds     GPU 1      the seeds of the field; then limits of users at once
 #     cores     none       make bench's hand-over, streams and start on the simulator, where there are cores enough
+#
+# And in 9 minutes:
+#     trial     GPU 0      after the placement: the fault isolation trial
+#     service   GPU 1      placement (on both); then the disorder with a shared server, Slurm's day, programs outside
 #
 # Root, PyTorch, mpsagent importable; for service also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
 # touched. Exit status of wait: how many lanes have not ended well.
@@ -60,49 +62,39 @@ reference() {
 
 work() {
     local status=0
+    tests/gpu/only.sh 0 timeout -k 20 100 python3 tests/gpu/per_context.py || status=1
     tests/gpu/only.sh 0 timeout -k 20 330 python3 tests/gpu/modes.py --only throughput,latency --out "$all/work" || status=1
     tests/gpu/only.sh 0 timeout -k 20 170 python3 tests/gpu/gate.py --only cost --out "$all/work/cost" || status=1
-    tests/gpu/only.sh 0 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/work/outside" || status=1
-    tests/gpu/only.sh 0 timeout -s INT -k 20 120 "${cli[@]}" bench --yes --seconds 2 --provision launches=2,train=1,nbody=1 || status=1
     return $status
 }
 
 seeds() {
     local status=0
-    tests/gpu/only.sh 1 timeout -k 20 100 python3 tests/gpu/per_context.py || status=1
     tests/gpu/only.sh 1 timeout -k 20 360 python3 benchmarks/seeds/run.py --out "$all/seeds" || status=1
-    tests/gpu/only.sh 1 timeout -k 20 400 python3 tests/gpu/modes.py \
-        --only together,apart,apart-faults,together-faults,totals,leases --out "$all/seeds/limits" || status=1
+    tests/gpu/only.sh 1 timeout -k 20 300 python3 tests/gpu/modes.py \
+        --only together,apart,apart-faults,together-faults --out "$all/seeds/limits" || status=1
     return $status
 }
 
 trial() {
-    local status=0
-    mkdir "$all/trial/one"
-    tests/gpu/only.sh 2,3 timeout -k 20 120 python3 tests/gpu/modes.py --gpu 0,1 --only placement --out "$all/trial/placement" || status=1
-    tests/gpu/only.sh 2,3 timeout -k 20 440 python3 tests/gpu/fault_trial.py --gpus 2 --faults 1000 --bare-faults 150 \
-        --seconds 400 --out "$all/trial" || status=1
-    touch "$all/trial-ended"
-    tests/gpu/only.sh 3 tests/gpu/disorder.sh "$all/trial/one" 280 0 \
-        "--server shared --seed 82 --clients 1000 --seconds 60" \
-        "--sharing apart --seed 84 --clients 200 --seconds 25" || status=1
-    return $status
+    until [ -e "$all/placed" ]; do sleep 1; done
+    tests/gpu/only.sh 0 timeout -k 20 "$((${TRIAL_SECONDS:-350} + 40))" python3 tests/gpu/fault_trial.py --gpus 1 --faults 1000 \
+        --bare-faults 100 --seconds "${TRIAL_SECONDS:-350}" --out "$all/trial"
 }
 
 service() {
-    until [ -e "$all/trial-ended" ]; do sleep 1; done
     local status=0 pids=()
-    tests/gpu/only.sh 2 timeout -k 20 250 python3 tests/gpu/slurm_day.py --out "$all/service/slurm" &
+    timeout -k 20 120 python3 tests/gpu/modes.py --gpu 0,1 --only placement --out "$all/service/placement" || status=1
+    touch "$all/placed"
+    mkdir "$all/service/shared"
+    tests/gpu/only.sh 1 tests/gpu/disorder.sh "$all/service/shared" 260 0 \
+        "--server shared --seed 82 --clients 1000 --seconds 60" || status=1
+    tests/gpu/only.sh 1 timeout -k 20 250 python3 tests/gpu/slurm_day.py --out "$all/service/slurm" &
     pids+=($!)
-    tests/gpu/only.sh 2 timeout -k 20 230 python3 tests/gpu/system.py --out "$all/service/system" &
+    tests/gpu/only.sh 1 timeout -k 20 250 python3 tests/gpu/modes.py --only totals,leases --out "$all/service/totals" &
     pids+=($!)
-    local only
-    for only in limits,starvation,whole-program,rank,jobs,leases change,together,totals,drain,denied \
-        ladder,sigkill,fault,full,dying hang,dead-waiter program,policy,pipe-gone,log-gone,front-end-open,silent; do
-        tests/gpu/only.sh 2 timeout -k 20 230 python3 tests/gpu/run.py --quick --only "$only" --out "$all/service/${only%%,*}" &
-        pids+=($!)
-    done
     for pid in "${pids[@]}"; do wait "$pid" || status=1; done
+    tests/gpu/only.sh 1 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/service/outside" || status=1
     return $status
 }
 
