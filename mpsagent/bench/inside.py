@@ -12,15 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mpsagent.bench import plan, results
 from mpsagent.bench.driver import CudaError, Gpu
 from mpsagent.bench.own_mps import OwnMps, OwnMpsError
-from mpsagent.bench.process import Make, Process, ProcessError, Simulated
-from mpsagent.bench.workloads import WORKLOADS, Step
+from mpsagent.bench.process import Make, Process, ProcessError, Ready, Simulated, stepping
+from mpsagent.bench.programs import Program, Torch
+from mpsagent.bench.torch_workloads import TORCH
+from mpsagent.bench.workloads import WORKLOADS
 
 FIRST_USER = 61184
 """User ids of the processes, from here on: systemd's for services without a user of their own, so no person's."""
@@ -33,17 +35,34 @@ LEAD = 0.2
 
 
 def real(workload: str) -> Make:
-    def make(number: int) -> tuple[str, int, Step]:
+    def make(number: int) -> Ready:
         gpu = Gpu()
-        return gpu.name, gpu.multiprocessors, WORKLOADS[workload].make(gpu, number)
+        return stepping(gpu.name, gpu.multiprocessors, WORKLOADS[workload].make(gpu, number))
 
     return make
 
 
-def measure(run: plan.Run, environment: Mapping[str, str], programs: Path | None) -> results.Figure:
+@dataclass(frozen=True)
+class Makers:
+    """How each workload is made. ``programs``: of the simulator; ``python``: one that has PyTorch; ``own``: commands of
+    whoever measures, by name."""
+
+    programs: Path | None = None
+    python: str = ""
+    own: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def of(self, workload: str) -> Make:
+        if workload in self.own:
+            return Program(self.own[workload])
+        if self.programs is not None:
+            return Simulated(self.programs)
+        return Torch(self.python, workload) if workload in TORCH else real(workload)
+
+
+def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> results.Figure:
     """One run, or why it has no figures."""
     groups = run.groups()
-    steps = [0] * run.processes
+    steps = [0.0] * run.processes
     latencies: list[Sequence[int]] = [()] * run.processes
     saw = [0] * run.processes
     begun: list[float] = []
@@ -52,7 +71,7 @@ def measure(run: plan.Run, environment: Mapping[str, str], programs: Path | None
 
     def start(group: Sequence[int]) -> None:
         for number in group:
-            make = Simulated(programs) if programs else real(run.programs[number] if run.programs else run.workload)
+            make = makers.of(run.programs[number] if run.programs else run.workload)
             started.append(Process(make, number, _user(run, number), environment))
 
     try:
@@ -69,7 +88,7 @@ def measure(run: plan.Run, environment: Mapping[str, str], programs: Path | None
                 start(groups[place + 1])  # they wait at the gate while these work
             for process in working:
                 said = process.hear(LEAD + run.seconds + READY)
-                steps[process.number], latencies[process.number] = int(said["steps"]), said["latencies"]
+                steps[process.number], latencies[process.number] = float(said["steps"]), said["latencies"]
             for process in working:
                 process.end()
     except (ProcessError, CudaError) as error:
@@ -89,6 +108,7 @@ def main(argument: str) -> int:
     order: dict[str, Any] = json.loads(argument)
     runs = [plan.Run(**{**one, "programs": tuple(one["programs"])}) for one in order["runs"]]
     programs = Path(order["programs"]) if order["programs"] else None
+    makers = Makers(programs, order["python"], order["own"])
     if order["gpu"] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(order["gpu"])
     os.environ["CUDA_CACHE_DISABLE"] = "1"  # what the driver compiles is small, and nothing may be left behind
@@ -108,7 +128,7 @@ def main(argument: str) -> int:
             problem = str(error)
         for run in some:
             _say(begins=asdict(run))
-            done = results.without(run, problem) if problem else measure(run, environment, programs)
+            done = results.without(run, problem) if problem else measure(run, environment, makers)
             _say(figure=asdict(done))
         if mps is not None:
             mps.stop()

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,13 +28,23 @@ class BenchError(Exception):
 
 
 @contextmanager
-def going(runs: Sequence[plan.Run], gpu: int | None, programs: Path | None) -> Iterator[Iterator[Said]]:
-    """What inside.py says, as it says it: the run that begins, then its figure.
+def going(
+    runs: Sequence[plan.Run], gpu: int | None, programs: Path | None, python: str = "",
+    own: Mapping[str, Sequence[str]] | None = None,
+) -> Iterator[Iterator[Said]]:  # fmt: skip
+    """What inside.py says, as it says it: the run that begins, then its figure. ``python``: one that has PyTorch, for
+    workloads that need it; ``own``: commands that are workloads, by name.
 
     When this is left, by whatever, nothing runs any more. Raises BenchError.
     """
     alone = any(run.mode in plan.SHARING for run in runs)
-    order = {"runs": [asdict(run) for run in runs], "gpu": gpu, "programs": programs and str(programs)}
+    order = {
+        "runs": [asdict(run) for run in runs],
+        "gpu": gpu,
+        "programs": programs and str(programs),
+        "python": python,
+        "own": own or {},
+    }
     command = [*_WITH_US, *(_ALONE if alone else []), sys.executable, "-m", "mpsagent.bench.inside", json.dumps(order)]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(

@@ -14,7 +14,9 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -29,10 +31,26 @@ _LINE = 1 << 20
 """Bytes of a line at most: 20,000 latencies have room."""
 
 
-class Make(Protocol):
-    """Makes the workload in the process itself: its device's name, how many multiprocessors it sees, its step."""
+Told = tuple[float, list[int]]
+"""Steps that were done in time, and latencies in microseconds."""
 
-    def __call__(self, number: int) -> tuple[str, int, Step]: ...
+
+@dataclass(frozen=True)
+class Ready:
+    """A workload that may begin. ``work``: from a moment (monotonic) for so many seconds."""
+
+    gpu: str
+    multiprocessors: int
+    """As many as it sees; 0: it does not say."""
+    work: Callable[[float, float], Told]
+    end: Callable[[], None] = lambda: None
+    """Ends what it has started, when all others have told as well: an end beside them may be a fault for them."""
+
+
+class Make(Protocol):
+    """Makes the workload in the process itself."""
+
+    def __call__(self, number: int) -> Ready: ...
 
 
 class ProcessError(Exception):
@@ -80,6 +98,8 @@ class Process:
         if self._ended:
             return
         self._ended = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # closing is not enough: those that were forked later have it too
         self._socket.close()
         if not self._told:
             os.kill(self.pid, signal.SIGKILL)
@@ -105,25 +125,51 @@ def _child(line: socket.socket, make: Make, number: int, uid: int | None, enviro
 
 
 def _work(line: socket.socket, make: Make, number: int) -> None:
-    name, multiprocessors, step = make(number)
+    ready = make(number)
+    line.sendall(json.dumps({"gpu": ready.gpu, "multiprocessors": ready.multiprocessors}).encode() + b"\n")
+    orders = line.makefile("rb")
+    try:
+        order = json.loads(orders.readline())
+        steps, latencies = ready.work(order["at"], order["seconds"])
+        line.sendall(json.dumps({"steps": steps, "latencies": latencies}).encode() + b"\n")
+        orders.read()  # until the other end closes
+    finally:
+        ready.end()
+
+
+class Latencies:
+    """Of all steps, or of every second one, fourth one … when there are very many."""
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self._steps, self._every = 0, 1
+
+    def add(self, seconds: float) -> None:
+        self._steps += 1
+        if self._steps % self._every == 0:
+            self.kept.append(round(seconds * 1e6))
+            if len(self.kept) > KEPT:
+                self.kept, self._every = self.kept[::2], self._every * 2
+
+
+def stepping(gpu: str, multiprocessors: int, step: Step, end: Callable[[], None] = lambda: None) -> Ready:
+    """A workload whose steps are done here, one after the other."""
     for _ in range(WARM_UP):
         step()
-    line.sendall(json.dumps({"gpu": name, "multiprocessors": multiprocessors}).encode() + b"\n")
-    order = json.loads(line.makefile("rb").readline())
-    time.sleep(max(0.0, order["at"] - time.monotonic()))
-    end = order["at"] + order["seconds"]
-    steps, latencies, every = 0, [], 1
-    while (began := time.monotonic()) < end:
-        began = step() or began
-        now = time.monotonic()
-        if now > end:
-            break  # the step that the end cut does not count
-        steps += 1
-        if steps % every == 0:
-            latencies.append(round((now - began) * 1e6))
-            if len(latencies) > KEPT:
-                latencies, every = latencies[::2], every * 2
-    line.sendall(json.dumps({"steps": steps, "latencies": latencies}).encode() + b"\n")
+
+    def work(at: float, seconds: float) -> Told:
+        time.sleep(max(0.0, at - time.monotonic()))
+        steps, latencies = 0, Latencies()
+        while (began := time.monotonic()) < at + seconds:
+            began = step() or began
+            now = time.monotonic()
+            if now > at + seconds:
+                break  # the step that the end cut does not count
+            steps += 1
+            latencies.add(now - began)
+        return steps, latencies.kept
+
+    return Ready(gpu, multiprocessors, work, end)
 
 
 class Simulated:
@@ -135,7 +181,7 @@ class Simulated:
     def __init__(self, programs: Path) -> None:
         self._programs = programs
 
-    def __call__(self, number: int) -> tuple[str, int, Step]:
+    def __call__(self, number: int) -> Ready:
         client = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", self._programs / "cuda-client", "sleep", "3600"],
             stdout=subprocess.PIPE,
@@ -147,7 +193,7 @@ class Simulated:
             said = client.stdout.readline()
             if not said or "ERROR" in said:
                 raise ProcessError(f"the simulated client: {said.strip() or 'ended'}")
-        return "simulated", int(said.split("] sms ")[1].split()[0]), self._step
+        return stepping("simulated", int(said.split("] sms ")[1].split()[0]), self._step)
 
     def _step(self) -> None:
         time.sleep(self.NOMINAL)

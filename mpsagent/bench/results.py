@@ -31,7 +31,7 @@ class Figure:
 
 
 def figure(
-    run: Run, steps: Sequence[int], latencies: Sequence[Sequence[int]], seconds: float, saw: Sequence[int]
+    run: Run, steps: Sequence[float], latencies: Sequence[Sequence[int]], seconds: float, saw: Sequence[int]
 ) -> Figure:
     """``latencies``: microseconds, of each process; ``seconds``: how long all of it took. A process that told every
     second latency only counts double."""

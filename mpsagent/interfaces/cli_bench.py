@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +36,22 @@ def _counts(_: click.Context, option: click.Parameter, text: str) -> list[int]:
     return counts
 
 
+def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[str]]:
+    found = {}
+    for text in texts:
+        name, _equals, command = text.partition("=")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r}: {error}") from None
+        if not re.fullmatch(r"[A-Za-z][\w-]{0,13}", name) or not words:
+            raise click.BadParameter(f"{text!r}: a short name, =, and a command")
+        if (program := shutil.which(words[0])) is None:
+            raise click.BadParameter(f"{text!r}: there is no program {words[0]!r}")
+        found[name] = [program, *words[1:]]
+    return found
+
+
 @click.command()
 @click.option("--modes", callback=_names, metavar="LIST", help="Of off, turns, together, apart, node.  [default: all "
               "but node as root, else off,node]")  # fmt: skip
@@ -42,7 +61,10 @@ def _counts(_: click.Context, option: click.Parameter, text: str) -> list[int]:
 @click.option("--seconds", type=click.FloatRange(0.2, 3600), default=5.0, show_default=True, help="For each run.")
 @click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Which GPU.  [default: 0]")
 @click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
-              "with its weight: launches=2,train=1")  # fmt: skip
+              "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
+@click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "
+              "as a workload with that name; repeatable.")  # fmt: skip
+@click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: python3 on PATH]")
 @click.option("--svg", type=_file, metavar="FILE", help="The figures as a picture.")
 @click.option("--png", type=_file, metavar="FILE", help="The same.")
 @click.option("--html", type=_file, metavar="FILE", help="A page that needs nothing else.")
@@ -61,6 +83,8 @@ def bench(
     seconds: float,
     gpu: int | None,
     provision: str | None,
+    own: dict[str, list[str]],
+    python: str | None,
     svg: Path | None,
     png: Path | None,
     html: Path | None,
@@ -79,8 +103,9 @@ def bench(
     Exit status: 0 measured, 1 broken off or the GPU works for others, 2 usage, or there is no GPU.
     """
     from mpsagent.bench import plan, results
+    from mpsagent.bench.torch_workloads import TORCH
 
-    words, units = _workloads()
+    words, units = _workloads(own)
     if only_list:
         click.echo("\n".join(f"{name:14}{text}" for name, text in words.items()))
         return
@@ -92,11 +117,14 @@ def bench(
         raise click.UsageError("an MPS of its own needs root; without: --modes off,node")
     multiprocessors = _gpu(gpu or 0, simulated)
     cut = None if provision is None else _Cut(provision, words, multiprocessors, seconds)
-    runs = cut.runs if cut else plan.plan(modes, workloads or list(words), processes, users, seconds)
+    asked = cut.programs if cut else workloads or list(own)
+    torch = "" if simulated else _torch(python, asked)
+    usual = [name for name in words if torch or name not in TORCH]
+    runs = cut.runs if cut else plan.plan(modes, asked or usual, processes, users, seconds)
     if not simulated and not anyway:
         _nobody_works(path)
     _announce(len(runs), plan.takes(runs), yes, simulated is not None)
-    figures, broken_off = _measured(runs, gpu, simulated)
+    figures, broken_off = _measured(runs, gpu, simulated, torch, own)
     rows = results.rows(figures)
     if as_json:
         body: dict[str, Any] = {"gpu": _about(simulated), "runs": results.as_json(rows)}
@@ -112,11 +140,31 @@ def bench(
         sys.exit(ask.UNHEALTHY)
 
 
-def _workloads() -> tuple[dict[str, str], dict[str, str]]:
+def _workloads(own: dict[str, list[str]]) -> tuple[dict[str, str], dict[str, str]]:
     """What each is, and the unit of its steps."""
+    from mpsagent.bench.torch_workloads import TORCH
     from mpsagent.bench.workloads import WORKLOADS
 
-    return {n: one.words for n, one in WORKLOADS.items()}, {n: one.unit for n, one in WORKLOADS.items()}
+    words = {name: one.words for name, one in WORKLOADS.items()} | {name: text for name, (_, text) in TORCH.items()}
+    units = {name: one.unit for name, one in WORKLOADS.items()} | {name: unit for name, (unit, _) in TORCH.items()}
+    if taken := sorted(words.keys() & own):
+        raise click.UsageError(f"--program: {taken[0]!r} is a workload already; give yours another name")
+    return words | {name: shlex.join(command) for name, command in own.items()}, units | dict.fromkeys(own, "steps")
+
+
+def _torch(python: str | None, asked: Sequence[str]) -> str:
+    """A Python with PyTorch; empty when there is none and none is needed."""
+    from mpsagent.bench.programs import python_with_torch
+    from mpsagent.bench.torch_workloads import TORCH
+
+    if asked and not set(asked) & TORCH.keys():
+        return ""
+    found = python_with_torch(python)
+    if not found and (python or asked):
+        needs = f"{', '.join(name for name in asked if name in TORCH)} needs PyTorch, which " if asked else ""
+        raise click.UsageError(f"{needs}{python or 'python3 on PATH'} cannot import{'' if asked else ' PyTorch'}; "
+                               "--python names one that can")  # fmt: skip
+    return found
 
 
 def _known(asked: Sequence[str], known: Any, option: str) -> None:
@@ -195,7 +243,9 @@ def _announce(count: int, seconds: float, yes: bool, simulated: bool) -> None:
         sys.exit(ask.UNHEALTHY)
 
 
-def _measured(runs: Sequence[Any], gpu: int | None, simulated: Path | None) -> tuple[list[Any], str]:
+def _measured(
+    runs: Sequence[Any], gpu: int | None, simulated: Path | None, torch: str, own: dict[str, list[str]]
+) -> tuple[list[Any], str]:
     """The figures, and why there are not all of them."""
     from mpsagent.bench import outside, results
 
@@ -203,7 +253,7 @@ def _measured(runs: Sequence[Any], gpu: int | None, simulated: Path | None) -> t
     began = time.monotonic()
     on_screen = sys.stderr.isatty()
     try:
-        with outside.going(runs, gpu, simulated) as said:
+        with outside.going(runs, gpu, simulated, torch, own) as said:
             for one in said:
                 if isinstance(one, results.Figure):
                     figures.append(one)
@@ -230,14 +280,18 @@ class _Cut:
         self.programs, weights = [], []
         for part in mix.split(","):
             name, _, weight = part.strip().partition("=")
+            name, _, times = name.partition("*")
             _known([name], words, "--provision")
+            if not re.fullmatch(r"\d{1,2}", times or "1") or int(times or 1) < 1:
+                raise click.UsageError(f"--provision: {part.strip()!r}: {name}*N is so many of it, 1 to 48")
             try:
                 weights.append(float(weight or 1))
             except ValueError:
                 weights.append(0)
             if not 0 < weights[-1] < 1e6:
                 raise click.UsageError(f"--provision: {part.strip()!r}: a weight is a number above 0")
-            self.programs.append(name)
+            self.programs += [name] * int(times or 1)
+            weights += weights[-1:] * (int(times or 1) - 1)
         if not 2 <= len(self.programs) <= 48:
             raise click.UsageError("--provision: 2 to 48 workloads with commas between them")
         self._rules = provision.rules(weights, multiprocessors)

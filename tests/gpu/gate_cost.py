@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mpsagent.bench.inside import measure
+from mpsagent.bench.inside import Makers, measure
 from mpsagent.bench.plan import Run
 from tests.conformance import rig as rigs
 from tests.gpu.gate_place import Here, Out, listed, processor_of
@@ -80,7 +80,7 @@ def _blocks(here: Here, out: Out, arm: Arm, count: int) -> float:
     programs = Path(arm.stage.backend.control).parent if here.sim else None
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(arm.stage.rig.pipe)}
     seconds = 0.5 if here.sim else BLOCK
-    found = measure(Run("together", "block", count, 1, seconds), environment, programs)
+    found = measure(Run("together", "block", count, 1, seconds), environment, Makers(programs))
     out.check(not found.problem, f"one block, {count} processes: {found.problem}")
     return sum(found.each)
 
