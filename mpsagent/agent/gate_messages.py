@@ -43,7 +43,7 @@ def to_input(message: link.FromGate, now: float) -> inp.GateInput:
         case link.Applied():
             return inp.Applied(now, message.number)
         case link.FrontEnd():
-            return inp.FrontEndUsed(now, message.pid, message.uid, message.command)
+            return inp.FrontEndUsed(now, message.pid, message.uid, message.command, message.refused)
         case link.HandshakeSeen():
             return inp.HandshakeSeen(now, message.known, message.greeting)
         case link.Refused():

@@ -314,7 +314,8 @@ class Node(Recorder):
 
     async def policy_warnings(self) -> Sequence[PolicyError]:
         known = [device for agent in self.agents for device in agent.devices]
-        return await warnings(self.policy, known if all(agent.devices for agent in self.agents) else ())
+        devices = known if all(agent.devices for agent in self.agents) else ()
+        return await warnings(self.policy, devices, self.settings.policy_parts)
 
     def _policy_rejected(self, errors: Sequence[PolicyError], kept: str, now: float) -> None:
         what = f"{errors[0]} ({len(errors)} mistake{'s' if len(errors) > 1 else ''}; {kept})"

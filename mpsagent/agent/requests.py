@@ -106,13 +106,14 @@ def _drain(agent: Agent, timeout: float | None, *, restart: bool) -> float | Non
     return until
 
 
-def resume(agent: Agent, by: int) -> None:
-    """The end of a drain: who waits is let in at once."""
-    now = agent.clock.now()
+def resume(agent: Agent, by: int) -> bool:
+    """The end of a drain: who waits is let in at once. Whether there was one."""
+    now, drained = agent.clock.now(), agent.state.drain is not None
     agent.store.put("drain", None)
-    if agent.state.drain is not None:
+    if drained:
         agent.record("drain.resumed", now, by=by)
     agent.take([inp.DrainResumed(now)])
+    return drained
 
 
 def give_lease(agent: Agent, asked: Asked, by: int) -> Lease | str:
@@ -147,13 +148,15 @@ def end_lease(agent: Agent, number: int, by: int) -> bool:
     return True
 
 
-def restart(agent: Agent, timeout: float | None, by: int) -> bool:
+def restart(agent: Agent, timeout: float | None, by: int, *, dry_run: bool) -> bool:
     """Start the control daemon anew, also out of the failed state; a running one is asked to quit first, when its
     clients have ended or after ``timeout`` seconds. False in a drain: nothing is started then, and who works would lose
-    it for nothing."""
+    it for nothing. ``dry_run``: only say that."""
     drained = agent.state.drain
     if drained is not None and not drained.restart:
         return False
+    if dry_run:
+        return True
     now = agent.clock.now()
     agent.record("control.restart_ordered", now, by=by, timeout=timeout)
     if timeout is not None and agent.view().control_alive:

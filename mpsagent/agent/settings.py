@@ -22,6 +22,10 @@ class Settings:
     devices_file: str | None = None
 
     @property
+    def policy_parts(self) -> Path:
+        return Path(self.policy_directory or Path(self.policy).with_suffix(".d"))
+
+    @property
     def device_directory(self) -> str:
         """Where the files are that a program opens to use a GPU."""
         return "/dev" if self.devices_file is None else f"{Path(self.devices_file).parent}/dev"

@@ -122,12 +122,13 @@ class Applied(NamedTuple):
 
 
 class FrontEndUsed(NamedTuple):
-    """A command of a front-end that went through the public directory."""
+    """A command of a front-end in the public directory. ``refused``: the gate has not passed it on."""
 
     at: float
     pid: int
     uid: int
     command: str
+    refused: bool = False
 
 
 class HandshakeSeen(NamedTuple):

@@ -212,9 +212,15 @@ def _applied(state: State, event: inp.Applied, out: Out) -> State:
 
 def _front_end(state: State, event: inp.FrontEndUsed, out: Out) -> State:
     """An administrator's ``terminate_client S P`` is as good as ours: it must not be asked twice."""
-    out.append(tr.FrontEndUsed(event.at, event.pid, event.uid, event.command))
+    out.append(tr.FrontEndUsed(event.at, event.pid, event.uid, event.command, event.refused))
     words = event.command.split()
-    if event.uid == 0 and len(words) == 3 and words[0] == "terminate_client" and words[2].isdecimal():
+    if (
+        event.uid == 0
+        and not event.refused
+        and len(words) == 3
+        and words[0] == "terminate_client"
+        and words[2].isdecimal()
+    ):
         client = state.clients.get(int(words[2][:10]))
         if client is not None:
             return replace(state, clients={**state.clients, client.pid: replace(client, terminated=True)})

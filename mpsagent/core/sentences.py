@@ -239,7 +239,10 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
         f"the control daemon's greeting is not known ({w['greeting']}): clients are passed on untouched"
     ),
     "limits.unconfirmed": lambda w: f"MPS did not confirm the limits of {w.user()}: {w['why']}",
-    "front_end": lambda w: f"{w.user()} (process {w['pid']}) told the control daemon: {w['command']}",
+    "front_end": lambda w: (
+        f"{w.user()} (process {w['pid']}) {'was not allowed to tell' if w.get('refused') else 'told'} the control "
+        f"daemon: {w['command']}"
+    ),
     "log.unknown": lambda w: f"a line of {w['source']}.log was not understood: {w['text']}",
     "user.moved": lambda w: f"{w.user()} waits at instance {w['instance']}, which is idle, no longer at {w['before']}",
     "user.flood": lambda w: (

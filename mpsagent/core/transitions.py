@@ -259,13 +259,15 @@ class LimitsUnconfirmed:
 
 @dataclass(frozen=True, slots=True)
 class FrontEndUsed:
-    """A person changed something through the public directory; the next hand-over puts it right."""
+    """A person changed something through the public directory; the next hand-over puts it right. ``refused``: wanted
+    to, and the gate did not let the command through."""
 
     kind: ClassVar[str] = "front_end"
     at: float
     pid: int
     uid: int
     command: str
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)

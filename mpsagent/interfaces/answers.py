@@ -215,16 +215,16 @@ class Answers:
         await self.wait_events(self.agent.history.last - 1, 1.0)
 
     async def resume(self, by: int) -> Json:
-        requests.resume(self.agent, by)
+        drained = requests.resume(self.agent, by)
         await self._written_down()
-        return {"draining": False}
+        return {"draining": False, "drained": drained}
 
-    async def restart(self, timeout: float | None, by: int) -> Json:
-        if not requests.restart(self.agent, timeout, by):
+    async def restart(self, timeout: float | None, by: int, *, dry_run: bool = False) -> Json:
+        if not requests.restart(self.agent, timeout, by, dry_run=dry_run):
             hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
             raise Problem(409, "nothing is started in a drain", "drain", hint)
         await self._written_down()
-        return {"restarting": True}
+        return {"restarting": not dry_run}
 
     def leases(self) -> Iterable[Json]:
         view = self.agent.view()

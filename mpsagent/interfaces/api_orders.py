@@ -17,6 +17,7 @@ from mpsagent.mps.units import parse_duration
 
 _Keys = Mapping[str, type | tuple[type, ...]]
 _TIMEOUT: _Keys = {"timeout": (str, int, float, type(None))}
+_INSTANCE: _Keys = {"instance": (str, type(None))}
 
 
 class Orders:
@@ -55,8 +56,9 @@ class Orders:
 
     async def restart(self, request: web.Request) -> web.Response:
         peer = await self._rights.acting(request, "restart MPS")
-        timeout, instance = await self._order(request)
-        return json_answer(await self._backend.restart(timeout, peer.uid, instance))
+        body = await self._body(request, {**_TIMEOUT, **_INSTANCE, "dry_run": bool})
+        timeout, dry_run = _seconds(body), bool(body.get("dry_run"))
+        return json_answer(await self._backend.restart(timeout, peer.uid, body.get("instance"), dry_run=dry_run))
 
     async def reload(self, request: web.Request) -> web.Response:
         peer = await self._rights.acting(request, "reload the policy")
@@ -76,7 +78,7 @@ class Orders:
 
     async def _order(self, request: web.Request, *, timed: bool = True) -> tuple[float | None, str | None]:
         """Seconds and the name of an instance, from a body with at most ``timeout`` and ``instance`` in it."""
-        body = await self._body(request, {**(_TIMEOUT if timed else {}), "instance": (str, type(None))})
+        body = await self._body(request, {**(_TIMEOUT if timed else {}), **_INSTANCE})
         return _seconds(body), body.get("instance")
 
     async def _body(self, request: web.Request, allowed: _Keys) -> Json:

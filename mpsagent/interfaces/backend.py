@@ -131,7 +131,9 @@ class Backend(Protocol):
 
     async def resume(self, by: int, instance: str | None = None) -> Json: ...
 
-    async def restart(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
+    async def restart(
+        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
+    ) -> Json:
         """Start the control daemon again, also out of the failed state; clients get ``timeout`` seconds to end by
         themselves (None: the policy's ``kill_grace``). Raises Problem(409) in a drain."""
 

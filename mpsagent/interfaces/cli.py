@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,6 +28,12 @@ _watch = click.option("--watch", "every", type=click.FloatRange(0.1, 86400), met
 
 _LATE = {"bench": "cli_bench", "history": "cli_report", "lease": "cli_lease", "metrics": "cli_metrics",
          "report": "cli_report", "server": "cli_server", "timeline": "cli_timeline"}  # fmt: skip
+
+
+def _beginning(*value: Any) -> Any:
+    from mpsagent.interfaces import cli_events
+
+    return cli_events.beginning(*value)
 
 
 @click.group(commands=Late(_LATE), context_settings={"help_option_names": ["-h", "--help"]})
@@ -161,26 +168,27 @@ def queue(path: str, as_json: bool, every: float | None) -> None:
 
 @cli.command()
 @click.option("-f", "--follow", is_flag=True, help="Go on with what comes; survives a restart of the agent.")
-@click.option("--since", type=click.IntRange(min=0), metavar="CURSOR", help="Only events after this cursor.")
+@click.option(
+    "--since",
+    "beginning",
+    callback=_beginning,
+    metavar="TIME",
+    help='Only events from then on: "1h" ago, 2026-11-22, or after a cursor: 1234.',
+)
 @click.option("-n", "--lines", type=click.IntRange(1, 1000), help="How many (20, or 1000 with --since).")
 @_json
 @click.pass_obj
-def events(path: str, follow: bool, since: int | None, lines: int | None, as_json: bool) -> None:
+def events(
+    path: str, follow: bool, beginning: tuple[int | None, float | None], lines: int | None, as_json: bool
+) -> None:
     """What has happened, and what mpsagent did about it.
 
     Changes of users, faults, ends; each action with its reason and what came of it.
     """
     from mpsagent.interfaces import cli_events
 
-    limit = lines if lines is not None else 20 if since is None else 1000
-    shown = cli_events.Events(as_json)
-    if follow:
-        cli_events.follow(path, since, limit, shown)
-        return
-    body, _ = ask.asked(path, "GET", f"/v1/events?limit={limit}" + ("" if since is None else f"&cursor={since}"))
-    for event in body["events"]:
-        shown.show(event)
-    shown.settle()
+    limit = lines if lines is not None else 20 if beginning == (None, None) else 1000
+    cli_events.events(path, *beginning, limit, cli_events.Events(as_json), followed=follow)
 
 
 # --- the policy
@@ -376,9 +384,11 @@ def restart(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--timeout") from None
 
+    body = {**({} if timeout is None else {"timeout": seconds}), "instance": instance}
+    if not (dry_run or yes):  # who may not is not asked first
+        ask.asked(path, "POST", "/v1/restart", {**body, "dry_run": True})
     if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
         return
-    body = {**({} if timeout is None else {"timeout": seconds}), "instance": instance}
     if no_wait or as_json:
         ask.act(path, "/v1/restart", body, as_json)
         return

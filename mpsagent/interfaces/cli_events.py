@@ -9,7 +9,17 @@ from collections.abc import Callable
 import click
 
 from mpsagent.interfaces import cli_text, client
-from mpsagent.interfaces.cli_ask import FINE, UNHEALTHY, Json, complain, now, refused_and_exit, unreachable, width
+from mpsagent.interfaces.cli_ask import (
+    FINE,
+    UNHEALTHY,
+    Json,
+    asked,
+    complain,
+    now,
+    refused_and_exit,
+    unreachable,
+    width,
+)  # fmt: skip
 
 END_DEADLINE = 120.0
 """Seconds for which the end of a client is waited for: the ladder takes less, unless the policy says otherwise."""
@@ -34,6 +44,38 @@ class Events:
     def _print(self, events: list[Json]) -> None:
         for one in events:
             click.echo("\n".join(cli_text.event(one, now(), width())))
+
+
+def beginning(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int | None, float | None]:
+    """After which cursor, or from which time on, as ``history`` takes it."""
+    if value is None:
+        return None, None
+    if value.isascii() and value.isdecimal() and len(value) <= 18:
+        return int(value), None
+    from mpsagent.interfaces.cli_report import moment
+
+    return None, moment(ctx, param, value)
+
+
+def events(path: str, cursor: int | None, since: float | None, limit: int, shown: Events, *, followed: bool) -> None:
+    """Those there are, and where they are ``followed``, those that come."""
+    if followed and since is None:
+        follow(path, cursor, limit, shown)
+        return
+    target = f"/v1/events?limit={limit}"
+    if since is not None:
+        from mpsagent.interfaces.cli_report import iso
+
+        target += f"&since={iso(since)}"
+    elif cursor is not None:
+        target += f"&cursor={cursor}"
+    body, _ = asked(path, "GET", target)
+    for event in body["events"]:
+        shown.show(event)
+    if followed:
+        follow(path, body["cursor"], 1000, shown)
+    else:
+        shown.settle()
 
 
 def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:

@@ -50,7 +50,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     remarks: list[str] = []
     if policy is not None and not errors:
         try:
-            errors, warnings, remarks = _of_this_machine(policy, devices)
+            errors, warnings, remarks = _of_this_machine(policy, devices, None if files else DIRECTORY / "policy.d")
         except (OSError, ValueError) as error:
             print(f"mpsagent-cli: {cli_words.safe(error, 4000)}", file=sys.stderr)
             return 2
@@ -120,7 +120,9 @@ def _say(line: str, indent: str = "  ") -> None:
     print("\n".join(wrap(line, width(), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)))
 
 
-def _of_this_machine(policy: Policy, devices: Path | None) -> tuple[list[PolicyError], list[PolicyError], list[str]]:
+def _of_this_machine(
+    policy: Policy, devices: Path | None, parts: Path | None
+) -> tuple[list[PolicyError], list[PolicyError], list[str]]:
     """What cannot be had, what is surely not meant, and what is to be known. Raises OSError and ValueError for
     ``devices``."""
     import asyncio
@@ -148,7 +150,7 @@ def _of_this_machine(policy: Policy, devices: Path | None) -> tuple[list[PolicyE
         found = tuple(replace(one, ordinal=number) for number, one in enumerate(chosen)) or found
     return (
         list(asyncio.run(impossible(policy, lambda: compute_modes(devices)))),
-        list(asyncio.run(warnings(policy, found))),
+        list(asyncio.run(warnings(policy, found, parts))),
         remarks,
     )
 

@@ -65,7 +65,7 @@ def in_use(body: Json, now: datetime) -> tuple[str, str]:
         return f"by no user; {user(turn)} had it last{server}", "dim"
     memory = "" if turn["memory"] is None else f" with {size(turn['memory'])}"
     text = f"by {user(turn)} since {local(turn['since'], now)}, {many(turn['processes'], 'process')}{memory}"
-    text += f", {limits(turn['limits'])} each"
+    text += f", {limits(turn['limits'])} each" if turn["limits"] else ", each with limits of its own"
     colour = "good"
     if holder is not None and holder["status"] != "ACTIVE":
         word = "in FAULT" if holder["status"] == "FAULT" else safe(holder["status"])

@@ -173,13 +173,16 @@ class Everything:
     async def resume(self, by: int, instance: str | None = None) -> Json:
         return await self._order(instance, lambda one: one.resume(by))
 
-    async def restart(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
-        return await self._order(instance, lambda one: one.restart(timeout, by))
+    async def restart(
+        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
+    ) -> Json:
+        return await self._order(instance, lambda one: one.restart(timeout, by, dry_run=dry_run))
 
     async def _order(self, instance: str | None, order: Callable[[Answers], Awaitable[Json]]) -> Json:
         found = self._those(instance)
         answers = [await order(one) for name, first in found.items() for one in (first, *self._users(name))]
-        return {**answers[-1], "instances": list(found)}
+        drained = {"drained": any(one["drained"] for one in answers)} if "drained" in answers[-1] else {}
+        return {**answers[-1], **drained, "instances": list(found)}
 
     async def give_lease(self, body: Json, by: int) -> Json:
         return await self._first.give_lease(body, by)

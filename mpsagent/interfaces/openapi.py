@@ -100,7 +100,7 @@ _ACT: dict[str, tuple[str, Json]] = {
     ),
     "/v1/restart": (
         "Start the control daemon again, also out of the failed state; clients get the timeout to end by themselves",
-        {"timeout": _SPAN, "instance": _INSTANCE},
+        {"timeout": _SPAN, "instance": _INSTANCE, "dry_run": {"type": "boolean"}},
     ),
     "/v1/reload": ("Read the policy again", {}),
 }

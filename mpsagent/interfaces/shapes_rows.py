@@ -16,11 +16,11 @@ class Limits(TypedDict):
 class Turn(TypedDict):
     """Who has the GPU.
 
-    ``memory``: device memory of its processes together, as far as it is known. ``limits``: of each of them, by the
-    policy. ``contested``: since when another user waits for it; ``ends``:
-    when it is over at the latest (null: while no user waits, or never); ``after``, ``grace``: what the policy gives
-    from then on, null: no end; ``slice``: how long the turn lasts where it ends in a pause, else null; ``action``: what
-    happens at its end; ``ending``: since when that is under way.
+    ``memory``: device memory of its processes together, as far as it is known. ``limits``: what each of them was let in
+    with, null where that differs; while there is none, what the policy gives. ``contested``: since when another user
+    waits for it; ``ends``: when it is over at the latest (null: while no user waits, or never); ``after``, ``grace``:
+    what the policy gives from then on, null: no end; ``slice``: how long the turn lasts where it ends in a pause, else
+    null; ``action``: what happens at its end; ``ending``: since when that is under way.
     """
 
     uid: int
@@ -29,7 +29,7 @@ class Turn(TypedDict):
     seconds: float
     processes: int
     memory: int | None
-    limits: Limits
+    limits: Limits | None
     contested: str | None
     warned: str | None
     ends: str | None

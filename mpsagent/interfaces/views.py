@@ -259,7 +259,7 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
         "seconds": span(one.since, now),
         "processes": len(mine),
         "memory": sum(used) if used else None,
-        "limits": limits(view.limits(one.uid)),
+        "limits": _each(mine, view.limits(one.uid)),
         "contested": iso_or_none(one.contested),
         "warned": iso_or_none(one.warned),
         "ends": None if times is None else iso(times[1]),
@@ -270,6 +270,12 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
         "action": rules.switch_action,
         "ending": iso_or_none(one.ending),
     }
+
+
+def _each(clients: Sequence[Client], now: Limits) -> shapes_rows.Limits | None:
+    """What each client of a user was let in with, None where that differs; without any, what it would be now."""
+    given = [one.limits for one in clients] or [now]
+    return limits(given[0]) if all(one == given[0] for one in given) else None
 
 
 def users(state: State, about: About, suspended: Mapping[int, float] = _NOT_SUSPENDED) -> list[shapes_rows.User]:

@@ -12,6 +12,7 @@ import codecs
 import os
 import stat
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from mpsagent.policy.origins import PolicyError, printable
@@ -59,6 +60,19 @@ def read_policy(
     for path in _parts(directory or policy.with_suffix(".d"), errors, own):
         _read(path, texts, errors, errors, own)
     return texts, errors
+
+
+def passed_over(directory: Path) -> list[PolicyError]:
+    """A warning for each file in a directory of the policy's parts that is not read because of its name. Hidden ones,
+    a README and copies that were put aside (``x.toml.bak``, ``x.toml~``) are not meant to be. May block."""
+    try:
+        with os.scandir(directory) as entries:
+            names = sorted(one.name for one in islice(entries, MOST_FILES))
+    except OSError:
+        return []
+    hint = "name it like 10-students.toml, or put it elsewhere"
+    over = [one for one in names if ".toml" not in one and not one.startswith((".", "README"))]
+    return [_error(directory / one, "is not read, because its name does not end in .toml", hint) for one in over]
 
 
 def read_files(paths: Sequence[Path], *, judged: bool = True) -> tuple[Texts, list[PolicyError], list[PolicyError]]:

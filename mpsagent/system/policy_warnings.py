@@ -19,6 +19,7 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy import plausible, totals
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
+from mpsagent.system.policy_files import passed_over
 from mpsagent.system.threads import in_thread
 
 DEADLINE = 5.0
@@ -39,23 +40,27 @@ class Known(NamedTuple):
     programs: dict[str, str]
 
 
-async def warnings(policy: Policy, devices: Sequence[Device], *, deadline: float = DEADLINE) -> tuple[PolicyError, ...]:
-    """By file and line. ``devices``: as the control daemon numbers them; empty while they are not known.
+async def warnings(
+    policy: Policy, devices: Sequence[Device], parts: Path | None = None, *, deadline: float = DEADLINE
+) -> tuple[PolicyError, ...]:
+    """By file and line. ``devices``: as the control daemon numbers them; empty while they are not known. ``parts``: the
+    directory from which the policy's parts were read.
 
     Takes as long as the name service takes, at most ``deadline`` seconds; then without what it would have said.
     """
     found = [*policy.warnings, *plausible.against_devices(policy, devices), *totals.against_devices(policy, devices)]
     with suppress(TimeoutError, OSError):
-        found += await in_thread(_of_this_machine, policy, deadline=deadline)
+        found += await in_thread(_of_this_machine, policy, parts, deadline=deadline)
     return tuple(sorted(found, key=lambda one: (one.file, one.line)))
 
 
-def _of_this_machine(policy: Policy) -> list[PolicyError]:
+def _of_this_machine(policy: Policy, parts: Path | None) -> list[PolicyError]:
     """May block."""
+    over = [] if parts is None else passed_over(parts)
     users, groups = plausible.names_in(policy)
     here = known(users, groups, plausible.programs_in(policy))
     unknown = plausible.unknown_names(policy, here.users, here.groups)
-    return [*unknown, *plausible.unusable_programs(policy, here.programs)]
+    return [*over, *unknown, *plausible.unusable_programs(policy, here.programs)]
 
 
 def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> Known:

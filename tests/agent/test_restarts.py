@@ -63,8 +63,9 @@ def test_a_restart_in_a_drain_is_refused_and_takes_no_work(stage: Stage) -> None
     holder = stage.client(A, "sleep", 600)
     holder.known()
     assert stage.cli(agent, "drain")[0] == 0
-    status, said = stage.cli(agent, "restart", "--yes")
-    assert (status, "nothing is started in a drain" in said) == (2, True)
+    for words in (["--yes"], []):  # and nobody is asked before
+        status, said = stage.cli(agent, "restart", *words)
+        assert (status, "nothing is started in a drain" in said, "lose" in said) == (2, True, False)
     assert stage.cli(agent, "resume")[0] == 0
     time.sleep(1)
     assert (holder.rc, stage.records("control.restart_ordered")) == (None, [])
@@ -114,7 +115,8 @@ def test_resume_opens_at_once_while_earlier_work_goes_on(stage: Stage) -> None:
     waiting = [stage.client(A, "query"), stage.client(B, "query")]
     for one in waiting:
         stage.waiting(one)
-    assert stage.cli(agent, "resume")[0] == 0
+    assert stage.cli(agent, "resume") == (0, "Who waits is let in.\n")
+    assert stage.cli(agent, "resume") == (0, "There was no drain: nothing has changed.\n")
     assert waiting[0].ended() == 0, "of the user whose turn it is"
     assert waiting[0].inside(40)
     assert (holder.rc, waiting[1].rc) == (None, None)

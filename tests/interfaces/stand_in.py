@@ -228,7 +228,11 @@ class StandIn:
         self.asked.append(("resume", by))
         return {"ok": True}
 
-    async def restart(self, timeout: float | None, by: int, instance: str | None = None) -> Any:
+    async def restart(
+        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
+    ) -> Any:
+        if dry_run:
+            return {"restarting": False}
         self.asked.append(("restart", timeout, by))
         self.happen("control.ended", pid=400)
         self.happen("action.done", action="StartControl", reason="no control daemon is running", ok=True, text="")

@@ -26,6 +26,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpsagent.interfaces import cli_orders, cli_policy, cli_text, cli_words, views
+from mpsagent.interfaces.backend import Problem
 from mpsagent.interfaces.cli import cli
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -341,10 +342,55 @@ def test_a_restart_says_whose_work_it_costs(served: Served) -> None:
     assert [one[:2] for one in served.backend.asked] == [("restart", 600.0), ("restart", None)]
 
 
+def test_who_may_not_restart_is_not_asked_first(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked whether alice's work may be lost, and refused when the answer was yes."""
+
+    async def refuses(timeout: float | None, by: int, instance: str | None, *, dry_run: bool) -> None:
+        raise Problem(403, "uid 1 may not restart MPS", "/v1/restart")
+
+    monkeypatch.setattr(served.backend, "restart", refuses)
+    done = run(served, "restart")
+    assert (done.returncode, "may not restart" in done.stderr, "lose work" in done.stderr) == (2, True, False)
+
+
+def test_a_resume_says_whether_there_was_a_drain(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    for drained, said in ((True, "Who waits is let in.\n"), (False, "There was no drain: nothing has changed.\n")):
+
+        async def resume(by: int, instance: str | None, drained: bool = drained) -> dict[str, bool]:
+            return {"draining": False, "drained": drained}
+
+        monkeypatch.setattr(served.backend, "resume", resume)
+        assert run(served, "resume").stdout == said
+
+
+def test_events_begin_at_a_cursor_or_at_a_time(served: Served) -> None:
+    """As history and timeline take it; `events --since 1h` said only that this is no number."""
+    for _ in range(5):
+        served.backend.happen("x")
+    assert len(run(served, "events", "--since", "3").stdout.splitlines()) == 2
+    assert served.backend.asked == []
+    before = time.time()
+    assert len(run(served, "events", "--since", "1h").stdout.splitlines()) == 5
+    ((word, _, query),) = served.backend.asked
+    assert (word, query.limit) == ("find", 1000)
+    assert before - 3601 < query.since < time.time() - 3599
+    done = run(served, "events", "--since", "yesterday")
+    assert (done.returncode, 'write "2d" for two days ago' in done.stderr) == (2, True)
+    words = [PROGRAM, "--socket", str(served.path), "events", "-f", "--json", "--since", "2026-11-20"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as followed:
+        assert followed.stdout is not None
+        try:
+            assert [json.loads(followed.stdout.readline())["cursor"] for _ in range(5)] == [1, 2, 3, 4, 5]
+            served.backend.happen("y")
+            assert json.loads(followed.stdout.readline())["kind"] == "y"
+        finally:
+            followed.terminate()
+
+
 def test_a_restart_that_fails_is_not_fine(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """It said "restarting: yes" where MPS was not even installed."""
 
-    async def fails(timeout: float | None, by: int, instance: str | None) -> dict[str, bool]:
+    async def fails(timeout: float | None, by: int, instance: str | None, *, dry_run: bool) -> dict[str, bool]:
         action = {"action": "StartControl", "reason": "no control daemon is running"}
         begun = served.backend.happen("action", **action)
         served.backend.happen("action.failed", **action, begun=begun, ok=False, text="it is not installed")

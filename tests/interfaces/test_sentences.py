@@ -65,6 +65,10 @@ def of(one: tr.Transition) -> str:
             "process 70 of alice was not handed over (connect: no socket); it is held and tried again",
         ),
         (tr.FrontEndUsed(1.0, 9, 0, "quit"), "root (process 9) told the control daemon: quit"),
+        (
+            tr.FrontEndUsed(1.0, 9, 1001, "quit", refused=True),
+            "alice (process 9) was not allowed to tell the control daemon: quit",
+        ),
     ],
 )
 def test_what_happened_is_told(happened: tr.Transition, text: str) -> None:

@@ -162,6 +162,20 @@ def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
     assert [one["ends"] is None for one in told if one is not None] == [False, True]
 
 
+def test_a_turn_has_the_limits_that_its_clients_were_let_in_with() -> None:
+    """Right after a reload the page gave who is at work the new ones."""
+    state = state_of("[limits]\nthreads = 30\n", 8)
+    peer = Peer(70, 7, 7, 1)
+
+    def told(*threads: float) -> object:
+        clients = {70 + n: Client(peer._replace(pid=70 + n), 1.0, limits=Limits(t)) for n, t in enumerate(threads)}
+        turn = views.turn(View(replace(state, clients=clients), turn=TURN), 30.0)
+        assert turn is not None
+        return turn["limits"] and turn["limits"]["threads"]
+
+    assert [told(), told(20.0, 20.0), told(20.0, 30.0)] == [30.0, 20.0, None]
+
+
 def _why(view: View, uid: int = 8) -> str:
     return next(one["reason"] for one in views.queue(view, 30.0) if one["uid"] == uid)
 

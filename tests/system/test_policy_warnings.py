@@ -43,6 +43,16 @@ def test_this_machines_users_groups_and_programs(tmp_path: Path) -> None:
     assert "changed by others" in known([], [], [str(script)]).programs[str(script)]
 
 
+def test_a_part_of_the_policy_that_is_not_read_because_of_its_name(tmp_path: Path) -> None:
+    """A file `20-students` was passed over without a word; copies that were put aside are not meant to be read."""
+    for name in ("10-a.toml", "20-students", "30.TOML", "README.md", ".swp", "40.toml~", "50.toml.dpkg-old", "\x1b.x"):
+        (tmp_path / name).write_text("")
+    found = asyncio.run(warnings(policy(""), (), tmp_path))
+    over = [one for one in found if "is not read" in one.problem]
+    assert [one.file.removeprefix(f"{tmp_path}/") for one in over] == ["20-students", "30.TOML", "\\x1b.x"]
+    assert not [one for one in asyncio.run(warnings(policy(""), (), tmp_path / "none")) if "is not read" in one.problem]
+
+
 def test_a_program_that_is_not_on_path() -> None:
     """`control_program` may be a name; one with a mistake in it was called good."""
     found = known([], [], ["sh", "nvidia-cuda-mps-contrl"]).programs
