@@ -124,10 +124,11 @@ class Day:
         text, row = self.cluster.said(job), self.row(job)
         found = [(int(a), int(b)) for a, b in re.findall(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", text)]
         right = multiprocessors_for_percent(percent, self.machine.multiprocessors)
-        due, limit = self.machine.total_mib * percent / 100, row["memory"] // MIB
-        check(due - 1 <= limit <= due * (1 + UNSEEN), f"job {job} has {limit} MiB, {due:.0f} is {percent} %: {row}")
+        due = self.machine.total_mib * percent / 100
+        limit = row["memory"] // MIB or due  # a share of 100 % needs no limit
+        check(due - 1 <= limit <= due * (1 + UNSEEN), f"job {job} has {limit:.0f} MiB, {due:.0f} is {percent} %: {row}")
         good = all(sms == right and due - CONTEXT <= free <= limit for sms, free in found)
-        check(good and len(found) == clients, f"job {job}, {percent} % is {right} and {limit} MiB: {text}")
+        check(good and len(found) == clients, f"job {job}, {percent} % is {right} and {limit:.0f} MiB: {text}")
         check("GIVEN" not in text, f"job {job} had more memory than its share: {text}")
         check((row["clients"], row["threads"], row["forced"]) == (clients, percent, 0), f"the report says {row}")
         return found
