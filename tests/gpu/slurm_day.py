@@ -38,7 +38,7 @@ from mpsagent.system.processes import stopped
 from tests.conformance import rig as rigs
 from tests.conformance.backends import REPOSITORY, other_users_python
 from tests.gpu.run import facts
-from tests.scenes.stage import USERS, Agent, Machine, Stage, StageError, backend_of
+from tests.scenes.stage import USERS, Agent, Machine, Stage, StageError, backend_of, seconds_of
 from tests.slurm.cluster import Cluster, why_not
 
 MIB = 1 << 20
@@ -226,6 +226,30 @@ class Day:
         self.figures["the next job"] = self.exact(after, 20)
         self.no_lease()
 
+    def cancelled(self) -> None:
+        """A job is cancelled at work beside another user's: no lease, and the next job has its share. What that did to
+        the neighbour is told, not judged: the signals are Slurm's."""
+        job, neighbour = self.submit(0, "mps:30", 600), self.submit(1, "mps:30", 600)
+        for one in (job, neighbour):
+            self.connected(one)
+        if self.stage.backend.name != "sim":
+            self.until(lambda: all("works" in self.cluster.said(one) for one in (job, neighbour)), "kernels run")
+        since = time.time()
+        self.cluster.run("scancel", str(job))
+        self.finished(job)
+        self.until(lambda: f"slurm-{job}" not in names(self.agent), "the cancelled job has no lease")
+        time.sleep(2)
+        died = not any(row == f"{neighbour} RUNNING" for row in self.cluster.jobs())
+        self.figures["the neighbour"] = f"ended with it: {self.cluster.said(neighbour)[-600:]}" if died else "works on"
+        faults = [one for one in self.agent.found("server.fault") if seconds_of(one) > since]
+        self.figures["faults of MPS"] = len(faults)
+        self.cluster.run("scancel", "--signal=KILL", "--full", str(neighbour))
+        self.no_lease()
+        after = self.submit(2, "mps:20", 1)
+        self.finished(after)
+        self.figures["the next job"] = self.exact(after, 20)
+        self.no_lease()
+
     def paused(self) -> None:
         """With turns: a paused job is killed, and one whose slurmstepd is; nobody is paused, no lease is left."""
         frozen = self.submit(0, "mps:40", 600)
@@ -262,7 +286,7 @@ class Day:
         self.until(so, "nobody is paused")
 
 
-TOGETHER = ("shares", "waits", "drains", "killed")
+TOGETHER = ("shares", "waits", "drains", "killed", "cancelled")
 """Steps with `sharing = "together"`; the step `paused` has turns."""
 
 
