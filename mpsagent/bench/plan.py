@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from mpsagent.bench.torch_workloads import TORCH
+
 OFF, NODE = "off", "node"
 SHARING = ("turns", "together", "apart")
 MODES = (OFF, *SHARING, NODE)
@@ -16,6 +18,8 @@ START = {OFF: 1.0, NODE: 1.0, "turns": 1.5, "together": 1.5, "apart": 2.0}
 """Seconds from the start of a run's processes to the first step, about."""
 CONTEXT = 0.1
 """Seconds between two contexts behind the gate."""
+IMPORT = 6.0
+"""Seconds for a process to import PyTorch and make its network, about."""
 MPS_START = 4.0
 """Seconds for an agent, gate and control daemon of the benchmark's own to start and end, about."""
 
@@ -43,7 +47,8 @@ class Run:
     def takes(self) -> float:
         """Seconds, about."""
         paced = 0.0 if self.mode == OFF else CONTEXT * self.processes
-        return len(self.groups()) * (START[self.mode] + self.seconds) + paced
+        load = IMPORT if {self.workload, *self.programs} & TORCH.keys() else 0.0
+        return len(self.groups()) * (START[self.mode] + load + self.seconds) + paced
 
 
 def plan(
