@@ -109,14 +109,15 @@ def main(argument: str) -> int:
     runs = [plan.Run(**{**one, "programs": tuple(one["programs"])}) for one in order["runs"]]
     programs = Path(order["programs"]) if order["programs"] else None
     makers = Makers(programs, order["python"], order["own"])
-    if order["gpu"] is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(order["gpu"])
+    gpu = str(order["gpu"] or "")
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     os.environ["CUDA_CACHE_DISABLE"] = "1"  # what the driver compiles is small, and nothing may be left behind
     place = next(Path(one) for one in EMPTY if not Path(__file__).is_relative_to(one) and Path(one).is_dir())
     if any(run.mode in plan.SHARING for run in runs):
         subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "mpsagent-bench", str(place)], check=True)
     for number, ((mode, limits), some) in enumerate(plan.by_mps(runs)):
-        mps = OwnMps(place / str(number), mode, limits, programs) if mode in plan.SHARING else None
+        mps = OwnMps(place / str(number), mode, limits, programs, gpu) if mode in plan.SHARING else None
         environment = {} if mps is None else mps.environment
         if mode == plan.OFF:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"

@@ -29,11 +29,11 @@ class BenchError(Exception):
 
 @contextmanager
 def going(
-    runs: Sequence[plan.Run], gpu: int | None, programs: Path | None, python: str = "",
+    runs: Sequence[plan.Run], gpu: str | None, programs: Path | None, python: str = "",
     own: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Iterator[Said]]:  # fmt: skip
-    """What inside.py says, as it says it: the run that begins, then its figure. ``python``: one that has PyTorch, for
-    workloads that need it; ``own``: commands that are workloads, by name.
+    """What inside.py says, as it says it: the run that begins, then its figure. ``gpu``: the UUID of one; ``python``:
+    one that has PyTorch, for workloads that need it; ``own``: commands that are workloads, by name.
 
     When this is left, by whatever, nothing runs any more. Raises BenchError.
     """

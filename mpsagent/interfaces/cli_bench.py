@@ -115,7 +115,8 @@ def bench(
     _known(workloads or [], words, "--workloads")
     if not root and (provision or set(modes) & set(plan.SHARING)):
         raise click.UsageError("an MPS of its own needs root; without: --modes off,node")
-    multiprocessors = _gpu(gpu or 0, simulated)
+    multiprocessors, uuid = _gpu(gpu or 0, simulated)
+    chosen = uuid if gpu is not None or plan.NODE not in modes else None  # the node's MPS may serve another
     cut = None if provision is None else _Cut(provision, words, multiprocessors, seconds)
     asked = cut.programs if cut else workloads or list(own)
     torch = "" if simulated else _torch(python, asked)
@@ -124,7 +125,7 @@ def bench(
     if not simulated and not anyway:
         _nobody_works(path)
     _announce(len(runs), plan.takes(runs), yes, simulated is not None)
-    figures, broken_off = _measured(runs, gpu, simulated, torch, own)
+    figures, broken_off = _measured(runs, chosen, simulated, torch, own)
     rows = results.rows(figures)
     if as_json:
         body: dict[str, Any] = {"gpu": _about(simulated), "runs": results.as_json(rows)}
@@ -173,15 +174,17 @@ def _known(asked: Sequence[str], known: Any, option: str) -> None:
             raise click.UsageError(f"{option}: there is no {one!r}; there are {', '.join(known)}")
 
 
-def _gpu(number: int, simulated: Path | None) -> int:
-    """Its multiprocessors; the program ends here when there is no GPU."""
+def _gpu(number: int, simulated: Path | None) -> tuple[int, str | None]:
+    """Its multiprocessors, and its UUID, by which a control daemon knows it; the program ends here when there is no
+    GPU."""
     import asyncio
 
     from mpsagent.bench import driver
     from mpsagent.system import devices
 
     if simulated:
-        return devices.from_file(str(simulated / "devices.json"))[0].multiprocessors
+        one = devices.from_file(str(simulated / "devices.json"))[0]
+        return one.multiprocessors, one.uuid
     try:
         driver.version()
         found = asyncio.run(devices.probe(os.environ))
@@ -192,7 +195,7 @@ def _gpu(number: int, simulated: Path | None) -> int:
         sys.exit(ask.USAGE)
     if number >= len(found):
         raise click.UsageError(f"--gpu: this node has the GPUs 0 to {len(found) - 1}")
-    return found[number].multiprocessors
+    return found[number].multiprocessors, found[number].uuid or None
 
 
 def _about(simulated: Path | None) -> str:
@@ -244,7 +247,7 @@ def _announce(count: int, seconds: float, yes: bool, simulated: bool) -> None:
 
 
 def _measured(
-    runs: Sequence[Any], gpu: int | None, simulated: Path | None, torch: str, own: dict[str, list[str]]
+    runs: Sequence[Any], gpu: str | None, simulated: Path | None, torch: str, own: dict[str, list[str]]
 ) -> tuple[list[Any], str]:
     """The figures, and why there are not all of them."""
     from mpsagent.bench import outside, results
