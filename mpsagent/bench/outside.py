@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,8 @@ def going(
 
     When this is left, by whatever, nothing runs any more. Raises BenchError.
     """
-    alone = any(run.mode in plan.SHARING for run in runs)
+    # A program of one's own may have started others, which end with the namespace.
+    alone = any(run.mode in plan.SHARING for run in runs) or (bool(own) and os.getuid() == 0)
     order = {
         "runs": [asdict(run) for run in runs],
         "gpu": gpu,
