@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,16 @@ class Nvml:
             self.driver = f"unknown: {error}"
 
     def memory(self) -> float | None:
-        return self._device and self._nvml.nvmlDeviceGetMemoryInfo(self._device).used / MIB
+        with suppress(Exception):
+            return float(self._nvml.nvmlDeviceGetMemoryInfo(self._device).used / MIB)
+        return None
 
     def now(self) -> tuple[int, int] | None:
         """Percent of the time in which a kernel ran, and the multiprocessors' clock in MHz."""
-        if self._device is None:
-            return None
-        clock = self._nvml.nvmlDeviceGetClockInfo(self._device, self._nvml.NVML_CLOCK_SM)
-        return self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu, clock
+        with suppress(Exception):
+            clock = self._nvml.nvmlDeviceGetClockInfo(self._device, self._nvml.NVML_CLOCK_SM)
+            return self._nvml.nvmlDeviceGetUtilizationRates(self._device).gpu, clock
+        return None
 
 
 class Windows:
@@ -129,7 +132,7 @@ class Windows:
             "rate": sum(one["rate"] for one in each), **_latencies(weighed), "each": each,
             "utilisation": statistics.fmean(busy for busy, _ in known) if known else None,
             "mhz": statistics.fmean(clock for _, clock in known) if known else None,
-            "mhz_least": min((clock for _, clock in known), default=None),
+            "load": os.getloadavg()[0],
         }  # fmt: skip
 
 
