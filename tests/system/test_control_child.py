@@ -59,11 +59,11 @@ def pipe(tmp_path: Path) -> Iterator[str]:
     directory = tmp_path / "pipe"
     directory.mkdir()
     yield str(directory)
-    # Whatever a test has started has this directory in its environment.
-    wanted = f"CUDA_MPS_PIPE_DIRECTORY={directory}".encode()
+    # Whatever a test has started has this directory, or one below it, in its environment.
+    wanted = f"\0CUDA_MPS_PIPE_DIRECTORY={directory}".encode()
     for name in os.listdir("/proc"):
         try:
-            if name.isdigit() and wanted in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+            if name.isdigit() and wanted in b"\0" + Path(f"/proc/{name}/environ").read_bytes():
                 os.kill(int(name), signal.SIGKILL)
         except OSError:
             continue
@@ -380,6 +380,43 @@ def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
         assert ours.pid != found[0].pid
         assert await control.stop() is None
         assert Path(f"/proc/{found[0].pid}").exists()
+
+    play(scenario())
+
+
+# As a job's prolog starts one, for the job; and as the device plugin of Kubernetes does, in a container of its own.
+OTHERS = {
+    "slurm": ("slurm/nvidia-mps-4711", ()),
+    "kubernetes": ("mps/nvidia.com/gpu/pipe", ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs t "$0" && exec "$@"')),
+}
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root, as those who start them are")
+@pytest.mark.parametrize("whose", OTHERS)
+def test_the_daemon_of_a_slurm_prolog_or_a_kubernetes_plugin_is_named_and_left_alone(
+    daemon: str, pipe: str, play: Play, whose: str
+) -> None:
+    """Root's, like ours, and on the same node: neither ours is looked for there, nor does ours take its place."""
+    place = Path(pipe, OTHERS[whose][0])
+    place.mkdir(parents=True)
+    inside = [*OTHERS[whose][1], str(place)] if OTHERS[whose][1] else []
+    command = [*inside, "env", f"CUDA_MPS_PIPE_DIRECTORY={place}", daemon, "-d"]
+    if subprocess.run(command, env=environment(pipe), check=False).returncode:
+        pytest.skip("no mount namespaces here")
+
+    async def scenario() -> None:
+        control = ControlChild(pipe, lambda _: None, program=daemon)
+        absent = await control.adopt()
+        assert isinstance(absent, Problem)
+        assert absent.kind is ProblemKind.ABSENT
+        ours = await control.start(environment(pipe), 10)
+        assert isinstance(ours, Running)
+        found = [one for one in await foreign(pipe, (ours.pid,), daemon) if one.pipe_directory == str(place)]
+        assert [(one.uid, one.public, one.elsewhere) for one in found] == [(0, False, whose == "kubernetes")]
+        assert f"control daemon {found[0].pid} of uid 0 on {place}" in found[0].text()
+        assert await control.stop() is None
+        assert Path(f"/proc/{found[0].pid}").exists(), "it is never touched"
 
     play(scenario())
 
