@@ -178,7 +178,8 @@ def write(out: Path | None, about: dict[str, Any], rounds: Sequence[Round], prob
         (out / "fault-trial.md").write_text("\n".join([*head, *lines, *tail]) + "\n")
         body = {"about": about, "problems": [*problems, *wrong], "rounds": [asdict(one) for one in rounds]}
         (out / "fault-trial.json").write_text(json.dumps(body, indent=1))
-        title = f"Faults beside working clients, {about.get('device 0', '')}, driver {about.get('driver', 'none')}"
+        place = about.get("driver") or about.get("MPS", "")
+        title = f"Faults beside working clients, {about.get('device 0', '')}, {place}"
         for form in ("svg", "png"):
             try:
                 (out / f"fault-trial.{form}").write_bytes(drawn(rounds, title, form))

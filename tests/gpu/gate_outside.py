@@ -100,12 +100,11 @@ def _beside_nvidia_smi(here: Here, out: Out, stage: Stage, agent: Agent) -> None
         lambda: {one["pid"] for one in listed(agent) if one.get("memory")} >= set(inside),
         "the memory of both clients is known",
     )
-    smi = _smi("--query-compute-apps=pid,used_memory")
+    by_smi = _processes()
     clients = {int(one["pid"]): one for one in listed(agent)}
     device = agent.api.status()["devices"][0]
     metrics = _metrics(stage, agent)
     rows = out.table("Device memory (MiB)", "process", "it allocated", "mpsagent-cli clients", "nvidia-smi", "good")
-    by_smi = {int(pid): float(size) for pid, size in smi if pid.isdigit() and size.replace(".", "").isdigit()}
     for client, size in held.items():
         ours = clients.get(client.pid, {}).get("memory")
         known = None if ours is None else round(ours / MIB)
@@ -129,6 +128,18 @@ def _beside_nvidia_smi(here: Here, out: Out, stage: Stage, agent: Agent) -> None
         out.say(f"memory in use: the agent {used} MiB (seen {device['seen']}), nvidia-smi {mode[0][3]} MiB")
     for client in held:
         client.kill()
+
+
+PROCESS = re.compile(r"^\|\s+\d+\s+\S+\s+\S+\s+(\d+)\s+\S+\s.*?(\d+)MiB\s*\|", re.MULTILINE)
+
+
+def _processes() -> dict[int, int]:
+    """MiB by process in nvidia-smi's own table: its query for compute processes leaves out MPS's clients."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return {}
+    text = subprocess.run([program], capture_output=True, text=True, timeout=30, check=False).stdout
+    return {int(pid): int(size) for pid, size in PROCESS.findall(text)}
 
 
 def _smi(query: str, device: str = "") -> list[list[str]]:
