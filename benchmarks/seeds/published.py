@@ -66,8 +66,8 @@ SEEDS = (
     Seed(
         "jpeg", "JPEG to smaller JPEG", "V100", "images", (Start("jpeg", (1, 2, 4, 8, 16, 18)),),
         "2, 4, 8, 16, 18 processes 1.42, 2.26, 2.98, 3.42, 3.53 times",
-        "Which decoder and which sizes were published is not in our source; with nvJPEG part of the work is the "
-        "processor's, or that of an H200's few JPEG engines, which MPS does not divide.",
+        "Which decoder, which sizes, and over what the times are, is not in our source; with nvJPEG part of the work "
+        "is the processor's, or that of an H200's few JPEG engines, which MPS does not divide.",
         {2: ("", "", "1.42"), 4: ("", "", "2.26"), 8: ("", "", "2.98"), 16: ("", "", "3.42"), 18: ("", "", "3.53")},
     ),
     Seed(

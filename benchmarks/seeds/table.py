@@ -107,8 +107,8 @@ def _cells(results: Found | None, seed: Seed) -> tuple[str, str]:
         return _waits(off), _waits(on)
     apart = f" (clock {_clock(off)} MHz off, {_clock(on)} on)" if _clocks_differ(off, on) else ""
     return (
-        f"{most} processes {_rate(results, off, seed)}",
-        f"{most} processes {_rate(results, on, seed)}: {_times(on, off)} times{apart}",
+        f"{most} processes {_rate(results, off, seed)}" if off else "-",
+        f"{most} processes {_rate(results, on, seed)}: {_times(on, off)} times{apart}" if on else "-",
     )
 
 
@@ -140,8 +140,9 @@ def _ms(value: float | None) -> str:
 
 def _detail(results: Found | None, seed: Seed) -> Iterator[str]:
     yield from ["", f"### {seed.title[0].upper()}{seed.title[1:]}"]
-    if seed.name == "threads":
-        yield from _threads(results, seed)
+    own = {"threads": _threads, "queue": _queue, "inference": _clients}.get(seed.name)
+    if own is not None:
+        yield from own(results, seed)
         return
     words = (
         f"Times are for {seed.amount[1]}, at the rate of the window."
@@ -157,18 +158,23 @@ def _detail(results: Found | None, seed: Seed) -> Iterator[str]:
         one = _find(results, seed, start.program, ON, 1)
         for count in start.counts:
             off, on = (_find(results, seed, start.program, mode, count) for mode in (OFF, ON))
-            names = f"{count}, {start.program}" if len(seed.starts) > 1 else f"{count}"
             told = [cell or "-" for cell in seed.rows.get(count, ("", "", ""))]
             p99 = [_ms(found and found["p99"]) for found in (off, on)]
             bold = "**" if _clocks_differ(off, on) else ""
             clocks = [f"{bold}{_clock(found)}{bold}" for found in (off, on)]
-            cells = [
-                _rate(results, off, seed) if OFF in start.modes else "",
-                _rate(results, on, seed) if ON in start.modes else "",
-            ]
-            yield _row(names, *told, *cells, _times(on, off), _times(on, one), *p99, *clocks)
-    if seed.name == "queue":
-        yield from _queue(results, seed)
+            cells = [_rate(results, found, seed) for found in (off, on)]
+            yield _row(count, *told, *cells, _times(on, off), _times(on, one), *p99, *clocks)
+
+
+def _clients(results: Found | None, seed: Seed) -> Iterator[str]:
+    yield from _head("clients", "images/s", "times one client, off", "p99 ms", "MHz")
+    one = _find(results, seed, "image", OFF, 1)
+    for program, mode, count in (
+        ("image", OFF, 1), ("image", ON, 1), ("image", OFF, 16), ("image", ON, 16), ("batch", OFF, 1),
+    ):  # fmt: skip
+        found = _find(results, seed, program, mode, count)
+        words = f"{count}, {mode}{', batches of 128' if program == 'batch' else ''}"
+        yield _row(words, _rate(results, found, seed), _times(found, one), _ms(found and found["p99"]), _clock(found))
 
 
 def _queue(results: Found | None, seed: Seed) -> Iterator[str]:
