@@ -24,7 +24,7 @@ from mpsagent.agent.telling import Telling
 from mpsagent.core.actions import Action
 from mpsagent.core.transitions import Transition
 from mpsagent.mps.limits import Device
-from mpsagent.policy.instances import environment, instances, needs_devices
+from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system import container_device
@@ -61,6 +61,8 @@ class Node(Recorder):
         """There is one instance, and nothing needs to say which."""
         self.first = self.policy.instance
         """The name of the first one."""
+        self.own = False
+        """Each instance has a public directory of its own, from the agent's start on."""
         self.watchers: list[Watcher] = []
         """Told of each transition and action, and of none every now and then, with the instance's name and a way to
         know which users have clients."""
@@ -96,8 +98,14 @@ class Node(Recorder):
 
     @property
     def environment(self) -> dict[str, str]:
-        """What users' programs need."""
-        return environment([agent.policy for agent in self.agents])
+        """What users' programs need, who name no instance."""
+        agents = self.apart.templates()
+        return environment([agent.policy for agent in (agents[:1] if self.own else agents)])
+
+    def environment_of(self, name: str) -> dict[str, str]:
+        """What programs need that are for this instance. Where all share one directory that is the same."""
+        agent = self.find(name)
+        return environment([agent.policy]) if self.own and agent is not None else self.environment
 
     def name_of(self, uid: int) -> str | None:
         known = self.people.known.get(uid) or self.names.known(uid)
@@ -140,7 +148,8 @@ class Node(Recorder):
         made = instances(self.policy, self._machine)
         if not made:
             raise OSError('devices = ["each"], and there is no GPU; see nvidia-smi -L')
-        return made
+        self.own = self.policy.placement == "own"
+        return with_own_directories(made, self.settings.run_directory) if self.own else made
 
     def _earlier(self, kept: dict[str, Any], agent: Agent) -> dict[str, Any]:
         """What the agent before has kept of an instance. One that looked after a single instance named none."""
@@ -286,11 +295,16 @@ class Node(Recorder):
         left = [self.apart.use_policy(agent, fresh.pop(agent.name, None)) for agent in self.apart.templates()]
         if fresh:
             left.append(f"{', '.join(fresh)} added: takes hold when the agent is started again")
+        if self.own is not (policy.placement == "own"):
+            left.append(f'placement = "{policy.placement}" takes hold when the agent is started again')
         return "; ".join(dict.fromkeys(one for one in left if one is not None)) or None
 
     def each_of(self, policy: Policy) -> dict[str, Policy]:
         """What a policy says of each instance, by the names that they have now."""
-        fresh = {one.instance: one for one in instances(policy, self._machine)}
+        made = instances(policy, self._machine)
+        if self.own:
+            made = with_own_directories(made, self.settings.run_directory)
+        fresh = {one.instance: one for one in made}
         if self.single and len(fresh) == 1:  # a name that changed is among what waits
             return {self.agents[0].name: next(iter(fresh.values()))}
         return fresh

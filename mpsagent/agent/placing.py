@@ -99,7 +99,8 @@ class Placing:
         self._name_all()
 
     def _name_all(self) -> None:
-        self.link.send(link.Instances(tuple(agent.name for agent in self._node.agents)))
+        own = [agent.name for agent in self._node.apart.templates()[1:]] if self._node.own else []
+        self.link.send(link.Instances(tuple(agent.name for agent in self._node.agents), tuple(own)))
 
     def _decide(self) -> None:
         for agent in self._node.agents:
@@ -173,6 +174,9 @@ class Placing:
     # --- who goes where -----------------------------------------------------------------------------------------------
 
     def _knocked(self, knock: link.Knock, process: Pidfd | None) -> None:
+        if self._node.own:
+            self._asked(knock, process)
+            return
         agents = self._node.agents
         found = None if knock.instance is None else self._node.find(knock.instance)
         if len(agents) == 1:
@@ -200,15 +204,36 @@ class Placing:
             assert found is not None
             self._deliver(knock, process, self._node.apart.instance_for(found, knock.uid))
             return
+        self._refuse(knock, process, NOWHERE)
+
+    def _asked(self, knock: link.Knock, process: Pidfd | None) -> None:
+        """It came in the directory of an instance, and is for that one or for none."""
+        places = self._places()
+        name = knock.asked or self._node.first
+        self._node.people.meet([knock.uid])
+        who = self._node.people.known.get(knock.uid)
+        if who is None and placement.needs_names(places):
+            self._unplaced[knock.connection] = (knock, process)
+            return
+        mine = placement.open_to(who or Identity(knock.uid), places)
+        found = self._node.find(name)
+        if found is not None and name in mine:
+            self._deliver(knock, process, self._node.apart.instance_for(found, knock.uid))
+            return
+        names = ", ".join(mine)
+        why = f"the directory is that of {name}; the policy has {names} for this user" if mine else NOWHERE
+        self._refuse(knock, process, why)
+
+    def _refuse(self, knock: link.Knock, process: Pidfd | None, why: str) -> None:
         if process is not None:
             process.close()
         node = self._node
-        node.record("client.refused", node.clock.now(), pid=knock.pid, uid=knock.uid, why=NOWHERE)
-        self.link.send(link.Refuse(knock.connection, NOWHERE))
+        node.record("client.refused", node.clock.now(), pid=knock.pid, uid=knock.uid, why=why)
+        self.link.send(link.Refuse(knock.connection, why))
 
     def idle(self) -> None:
         """No user is at work or waits at an instance."""
-        if self._knocks and not self._scheduled:
+        if self._knocks and not self._scheduled and not self._node.own:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._spread)
 

@@ -15,7 +15,7 @@ from mpsagent.policy.policy import Policy
 
 Process = tuple[int, int, int]
 """pid, start time, uid."""
-Placement = Literal["fixed", "least-loaded"]
+Placement = Literal["fixed", "least-loaded", "own"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,22 @@ def stays(uid: int, places: Sequence[Place]) -> str | None:
 def place(who: Identity, places: Sequence[Place], how: Placement) -> str | None:
     """The instance for a user who is nowhere yet; None: there is none for this user."""
     candidates = _candidates(who, places)
-    if how == "fixed":
+    if how != "least-loaded":
         return candidates[0].name if candidates else None
     candidates = [one for one in candidates if one.able] or candidates
     least = min(candidates, key=lambda one: (len(one.there), one.clients, one.memory), default=None)
     return None if least is None else least.name
 
 
+def open_to(who: Identity, places: Sequence[Place]) -> list[str]:
+    """The instances that this user may ask for, where each has a directory of its own."""
+    return [one.name for one in _candidates(who, places)]
+
+
 def free(who: Identity, places: Sequence[Place], how: Placement) -> str | None:
     """An instance where no user works or waits, for one who waits elsewhere: no GPU is idle while a user waits for
     another one."""
-    if how == "fixed":
+    if how != "least-loaded":
         return None
     return next((one.name for one in _candidates(who, places) if one.able and not one.there), None)
 

@@ -68,13 +68,13 @@ def forbidden(command: str, uid: int, *, contained: bool = False) -> str | None:
 class FrontEnds:
     """``report`` hears of each command that changes something: peer, command, whether it was refused."""
 
-    """``lane_of`` is asked which lane a user's front-end talks to; ``report`` hears of each command that changes
+    """``lane_of`` is asked which lane a front-end talks to; ``report`` hears of each command that changes
     something: lane, peer, command, when, whether it was refused."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        lane_of: Callable[[int], Lane],
+        lane_of: Callable[[Connection], Lane],
         report: Callable[[Lane, Credentials, str, float, bool], None],
     ) -> None:
         self.loop = loop
@@ -128,7 +128,7 @@ class FrontEnd:
         self._owner = owner
         self._peer = connection.peer
         self._contained = identity.contained(connection.peer.pid, connection.start)
-        self._lane = owner.lane_of(connection.peer.uid)
+        self._lane = owner.lane_of(connection)
         self._length: int | None = None
         self._request: Request | None = None
         self._limit: asyncio.TimerHandle | None = None

@@ -25,7 +25,7 @@ Tell = Callable[[link.FromGate, Callable[[], int | None] | None], None]
 
 class Holding:
     """``special`` is offered what happens at a socket first: a message, or nothing for its end; it says True when it
-    was meant. ``place`` says in which instance a user waits, or None."""
+    was meant. ``place`` says for which instance alone a connection asks, or None, and in which one it waits."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Holding:
         store: Store,
         tell: Tell,
         special: Callable[[Connection, bytes], bool],
-        place: Callable[[int], str | None],
+        place: Callable[[Connection], tuple[str | None, str | None]],
         changed: Callable[[str | None], None],
     ) -> None:
         self.queue = queue
@@ -50,11 +50,16 @@ class Holding:
     def get(self, number: int) -> Connection | None:
         return self._connections.get(number)
 
+    def connections(self) -> list[Connection]:
+        return list(self._connections.values())
+
     def knocks(self) -> Iterator[tuple[link.Knock, Callable[[], int | None]]]:
         """In order of arrival, each with a way to its pidfd."""
         for number in sorted(self._knocks):
             held = self.queue.get(number)
-            knock = replace(self._knocks[number], instance=None if held is None else held.instance)
+            knock = self._knocks[number]
+            if held is not None:
+                knock = replace(knock, instance=held.instance, asked=held.asked)
             yield knock, self._pidfd_of(self._connections[number])
 
     def hold(self, connection: Connection) -> None:
@@ -69,7 +74,12 @@ class Holding:
             connection.stored = self._store.keep(connection.name, connection.sock.fileno())
         self._connections[connection.number] = connection
         held = connection.held()
-        held.instance = self._place(peer.uid)
+        held.asked, held.instance = self._place(connection)
+        known = self.queue.known_process(held.process)
+        if known is not None and not held.may_wait(known.instance):
+            self.refused(connection, f"its process has clients at instance {known.instance}, and asks for {held.asked}")
+            self.close(connection)
+            return
         self.queue.add(held)
         self._knocks[connection.number] = knock = link.Knock(
             connection.number,
@@ -82,6 +92,7 @@ class Holding:
             identity.pid_namespace(peer.pid),
             identity.command(peer.pid),
             held.instance,
+            held.asked,
         )
         self.watch(connection)
         self._tell(knock, self._pidfd_of(connection))

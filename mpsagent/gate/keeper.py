@@ -53,9 +53,9 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def public_sockets(directory: Path) -> list[tuple[str, socket.socket]]:
-    """The listening sockets ``control`` and ``control_privileged``, in a directory that only we may write to. Raises
-    OSError."""
+def public_sockets(directory: Path, *, named: bool = False) -> list[tuple[str, socket.socket]]:
+    """The listening sockets ``control`` and ``control_privileged``, in a directory that only we may write to.
+    ``named``: their address is its path, whose parents are ours too. Raises OSError."""
     directory.mkdir(mode=0o755, parents=False, exist_ok=True)
     place = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -70,7 +70,7 @@ def public_sockets(directory: Path) -> list[tuple[str, socket.socket]]:
         for name, mode in zip(PUBLIC_NAMES, (0o666, 0o755), strict=True):
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
             sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
-            path = f"/proc/self/fd/{place}/{name}"
+            path = f"{directory}/{name}" if named else f"/proc/self/fd/{place}/{name}"
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=place)
             before = os.umask(0o777 & ~mode)

@@ -46,7 +46,8 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Knock:
     """A CUDA connection is held. A pidfd comes along unless the process has gone already. ``instance`` None: the tables
-    name its user nowhere, and the agent says where it belongs by naming it in one."""
+    name its user nowhere, and the agent says where it belongs by naming it in one. ``asked``: the instance in whose own
+    directory it came (``placement = "own"``), which alone may serve it; None: each instance may."""
 
     kind: ClassVar[str] = "knock"
     connection: int
@@ -60,6 +61,7 @@ class Knock:
     pid_namespace: int | None = None
     command: str = ""
     instance: str | None = ""
+    asked: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,10 +275,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """The instances that there are: the gate forgets all others, once no process is known there."""
+    """The instances that there are: the gate forgets all others, once no process is known there. ``own``: those that
+    have a public directory of their own; all others but the first one have none then."""
 
     kind: ClassVar[str] = "instances"
     names: tuple[str, ...]
+    own: tuple[str, ...] = ()
 
 
 FromAgent = Admissions | Refuse | Release | Instances
@@ -339,9 +343,9 @@ def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     if read is None:
         raise LinkError(f'unknown kind "{str(kind)[:40]}"')
     message = read(content)
-    instance = getattr(message, "instance", "")
-    if instance and not instance_name(instance):
-        raise LinkError(f'"{instance[:40]}" is no name of an instance')
+    for instance in (getattr(message, "instance", ""), getattr(message, "asked", "")):
+        if instance and not instance_name(instance):
+            raise LinkError(f'"{instance[:40]}" is no name of an instance')
     return message
 
 

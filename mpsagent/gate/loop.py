@@ -24,6 +24,7 @@ from mpsagent.gate.instances import Instance, Instances
 from mpsagent.gate.lane import PRIVILEGED, Lane
 from mpsagent.gate.link import Admissions
 from mpsagent.gate.linkserver import LinkServer, Outgoing
+from mpsagent.gate.own import OwnDirectories, address_of, own_root
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.public import PublicSockets
 from mpsagent.gate.queue import KnownProcess, Process, Queue
@@ -69,8 +70,11 @@ class Gate:
         self._queue = Queue()
         self._processes = KnownProcesses(loop, self._queue, self._store, self._process_ended)
         self._pace = Pace()
-        self._holding = Holding(loop, self._queue, self._store, self._tell, self._special, self._place, self._changed)
+        self._holding = Holding(
+            loop, self._queue, self._store, self._tell, self._special, self._place_of, self._changed
+        )
         self._instances = Instances(options.daemon, self._make)
+        self._own = OwnDirectories(own_root(options.daemon), self._store, self._listen, say)
         self._front_ends = FrontEnds(loop, self._lane_of, self._front_end_command)
         self._public = PublicSockets(
             loop,
@@ -109,7 +113,10 @@ class Gate:
             instance.hand_overs.admissions = replace(table, instance=instance.name)
         if self._options.link is not None:
             self._link = LinkServer(self._loop, self._options.link, self._sync, self._from_agent, say)
-        listeners = self._restore(inherited)
+        listeners = [(name, descriptor) for name, descriptor in inherited if parse_name(name) is None]
+        for name, descriptor in listeners:
+            self._own.restored(name, address_of(descriptor))
+        self._restore(inherited)
         for name, descriptor in listeners:
             self._listen(name, descriptor)
         self._started_up = True
@@ -133,9 +140,9 @@ class Gate:
                 if table is not None and table.instance == name:
                     yield table
 
-    def _restore(self, inherited: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """What an earlier gate has left in the store; the rest is returned. Processes first, because their connections
-        go first; the hand-over that was cut last, because it needs its connection."""
+    def _restore(self, inherited: list[tuple[str, int]]) -> None:
+        """What an earlier gate has left in the store. Processes first, because their connections go first; the
+        hand-over that was cut last, because it needs its connection."""
         kept = []
         for name, descriptor in inherited:
             found = parse_name(name)
@@ -171,7 +178,6 @@ class Gate:
         for connection in passing:
             if not self._handing(connection) and self._holding.get(connection.number) is not None:
                 self._where(connection).hand_overs.resume_passing(connection)
-        return [(name, descriptor) for name, descriptor in inherited if parse_name(name) is None]
 
     def _restore_connection(
         self, found: ConnectionName, sock: socket.socket, last_words: dict[int, bytes]
@@ -258,10 +264,26 @@ class Gate:
         found = self._instances.of_user(uid)
         return None if found is None else found.name
 
-    def _lane_of(self, uid: int) -> Lane:
+    def _place_of(self, connection: Connection) -> tuple[str | None, str | None]:
+        """The one instance that this connection asks for, None: it asks for none; and where it waits."""
+        uid = connection.peer.uid
+        if not self._own.on:
+            return None, self._place(uid)
+        asked = self._own.of(connection) or self._instances.first.name
+        users_own = self._instances.find(f"{asked}-u{uid}")  # apart
+        return asked, asked if users_own is None or uid not in users_own.admissions.users else users_own.name
+
+    def _lane_of(self, connection: Connection) -> Lane:
         """Where a user's front-ends are answered, who may have no clients."""
-        found = self._instances.find(self._queue.instance_of(uid) or self._place(uid) or "")
-        return (found or self._instances.first).lane
+        asked, place = self._place_of(connection)
+        name = place if asked is not None else self._queue.instance_of(connection.peer.uid) or place
+        return (self._instances.find(name or "") or self._instances.first).lane
+
+    def _use_own(self, names: Sequence[str]) -> None:
+        """These instances have directories of their own, and those who wait belong where they came."""
+        self._own.use(names)
+        for connection in self._holding.connections():
+            self._queue.ask(connection.number, *self._place_of(connection))
 
     def _where(self, connection: Connection) -> Instance:
         """Where a connection waits that an earlier gate had begun to hand over."""
@@ -278,6 +300,7 @@ class Gate:
                 instance.admit(Admissions())
                 for uid in self._queue.users_in(instance.name):
                     self._queue.place(uid, self._place(uid))
+                self._queue.give_up(instance.name)
         self._kept = names
         self._drop_idle()
         state.forget(self._options.state, names)
@@ -328,12 +351,12 @@ class Gate:
                 instance = self._instances.get(message.instance)
                 for uid in [*message.users, *(self._queue.users_in(None) if message.others is not None else ())]:
                     self._queue.place(uid, instance.name)
-                instance.admit(message)
-                try:
+                try:  # before the agent hears that they are in force
                     name = "" if instance is self._instances.first else instance.name
                     state.save(self._options.state, replace(message, instance=name))
                 except (OSError, link.LinkError) as error:
                     say(f"the admissions cannot be kept in {self._options.state}: {error}")
+                instance.admit(message)
             case link.Refuse():
                 connection = self._holding.get(message.connection)
                 if connection is not None and not self._handing(connection):
@@ -342,6 +365,7 @@ class Gate:
                 self._processes.release((message.pid, message.start))
             case link.Instances():
                 self._forget(message.names)
+                self._use_own(message.own)
         self._pump()
 
     def _describe(self) -> str:
@@ -349,6 +373,7 @@ class Gate:
 
     def _tell_status(self) -> None:
         self._drop_idle()
+        self._own.look()
         text = self._describe()
         if text != self._status:
             self._status = text

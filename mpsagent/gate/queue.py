@@ -30,7 +30,8 @@ Process = tuple[int, int]
 class Held:
     """A CUDA connection that waits. ``connection`` grows with the time of arrival. ``not_before``: it pauses after a
     failed hand-over until then; ``pause`` is the last pause's length. ``instance``: where it waits, None: nowhere yet;
-    ``busy``: it is being handed over there."""
+    ``busy``: it is being handed over there; ``asked``: the instance in whose own directory it came, which alone may
+    serve it (apart, as its user's)."""
 
     connection: int
     pid: int
@@ -42,10 +43,14 @@ class Held:
     pause: float = 0.0
     instance: str | None = ""
     busy: bool = False
+    asked: str | None = None
 
     @property
     def process(self) -> Process:
         return (self.pid, self.start)
+
+    def may_wait(self, instance: str | None) -> bool:
+        return self.asked is None or instance in (self.asked, f"{self.asked}-u{self.uid}")
 
     def failed(self, now: float) -> None:
         """It keeps its place and is tried again after a pause that doubles."""
@@ -191,13 +196,30 @@ class Queue:
     # --- which instance ---
 
     def place(self, uid: int, instance: str | None) -> None:
-        """This user's connections wait there from now on, but for those of known processes and those that are being
-        handed over."""
+        """This user's connections wait there from now on, but for those of known processes, those that are being
+        handed over, and those that have asked for another one."""
         for other in [one for one, lines in self._lines.items() if one != instance and uid in lines]:
             for held in [one for one in self._lines[other][uid].new.values() if not one.busy]:
-                self._leave(held)
-                held.instance = instance
-                self._enter(held)
+                if held.may_wait(instance):
+                    self._put(held, instance)
+
+    def give_up(self, instance: str) -> None:
+        """It is not there any more: who has asked for the one that it belonged to waits there."""
+        for held in [one for one in self._held.values() if one.instance == instance and one.asked is not None]:
+            if not held.busy and held.process not in self._known:
+                self._put(held, held.asked)
+
+    def ask(self, connection: int, asked: str | None, instance: str | None) -> None:
+        """It has asked for this instance, or (None) for none; it waits in ``instance`` then."""
+        held = self._held[connection]
+        held.asked = asked
+        if not held.busy and not (held.process in self._known or (asked is None and held.instance is not None)):
+            self._put(held, instance)
+
+    def _put(self, held: Held, instance: str | None) -> None:
+        self._leave(held)
+        held.instance = instance
+        self._enter(held)
 
     def take(self, connection: int, instance: str) -> None:
         """It is being handed over there, and stays until :meth:`free`."""

@@ -16,13 +16,13 @@ AGAIN = 0.1
 
 
 class Relays:
-    """``lane_of`` says where a user's connections go. ``greet`` takes a connection back that need not be relayed after
+    """``lane_of`` says where a connection goes. ``greet`` takes a connection back that need not be relayed after
     all."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        lane_of: Callable[[int], Lane],
+        lane_of: Callable[[Connection], Lane],
         store: Store,
         greet: Callable[[Connection], None],
     ) -> None:
@@ -35,7 +35,7 @@ class Relays:
 
     def offer(self, connection: Connection) -> bool:
         """A new connection, before its greeting; False when the daemon's greeting is known, or not yet heard."""
-        lane = self._lane_of(connection.peer.uid)
+        lane = self._lane_of(connection)
         if lane.known is not False:
             return False
         daemon = None

@@ -414,8 +414,14 @@ def reload(path: str, as_json: bool) -> None:
 @click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--give-way", is_flag=True, help="And MPS's lower priority: others' kernels come first.")
+@click.option(
+    "--instance",
+    metavar="NAME",
+    help='For this instance, with placement = "own".',
+    shell_complete=cli_complete.instances,
+)
 @click.pass_obj
-def env(path: str, form: str, as_json: bool, give_way: bool) -> None:
+def env(path: str, form: str, as_json: bool, give_way: bool, instance: str | None) -> None:
     """The environment that a CUDA process needs to find MPS.
 
     shell: eval "$(mpsagent-cli env)"; cdi: a file for /etc/cdi, then `podman run --device mpsagent/mps=all`; docker:
@@ -423,7 +429,7 @@ def env(path: str, form: str, as_json: bool, give_way: bool) -> None:
     """
     from mpsagent.interfaces import cli_env
 
-    cli_env.env(path, "json" if as_json else form, give_way)
+    cli_env.env(path, "json" if as_json else form, give_way, instance)
 
 
 @cli.command()

@@ -9,14 +9,16 @@ from shlex import quote
 import click
 
 from mpsagent.interfaces import cli_ask as ask
+from mpsagent.interfaces.cli_words import safe
 from mpsagent.system import container_device
 
 GIVE_WAY = {"CUDA_MPS_CLIENT_PRIORITY": "1"}
 """Below normal; 0 is normal, and there is nothing above it."""
 
 
-def env(path: str, form: str, give_way: bool = False) -> None:
-    """``form``: shell, json, cdi, docker or slurm. ``give_way``: with the lower one of MPS's two priorities."""
+def env(path: str, form: str, give_way: bool = False, instance: str | None = None) -> None:
+    """``form``: shell, json, cdi, docker or slurm. ``give_way``: with the lower one of MPS's two priorities.
+    ``instance``: for this one, where each has a directory of its own."""
     if give_way and form == "cdi":
         raise click.UsageError("a CDI file is for everybody: give --give-way with another format")
     body, _ = ask.asked(path, "GET", "/v1/status")
@@ -25,6 +27,13 @@ def env(path: str, form: str, give_way: bool = False) -> None:
         click.echo("mpsagent-cli: the agent has no pipe directory yet; see mpsagent-cli status", err=True)
         sys.exit(ask.UNHEALTHY)
     found: dict[str, str] = body.get("environment") or {"CUDA_MPS_PIPE_DIRECTORY": directory}
+    if instance is not None:
+        each = {one["name"]: one for one in body.get("instances", [])}
+        if instance not in each:
+            known = ", ".join(map(safe, each))
+            raise click.UsageError(f"there is no instance {safe(instance)}; known: {known}")
+        found = each[instance].get("environment") or found
+        directory = found["CUDA_MPS_PIPE_DIRECTORY"]
     if give_way:
         found = found | GIVE_WAY
     if form == "json":

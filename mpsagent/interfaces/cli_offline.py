@@ -81,6 +81,8 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
         read = ", ".join(cli_words.safe(name) for name, _ in texts)
         for one in sections if len(sections) > 1 else ():
             _say(_instance_text(one))
+        if policy is not None and policy.placement == "own":
+            _say(_own_text(sections))
         for sharing in dict.fromkeys(one.sharing for one in sections):
             _say(f'sharing = "{sharing}": {WORDS[sharing]}')
         _say(f"good{', with ' + counts[0] if counts else ''}: {read}")
@@ -104,6 +106,19 @@ def _instance_text(one: Policy) -> str:
     whom = [*one.only_users, *(f"group {name}" for name in one.only_groups)]
     who = ", ".join(whom) or "whoever no instance names"
     return cli_words.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
+
+
+def _own_text(sections: Sequence[Policy]) -> str:
+    """Where each instance's clients look for MPS."""
+    found = [
+        f"{one.instance}{number}"
+        for one in sections
+        for number in (("0", "1 …") if one.devices == ("each",) else ("",))
+    ]
+    first, *others = found
+    places = "".join(f", {name} in /run/mpsagent/mps/{name}" for name in others)
+    text = f'placement = "own": {first} is in {sections[0].pipe_directory}{places}; mpsagent-cli env --instance NAME'
+    return cli_words.safe(text, 1000)
 
 
 def _tell(found: Sequence[PolicyError], kind: str) -> None:

@@ -76,6 +76,7 @@ class Everything:
             pages[name] = _with_users(every[name], users) if is_apart else every[name]
         parts = [
             {"name": name, "log_directory": one.agent.policy.log_directory,
+             "environment": self._node.environment_of(name),
              **{key: value for key, value in pages[name].items() if key not in OF_NODE},
              "apart": apart[name]}
             for name, one in self._each.items()

@@ -167,7 +167,8 @@ class Status(TypedDict):
 
 
 class NodeStatus(Status):
-    """``environment``: what users' programs need to find MPS. ``instances``: each one's own page, with its ``name``.
+    """``environment``: what users' programs need to find MPS. ``instances``: each one's own page, with its ``name`` and
+    ``environment``, which is another one for each with ``placement = "own"``.
     With several of them the lists above are those of all, each row with its ``instance``, and ``control``, ``turn``,
     ``holder`` and what was last are null, because each instance has its own. An instance apart has its users' servers
     and clients on its page, and these users with their control daemons in ``apart`` (:class:`UserApart`)."""

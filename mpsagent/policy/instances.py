@@ -75,9 +75,16 @@ def _devices(policy: Policy, name: str) -> tuple[str, ...]:
     return () if found is None else tuple(found.value)
 
 
+def with_own_directories(made: Iterable[Policy], run: str) -> tuple[Policy, ...]:
+    """With ``placement = "own"``: the first one keeps the public directory, the others have theirs in the run
+    directory."""
+    found = tuple(made)
+    return (*found[:1], *(replace(one, pipe_directory=f"{run}/mps/{one.instance}") for one in found[1:]))
+
+
 def environment(made: Sequence[Policy]) -> dict[str, str]:
-    """What a user's programs need to find MPS, whichever instance they come to. Inside an instance that has some of the
-    GPUs these are numbered from 0, and who counts GPUs by NVML, as PyTorch does, would look for more."""
+    """What a user's programs need to find MPS, whichever of these instances they come to. Inside an instance that has
+    some of the GPUs these are numbered from 0, and who counts GPUs by NVML, as PyTorch does, would look for more."""
     found = {"CUDA_MPS_PIPE_DIRECTORY": made[0].pipe_directory}
     counts = [len(one.devices) for one in made]
     if all(counts):

@@ -218,7 +218,7 @@ class Policy:
     stop_timeout: float = default("agent", "stop_timeout")
     admin_group: str = default("agent", "admin_group")
     cdi_file: str | None = default("agent", "cdi_file")
-    placement: Literal["fixed", "least-loaded"] = default("agent", "placement")
+    placement: Literal["fixed", "least-loaded", "own"] = default("agent", "placement")
 
     instance: str = "default"
     sharing: Literal["turns", "together", "apart"] = default("instance", "sharing")

@@ -80,9 +80,10 @@ def again(stage: Stage) -> Agent:
 
 
 def all_open(agent: Agent) -> bool:
-    return all(one["control"] and one["control"]["running"] for one in agent.api.status()["instances"]) and bool(
-        agent.api.status()["gate"]["in_force"]
-    )
+    return all(
+        one["mode"]["sharing"] == "apart" or (one["control"] and one["control"]["running"])
+        for one in agent.api.status()["instances"]
+    ) and bool(agent.api.status()["gate"]["in_force"])
 
 
 def instances(agent: Agent) -> dict[str, Any]:
@@ -300,3 +301,74 @@ def test_an_agent_and_a_gate_that_are_killed_find_everyone_where_they_were(stage
     assert {client.pid: where(agent, client) for client in (a, b, c, d)} == before
     assert [one["drain"]["draining"] for one in instances(agent).values()] == [False, True]
     assert not stage.records("client.left")
+
+
+# --- a directory for each ---------------------------------------------------------------------------------------------
+
+OWN = f"""
+[instance.gpu0]
+devices = ["GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8"]
+sharing = "apart"
+users = ["{A}", "{C}"]
+[instance.gpu0.limits]
+threads = 20
+[instance.gpu1]
+devices = ["GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc"]
+sharing = "together"
+users = ["{A}", "{B}"]
+[instance.gpu1.limits]
+threads = 40
+total_threads = 80
+"""
+
+
+def at(stage: Stage, instance: str) -> dict[str, str]:
+    """What a client needs that is for this instance."""
+    agent = stage.agents[-1]
+    page = instances(agent)[instance]
+    return {key: value for key, value in page["environment"].items() if key == "CUDA_MPS_PIPE_DIRECTORY"}
+
+
+def own(stage: Stage, uid: int, instance: str, *mode: float | str) -> Client:
+    return stage.client(uid, *(mode or ("sleep", 600)), **at(stage, instance))
+
+
+def test_a_client_goes_to_the_instance_in_whose_directory_it_looks(stage: Stage) -> None:
+    agent = start(stage, OWN, placement="own")
+    stage.until(lambda: os.path.exists(f"{at(stage, 'gpu1')['CUDA_MPS_PIPE_DIRECTORY']}/control"), "it is there")
+    clients = {name: own(stage, A, name) for name in ("gpu0", "gpu1")}
+    for name, one in clients.items():
+        one.known()
+        assert where(agent, one) == name, "one user's clients, in two instances at once"
+    assert {name: share(one) for name, one in clients.items()} == {
+        "gpu0": share_of(stage, 20),
+        "gpu1": share_of(stage, 40),
+    }
+    assert [one["uid"] for one in instances(agent)["gpu0"]["apart"]] == [A]
+    late = own(stage, A, "gpu1")
+    late.known()
+    third = own(stage, A, "gpu1")
+    stage.until(
+        lambda: [(one["uid"], one["reason"]) for one in agent.api.get("/v1/queue")["queue"]] == [(A, "total")],
+        "its total counts there",
+    )
+    denied = own(stage, C, "gpu1", "query")
+    assert denied.ended() != 0
+    refused = agent.wait("client.refused", uid=C)
+    assert refused["why"] == "the directory is that of gpu1; the policy has gpu0 for this user"
+    gate = agent.api.status()["gate"]["pid"]
+    os.kill(gate, signal.SIGKILL)  # its sockets lie in the store
+    again_here = own(stage, B, "gpu1", "query")
+    assert again_here.ended() == 0
+    assert share(again_here) == share_of(stage, 40)
+    assert agent.api.status()["gate"]["pid"] != gate
+    late.finish()
+    third.known()
+    assert where(agent, third) == "gpu1"
+    stage.stop_agent(agent, signal.SIGKILL)
+    agent = again(stage)
+    stage.until(
+        lambda: [where(agent, one) for one in (clients["gpu0"], third)] == ["gpu0", "gpu1"], "another agent knows them"
+    )
+    environment = stage.cli(agent, "env", "--instance", "gpu1", "--json")
+    assert json.loads(environment[1]) == {**at(stage, "gpu1"), "CUDA_VISIBLE_DEVICES": "0"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.core.placement import Place, needs_names, place, stays
+from mpsagent.core.placement import Place, free, needs_names, open_to, place, stays
 from mpsagent.policy.identity import Identity
 
 ALICE = Identity(1001, "alice", ("lab", "staff"))
@@ -19,6 +19,15 @@ def test_fixed_goes_by_user_then_group_then_to_the_first_for_all() -> None:
     assert place(Identity(7, "carol"), places, "fixed") == "rest"
     assert place(Identity(1002), [Place("rest"), Place("bob", users=("1002",))], "fixed") == "bob"
     assert place(Identity(7), [Place("bob", users=("bob",))], "fixed") is None
+
+
+def test_a_user_may_ask_for_each_instance_of_the_kind_that_is_nearest() -> None:
+    places = [Place("rest"), Place("lab", groups=("lab",)), Place("more"), Place("two", users=("bob", "alice"))]
+    assert open_to(ALICE, places) == ["two"]
+    assert open_to(Identity(8, "dan", ("lab",)), places) == ["lab"]
+    assert open_to(Identity(7), places) == ["rest", "more"]
+    assert open_to(Identity(7), places[1:2]) == []
+    assert free(Identity(7), places, "own") is None, "nobody is moved"
 
 
 def test_the_least_loaded_has_the_fewest_users_then_clients_then_memory() -> None:

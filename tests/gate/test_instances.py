@@ -83,6 +83,25 @@ def test_a_connection_that_is_being_handed_over_is_not_taken_away() -> None:
     assert not queue.users_in(TWO)
 
 
+def test_who_has_asked_for_an_instance_waits_there_and_nowhere_else() -> None:
+    queue = Queue()
+    for number, asked in ((1, None), (2, ONE), (3, TWO)):
+        queue.add(Held(number, number, A, A, 5, 0.0, instance=asked, asked=asked))
+    queue.place(A, TWO)
+    assert [queue.get(number).instance for number in (1, 2, 3)] == [TWO, ONE, TWO]  # type: ignore[union-attr]
+    queue.place(A, f"{ONE}-u{A}")  # apart
+    assert queue.get(2).instance == f"{ONE}-u{A}"  # type: ignore[union-attr]
+    queue.place(A, TWO)
+    queue.give_up(f"{ONE}-u{A}")
+    assert queue.get(2).instance == ONE  # type: ignore[union-attr]
+    queue.ask(1, ONE, ONE)
+    queue.place(A, TWO)
+    assert queue.get(1).instance == ONE  # type: ignore[union-attr]
+    queue.ask(1, None, None)
+    queue.place(A, TWO)
+    assert queue.get(1).instance == TWO, "each instance may have it again"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -104,6 +123,8 @@ def test_a_name_that_is_no_directory_is_no_instance() -> None:
             decode_from_agent(encode(Admissions(instance=name)))
         with pytest.raises(LinkError):
             decode_from_agent(encode(Instances((name,))))
+        with pytest.raises(LinkError):
+            decode_from_agent(encode(Instances((ONE,), (name,))))
 
 
 # --- as processes -----------------------------------------------------------------------------------------------------

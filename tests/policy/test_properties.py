@@ -94,7 +94,7 @@ _GOOD = {
     "devices": ["[]", '["GPU-a", "MIG-b"]'],
     "users": ['["alice", "7"]', "[]"],
     "groups": ['["staff"]'],
-    "placement": ['"fixed"', '"least-loaded"'],
+    "placement": ['"fixed"', '"least-loaded"', '"own"'],
     "front_end": ['"allow"', '"refuse"'],
     "bypass": ['"terminate"', '"report"'],
     "bypass_grace": ['"5m"'],
