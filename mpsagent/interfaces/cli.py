@@ -414,12 +414,7 @@ def reload(path: str, as_json: bool) -> None:
 @click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--give-way", is_flag=True, help="And MPS's lower priority: others' kernels come first.")
-@click.option(
-    "--instance",
-    metavar="NAME",
-    help='For this instance, with placement = "own".',
-    shell_complete=cli_complete.instances,
-)
+@_instance
 @click.pass_obj
 def env(path: str, form: str, as_json: bool, give_way: bool, instance: str | None) -> None:
     """The environment that a CUDA process needs to find MPS.
