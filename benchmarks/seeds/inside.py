@@ -29,8 +29,8 @@ from mpsagent.bench.results import percentile
 
 EMPTY = ("/media", "/mnt")
 """Directories that every machine has; on one of them lies the file system for the files of this run."""
-READY = 60.0
-"""Seconds in which all processes of a start must be ready."""
+READY = 45.0
+"""Seconds in which the processes of a start must be ready; who is not by then takes no part."""
 START = 6.0
 """Seconds that a start takes at most, as a rule."""
 LEAD, FIRST_WARM, WARM = 0.2, 1.2, 0.5
@@ -91,14 +91,14 @@ class Windows:
             for number in range(max(start.counts)):
                 user = None if os.getuid() else start.user
                 started.append(Process(self._make(start.program), number, user, self._environments[mode]))
-            ready = time.monotonic() + READY
-            said = [one.hear(max(0.0, ready - time.monotonic())) for one in started]
-            saw = [int(one["multiprocessors"]) for one in said]
+            ready, saw, problem = self._ready(started)
             while left:
+                if left[0] > len(ready):
+                    raise ProcessError(f"{len(ready)} of {len(started)} processes were ready: {problem}")
                 if time.monotonic() + self._takes > self._end:
                     raise ProcessError("the time for all of it was over")
                 warm = 0.0 if self._programs else FIRST_WARM if len(left) == len(start.counts) else WARM
-                figure = self._window(started[: left[0]], PER_STEP.get(start.program, 1), warm)
+                figure = self._window(ready[: left[0]], PER_STEP.get(start.program, 1), warm)
                 memory = self._nvml.memory()
                 figure["memory"] = None if memory is None or before is None else round(memory - before)
                 _say(figure={**_names(seed, start, mode, left.pop(0)), **figure, "multiprocessors": saw})
@@ -108,6 +108,19 @@ class Windows:
         finally:
             for process in started:
                 process.end()
+
+    def _ready(self, started: Sequence[Process]) -> tuple[list[Process], list[int], str]:
+        """Those that may begin, what each sees of the GPU, and what is wrong with the first of the others."""
+        end = min(time.monotonic() + READY, self._end)
+        ready, saw, problem = [], [], ""
+        for process in started:
+            try:
+                saw.append(int(process.hear(max(0.0, end - time.monotonic()))["multiprocessors"]))
+                ready.append(process)
+            except ProcessError as error:
+                problem = problem or str(error)
+                process.end()
+        return ready, saw, problem
 
     def _make(self, program: str) -> Make:
         if self._programs is not None:
@@ -177,7 +190,7 @@ def decoder_for(environments: Mapping[str, Mapping[str, str]]) -> str:
     for environment in environments.values():
         pid = os.fork()
         if not pid:
-            signal.alarm(30)
+            signal.alarm(45)
             os.environ.update(environment)
             os._exit(not decodes())
         if os.waitpid(pid, 0)[1]:

@@ -48,7 +48,7 @@ class Process:
             _child(theirs, make, number, uid, environment)
         theirs.close()
         self._read = b""
-        self._busy = True
+        self._busy, self._ended = True, False
 
     def hear(self, seconds: float) -> dict[str, Any]:
         """Its next line. Raises ProcessError when none comes in time, or when the line is an error."""
@@ -75,6 +75,9 @@ class Process:
 
     def end(self) -> None:
         """It has ended when this returns: by itself when it waits for a window, else killed."""
+        if self._ended:
+            return
+        self._ended = True
         if self._busy:
             os.kill(self.pid, signal.SIGKILL)
         self._socket.shutdown(socket.SHUT_RDWR)  # closed, it would stay open in those that were forked later
