@@ -129,8 +129,8 @@ def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
 
 
 def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
-    """Whether it was at work or its processes were frozen when it was killed. Nor does a job leave a lease whose
-    slurmstepd was killed, or that ended while the node had no power; a job that runs keeps its own."""
+    """Whether it was at work or its processes were frozen when it was killed, or its slurmstepd was. Nor does one leave
+    a lease that ended while the node had no power; a job that runs keeps its own."""
 
     def submit(uid: int) -> tuple[int, int]:
         """A job, and its process once that is a client."""
@@ -169,10 +169,19 @@ def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
         left(first, third)
         assert not alive(frozen)
 
-        # nobody is left who would report the end: the node's own check finds out
-        cluster.run("pkill", "-KILL", "-f", f"slurmstepd: .{third}.")
-        cluster.run("scancel", str(third))
+        cluster.run(*kill, str(third))
         left(third)
+
+        # Nobody is left who would report the end: the node's own check finds out. The kernel hangs up a stopped process
+        # whose parent has gone; one at work stays, without a lease.
+        fourth, frozen = submit(USERS[0])
+        fifth, _ = submit(USERS[1])
+        stage.until(lambda: stopped(frozen), "the fourth job is paused", LONG)
+        for job, others in ((fourth, [fifth]), (fifth, [])):
+            cluster.run("pkill", "-KILL", "-f", f"slurmstepd: .{job}.")
+            cluster.run("scancel", str(job))
+            left(job, *others)
+        assert not alive(frozen)
 
 
 def test_a_job_that_waited_says_so(stage: Stage) -> None:
