@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Two things that a client's own environment may ask of MPS, beside the limit that the server has: `per_context.py`.
+"""What a client's own environment may ask of MPS, beside the limit of its server: `per_context.py [limits] [beyond]
+[priority]`.
 
 CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING: on how many multiprocessors do the blocks of a kernel run
 (%smid), when the context is a plain one or asks for a number of its own (cuCtxCreate_v3)? Does a user get beyond the
@@ -111,41 +112,86 @@ def main():
         backend = rigs.real_backend(base)
         (base / "per_context.py").write_bytes(Path(__file__).read_bytes())
         (base / "per_context.py").chmod(0o644)
-        print(f"A server with {LIMIT} percent, set as the gate sets it\n")
-        print("| the client's environment | asks for | its context | attribute | affinity | multiprocessors used |")
-        print("|---|---|---|---|---|---|")
-        rig = rigs.Rig(backend, base / "limits")
-        try:
-            rig.start("-d")
-            rig.ctl(f"set_default_active_thread_percentage {LIMIT}")
-            holder = rig.spawn(rigs.USERS[0], "sleep", 120)  # the server stays while it has a client
-            rig.wait_output(holder, r"\] sms", 30)
-            for server in rig.ctl("get_server_list").out.split():
-                rig.ctl(f"set_active_thread_percentage {server} {LIMIT}")
-            for environment in (
-                {}, {PERCENTAGE: "100"}, {PARTITIONING: "1"}, {PARTITIONING: "1", PERCENTAGE: "100"},
-                {PARTITIONING: "1", PERCENTAGE: "10"},
-            ):  # fmt: skip
-                for asked in (0, 8, 132):
-                    got = said(start(rig, 0, asked, 0, environment))
-                    name = ", ".join(f"{key[9:]}={value}" for key, value in environment.items()) or "as it is"
-                    cells = [name, asked or "nothing", *(got.get(key, "") for key in
-                             ("context", "attribute", "affinity", "multiprocessors"))]  # fmt: skip
-                    print("| " + " | ".join(map(str, cells)) + " |", flush=True)
-        finally:
-            rig.end()
-        print("\nTwo clients, each with kernels that fill the GPU, 4 s\n\n| priorities | kernels of each |\n|---|---|")
-        for priorities in (("0", "0"), ("0", "1"), ("1", "1")):
-            rig = rigs.Rig(backend, base / f"priority{''.join(priorities)}")
+        parts = sys.argv[1:] or ["limits", "beyond", "priority"]
+
+        def server(title, environment=None):
+            rig = rigs.Rig(backend, base / title)
+            rig.start("-d", env=environment)
+            return rig
+
+        def limit(rig, percent):
+            """As the gate does before each hand-over."""
+            for pid in rig.ctl("get_server_list").out.split():
+                rig.ctl(f"set_active_thread_percentage {pid} {percent}")
+
+        def row(environment, asked, first=()):
+            got = said(start(rig, 0, asked, 0, environment))
+            name = ", ".join(f"{key[9:]}={value}" for key, value in environment.items()) or "as it is"
+            shown = [got.get(key, "") for key in ("context", "attribute", "affinity", "multiprocessors")]
+            cells = [*first, name, asked or "nothing", *shown]
+            print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+        if "limits" in parts:
+            print(f"A server with {LIMIT} percent, set as the gate sets it\n")
+            print("| the client's environment | asks for | its context | attribute | affinity | multiprocessors used |")
+            print("|---|---|---|---|---|---|")
+            rig = server("limits")
             try:
-                rig.start("-d")
-                both = [start(rig, 0, 0, 4, {PRIORITY: one}) for one in priorities]
-                print(
-                    f"| {', '.join(priorities)} | {', '.join(str(said(one).get('steps')) for one in both)} |",
-                    flush=True,
-                )
+                rig.ctl(f"set_default_active_thread_percentage {LIMIT}")
+                holder = rig.spawn(rigs.USERS[0], "sleep", 120)  # the server stays while it has a client
+                rig.wait_output(holder, r"\] sms", 30)
+                limit(rig, LIMIT)
+                for environment in (
+                    {}, {PERCENTAGE: "100"}, {PARTITIONING: "1"}, {PARTITIONING: "1", PERCENTAGE: "100"},
+                    {PARTITIONING: "1", PERCENTAGE: "10"},
+                ):  # fmt: skip
+                    for asked in (0, 8, 132):
+                        row(environment, asked)
             finally:
                 rig.end()
+        if "beyond" in parts:
+            print(f"\nA plain context with {PARTITIONING[9:]}=1, the limit is {LIMIT} percent\n")
+            print(
+                "| before it | its environment | asks for | its context | attribute | affinity | multiprocessors used |"
+            )
+            print("|---|---|---|---|---|---|---|")
+            asking = {PARTITIONING: "1"}
+            rig = server("fresh")
+            try:
+                rig.ctl(f"set_default_active_thread_percentage {LIMIT}")
+                for number in (1, 2):
+                    row(asking, 0, [f"nobody, {number}"])
+                for before in (60, 100, 10):
+                    limit(rig, before)
+                    other = rig.spawn(rigs.USERS[0], "sleep", 6)
+                    rig.wait_output(other, r"\] sms", 30)
+                    limit(rig, LIMIT)
+                    row({}, 0, [f"one with {before} percent works"])
+                    row(asking, 0, [f"one with {before} percent works"])
+                    row(asking, 0, [f"one with {before} percent works, again"])
+                    row({}, 8, [f"one with {before} percent works"])
+                    row(asking, 0, [f"one with {before} percent works, one that asked for 8 has ended"])
+                    rig.wait(other, 30)
+            finally:
+                rig.end()
+            rig = server("environment", {PERCENTAGE: str(LIMIT)})
+            try:
+                for number in (1, 2):
+                    row(asking, 0, [f"the daemon has {PERCENTAGE[9:]}={LIMIT}, {number}"])
+            finally:
+                rig.end()
+        if "priority" in parts:
+            print(
+                "\nTwo clients, each with kernels that fill the GPU, 4 s\n\n| priorities | kernels of each |\n|---|---|"
+            )
+            for priorities in (("0", "0"), ("0", "1"), ("1", "1")):
+                rig = server(f"priority{''.join(priorities)}")
+                try:
+                    both = [start(rig, 0, 0, 4, {PRIORITY: one}) for one in priorities]
+                    steps = [str(said(one).get("steps")) for one in both]
+                    print(f"| {', '.join(priorities)} | {', '.join(steps)} |", flush=True)
+                finally:
+                    rig.end()
 
 
 if __name__ == "__main__":
