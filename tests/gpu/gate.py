@@ -8,6 +8,7 @@
     hostile     500 connections that mean no good; 2,000 clients that wait
     forged      10,000 forged lines in each log
     pause       two users train in slices; only where it is named: PAUSE_SECONDS and PAUSE_SLICE say how long
+    processor   processor time of agent and gate while eight clients work, on a machine that does nothing else; the same
     cost        one block and ResNet-50 behind the gate against a bare daemon; processor time; only where it is named
     outside     100 programs of 3 s outside MPS beside 100 inside, memory beside nvidia-smi; only where it is named
     ladder      ending one of two clients that compute, and a fault, on a shared server
@@ -51,11 +52,12 @@ PARTS: dict[str, tuple[Callable[[Here, Out], None], float]] = {
     "ladder": (trouble.ladder, 50.0),
     "pause": (gate_pause.pause, 900.0),
     "cost": (gate_cost.cost, 150.0),
+    "processor": (gate_cost.processor, 60.0),
     "outside": (gate_outside.outside, 100.0),
 }
 """What each may take at most, in seconds."""
 ORDER = ("ladder", "namespaces", "frameworks", "forged", "gaps", "throughput", "hostile")
-NAMED = ("pause", "cost", "outside")
+NAMED = ("pause", "cost", "processor", "outside")
 
 
 def play(name: str, part: Callable[[Here, Out], None], here: Here, limit: float) -> Out:

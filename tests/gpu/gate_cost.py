@@ -20,6 +20,8 @@ AIM = 0.99
 PAIRS = 3
 WORK = 30.0
 """Seconds in which eight clients work and the processor time of agent and gate is counted."""
+ALONE = 20.0
+"""The same, where nothing else opens a GPU."""
 MOST = 0.005
 """Of a core, of all of mpsagent's processes together."""
 BLOCK = SLOT = 1.0
@@ -52,6 +54,24 @@ def cost(here: Here, out: Out) -> None:
     finally:
         for arm in arms:
             arm.end()
+
+
+def processor(here: Here, out: Out) -> None:
+    """What agent and gate use while eight clients work and nothing else opens a GPU: each open is a look at who is
+    outside MPS, so nothing else may run on the machine."""
+    stage = here.stage()
+    agent = stage.with_agent("[limits]\nthreads = 100\n")
+    seconds = 3.0 if here.quick or here.sim else ALONE
+    clients = [stage.client(A, "work", int((seconds + 60) * 100)) for _ in range(8)]
+    for client in clients:
+        stage.until(lambda client=client: "] sms " in client.text(), "all have begun")  # type: ignore[misc]
+    time.sleep(2.0)  # the looks that their opens are a reason for
+    inside = [one for one in listed(agent) if one["state"] == "running"]
+    out.check(len(inside) == 8, f"{len(inside)} of 8 workers are listed as running behind the gate")
+    took, shares = shares_of(stage, lambda: time.sleep(seconds))
+    out.say(f"while 8 clients work for {took:.0f} s mpsagent uses {in_words(shares)}, aim {100 * MOST:g} %")
+    out.raw["processor"] = shares
+    out.check(here.sim or sum(shares.values()) <= MOST, f"agent and gate use {in_words(shares)}")
 
 
 def _pairs(

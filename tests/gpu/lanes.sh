@@ -15,9 +15,10 @@
 #     seeds     GPU 1      the seeds of the field; then limits of users at once
 #     cores     none       make bench's hand-over, streams and start on the simulator, where there are cores enough
 #
-# And in 9 minutes:
-#     trial     GPU 0      after the placement: the fault isolation trial
-#     service   GPU 1      placement (on both); then the disorder with a shared server, Slurm's day, programs outside
+# With four, in 7 minutes:
+#     trial     GPU 0      a client's own environment, the fault isolation trial
+#     service   GPU 1, 2   placement; then Slurm's day beside totals, leases and programs outside MPS
+#     shared    GPU 3      the scene of disorder with a shared server
 #
 # Root, PyTorch, mpsagent importable; for service also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
 # touched. Exit status of wait: how many lanes have not ended well.
@@ -77,25 +78,28 @@ seeds() {
 }
 
 trial() {
-    until [ -e "$all/placed" ]; do sleep 1; done
-    tests/gpu/only.sh 0 timeout -k 20 "$((${TRIAL_SECONDS:-350} + 40))" python3 tests/gpu/fault_trial.py --gpus 1 --faults 1000 \
-        --bare-faults 100 --seconds "${TRIAL_SECONDS:-350}" --out "$all/trial"
+    local status=0
+    tests/gpu/only.sh 0 timeout -k 20 60 python3 tests/gpu/per_context.py beyond || status=1
+    tests/gpu/only.sh 0 timeout -k 20 "$((${TRIAL_SECONDS:-330} + 30))" python3 tests/gpu/fault_trial.py --gpus 1 \
+        --faults 1000 --bare-faults 100 --each 12 --seconds "${TRIAL_SECONDS:-330}" --out "$all/trial" || status=1
+    return $status
 }
 
 service() {
     local status=0 pids=()
-    timeout -k 20 120 python3 tests/gpu/modes.py --gpu 0,1 --only placement --out "$all/service/placement" || status=1
-    touch "$all/placed"
-    mkdir "$all/service/shared"
-    tests/gpu/only.sh 1 tests/gpu/disorder.sh "$all/service/shared" 260 0 \
-        "--server shared --seed 82 --clients 1000 --seconds 60" || status=1
+    tests/gpu/only.sh 1,2 timeout -k 20 120 python3 tests/gpu/modes.py --gpu 0,1 --only placement \
+        --out "$all/service/placement" || status=1
     tests/gpu/only.sh 1 timeout -k 20 250 python3 tests/gpu/slurm_day.py --out "$all/service/slurm" &
     pids+=($!)
-    tests/gpu/only.sh 1 timeout -k 20 250 python3 tests/gpu/modes.py --only totals,leases --out "$all/service/totals" &
-    pids+=($!)
-    for pid in "${pids[@]}"; do wait "$pid" || status=1; done
-    tests/gpu/only.sh 1 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/service/outside" || status=1
+    tests/gpu/only.sh 2 timeout -k 20 200 python3 tests/gpu/modes.py --only leases,totals --out "$all/service/totals" || status=1
+    tests/gpu/only.sh 2 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/service/outside" || status=1
+    wait "${pids[@]}" || status=1
     return $status
+}
+
+shared() {
+    tests/gpu/only.sh 3 tests/gpu/disorder.sh "$all/shared" 290 0 \
+        "--server shared --seed 82 --clients 1000 --seconds 60"
 }
 
 cores() {
