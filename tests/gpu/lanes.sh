@@ -80,8 +80,8 @@ seeds() {
 trial() {
     local status=0
     tests/gpu/only.sh 0 timeout -k 20 60 python3 tests/gpu/per_context.py beyond || status=1
-    tests/gpu/only.sh 0 timeout -k 20 "$((${TRIAL_SECONDS:-330} + 30))" python3 tests/gpu/fault_trial.py --gpus 1 \
-        --faults 1000 --bare-faults 100 --each 12 --seconds "${TRIAL_SECONDS:-330}" --out "$all/trial" || status=1
+    tests/gpu/only.sh 0 timeout -k 20 "$((${TRIAL_SECONDS:-270} + 75))" python3 tests/gpu/fault_trial.py --gpus 1 \
+        --faults 1000 --bare-faults 100 --each 12 --seconds "${TRIAL_SECONDS:-270}" --out "$all/trial" || status=1
     return $status
 }
 
