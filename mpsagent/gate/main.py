@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -119,6 +120,7 @@ def _serve(options: Options, given: list[tuple[str, int]] | None = None) -> None
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, loop.stop)
     gate = _checked(lambda: Gate(loop, options, descriptors))
+    gc.freeze()  # a collection need not look at what the modules are made of, for longer than a hand-over takes
     loop.run_forever()
     del gate
     # Nothing is closed by hand: what is held lies in the store, and a close of ours would be the client's end.
