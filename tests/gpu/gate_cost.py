@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import statistics
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from asyncinotify import Inotify, Mask
 
 from mpsagent.bench.inside import Makers, measure
 from mpsagent.bench.plan import Run
@@ -50,6 +54,8 @@ def cost(here: Here, out: Out) -> None:
             arm.serve(8, SLOT, cores)  # clocks and caches
         for count in (2,) if here.sim else (4, 8):
             _pairs(here, out, rows, "ResNet-50", count, lambda arm, n: arm.serve(n, SLOT, cores), arms)
+        bare.end()  # its clients are outside MPS for the agent, which would look at them
+        bare.workers.clear()
         _used(here, out, gated, agent, 3.0 if here.quick else WORK, cores)
     finally:
         for arm in arms:
@@ -144,8 +150,38 @@ def _used(here: Here, out: Out, arm: Arm, agent: Agent, seconds: float, cores: l
     inside = [one for one in listed(agent) if one["state"] == "running"]
     if not here.sim:  # its stand-ins are no clients
         out.check(len(inside) >= 8, f"{len(inside)} of 8 workers are listed as running behind the gate")
-    took, shares = shares_of(arm.stage, lambda: arm.serve(8, seconds, cores))
-    out.say(f"while 8 clients work for {took:.0f} s mpsagent uses {in_words(shares)}, aim {100 * MOST:g} %")
-    out.raw["processor"] = shares
-    if not here.sim:
+    with opens() as count:
+        took, shares = shares_of(arm.stage, lambda: arm.serve(8, seconds, cores))
+        opened = count()
+    out.say(
+        f"while 8 clients work for {took:.0f} s mpsagent uses {in_words(shares)}, aim {100 * MOST:g} %; somebody opened "
+        f"a GPU's device file in {opened} half-seconds of these, and in each it is looked who that was"
+    )
+    out.raw["processor"] = {**shares, "opened": opened}
+    if not here.sim and not opened:  # others on this machine start programs: that is another figure
         out.check(sum(shares.values()) <= MOST, f"agent and gate use {in_words(shares)}")
+
+
+@contextlib.contextmanager
+def opens() -> Iterator[Callable[[], int]]:
+    """In how many half-seconds the device files of GPUs were opened, by anybody: so often the agent looks who it was."""
+    with Inotify() as inotify:
+        os.set_blocking(inotify.fd, False)
+        for path in Path("/dev").glob("nvidia*"):
+            if re.fullmatch(r"nvidia(-uvm|\d+)", path.name):
+                inotify.add_watch(path, Mask.OPEN)
+        over, found = threading.Event(), 0
+
+        def watch() -> None:
+            nonlocal found
+            while not over.wait(0.5):
+                with contextlib.suppress(BlockingIOError):
+                    found += bool(os.read(inotify.fd, 1 << 20))
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield lambda: found
+        finally:
+            over.set()
+            thread.join()
