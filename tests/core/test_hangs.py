@@ -346,7 +346,7 @@ def test_servers_that_do_not_start_are_not_tried_without_end_and_the_reason_is_s
     assert stage.gate.turned_away == [first.pid]
     starts = [line.at for line in stage.lines if isinstance(line, ev.ServerStarting)]
     assert len(starts) == 18
-    assert [starts[6] - starts[5] >= 2, starts[12] - starts[11] >= 3] == [True, True], "a round takes a second"
+    assert starts[12] - starts[11] >= 2, "the second pause is of 2 s; a round takes one"
     stage.mps.serve = serve  # type: ignore[method-assign]
     stage.mps.can_start = True
     stage.run(60)  # tried again from time to time
