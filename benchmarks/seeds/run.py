@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, simulator: Path | None) -> dict[str, Any]
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid
     results: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"), "gpu": name, "simulated": simulator is not None,
-        "command": " ".join(["python", "benchmarks/seeds/run.py", *sys.argv[1:]]), "seconds": arguments.seconds,
+        "command": " ".join(["python", "benchmarks/seeds/run.py", *_words(sys.argv[1:])]), "seconds": arguments.seconds,
         "cores": os.cpu_count(), "took": 0.0, "about": {}, "figures": [],
     }  # fmt: skip
     order = {
@@ -100,6 +100,11 @@ def run(arguments: argparse.Namespace, simulator: Path | None) -> dict[str, Any]
             process.wait()
     results["took"] = time.monotonic() - began
     return results
+
+
+def _words(arguments: list[str]) -> list[str]:
+    """As anybody would repeat it: the directory is nobody else's."""
+    return ["DIR" if before == "--out" else one for before, one in zip(["", *arguments], arguments, strict=False)]
 
 
 def _write(place: Path, results: dict[str, Any]) -> None:
