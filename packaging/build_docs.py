@@ -77,6 +77,10 @@ def _linked(tokens: list[Token], source: Path) -> Iterator[Token]:
             name, sign, heading = str(token.attrs["href"]).partition("#")
             if name.endswith(".md") and "://" not in name:
                 token.attrSet("href", _relative((source.parent / name).resolve(), source) + sign + heading)
+        if token.type == "image":  # a page loads nothing: it says where the picture lies
+            where = (source.parent / str(token.attrs["src"])).resolve().relative_to(ROOT)
+            yield Token("text", "", 0, content=f"{token.content}: {where}")
+            continue
         if inside or token.type not in ("text", "code_inline"):
             yield token
             continue
