@@ -243,7 +243,8 @@ class Day:
         self.figures["the neighbour"] = f"ended with it: {self.cluster.said(neighbour)[-600:]}" if died else "works on"
         faults = [one for one in self.agent.found("server.fault") if seconds_of(one) > since]
         self.figures["faults of MPS"] = len(faults)
-        self.cluster.run("scancel", "--signal=KILL", "--full", str(neighbour))
+        if not died:
+            self.cluster.run("scancel", "--signal=KILL", "--full", str(neighbour))
         self.no_lease()
         after = self.submit(2, "mps:20", 1)
         self.finished(after)
@@ -301,9 +302,10 @@ def play(day: Day, steps: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
             raise
         except Exception as error:
             problem = str(error) if isinstance(error, Wrong | StageError) else traceback.format_exc()
-            problem += f"\n--- Slurm\n{day.cluster.log()}"
+            problem += f"\n--- the node is {day.cluster.state()}: {day.cluster.reason()}\n{day.cluster.log()}"
         finally:
-            row = {"name": name, "title": step.__doc__ or "", "problem": problem, "figures": day.figures}
+            title = " ".join((step.__doc__ or "").split())
+            row = {"name": name, "title": title, "problem": problem, "figures": day.figures}
             rows.append({**row, "seconds": round(time.monotonic() - since, 1)})
             print(f"{'WRONG' if problem else 'well':5} {name} {rows[-1]['seconds']} s {problem}", flush=True)
         if problem and name == "ready":
