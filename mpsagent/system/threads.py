@@ -1,10 +1,13 @@
 """Calls that may block for ever (name services, D-Bus, /proc of a dying process), each in a thread that can be left.
 
-Daemon threads of our own, not asyncio's executor: that one has few threads and waits for all of them at the end.
+Threads of our own, which nobody waits for, not asyncio's executor: that one has few and waits for all of them at the
+end. Nor `threading.Thread`, whose start waits until the thread has run: the loop stands still for 4 ms now and then
+where both cores are busy, and 0.03 ms this way.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 from collections.abc import Callable
@@ -38,7 +41,7 @@ async def in_thread(function: Callable[..., T], *arguments: object, deadline: fl
     if not _slots.acquire(blocking=False):
         raise TimeoutError(f"{THREADS} earlier calls have not come back")
     try:
-        threading.Thread(target=work, name=f"mpsagent-{function.__name__}", daemon=True).start()
+        _thread.start_new_thread(work, ())
     except RuntimeError as error:  # the machine has no thread left
         _slots.release()
         raise TimeoutError(str(error)) from error
