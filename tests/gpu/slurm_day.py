@@ -6,6 +6,7 @@
     slurm_day.py --packages FILE    Slurm as slurm_packages.sh packs it; without it .gpu/slurm/slurm.tar.xz where there
                                     is no slurmd
     slurm_day.py --seconds N        broken off after so many seconds (240)
+    slurm_day.py --only paused      these steps
 
 Slurm runs in namespaces of its own; nothing outside them is changed, and no setting of the GPU. mpsagent and what it
 needs must be importable (PYTHONPATH). In DIR: report.md, raw.json, slurm.log. Exit status: 0 all is well, 1 something
@@ -334,6 +335,7 @@ def main() -> int:
     parser.add_argument("--sim", action="store_true")
     parser.add_argument("--packages", type=Path)
     parser.add_argument("--seconds", type=float, default=240)
+    parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     options = parser.parse_args()
     packed = REPOSITORY / ".gpu/slurm/slurm.tar.xz"
@@ -358,7 +360,11 @@ def main() -> int:
         with backend_of("sim" if options.sim else "real", place / "backend") as (backend, machine):
             about = {**facts(backend, machine), "Slurm": "packed" if below else "this machine's"}
             forms = (("together", TOGETHER, POLICY, 'sharing = "together"'), ("turns", ("paused",), PAUSING, ""))
-            for name, steps, policy, instance in forms:
+            only = options.only.split(",") if options.only else [*TOGETHER, "paused"]
+            for name, all_steps, policy, instance in forms:
+                steps = tuple(step for step in all_steps if step in only)
+                if not steps:
+                    continue
                 logs += played(backend, place / name, machine, below, steps, policy, instance, rows)
     except OutOfTime as error:
         rows.append({"name": "the day", "title": "", "problem": f"broken off: {error}", "figures": {}, "seconds": 0})
