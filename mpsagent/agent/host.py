@@ -24,6 +24,7 @@ from mpsagent.agent.observer import Observer
 from mpsagent.agent.people import People
 from mpsagent.agent.recorder import FORGET, Recorder
 from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
+from mpsagent.agent.unlimited import Unlimited
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
@@ -72,6 +73,7 @@ class Agent(Recorder):
         self.people = People(node.names, self._soon)
         self.clients = Clients(self._client_ended)
         self.bypass = Bypass(self)
+        self.unlimited = Unlimited(self)
         self.where: directories.Directories
         self.supervisor: ControlSupervisor
         self.executor: Executor

@@ -57,6 +57,9 @@ class Observer:
             agent.node.gpus.processes.forget()
             self.outside()
         agent.conditions.set("bypass", agent.bypass.trouble(), now, bypass.advice(agent.policy.pipe_directory))
+        agent.unlimited.look()
+        do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, and a word with its owner"
+        agent.conditions.set("thread limits", agent.unlimited.trouble(), now, do)
         agent.conditions.expire(now)
         if self._other is not None and start_time(self._other) is None:
             self._other = None

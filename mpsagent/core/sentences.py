@@ -251,6 +251,10 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "policy.loaded": _loaded,
     "policy.rejected": _rejected,
     "bypass": _bypass,
+    "client.unlimited": lambda w: (
+        f"client {w['pid']}{w.of_user()} may use all multiprocessors, whatever its thread limit: "
+        "its environment asks for partitioning by context"
+    ),
     "bypass.warned": lambda w: f"process {w['pid']}{w.of_user()} is outside MPS and is to be ended for it",
     "bypass.ended": _bypass_ended,
     "drain.ordered": _drain,

@@ -1,4 +1,4 @@
-"""What a process outside MPS shows of itself: its command, since when it runs, where it looks for MPS.
+"""What a process shows of itself: its command, since when it runs, where it looks for MPS, what it asks of MPS.
 
 Its environment is read out of its memory, as a debugger would: /proc/PID/environ is its owner's alone, and the agent
 has the right to look into processes (CAP_SYS_PTRACE) but none over other people's files. All of it is the process's own
@@ -31,6 +31,7 @@ MOST = 128 << 10
 """Bytes of an environment that are read."""
 LONGEST = 300
 VARIABLE = b"CUDA_MPS_PIPE_DIRECTORY="
+PARTITIONING = b"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING="
 
 
 class _Piece(ctypes.Structure):
@@ -55,6 +56,16 @@ def _facts(pid: int, start: int, public: str) -> Shown:
         values = (one for one in environment.split(b"\0") if one.startswith(VARIABLE))
         directory = next(values, VARIABLE).removeprefix(VARIABLE).decode(errors="replace")[:LONGEST]
     return Shown(command, began, directory, reaches)
+
+
+def partitioned(processes: Sequence[tuple[int, int]]) -> list[bool]:
+    """Whether each (pid, start time) was started with partitioning by context. May block as ``facts`` does."""
+    found = []
+    for pid, start in processes:
+        values = [one for one in (environment_of(pid) or b"").split(b"\0") if one.startswith(PARTITIONING)]
+        asks = bool(values) and values[0].removeprefix(PARTITIONING) not in (b"", b"0")
+        found.append(asks and start_time(pid) == start)
+    return found
 
 
 def environment_of(pid: int) -> bytes | None:
