@@ -228,7 +228,8 @@ def _about(results: Found | None) -> str:
         return f"**{NOT_YET[0].upper()}{NOT_YET[1:]}** on a GPU: the measured columns are empty until then."
     about = results["about"]
     said = f"{results['gpu']}, driver {about.get('driver', 'unknown')}, {results['date']}, {results['cores']} cores"
-    said += f" with a load of {max((one.get('load', 0) for one in results['figures']), default=0):.0f} at most"
+    if loads := [one["load"] for one in results["figures"] if "load" in one]:
+        said += f" with a load of {max(loads):.0f} at most"
     tools = [f"{name} {about[name]}" for name in ("torch", "torchvision") if name in about]
     tools += [f"JPEG: {about['decoder']}"] if "decoder" in about else []
     tools += [f"MNIST's images: {about['mnist']}"] if "mnist" in about else []
