@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,12 +33,14 @@ def greeted(daemon: Daemon, seconds: float) -> bool:
         return bool(select.select([connection], [], [], seconds)[0])
 
 
-def stands_still(daemon: Daemon, session: Session) -> bool:
-    """Asks as long as there is room: answers that nobody reads fill the daemon's buffer, and then questions ours."""
+def stands_still(daemon: Daemon, session: Session, messages: deque[bytes]) -> bool:
+    """Asks as long as there is room: answers that nobody reads fill the daemon's buffer, and then questions ours.
+    `messages`: those of a question, the next one first; the daemon ends a session whose messages come out of order."""
     session.socket.setblocking(False)
     with suppress(BlockingIOError):
         while True:
-            session.send(PERCENTAGE)
+            session.socket.send(messages[0])
+            messages.rotate(-1)
     return not greeted(daemon, 0.5)
 
 
@@ -190,7 +193,8 @@ def test_what_is_half_said_stops_the_daemon(daemon: Daemon, half: str) -> None:
                 assert not greeted(daemon, 1.0)
         elif half == "answers unread":
             with daemon.session() as session:
-                until(lambda: stands_still(daemon, session), "unread answers do not stop it")
+                question = deque(rv.command_messages(PERCENTAGE))
+                until(lambda: stands_still(daemon, session, question), "unread answers do not stop it")
         else:
             with daemon.session() as session:
                 session.socket.send(rv.command_messages(PERCENTAGE)[0])
