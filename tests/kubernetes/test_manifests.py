@@ -110,9 +110,12 @@ def test_the_account_may_what_the_plugin_does_and_no_more() -> None:
 
 def test_the_agent_is_started_again_until_the_container_is_stopped(tmp_path: Path) -> None:
     """Killed it comes back; a signal for the container is passed on, and waited for."""
-    program = (
+    program = (  # run-agent may pass a signal on twice, when it comes while the agent is started
         "import os, signal, sys, time\n"
-        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), print('ended', flush=True), sys.exit(0)))\n"
+        "def end(*_):\n"
+        "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "    time.sleep(0.2), print('ended', flush=True), sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
         "print(os.getpid(), flush=True)\n"
         "while True: signal.pause()"
     )
