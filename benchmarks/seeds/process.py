@@ -12,12 +12,12 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mpsagent.bench.process import simulated_client
 from mpsagent.bench.workloads import Step
 
 Make = Callable[[int], tuple[str, int, Step]]
@@ -138,15 +138,4 @@ class Simulated:
         self._programs = programs
 
     def __call__(self, number: int) -> tuple[str, int, Step]:
-        client = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", self._programs / "cuda-client", "sleep", "3600"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert client.stdout is not None
-        said = ""
-        while "] sms " not in said:
-            said = client.stdout.readline()
-            if not said or "ERROR" in said:
-                raise ProcessError(f"the simulated client: {said.strip() or 'ended'}")
-        return "simulated", int(said.split("] sms ")[1].split()[0]), lambda: time.sleep(NOMINAL)
+        return "simulated", simulated_client(self._programs), lambda: time.sleep(NOMINAL)

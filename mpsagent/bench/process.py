@@ -172,6 +172,22 @@ def stepping(gpu: str, multiprocessors: int, step: Step, end: Callable[[], None]
     return Ready(gpu, multiprocessors, work, end)
 
 
+def simulated_client(programs: Path) -> int:
+    """Connects, and stays as long as this process; the multiprocessors that it sees."""
+    client = subprocess.Popen(
+        ["setpriv", "--pdeathsig", "KILL", programs / "cuda-client", "sleep", "3600"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert client.stdout is not None
+    said = ""
+    while "] sms " not in said:
+        said = client.stdout.readline()
+        if not said or "ERROR" in said:
+            raise ProcessError(f"the simulated client: {said.strip() or 'ended'}")
+    return int(said.split("] sms ")[1].split()[0])
+
+
 class Simulated:
     """A client of the simulator: it connects and takes its limits as a CUDA program does, and computes nothing."""
 
@@ -182,18 +198,7 @@ class Simulated:
         self._programs = programs
 
     def __call__(self, number: int) -> Ready:
-        client = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", self._programs / "cuda-client", "sleep", "3600"],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert client.stdout is not None
-        said = ""
-        while "] sms " not in said:
-            said = client.stdout.readline()
-            if not said or "ERROR" in said:
-                raise ProcessError(f"the simulated client: {said.strip() or 'ended'}")
-        return stepping("simulated", int(said.split("] sms ")[1].split()[0]), self._step)
+        return stepping("simulated", simulated_client(self._programs), self._step)
 
     def _step(self) -> None:
         time.sleep(self.NOMINAL)

@@ -6,7 +6,7 @@
 #
 # With four GPUs, beside each other in 11 minutes:
 #     pause     GPU 0      two PyTorch trainings in slices of 20 s, PAUSE_SECONDS (600)
-#     bench     GPU 1      mpsagent-cli bench, and bench --provision
+#     bench     GPU 1      mpsagent-cli bench
 #     disorder  GPU 2, 3   the scene of disorder: an instance for each; then on one: shared, together, apart, pause
 #     reference GPU 2      after the disorder on both: the undisturbed training that pause compares with
 #
