@@ -131,7 +131,9 @@ def drawn(rounds: Sequence[Round], title: str, form: str) -> bytes:
             right.plot(values, [place + shift] * len(values), mark, color=colour, alpha=0.4, markersize=4,
                        linestyle="none")  # fmt: skip
     right.set_yticks(places, [""] * len(found))
-    right.set(xlabel="seconds from the fault to the next client's first result", xscale="log")
+    right.set_xlabel("seconds from the fault to the next client's first result")
+    if any(one.served.get(who) for one in rounds for who in ("same", "other")):
+        right.set_xscale("log")
     right.plot([], [], "o", color="#777777", label="same user")
     right.plot([], [], "^", color="#777777", label="another user")
     right.legend(fontsize=8)

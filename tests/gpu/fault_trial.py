@@ -203,14 +203,14 @@ class Lane:
     def play(self, goal: Goal, each: int) -> None:
         failures = 0
         while failures < 3 and goal.take(each):
-            injected = 0
+            before = len(self.rounds)
             try:
-                injected = self.round(self.stage or self.open(), each)
+                self.round(self.stage or self.open(), each)
             except Exception as error:  # the lane's MPS is lost, not the trial
                 failures += 1
                 self.problems.append(f"{self.name()}: {error}\n{traceback.format_exc()[-1500:]}")
                 self.close()
-            goal.correct(injected - each)
+            goal.correct(sum(one.injected for one in self.rounds[before:]) - each)
         for client in self.neighbours.values():
             client.signal(signal.SIGUSR1)
         self.close()
@@ -218,8 +218,7 @@ class Lane:
     def name(self) -> str:
         return f"{self.mode} {'with the agent' if self.agent else 'bare'} on GPU {self.gpu}"
 
-    def round(self, stage: Stage, each: int) -> int:
-        """Injects faults; how many."""
+    def round(self, stage: Stage, each: int) -> None:
         one = Round(self.mode, self.agent, self.gpu, len(self.rounds) % 2 == 1)
         self._fill(stage, one)
         faulty = [self.start(stage, A, "fault") for _ in range(each)]
@@ -235,9 +234,25 @@ class Lane:
         one.at = time.time()
         for client in faulty:  # all within microseconds: nothing else of this program may come between
             os.kill(client.pid, signal.SIGUSR1)  # it was not waited for since it was looked at, so it is still the same
-        self._follow(stage, one, faulty, beside)
+        following = self._follow(stage, one, faulty, beside)
         self.rounds.append(one)
-        return one.injected
+        if any(one_next.served is None for one_next in following):
+            self._lost(stage, one, following)
+            raise StageError("MPS does not serve again; it is started anew")
+
+    def _lost(self, stage: Stage, one: Round, following: list[Next]) -> None:
+        """What there is to find out why; then the next clients are ended."""
+        for one_next in following:
+            client = one_next.client
+            said = "none" if client is None else f"{client.pid} (rc {client.rc}): {client.text()[-500:]}"
+            one.problems.append(f"next client of {one_next.uid}: served {one_next.served}, the last one {said}")
+            if one_next.served is None and client is not None:
+                client.kill()
+        for agent in stage.agents:
+            one.problems += [f"{what}: {stage.cli(agent, what)[1]}" for what in ("status", "queue", "clients")]
+            one.problems.append(f"the agent's journal: {agent.log()[-60000:]}")
+        stage.rig.drain()
+        one.problems += [f"{log.label}: {chr(10).join(log.lines[-400:])}" for log in stage.rig.logs.values()]
 
     def _fill(self, stage: Stage, one: Round) -> None:
         """Who works beside the faults."""
@@ -254,7 +269,7 @@ class Lane:
                 READY,  # type: ignore[misc]
             )
 
-    def _follow(self, stage: Stage, one: Round, faulty: list[Client], beside: dict[str, Client]) -> None:
+    def _follow(self, stage: Stage, one: Round, faulty: list[Client], beside: dict[str, Client]) -> list[Next]:
         began = time.monotonic()
         following = [Next(A), Next(B)]
         settled: dict[int, str] = {}
@@ -279,16 +294,10 @@ class Lane:
                         one.by_hand += 1
             if now > WATCH + 30:
                 one.problems.append(f"a next client was not served {now:.0f} s after the fault")
-                if self.agent:
-                    one.problems.append(stage.last_words()[-6000:])
                 break
             time.sleep(0.02)
         self._write(one, faulty, beside, settled, following)
-        for one_next in following:
-            if one_next.served is None and one_next.client is not None:
-                one_next.client.kill()
-        if any(one_next.served is None for one_next in following):
-            raise StageError("MPS does not serve again; it is started anew")
+        return following
 
     def _write(
         self,
