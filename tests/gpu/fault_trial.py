@@ -10,8 +10,9 @@ told of an error. `--each` clients do so in the same moment in each round of the
 
 Beside them in a round: a careful client of the same user, which ends at its first error; in every second round a
 careless one, which goes on as if nothing had happened; and where users work at the same time, a careful one of another
-user. At the first error a next client of each of the two users comes. Who has neither ended nor worked 10 s after the
-fault is a leftover; it is then ended by hand. A next client that is refused comes again 0.5 s later.
+user. When one of those that fault is told of it, or ends, a next client of each of the two users comes. Who has not
+ended nor worked 10 s after the fault is a leftover; it is then ended by hand. A next client that is refused comes again
+0.5 s later.
 
 Every lane is an MPS of its own on one GPU, with an agent or a bare daemon, one for each mode and GPU, all beside each
 other. MPS makes contexts one after the other, so all lanes together start a client each 0.1 s (`--gap`).
@@ -275,7 +276,8 @@ class Lane:
         settled: dict[int, str] = {}
         first = False
         while True:
-            first = first or any("oob sync" in client.text() for client in faulty)
+            # one that the agent ends may not have been told of its error yet
+            first = first or any("oob sync" in client.text() or client.rc is not None for client in faulty)
             for client in (*faulty, *beside.values()):
                 if client.pid not in settled and (fate := _fate(client, faulty, began)):
                     settled[client.pid] = fate
