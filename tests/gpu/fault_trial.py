@@ -275,11 +275,15 @@ class Lane:
         following = [Next(A), Next(B)]
         settled: dict[int, str] = {}
         first = False
+        told: float | None = None
+        """When each of those that fault had heard of it or ended."""
         while True:
             # one that the agent ends may not have been told of its error yet
             first = first or any("oob sync" in client.text() or client.rc is not None for client in faulty)
+            if told is None and all("oob sync" in client.text() or client.rc is not None for client in faulty):
+                told = time.monotonic()
             for client in (*faulty, *beside.values()):
-                if client.pid not in settled and (fate := _fate(client, faulty, began)):
+                if client.pid not in settled and (fate := _fate(client, None if client in faulty else told)):
                     settled[client.pid] = fate
             if first:
                 for one_next in following:
@@ -328,18 +332,12 @@ class Lane:
             one.refused[who] = one_next.refused
 
 
-def _fate(client: Client, faulty: list[Client], began: float) -> str | None:
-    """works: a step since everybody's fault is known and a second has passed; ended, or ended by a signal."""
+def _fate(client: Client, told: float | None) -> str | None:
+    """works: a step a second after everybody's fault was known, at `told`; ended, or ended by a signal."""
     if client.rc is not None:
         return "ended" if client.rc >= 0 else "ended by a signal"
-    if client in faulty:
-        return None
-    said = [heard(one) for one in faulty]
-    if not all(any(what == "oob sync" for what, _, _ in one) for one in said):
-        return None
-    known = max([began, *(at for one in said for what, _, at in one if what == "oob sync")])
     mine = heard(client)
-    if mine and mine[-1][0] == "step" and mine[-1][2] > known + 1.0:
+    if told is not None and mine and mine[-1][0] == "step" and mine[-1][2] > told + 1.0:
         return "works"
     return None
 

@@ -18,7 +18,7 @@ MANY = 100
 SECONDS = 3
 GAP = 0.15
 """Seconds between two starts of one inside and one outside: 20 of each live at a time; contexts are made in turn."""
-IDLE = 30.0
+IDLE = 20.0
 MOST = 0.001
 """Of a core, for watching who computes outside while nothing happens."""
 LATE = 2.0
@@ -45,8 +45,10 @@ def outside(here: Here, out: Out) -> None:
         inside.append(stage.client(A, "sleep", SECONDS))
         others.append(stage.client(C if number % 2 else B, "sleep", SECONDS, CUDA_MPS_PIPE_DIRECTORY="/nonexistent"))
         time.sleep(max(0.0, due - time.monotonic()))
-    rcs = [client.ended() for client in (*inside, *others)]
-    out.check(not any(rcs), f"not all clients ended well: {sorted({str(rc) for rc in rcs})}")
+    kinds = (("inside", inside), ("outside", others))
+    bad = [(where, client) for where, clients in kinds for client in clients if client.ended() != 0]
+    out.check(not bad, f"{len(bad)} clients did not end well: {[f'{where} {c.text()[-400:]}' for where, c in bad[:4]]}")
+    out.raw["bad"] = [f"{where} rc {client.rc}: {client.text()[-2000:]}" for where, client in bad]
     time.sleep(2 * LATE)
     _judge(here, out, agent, mark, inside, others)
 
@@ -96,8 +98,9 @@ def _beside_nvidia_smi(here: Here, out: Out, stage: Stage, agent: Agent) -> None
     for client in held:
         client.saw("cuMemAlloc .* CUDA_SUCCESS")
     inside = [client.pid for client, size in held.items() if size != 700]
+    held_by = {client.pid: size * MIB for client, size in held.items()}
     stage.until(
-        lambda: {one["pid"] for one in listed(agent) if one.get("memory")} >= set(inside),
+        lambda: sum((one.get("memory") or 0) >= held_by[one["pid"]] for one in listed(agent)) == len(inside),
         "the memory of both clients is known",
     )
     by_smi = _processes()
