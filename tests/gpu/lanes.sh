@@ -20,7 +20,11 @@
 #     service   GPU 1, 2   placement; then Slurm's day beside totals, leases and programs outside MPS
 #     shared    GPU 3      the scene of disorder with a shared server
 #
-# Root, PyTorch, mpsagent importable; for service also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
+# With two, in 6 minutes:
+#     outside   GPU 0      programs outside MPS, Slurm's paused jobs, 80 faults
+#     programs  GPU 1      mpsagent-cli bench with PyTorch, rules for cutting the GPU, programs of one's own (bench.sh)
+#
+# Root, PyTorch, mpsagent importable; for service and outside also .gpu (system_tree.sh, slurm_packages.sh). No setting of a GPU is
 # touched. Exit status of wait: how many lanes have not ended well.
 set -uo pipefail
 self=$(readlink -f "$0")
@@ -95,6 +99,19 @@ service() {
     tests/gpu/only.sh 2 timeout -k 20 110 python3 tests/gpu/gate.py --only outside --out "$all/service/outside" || status=1
     wait "${pids[@]}" || status=1
     return $status
+}
+
+outside() {
+    local status=0
+    tests/gpu/only.sh 0 timeout -k 10 150 python3 tests/gpu/gate.py --only outside --out "$all/outside" || status=1
+    tests/gpu/only.sh 0 timeout -k 10 100 python3 tests/gpu/slurm_day.py --only paused --seconds 90 --out "$all/outside/slurm" || status=1
+    tests/gpu/only.sh 0 timeout -k 10 110 python3 tests/gpu/fault_trial.py --only agent --faults 80 --each 20 \
+        --seconds 40 --out "$all/outside/trial" || status=1
+    return $status
+}
+
+programs() {
+    tests/gpu/only.sh 1 tests/gpu/bench.sh "$all/programs"
 }
 
 shared() {
