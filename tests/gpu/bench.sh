@@ -5,7 +5,7 @@
 #
 # PyTorch's workloads without MPS and together, the rules for cutting the GPU on a mix of ours and on programs of one's own (clients
 # that compute 0.2 s and say nothing, and one that tells of its steps), and three of ours again. Root, a GPU, mpsagent importable,
-# PyTorch for /usr/bin/python3. In DIR: each run's table, JSON and page; a time stands before each line of progress. No setting of a GPU is
+# PyTorch for the first python3 in PATH. In DIR: each run's table, JSON and page; a time stands before each line of progress. No setting of a GPU is
 # touched, nothing is left behind. Exit status: how many of the four did not measure everything.
 set -uo pipefail
 out=$1
@@ -37,7 +37,7 @@ bench() { # name, seconds at most, options
 }
 
 bench mix 80 --provision launches=2,train,nbody --seconds 3
-bench torch 220 --modes off,together --workloads resnet,resnet16,mnist --processes 1,8 --seconds 3 --python /usr/bin/python3
+bench torch 220 --modes off,together --workloads resnet,resnet16,mnist --processes 1,8 --seconds 3 --python "$(command -v python3)"
 bench own 80 --program "runs=/usr/bin/python3 -S -E $own/cuda_client.py work 20" --program "tells=/usr/bin/python3 $own/steps.py" \
     --provision "runs*2=1,tells=2,train=1" --seconds 4
 bench three 120 --modes off,together,apart --workloads block,nbody,train --processes 1,4,16 --seconds 2
