@@ -38,13 +38,15 @@ STEP = 0.02
 
 class UnitState(NamedTuple):
     """What systemd says of a unit. ``active``: its ActiveState (``active``, ``activating``, ``inactive``, ``failed``);
-    ``load``: ``loaded`` or ``not-found``; ``result``: why it failed; ``status``: exit status of its ExecStart=."""
+    ``load``: ``loaded`` or ``not-found``; ``result``: why it failed; ``status``: exit status of its ExecStart=;
+    ``job``: what was asked of it waits or goes on, so that it may be ``inactive`` and about to start."""
 
     load: str
     active: str
     main_pid: int
     result: str
     status: int = 0
+    job: bool = False
 
 
 class Systemd(Protocol):
@@ -73,13 +75,14 @@ class SystemBus:
 
     def state(self, unit: str) -> UnitState:
         with _objects(unit) as (_, found):
+            job = found.Unit.Job[0] != 0  # before the state: it may end in between, and then the state is new
             load, active = text_of(found.Unit.LoadState), text_of(found.Unit.ActiveState)
             if load != "loaded":
                 return UnitState(load, active, 0, "")
             service = found.Service
             starts = service.ExecStart  # per command: path, words, ignore, four times, pid, code, status
             status = int(starts[-1][-1]) if starts else 0
-            return UnitState(load, active, int(service.MainPID), text_of(service.Result), status)
+            return UnitState(load, active, int(service.MainPID), text_of(service.Result), status, job)
 
 
 @contextmanager
@@ -193,10 +196,11 @@ class ControlUnit(Held):
         return await super().stop(grace) if self.running is not None else problem
 
     async def _settled(self) -> UnitState:
-        """Waits while the unit is on its way from one state to another."""
+        """Waits while the unit is on its way from one state to another, or is to go: systemd says yes before it begins,
+        and begins when all is up that the unit comes after."""
         while True:
             state = await in_thread(self._systemd.state, self.unit, deadline=CALL_DEADLINE)
-            if not state.active.endswith("ing"):
+            if not (state.job or state.active.endswith("ing")):
                 return state
             await asyncio.sleep(STEP)
 

@@ -22,12 +22,13 @@ DEADLINE = 15.0
 
 class GateState(NamedTuple):
     """``socket``, ``service``: ActiveState of the units; ``listens``: path of the public socket; ``environment``: of
-    the service."""
+    the service. ``job``: what was asked of one of them waits or goes on, so that its state is about to change."""
 
     socket: str
     service: str
     listens: str
     environment: tuple[str, ...]
+    job: bool = False
 
 
 class GateBus(Protocol):
@@ -52,10 +53,11 @@ class SystemGateBus:
         with DBus() as bus:
             socket = Unit(SOCKET.encode(), bus=bus, _autoload=True)
             service = Unit(SERVICE.encode(), bus=bus, _autoload=True)
+            job = any(unit.Unit.Job[0] for unit in (socket, service))  # first: it may end meanwhile
             listen = [text_of(path) for _, path in socket.Socket.Listen] if _loaded(socket) else []
             environment = tuple(map(text_of, service.Service.Environment)) if _loaded(service) else ()
             active = text_of(socket.Unit.ActiveState), text_of(service.Unit.ActiveState)
-            return GateState(*active, listen[0] if listen else "", environment)
+            return GateState(*active, listen[0] if listen else "", environment, job)
 
     def reload(self) -> None:
         self._manager("Reload")
@@ -96,7 +98,7 @@ class GateUnits:
             return f"{SERVICE} could not be started: {reason(error)}"
 
     async def _ensure(self, where: Directories) -> str | None:
-        state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+        state = await self._settled()
         if state.socket == "inactive":
             return (
                 f"{SOCKET} is stopped or not installed: who starts now runs outside MPS, without limits; "
@@ -126,11 +128,11 @@ class GateUnits:
         )
 
     async def _settled(self) -> GateState:
-        """Waits while a unit is on its way from one state to another."""
+        """Waits while a unit is on its way from one state to another, or is to go."""
         while True:
-            state: Any = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
-            if not (state.socket.endswith("ing") or state.service.endswith("ing")):
-                return GateState(*state)
+            state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+            if not (state.job or state.socket.endswith("ing") or state.service.endswith("ing")):
+                return state
             await asyncio.sleep(STEP)
 
 

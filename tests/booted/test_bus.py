@@ -67,6 +67,34 @@ async def main():
     assert "status 3" in found[4][1]
 
 
+def test_a_start_that_waits_for_another_unit_has_not_failed(node: Machine) -> None:
+    """At boot the unit comes after nvidia-persistenced, and on a busy node systemd answers long before it begins: until
+    then the unit is `inactive`, without a reason."""
+    node.write(
+        "/etc/systemd/system/nvidia-persistenced.service",
+        "[Service]\nType=oneshot\nRemainAfterExit=yes\nExecStart=sh -c 'until [ -e /run/go ]; do sleep 0.05; done'\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("start", "--no-block", "nvidia-persistenced.service")
+    found = inside(
+        node,
+        """
+from pathlib import Path
+from mpsagent.system.control_unit import SystemBus
+
+async def main():
+    starting = asyncio.ensure_future(start())
+    while not starting.done() and not SystemBus().state("mpsagent-control@default.service").job:
+        await asyncio.sleep(0.01)
+    await asyncio.wait([starting], timeout=0.3)
+    early = starting.done()
+    Path("/run/go").touch()
+    return [early, (await starting)[0]]
+""",
+    )
+    assert found == [False, "RUNNING"]
+
+
 def test_the_gates_units_are_started_and_follow_the_policy(node: Machine) -> None:
     """Also after the reason why they did not start has gone: a directory of a user's."""
     node.run("rm", "-rf", "/tmp/nvidia-mps")

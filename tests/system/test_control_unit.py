@@ -40,7 +40,8 @@ class Systemd:
         given = dict(word.split("=", 1) for word in shlex.split(self.environment.read_text()))
         words = [given["MPSAGENT_CONTROL"], "-d", *given["MPSAGENT_CONTROL_OPTIONS"].split()]
         self.child = subprocess.Popen(words, env={"PATH": "/usr/bin:/bin", **given})
-        self.states = [UnitState("loaded", "activating", 0, "success")] * 3
+        queued = UnitState("loaded", "inactive", 0, "success", job=True)
+        self.states = [queued, *[UnitState("loaded", "activating", 0, "success", job=True)] * 3]
 
     def stop(self, unit: str) -> None:
         self.calls.append(f"stop {unit}")

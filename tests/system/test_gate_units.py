@@ -25,9 +25,13 @@ class Bus:
         self.listens, self.hidden = f"{HERE.public}/control", HERE.hidden
         self.after_reload = after_reload
         self.hang = 0.0
+        self.queued = 0
 
     def state(self) -> GateState:
         time.sleep(self.hang)
+        if self.queued:
+            self.queued -= 1
+            return GateState("inactive", "inactive", "", (), job=True)
         return GateState(self.active, self.active, self.listens, (f"MPSAGENT_HIDDEN={self.hidden}",))
 
     def reload(self) -> None:
@@ -56,6 +60,15 @@ def test_what_runs_as_it_should_is_left_alone(play: Play, tmp_path: Path) -> Non
     (tmp_path / "control").unlink()
     assert play(GateUnits(bus).ensure(here)) is None
     assert bus.calls == ["restart"]
+
+
+def test_what_is_about_to_start_is_not_called_stopped(play: Play, tmp_path: Path) -> None:
+    bus = Bus("active")
+    bus.queued = 3
+    bus.listens = f"{tmp_path}/control"
+    (tmp_path / "control").touch()
+    assert play(GateUnits(bus).ensure(directories("default", str(tmp_path), "/var/log"))) is None
+    assert (bus.calls, bus.queued) == ([], 0)
 
 
 def test_what_does_not_run_is_started_and_a_failure_says_where_to_look(play: Play) -> None:
