@@ -13,12 +13,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import mpsagent
 from mpsagent.bench import plan
 from mpsagent.bench.results import Figure
 
 # Whatever ends this program ends them.
 _WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 _ALONE = ["unshare", "--fork", "--pid", "--mount", "--mount-proc", "--kill-child=KILL", "--"]
+# A package's command line has a path of its own, which PYTHONPATH would hand on to the programs that are measured.
+# Without -I, modules would be taken from the directory where root happens to be.
+_INSIDE = [
+    sys.executable, "-I", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from mpsagent.bench.inside import main; "
+    "sys.exit(main(sys.argv[2]))", str(Path(mpsagent.__file__).parents[1]),
+]  # fmt: skip
 
 
 Said = plan.Run | Figure
@@ -47,7 +54,7 @@ def going(
         "python": python,
         "own": own or {},
     }
-    command = [*_WITH_US, *(_ALONE if alone else []), sys.executable, "-m", "mpsagent.bench.inside", json.dumps(order)]
+    command = [*_WITH_US, *(_ALONE if alone else []), *_INSIDE, json.dumps(order)]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, start_new_session=True

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import mpsagent
+
 _POLICY = """\
 [agent]
 on_stop = "quit"
@@ -53,13 +55,14 @@ class OwnMps:
         self._place.mkdir(mode=0o755)
         (self._place / "policy.toml").write_text(self._policy)
         (self._place / "policy.toml").chmod(0o644)
-        command = [sys.executable, "-m", "mpsagent.interfaces.daemon", "run", "--supervise", "child"]
+        command = [sys.executable, "-P", "-m", "mpsagent.interfaces.daemon", "run", "--supervise", "child"]
         command += ["--policy", str(self._place / "policy.toml"), "--socket", str(self._place / "agent.sock")]
         command += ["--state-directory", str(self._place / "state"), "--run-directory", str(self._place / "run")]
         if self._programs is not None:
             command += ["--devices", str(self._programs / "devices.json")]
+        environment = {**os.environ, "PYTHONPATH": str(Path(mpsagent.__file__).parents[1])}
         with (self._place / "agent.log").open("wb") as log:
-            self._agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         end = time.monotonic() + START
         while not (self._place / "pipe" / "control").exists():
             trouble = self._trouble()

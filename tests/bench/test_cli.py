@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import psutil
 import pytest
 
+import mpsagent
 from mpsagent.bench import driver, outside
 from mpsagent.bench.inside import FIRST_USER
 from mpsagent.bench.plan import Run
@@ -94,6 +96,29 @@ def test_figures_as_json_and_pictures(simulated: Path, tmp_path: Path) -> None:
     assert "nothing is computed" in done.stderr
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_root
+@pytest.mark.root
+def test_it_runs_from_a_package_and_nothing_that_lies_in_the_directory(simulated: Path, tmp_path: Path) -> None:
+    """A package's Python does not know mpsagent: its command line has a path of its own."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    for one in (home, here):
+        one.mkdir()
+    for one in Path(click.__file__).parents[1].iterdir():
+        if "mpsagent" not in one.name:
+            (home / one.name).symlink_to(one)
+    (home / "mpsagent").symlink_to(Path(mpsagent.__file__).parent)
+    for name in ("json.py", "click.py", "mpsagent.py"):
+        (here / name).write_text("open('was-here', 'w')\nraise SystemExit('planted')\n")
+    start = f"import sys; sys.path.insert(0, {str(home)!r}); from mpsagent.interfaces.cli import main; main()"
+    python = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+    words = [str(python), "-IS", "-c", start, *command(simulated)[3:]]
+    words += ["--modes", "together", "--workloads", "block", "--processes", "1", "--seconds", "0.3"]
+    done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no figures" not in done.stdout
+    assert not (here / "was-here").exists()
 
 
 @needs_root
