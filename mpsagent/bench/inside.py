@@ -72,7 +72,7 @@ def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> re
     def start(group: Sequence[int]) -> None:
         for number in group:
             make = makers.of(run.programs[number] if run.programs else run.workload)
-            started.append(Process(make, number, _user(run, number), environment))
+            started.append(Process(make, number, user(run.mode, number % run.users), environment))
 
     try:
         start(groups[0])
@@ -99,9 +99,9 @@ def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> re
     return results.figure(run, steps, latencies, at + run.seconds - begun[0], saw)
 
 
-def _user(run: plan.Run, number: int) -> int | None:
-    """None: as ourselves, because the node's own MPS may know us."""
-    return None if run.mode == plan.NODE or os.getuid() else FIRST_USER + number % run.users
+def user(mode: str, number: int = 0) -> int | None:
+    """Whose the processes of the user of that number are. None: our own, because the node's own MPS may know us."""
+    return None if mode == plan.NODE or os.getuid() else FIRST_USER + number
 
 
 def main(argument: str) -> int:
@@ -139,7 +139,3 @@ def main(argument: str) -> int:
 def _say(**what: Any) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))

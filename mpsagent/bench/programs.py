@@ -28,16 +28,36 @@ END = 2.0
 _WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 _STEPS = re.compile(rb"\s*steps:?\s+(\d{1,15})\b")
 _SAYS_MUCH = 1 << 20
-_HAS_TORCH = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+_WORDS = 300
+_NO_TORCH = 3
+_HAS_TORCH = f"import importlib.util, sys; importlib.util.find_spec('torch') or sys.exit({_NO_TORCH}); import torch"
+_FOR_TORCH = {"USER": "bench", "LOGNAME": "bench", "HOME": "/nonexistent"}  # PyTorch asks who it is
+IMPORT = 60.0
+"""Seconds that the first import of PyTorch may take, from a cold disk."""
 
 
-def python_with_torch(asked: str | None) -> str:
-    """``asked``, or the Python on PATH, if it has PyTorch; else empty."""
-    python = asked or shutil.which("python3") or ""
-    with suppress(OSError, subprocess.SubprocessError):
-        if python and subprocess.run([python, "-c", _HAS_TORCH], check=False, timeout=30, cwd="/").returncode == 0:
-            return python
-    return ""
+def python_with_torch(asked: str | None, uid: int | None) -> tuple[str, str]:
+    """``asked``, or the first python3 on PATH; and why it does not do, or nothing. It must do for the user whose the
+    processes will be (None: for ourselves)."""
+    python = shutil.which(asked or "python3") or asked
+    if not python:
+        return "", "there is no python3 on PATH"
+    as_user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+    who = "" if uid is None else f" for user {uid}, as whom the processes run"
+    command = [python, "-c", _HAS_TORCH]
+    with tempfile.TemporaryFile() as errors:
+        try:
+            code = subprocess.run(
+                command, check=False, timeout=IMPORT, cwd="/", env={**os.environ, **_FOR_TORCH}, stdout=errors,
+                stderr=errors, **as_user,
+            ).returncode  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return python, f"{python} does not import PyTorch in {IMPORT:g} s{who}"
+        except OSError as error:
+            return python, f"{python} does not start{who}: {error.strerror}"
+        if code == _NO_TORCH:
+            return python, f"{python} has no PyTorch{who}"
+        return python, f"{python} cannot import PyTorch{who}: {_last(errors)}" if code else ""
 
 
 class Torch:
@@ -48,26 +68,32 @@ class Torch:
         self._command = [python, "-c", resources.files("mpsagent.bench").joinpath("torch_workloads.py").read_text()]
 
     def __call__(self, number: int) -> Ready:
-        user = {"USER": "bench", "LOGNAME": "bench", "HOME": "/nonexistent"}  # PyTorch asks who it is
         errors = tempfile.TemporaryFile()  # noqa: SIM115
-        process = _started([*self._command, self._name], errors, user, stdin=subprocess.PIPE)
+        # In "/": Python's -c looks for modules where it is started, and that may be anybody's directory.
+        process = _started([*self._command, self._name], errors, _FOR_TORCH, stdin=subprocess.PIPE, cwd="/")
         assert process.stdin is not None
         assert process.stdout is not None
-        said = _line(process, process.stdout, errors)
+        about: dict[str, Any] = {}
+        while "gpu" not in about:
+            with suppress(ValueError):  # what a start script prints
+                about = dict(json.loads(_line(process, process.stdout, errors)))
 
         def step() -> None:
-            process.stdin.write(b"\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
+            with suppress(OSError):  # it has ended: its last words say why
+                process.stdin.write(b"\n")  # type: ignore[union-attr]
+                process.stdin.flush()  # type: ignore[union-attr]
             _line(process, process.stdout, errors)  # type: ignore[arg-type]
 
-        about: dict[str, Any] = json.loads(said)
         return stepping(about["gpu"], about["multiprocessors"], step, lambda: _ended(process))
 
 
 def _line(process: subprocess.Popen[bytes], out: IO[bytes], errors: IO[bytes]) -> bytes:
-    if line := out.readline():
-        return line
-    raise ProcessError(f"PyTorch ended with {process.wait()}: {_last(errors)}")
+    line = out.readline()
+    if not line:
+        raise ProcessError(f"PyTorch {_end(process.wait())}: {_last(errors)}")
+    if line.startswith(b'{"error"'):
+        raise ProcessError(f"PyTorch: {json.loads(line)['error'][:_WORDS]}")
+    return line
 
 
 class Program:
@@ -99,7 +125,7 @@ class Program:
 
     def _succeeded(self) -> None:
         if self._process.wait():
-            raise ProcessError(f"{self._command[0]} ended with {self._process.returncode}: {_last(self._errors)}")
+            raise ProcessError(f"{self._command[0]} {_end(self._process.returncode)}: {_last(self._errors)}")
         if self._process.stdout is not None:
             self._process.stdout.close()
 
@@ -162,9 +188,11 @@ class Program:
         _ended(self._process)
 
 
-def _started(command: list[str], errors: IO[bytes], more: dict[str, str], stdin: int) -> subprocess.Popen[bytes]:
+def _started(
+    command: list[str], errors: IO[bytes], more: dict[str, str], stdin: int, cwd: str | None = None
+) -> subprocess.Popen[bytes]:
     try:
-        return subprocess.Popen([*_WITH_US, *command], stdin=stdin, stdout=subprocess.PIPE, stderr=errors,
+        return subprocess.Popen([*_WITH_US, *command], stdin=stdin, stdout=subprocess.PIPE, stderr=errors, cwd=cwd,
                                 env={**os.environ, **more}, start_new_session=True)  # fmt: skip
     except OSError as error:
         raise ProcessError(f"{command[0]}: {error.strerror}") from None
@@ -179,7 +207,11 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
             return
 
 
+def _end(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
 def _last(errors: IO[bytes]) -> str:
     errors.seek(0)
     lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:_WORDS] if lines else "it said nothing"

@@ -2,12 +2,13 @@
 
 `TORCH` is for the benchmark. All else is run by the Python that has PyTorch, which may be another than ours and run as
 another user who cannot read our files: it gets the text of this module, and a name. It says in a line of JSON what it
-has; then for each line on its standard input it does a step, and says so.
+has; then for each line on its standard input it does a step, and says so. If it fails, `{"error": …}` is its last line.
 """
 
 # mypy: ignore-errors
 
 import json
+import os
 import sys
 
 TORCH = {
@@ -86,23 +87,30 @@ def mnist():
     return step
 
 
-def say(line):
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def main(name):
-    import torch
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no answer
 
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    step = mnist() if name == "mnist" else resnet(16 if name == "resnet16" else 1)
-    step()
-    about = torch.cuda.get_device_properties(0)
-    say(json.dumps({"gpu": about.name, "multiprocessors": about.multi_processor_count}))
-    for _ in sys.stdin:
+    def say(line):
+        answers.write(line + "\n")
+        answers.flush()
+
+    try:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        step = mnist() if name == "mnist" else resnet(16 if name == "resnet16" else 1)
         step()
-        say("done")
+        about = torch.cuda.get_device_properties(0)
+        say(json.dumps({"gpu": about.name, "multiprocessors": about.multi_processor_count}))
+        for _ in sys.stdin:
+            step()
+            say("done")
+    except Exception as error:
+        # CUDA's errors go on for lines with advice for programmers.
+        say(json.dumps({"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

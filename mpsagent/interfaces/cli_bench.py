@@ -64,7 +64,7 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
               "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
 @click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "
               "as a workload with that name; repeatable.")  # fmt: skip
-@click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: python3 on PATH]")
+@click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: the first python3 on PATH]")
 @click.option("--svg", type=_file, metavar="FILE", help="The figures as a picture.")
 @click.option("--png", type=_file, metavar="FILE", help="The same.")
 @click.option("--html", type=_file, metavar="FILE", help="A page that needs nothing else.")
@@ -119,7 +119,7 @@ def bench(
     chosen = uuid if gpu is not None or plan.NODE not in modes else None  # the node's MPS may serve another
     cut = None if provision is None else _Cut(provision, words, multiprocessors, seconds)
     asked = cut.programs if cut else workloads or list(own)
-    torch = "" if simulated else _torch(python, asked)
+    torch = "" if simulated else _torch(python, asked, modes)
     usual = [name for name in words if torch or name not in TORCH]
     runs = cut.runs if cut else plan.plan(modes, asked or usual, processes, users, seconds)
     if not simulated and not anyway:
@@ -153,19 +153,21 @@ def _workloads(own: dict[str, list[str]]) -> tuple[dict[str, str], dict[str, str
     return words | {name: shlex.join(command) for name, command in own.items()}, units | dict.fromkeys(own, "steps")
 
 
-def _torch(python: str | None, asked: Sequence[str]) -> str:
+def _torch(python: str | None, asked: Sequence[str], modes: Sequence[str]) -> str:
     """A Python with PyTorch; empty when there is none and none is needed."""
+    from mpsagent.bench.inside import user
     from mpsagent.bench.programs import python_with_torch
     from mpsagent.bench.torch_workloads import TORCH
 
     if asked and not set(asked) & TORCH.keys():
         return ""
-    found = python_with_torch(python)
-    if not found and (python or asked):
-        needs = f"{', '.join(name for name in asked if name in TORCH)} needs PyTorch, which " if asked else ""
-        raise click.UsageError(f"{needs}{python or 'python3 on PATH'} cannot import{'' if asked else ' PyTorch'}; "
-                               "--python names one that can")  # fmt: skip
-    return found
+    found, problem = python_with_torch(python, next((uid for mode in modes if (uid := user(mode)) is not None), None))
+    if problem and (python or asked):
+        needs = f"{', '.join(name for name in asked if name in TORCH)}: " if asked else ""
+        raise click.UsageError(f"{needs}{problem}; --python names one that does")
+    without = f"without {', '.join(TORCH)}: {problem} (--python names one that does)"
+    click.echo(without if problem else f"PyTorch: {found}", err=True)
+    return "" if problem else found
 
 
 def _known(asked: Sequence[str], known: Any, option: str) -> None:
