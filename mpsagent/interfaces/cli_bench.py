@@ -166,7 +166,7 @@ def _torch(python: str | None, asked: Sequence[str], modes: Sequence[str]) -> st
         needs = f"{', '.join(name for name in asked if name in TORCH)}: " if asked else ""
         raise click.UsageError(f"{needs}{problem}; --python names one that does")
     without = f"without {', '.join(TORCH)}: {problem} (--python names one that does)"
-    click.echo(without if problem else f"PyTorch: {found}", err=True)
+    click.echo(click.wrap_text(without, 79) if problem else f"PyTorch: {found}", err=True)
     return "" if problem else found
 
 
@@ -241,9 +241,7 @@ def _announce(count: int, seconds: float, yes: bool, simulated: bool) -> None:
         if seconds > 90
         else f"{count} runs, about {seconds:.0f} s"
     )
-    click.echo(
-        what + (", on the simulator: nothing is computed, the figures say nothing" if simulated else ""), err=True
-    )
+    click.echo(what + (", simulated: nothing is computed, the figures say nothing" if simulated else ""), err=True)
     if not yes and sys.stdin.isatty() and not click.confirm("Begin?", default=True, err=True):
         sys.exit(ask.UNHEALTHY)
 

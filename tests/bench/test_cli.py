@@ -94,6 +94,7 @@ def test_figures_as_json_and_pictures(simulated: Path, tmp_path: Path) -> None:
         ("off", 1, 1, ""), ("off", 3, 2, ""),
     ]  # fmt: skip
     assert "nothing is computed" in done.stderr
+    assert all(len(line) < 80 for line in done.stderr.splitlines())
     assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
 
