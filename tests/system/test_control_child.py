@@ -467,14 +467,20 @@ def test_a_daemon_that_was_started_by_hand_on_the_public_directory_is_seen(
     play(scenario())
 
 
+@pytest.fixture
+def place() -> Iterator[str]:
+    """With a short name: a socket's path has 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="mpsn", dir="/tmp") as path:
+        yield path
+
+
 @pytest.mark.parametrize("branch", ["470", "535", "550"])
-def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, play: Play) -> None:
+def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, place: str, play: Play) -> None:
     """Without a GPU the daemon itself is real; 470 and 535 write no pid file, none of them knows --multiuser-server."""
     try:
         driver = get(branch)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    place = tempfile.mkdtemp(prefix="mpsn", dir="/tmp")  # short: a socket's path has 107 bytes
     where = directories("default", f"{place}/public", f"{place}/log", place)
     prepare_hidden(where)
     prepare_log(where.log)
