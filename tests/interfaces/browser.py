@@ -31,7 +31,8 @@ class Browser:
                    "--disable-dev-shm-usage", f"--user-data-dir={self._place}"]  # fmt: skip
         if os.getuid() == 0:
             options.append("--no-sandbox")
-        env = {**os.environ, "HOME": str(self._place)}
+        # Chromium leaves a directory (org.chromium.*) where temporary files go: it goes with the rest.
+        env = {**os.environ, "HOME": str(self._place), "TMPDIR": str(self._place)}
         self._process = subprocess.Popen([PROGRAM, *options], stderr=subprocess.DEVNULL, env=env)
 
     def __enter__(self) -> Browser:
