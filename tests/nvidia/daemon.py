@@ -34,6 +34,10 @@ print(ctypes.CDLL(sys.argv[2]).cuInit(0))
 """
 
 
+# NVIDIA's libcuda makes /dev/nvidiactl where there is none, when root runs it, and leaves it behind.
+WITHOUT_DEVICE_FILES = ["setpriv", "--bounding-set", "-mknod"] if os.geteuid() == 0 else []
+
+
 def as_user(uid: int) -> list[str]:
     return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups"] if uid else []
 
@@ -63,7 +67,7 @@ class Daemon:
         if foreground:
             with self.printed.open("wb") as out:
                 self._keeper = subprocess.Popen(
-                    [*prefix, "nvidia-cuda-mps-control", "-f"],
+                    [*prefix, *WITHOUT_DEVICE_FILES, "nvidia-cuda-mps-control", "-f"],
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -78,7 +82,7 @@ class Daemon:
     def start_again(self, **environment: str) -> subprocess.CompletedProcess[bytes]:
         """One more ``nvidia-cuda-mps-control -d`` in these directories."""
         done = subprocess.run(
-            ["nvidia-cuda-mps-control", "-d"],
+            [*WITHOUT_DEVICE_FILES, "nvidia-cuda-mps-control", "-d"],
             env={**self.environment, **environment},
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -243,10 +247,10 @@ def client_words(driver: Driver, uid: int = 0, python: str = sys.executable) -> 
     return [python, "-I", "-S", "-c", _CUDA, str(uid), str(driver.libraries / "libcuda.so.1")]
 
 
-def client(driver: Driver, pipe: Path, uid: int = 0) -> subprocess.Popen[str]:
+def client(driver: Driver, pipe: Path, uid: int = 0, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
     """A CUDA client: a process that calls ``cuInit`` of NVIDIA's libcuda and prints what it returns."""
     return subprocess.Popen(
-        client_words(driver, uid),
+        [*prefix, *WITHOUT_DEVICE_FILES, *client_words(driver, uid)],
         env={**driver.environment(), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

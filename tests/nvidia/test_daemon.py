@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +121,20 @@ def test_files_of_the_pipe_directory(daemon: Daemon) -> None:
     daemon.front_end("quit\n")
     until(lambda: not daemon.alive, "it did not quit")
     assert {path.name for path in daemon.pipe.iterdir()} == {"control", "control_privileged", "control_lock"}
+
+
+def test_the_tests_leave_no_device_files_behind(daemons: Start, place: Path) -> None:
+    """Root's client and root's server would make /dev/nvidiactl, and other programs would take this for a machine with
+    a GPU. Here each has an empty /dev of its own, as this machine's may have the file already."""
+    empty = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && "$@"; ls /dev', "sh")
+    daemon = daemons(foreground=True, prefix=empty)
+    with daemon.session() as session:
+        session.ask("start_server -uid 0")
+        until(lambda: any(line.startswith("Removed Shm") for line in daemon.lines()), "it did not fail")
+    assert any(isinstance(event, ev.ServerStarting) and event.uid == 0 for event in daemon.events())
+    assert os.listdir(f"/proc/{daemon.pid}/root/dev") == []
+    out, _ = client(daemon.driver, place, prefix=empty).communicate(timeout=LIMIT)
+    assert out == "100\n", "no GPU, and nothing was made"
 
 
 def test_a_second_daemon_is_refused_and_stale_files_are_not(daemon: Daemon) -> None:
