@@ -515,7 +515,15 @@ def test_the_state_is_bounded_whatever_the_logs_say() -> None:
     assert len(state.servers) <= 64
     assert len(state.ended) <= 64
     assert len(state.left) <= 256
-    assert all(len(server.attached) <= 256 for server in state.servers.values())
+
+
+def test_what_is_kept_of_one_server_is_bounded_whatever_its_log_says() -> None:
+    """Of clients that connect the latest are kept; of those with a sticky error the first, who came with the fault."""
+    pids = range(30000, 31000)
+    state = daemon(*READY, *(ev.ContextConnected(2, 100, pid, 1) for pid in pids))
+    assert list(state.servers[100].attached) == list(pids[-256:])
+    state = apply_all(state, [ev.FaultStarted(3, 100), *(ev.FaultClient(3, 100, pid) for pid in pids)])
+    assert state.servers[100].sticky == tuple(pids[:256])
 
 
 def test_who_is_refused_by_the_gate_waits_no_more() -> None:

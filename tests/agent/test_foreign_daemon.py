@@ -1,0 +1,59 @@
+"""A control daemon that was started by hand on the public directory: it is named for as long as it runs, and the gate's
+units are left alone meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mpsagent.agent import host, observer
+from mpsagent.agent.host import Agent
+from tests.agent.inside import play, topics, until
+
+TOPIC = "foreign daemon"
+WAITS = "import sys; print('on', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a control daemon's name and options, on the agent's public directory."""
+    (tmp_path / "p").mkdir()
+    with subprocess.Popen(
+        ["nvidia-cuda-mps-control", "-d", "-c", WAITS], executable=sys.executable,
+        env={"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/p"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"on\n"
+        yield child
+        child.kill()
+
+
+def test_it_is_said_and_its_place_is_taken_only_when_it_has_gone(
+    theirs: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started again meanwhile, the units would fail for want of the socket, again and again."""
+    monkeypatch.setattr(host, "TICK", 0.02)
+    monkeypatch.setattr(observer, "FOREIGN_AGAIN", 0.05)
+
+    async def scenario(agent: Agent) -> None:
+        last: list[bool] = []
+
+        def look(*, missing: bool) -> None:
+            last[:] = [missing]
+
+        monkeypatch.setattr(agent.node.keeper, "look", look)
+        await until(lambda: TOPIC in topics(agent))
+        (said,) = [one for one in agent.conditions.all() if f"control daemon {theirs.pid} " in one.what]
+        assert said.what == f"control daemon {theirs.pid} of uid {os.geteuid()} on {tmp_path}/p"
+        assert said.do == f"echo quit | CUDA_MPS_PIPE_DIRECTORY={tmp_path}/p nvidia-cuda-mps-control"
+        await until(lambda: last == [False])
+        theirs.communicate()
+        await until(lambda: TOPIC not in topics(agent))
+        await until(lambda: last == [True])
+
+    play(tmp_path, scenario)
