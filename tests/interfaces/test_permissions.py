@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 
 from mpsagent.interfaces.peers import Bounds
 from tests.interfaces import permissions
-from tests.interfaces.stand_in import ADMIN, OTHER, USER, Served, serve
+from tests.interfaces.stand_in import ADMIN, OTHER, USER, Served, StandIn, serve
 
 pytestmark = [
     pytest.mark.root,
@@ -134,6 +135,30 @@ def test_many_users_with_few_places_each_are_refused_at_the_bound() -> None:
         finally:
             for one in held:
                 _let_go(one)
+
+
+class Starved(StandIn):
+    """Each answer takes long, and no work: as where other programs have the processor."""
+
+    def _waits(self, answer: Any) -> Any:
+        time.sleep(0.8)
+        return answer
+
+    def status(self) -> Any:
+        return self._waits(super().status())
+
+    def servers(self) -> Any:
+        yield from self._waits(super().servers())
+
+    def policy(self) -> Any:
+        return self._waits(super().policy())
+
+
+@pytest.mark.parametrize("path", ["/v1/status", "/metrics", "/v1/servers", "/v1/policy"])
+def test_a_busy_machine_puts_no_user_into_debt(path: str) -> None:
+    """Charged by the clock, a user who had asked once was turned away for the next 16 s: "closed the connection"."""
+    with serve(Starved()) as served:
+        assert [ask(served, USER, "GET", path)[0] for _ in range(2)] == [200, 200]
 
 
 _HOLD = """
