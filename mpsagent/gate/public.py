@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import SO_PASSCRED, take
+from mpsagent.gate.channel import SO_PASSCRED, accept_descriptors, take
 from mpsagent.gate.connection import Connection, Numbers, accepted
 from mpsagent.gate.handshake import Is, Mark, More, Refuse
 from mpsagent.gate.store import Store
@@ -65,6 +65,7 @@ class PublicSockets:
         """``listener`` is bound and listens. Raises OSError."""
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
+        accept_descriptors(listener, yes=False)
         self._listeners.append(listener)
         self._watch_listener(listener, privileged=privileged)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
+from mpsagent.gate.channel import accept_descriptors
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import CONTROL, PRIVILEGED, Lane, connect
 from mpsagent.gate.relay import Relay
@@ -51,6 +52,7 @@ class Relays:
             self._store.drop(connection.name)
             connection.stored = False
         self._open += 1
+        accept_descriptors(connection.sock, yes=True)  # they are passed on, too
         Relay(self._loop, connection, daemon, lane.greeted, self._ended)
         return True
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import resource
+import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -16,6 +18,7 @@ from mpsagent.gate.link import Knock, Refused, Synced, User
 from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER
 from mpsagent.gate.queue import MOST_HELD, MOST_HELD_OF_A_USER
 from tests.gate.rig import A, B, Rig, admissions, introduce, limits, raw, wait_for
+from tests.lingering import SECONDS, lingering, needs_refusal
 
 pytestmark = pytest.mark.root
 
@@ -211,6 +214,25 @@ def test_a_user_with_many_uids_takes_no_place_from_others(rig: Rig) -> None:
         agent.say(admissions(User(A, "all", limits(30))))
         rig.client(A).served()
         assert agent.wait(Refused).uid >= 20100
+
+
+def test_a_descriptor_that_takes_long_to_close_is_not_taken(rig: Rig) -> None:
+    """The gate stood still for as long as its sender liked: it is the receiver of a message who closes what came."""
+    needs_refusal()
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    pid = rig.gate_pid()
+    begun = time.monotonic()
+    with lingering(rig.public / "control", socket.SOCK_SEQPACKET, B) as became:
+        assert became == "refused"
+        rig.client(A).served()
+        assert time.monotonic() - begun < SECONDS / 2
+    rig.kill_gate()  # the next one gets the listening socket as it is
+    assert rig.gate_pid() != pid
+    with lingering(rig.public / "control", socket.SOCK_SEQPACKET, B) as became:
+        assert became == "refused"
 
 
 def test_an_agent_that_does_not_read_holds_up_nobody(rig: Rig) -> None:

@@ -14,6 +14,7 @@ from mpsagent.interfaces import client
 from mpsagent.interfaces.allowance import Allowances, Rates
 from mpsagent.interfaces.peers import Bounds
 from tests.interfaces.stand_in import Served, serve, until
+from tests.lingering import SECONDS, lingering, needs_refusal
 
 TIGHT = Bounds(
     connections_per_uid=6,
@@ -63,6 +64,17 @@ def test_a_header_that_never_ends_is_dropped(served: Served) -> None:
                 sock.sendall(b"a")
                 time.sleep(0.02)
     assert alive(served)
+
+
+@pytest.mark.root
+def test_a_descriptor_that_takes_long_to_close_is_not_taken(served: Served) -> None:
+    """The agent stood still for as long as its sender liked: it is the receiver of a message who closes what came."""
+    needs_refusal()
+    begun = time.monotonic()
+    with lingering(served.path, socket.SOCK_STREAM, 20001) as became:
+        assert became == "refused"
+        assert alive(served)
+        assert time.monotonic() - begun < SECONDS / 2
 
 
 def test_a_silent_connection_is_dropped(served: Served) -> None:
