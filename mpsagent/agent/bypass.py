@@ -166,7 +166,8 @@ class Bypass:
         if processes:
             who, public = [(one.pid, one.start) for one in processes], self._agent.policy.pipe_directory
             with suppress(TimeoutError, OSError):
-                return [Facts(*shown) for shown in await in_thread(outsider.facts, who, public, deadline=FACTS)]
+                found = await in_thread(outsider.facts, who, public, deadline=FACTS, slots=outsider.LOOKS)
+                return [Facts(*shown) for shown in found]
         return [Facts() for _ in processes]
 
     def _found(self, one: Sighting, facts: Facts) -> Outsider:

@@ -50,7 +50,7 @@ class Unlimited:
         agent, asking = self._agent, list[bool]()
         try:
             with suppress(TimeoutError, OSError):
-                asking = await in_thread(outsider.partitioned, fresh, deadline=DEADLINE)
+                asking = await in_thread(outsider.partitioned, fresh, deadline=DEADLINE, slots=outsider.LOOKS)
         finally:
             self._busy = False
         self._looked |= dict(fresh)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.system.processes import TICKS, start_time
+from mpsagent.system.threads import Slots
 
 
 class Shown(NamedTuple):
@@ -27,6 +28,9 @@ class Shown(NamedTuple):
     reaches: bool | None = None
 
 
+LOOKS = Slots(8)
+"""Threads that look at processes. The pages that one shows may lie in a file system of its user's (FUSE), or behind a
+userfaultfd, and never come; so 32 such processes took all threads there are."""
 MOST = 128 << 10
 """Bytes of an environment that are read."""
 LONGEST = 300

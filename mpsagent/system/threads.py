@@ -17,12 +17,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 THREADS = 32
-_slots = threading.BoundedSemaphore(THREADS)
+Slots = threading.BoundedSemaphore
+_slots = Slots(THREADS)
 
 
-async def in_thread(function: Callable[..., T], *arguments: object, deadline: float) -> T:
+async def in_thread(function: Callable[..., T], *arguments: object, deadline: float, slots: Slots = _slots) -> T:
     """The result of ``function``, or its exception. Raises TimeoutError after ``deadline`` seconds (the thread is left
-    alone and its result dropped), or at once while ``THREADS`` others are at work or stuck."""
+    alone and its result dropped), or at once while as many others as there are ``slots`` (``THREADS``) are at work or
+    stuck. Slots of their own are for what a user can make hang: it must not use up those of all else."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -34,16 +36,16 @@ async def in_thread(function: Callable[..., T], *arguments: object, deadline: fl
         else:
             deliver, value = _succeed, result  # type: ignore[assignment]
         finally:
-            _slots.release()
+            slots.release()
         with suppress(RuntimeError):  # the loop has been closed meanwhile
             loop.call_soon_threadsafe(deliver, future, value)
 
-    if not _slots.acquire(blocking=False):
-        raise TimeoutError(f"{THREADS} earlier calls have not come back")
+    if not slots.acquire(blocking=False):
+        raise TimeoutError("too many earlier calls have not come back")
     try:
         _thread.start_new_thread(work, ())
     except RuntimeError as error:  # the machine has no thread left
-        _slots.release()
+        slots.release()
         raise TimeoutError(str(error)) from error
     async with asyncio.timeout(deadline):
         return await future

@@ -3,6 +3,20 @@ of."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from mpsagent.agent import unlimited
+from mpsagent.agent.host import Agent
+from mpsagent.agent.unlimited import Unlimited
+from mpsagent.system.processes import start_time
+from mpsagent.system.threads import THREADS, in_thread
 from tests.agent.stage import A, B, C, Stage
 
 ASKING = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}
@@ -26,3 +40,48 @@ def test_a_client_that_asks_for_partitioning_by_context_is_told_of_while_it_live
     asking.kill()
     stage.until(lambda: not any("thread limit" in one for one in agent.api.problems()), "over when it has ended")
     assert [one["pid"] for one in stage.records("client.unlimited")] == [asking.pid]
+
+
+_NEVER_COMES = """
+import ctypes, fcntl, os, struct, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+fields = open("/proc/self/stat").read().rpartition(")")[2].split()
+begin, end = int(fields[47]) & ~4095, (int(fields[48]) + 4095) & ~4095
+faults = libc.syscall(323, os.O_CLOEXEC)
+if faults < 0: raise SystemExit("no userfaultfd")
+fcntl.ioctl(faults, 0xC018AA3F, bytearray(struct.pack("QQQ", 0xAA, 0, 0)))
+assert libc.mmap(begin, end - begin, 3, 0x32, -1, 0) == begin
+fcntl.ioctl(faults, 0xC020AA00, bytearray(struct.pack("QQQQ", begin, end - begin, 1, 0)))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.root
+def test_clients_whose_environment_never_comes_do_not_take_the_threads_of_all_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look at such a page waits for as long as its process lives; after 32 of them no name was asked and no history
+    written any more."""
+    monkeypatch.setattr(unlimited, "DEADLINE", 0.02)
+
+    async def scenario(pid: int) -> None:
+        peer = SimpleNamespace(start=start_time(pid))
+        state, looks = SimpleNamespace(clients={pid: SimpleNamespace(peer=peer)}), list[asyncio.Task[None]]()
+        agent = SimpleNamespace(state=state, spawn=lambda work: looks.append(asyncio.create_task(work)))
+        for _ in range(THREADS):
+            Unlimited(cast("Agent", agent)).look()
+        await asyncio.gather(*looks)
+        assert await in_thread(os.getpid, deadline=30) == os.getpid()
+
+    words = [sys.executable, "-I", "-S", "-c", _NEVER_COMES]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            if process.stdout.readline() != "ready\n":
+                pytest.skip("no userfaultfd here")
+            asyncio.run(scenario(process.pid))
+        finally:
+            process.kill()
