@@ -98,15 +98,17 @@ class Numbers:
 
 
 def accepted(sock: socket.socket, number: int, keep: Callable[[Connection], None], *, privileged: bool) -> Connection:
-    """A connection that was accepted just now; ``keep`` puts it into the store, as early as can be. Raises OSError."""
+    """A connection that was accepted just now; ``keep`` puts it into the store, as early as can be. Raises OSError. A
+    process may have connected and ended before that, and left the connection to another: whoever has its pid by now is
+    not who knocks."""
     who = identity.peer(sock)
     early = identity.peers_have_pidfds()
-    start = 0 if early else identity.start_time(who.pid)
+    start = 0 if early else identity.start_of_users(who.pid, who.uid)
     connection = Connection(number, sock, who, start, privileged, Handshake(who))
     keep(connection)
     sock.setblocking(False)
     if early:
-        connection.start = identity.start_time(who.pid)
+        connection.start = identity.start_of_peer(sock, who.pid, 0)
     return connection
 
 

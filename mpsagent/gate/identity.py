@@ -33,14 +33,22 @@ def start_time(pid: int) -> int:
         return 0
 
 
+def start_of_users(pid: int, uid: int) -> int:
+    """The start time, where this is a process of that user; else 0."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        row = next((line for line in file.read(16384).splitlines() if line.startswith(b"Uid:")), b"")
+        return start_time(pid) if b"%d" % uid in row.split() else 0
+    return 0
+
+
 def peer_pidfd(sock: socket.socket, pid: int, start: int) -> int | None:
-    """A new pidfd of the process that connected, or None when it has gone. Where the kernel cannot say it by the
-    socket, the start time proves that the pid is still that process."""
+    """A new pidfd of the process that connected, or None when it has gone: its pid may be another's by then. Where the
+    kernel cannot say it by the socket, the start time proves that the pid is still that process."""
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERPIDFD, 4)
         return int(struct.unpack("i", raw)[0])
     except OSError:
-        return open_pidfd(pid, start)
+        return None if peers_have_pidfds() or not start else open_pidfd(pid, start)
 
 
 @functools.cache

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
 from mpsagent.gate.identity import cgroup_of, contained, start_time
+from tests.gate.rig import ROOT, A, B
 
 
 @pytest.mark.parametrize(
@@ -52,3 +56,58 @@ def test_whether_a_process_is_in_a_pid_namespace_below() -> None:
     finally:
         below.kill()
         below.communicate()
+
+
+_USED_AGAIN = """
+import os, socket, subprocess, sys, time
+from pathlib import Path
+from mpsagent.gate import identity
+from mpsagent.gate.connection import accepted
+path, users, other, pidfds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+if pidfds == "without":
+    identity.SO_PEERPIDFD = 9999  # as on Linux before 6.5
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(path); os.chmod(path, 0o777); listener.listen()
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+pid = os.fork()
+if not pid:
+    os.setgid(users); os.setuid(users)
+    sock.connect(path)
+    os._exit(0)
+os.waitpid(pid, 0)
+for _ in range(200):
+    Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+    bystander = subprocess.Popen(["sleep", "600"], user=other, group=other)
+    if bystander.pid == pid:
+        break
+    bystander.kill(); bystander.wait()
+else:
+    sys.exit("the number could not be had again")
+connection = accepted(listener.accept()[0], 1, lambda one: None, privileged=False)
+assert connection.peer.pid == pid and connection.peer.uid == users
+held = identity.peer_pidfd(connection.sock, pid, connection.start)
+print("told of", connection.start == identity.start_time(pid))
+print("held", held is not None and identity.pid_of(held) == pid)
+bystander.kill()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("pidfds", ["with", "without"])
+def test_who_has_a_pid_that_was_used_again_is_not_who_connected(pidfds: str) -> None:
+    """A process connects, leaves the connection to its parent and ends before the gate has accepted it. Another user's
+    process has its number by then: it would be ended with that client. The next pid is chosen, in a pid namespace."""
+    place = Path(tempfile.mkdtemp(prefix="gate"))
+    place.chmod(0o755)
+    words = [sys.executable, "-c", _USED_AGAIN, str(place / "s"), str(A), str(B), pidfds]
+    unshare = ["unshare", "--mount-proc", "--propagation", "unchanged", "--pid", "--fork", "--kill-child"]
+    try:
+        done = subprocess.run(
+            [*unshare, *words], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60
+        )
+    finally:
+        shutil.rmtree(place)
+    if "unshare failed" in done.stderr or "Operation not permitted" in done.stderr:
+        pytest.skip(f"no new pid namespace here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["told of False", "held False"]
