@@ -385,7 +385,7 @@ def restart(
         raise click.BadParameter(str(error), param_hint="--timeout") from None
 
     body = {**({} if timeout is None else {"timeout": seconds}), "instance": instance}
-    if not (dry_run or yes):  # who may not is not asked first
+    if dry_run or not yes:  # who may not is not asked first
         ask.asked(path, "POST", "/v1/restart", {**body, "dry_run": True})
     if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
         return

@@ -95,9 +95,7 @@ def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
     rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most])]
     rows.append(("MPS", *_mps(body, now)))
     if body["drain"]["draining"]:
-        until = local(body["drain"]["deadline"], now) if body["drain"]["deadline"] else "mpsagent-cli resume"
-        since = local(body["drain"]["since"], now)
-        rows.append(("drain", f"since {since}, until {until}: nothing new is let in", "warn"))
+        rows.append(("drain", _drain(body["drain"], now), "warn"))
     if body["turn"] is None and body["users"]:
         rows += [("in use" if i == 0 else "", _using(one, now), "good") for i, one in enumerate(body["users"][:most])]
         if len(body["clients_by_uid"]) > most:
@@ -162,6 +160,13 @@ def _mps(body: Json, now: datetime) -> tuple[str, str]:
     quitting = ", quitting" if control["quitting"] else ""
     since = local(control["started"], now)
     return f"{cuda}control daemon {control['pid']} since {since}{quitting}, {form}", "warn" if quitting else ""
+
+
+def _drain(one: Json, now: datetime) -> str:
+    until = "MPS has been started again" if one.get("restart") else "mpsagent-cli resume"
+    text = f"since {local(one['since'], now)}, until {until}: nothing new is let in"
+    to_come = one["deadline"] and datetime.fromisoformat(one["deadline"]) > now
+    return f"{text}; what still runs at {local(one['deadline'], now)} is ended" if to_come else text
 
 
 def _using(one: Json, now: datetime) -> str:

@@ -71,13 +71,16 @@ def in_use(body: Json, now: datetime) -> tuple[str, str]:
         word = "in FAULT" if holder["status"] == "FAULT" else safe(holder["status"])
         text += f"; server {holder['pid']} is {word}"
         colour = "bad" if holder["status"] == "FAULT" else "warn"
-    return f"{text}; {_until(turn, now)}", colour
+    return f"{text}; {_until(turn, body['drain']['deadline'], now)}", colour
 
 
-def _until(turn: Json, now: datetime) -> str:
+def _until(turn: Json, drained: str | None, now: datetime) -> str:
+    """``drained``: when a drain ends what still runs."""
     end = {"terminate": "then its clients are ended", "quit": "then MPS is started anew"}.get(turn["action"], "")
     if turn["ending"]:
         return f"being ended since {local(turn['ending'], now)}"
+    if drained and not (turn["ends"] and turn["ends"] < drained):
+        return f"until {local(drained, now)} at the latest, then its clients are ended"
     if turn["ends"]:
         return f"until {local(turn['ends'], now)} at the latest, {end}"
     if turn["after"] is None:

@@ -109,9 +109,13 @@ class LimitsState(TypedDict):
 
 
 class Drain(TypedDict):
+    """``deadline``: when what still runs is ended. ``restart``: it ends with the control daemon, which is started
+    again; any other lasts until a resume."""
+
     draining: bool
     since: str | None
     deadline: str | None
+    restart: bool
 
 
 class Leases(TypedDict):

@@ -402,6 +402,7 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             "draining": drain is not None,
             "since": None if drain is None else iso(drain.since),
             "deadline": None if drain is None else iso_or_none(drain.until),
+            "restart": drain is not None and drain.restart,
         },
         "policy": {
             "digest": policy.digest or None,
