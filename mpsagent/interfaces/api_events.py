@@ -97,7 +97,7 @@ class Events:
         found = await self._read(request, cursor, limit)
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await stream.prepare(request)
-        if request.transport is None:
+        if request.transport is None or request.method == "HEAD":
             return stream
         chunked = "chunked" in stream.headers.get(hdrs.TRANSFER_ENCODING, "")
         one = _Follower(connection, request.transport, chunked, self._after(found, cursor))

@@ -85,6 +85,22 @@ def test_a_quiet_stream_has_a_heartbeat_with_the_cursor(served: Served) -> None:
     assert (first["kind"], second["cursor"], "heartbeat" in second) == ("x", 1, True)
 
 
+def test_who_asks_for_the_head_of_a_stream_gets_no_events(served: Served) -> None:
+    """A body behind the head would be taken for the beginning of the next answer."""
+    served.backend.happen("count", number=1)
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(served.path))
+        head = b"HEAD /v1/events?follow=1&cursor=0 HTTP/1.1\r\nHost: m\r\n\r\n"
+        sock.sendall(head + b"GET /healthz HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n")
+        received = b""
+        while len(received.partition(b"\r\n\r\n")[2]) < 13 and (data := sock.recv(65536)):
+            received += data
+    first, _, second = received.partition(b"\r\n\r\n")
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert second.startswith(b"HTTP/1.1 200 "), second
+
+
 def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) -> None:
     """The last line says where to go on; nothing is skipped in silence."""
     stream = client.lines(str(served.path), "/v1/events?follow=1&cursor=0", 60)
