@@ -1,0 +1,177 @@
+"""How a turn ends: its time, the warning, the grace, what is done then. Each in both forms of server."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.core import actions as act
+from mpsagent.core import transitions as tr
+from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
+
+both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+
+
+@both
+def test_warning_and_end_come_at_their_edges(shared: bool) -> None:
+    stage = Stage(shared=shared).up()
+    stage.client(ALICE)
+    stage.run(3)
+    bob = stage.client(BOB)
+    came = stage.now
+    stage.run(9.9)
+    assert stage.reports("turn.warning") == []
+    stage.run(0.2)
+    assert len(stage.reports("turn.warning")) == 1
+    stage.run(4.8)
+    assert stage.actions(act.TerminateClient) == []
+    stage.run(1)
+    (asked,) = stage.times(act.TerminateClient)
+    assert asked - came == pytest.approx(15, abs=0.1)
+    assert stage.working(bob)
+    assert stage.mps.hurt == set()
+
+
+@both
+def test_new_clients_of_the_holder_do_not_reset_the_clock(shared: bool) -> None:
+    stage = Stage(shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    for i in range(200):
+        stage.after(i * 0.2, lambda: stage.client(ALICE))
+    bob = stage.client(BOB)
+    stage.run(40)
+    assert stage.served[bob.pid] - stage.came[bob.pid] < 16
+    (warning,) = [one for one in stage.reports("turn.warning") if one.uid == ALICE]
+    assert "10.0s" in warning.reason
+
+
+@both
+def test_who_comes_for_the_ending_user_is_held_and_has_his_turn_later(shared: bool) -> None:
+    stage = Stage(shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    for i in range(400):
+        stage.after(14.9 + i * 0.005, lambda: stage.client(ALICE) if bob.pid not in stage.served else None)
+    stage.run(17)
+    assert stage.working(bob)
+    assert stage.at_work() == {BOB}
+    assert stage.mps.refused == []
+
+
+@both
+def test_the_clock_stops_when_nobody_waits_any_more(shared: bool) -> None:
+    stage = Stage(shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(9)
+    stage.ends(bob)
+    stage.run(3)
+    second = stage.client(BOB)
+    stage.run(13)
+    assert not stage.working(second)
+    assert stage.happened(tr.TurnEnded) == []
+    stage.run(3)
+    assert stage.working(second)
+
+
+@both
+def test_nothing_ends_for_a_process_that_is_gone(shared: bool) -> None:
+    stage = Stage(shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    stage.ends(stage.client(BOB))
+    stage.run(60)
+    assert stage.reports("turn.warning") == []
+    assert stage.working(alice)
+
+
+@both
+def test_an_exempt_user_keeps_the_gpu(shared: bool) -> None:
+    stage = Stage(POLICY + "[user.carol]\nswitch.exempt = true\n", shared=shared).up()
+    stage.client(CAROL)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(600)
+    assert not stage.working(bob)
+    assert stage.actions(act.ShutdownServer, act.TerminateClient, act.SignalClient) == []
+
+
+@both
+@pytest.mark.parametrize("how", ['action = "none"\n', "enforce = false\n"])
+def test_a_turn_that_does_not_end_is_reported_once_and_no_end_is_announced(shared: bool, how: str) -> None:
+    """It was: "its turn ends in 5s", and it never did."""
+    stage = Stage(POLICY + how, shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(600)
+    (warning,), (over,) = stage.reports("turn.warning"), stage.reports("turn.over")
+    assert "ends in" not in warning.reason
+    assert "goes on" in warning.reason
+    assert "goes on" in over.reason
+    assert stage.actions(act.ShutdownServer, act.TerminateClient, act.SignalClient) == []
+
+
+@both
+def test_a_shorter_turn_by_a_new_policy_gives_the_grace_all_the_same(shared: bool) -> None:
+    stage = Stage(PATIENT, shared=shared).up()
+    stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(100)
+    stage.reload(POLICY)
+    changed = stage.now
+    stage.run(4.8)
+    assert not stage.working(bob)
+    stage.run(2)
+    assert stage.served[bob.pid] - changed > 5
+
+
+@both
+def test_a_stubborn_and_a_stopped_client_end_with_the_turn(shared: bool) -> None:
+    stage = Stage(shared=shared).up()
+    stubborn, stopped = stage.client(ALICE, stubborn=True), stage.client(ALICE)
+    stage.run(1)
+    stopped.stopped = True
+    bob = stage.client(BOB)
+    stage.run(15 + 5 + 5 + 2)
+    assert stage.working(bob)
+    assert not {stubborn.pid, stopped.pid} & stage.procs.keys()
+
+
+# --- quit -------------------------------------------------------------------------------------------------------------
+
+
+@both
+def test_action_quit_restarts_the_daemon_and_who_waits_is_held(shared: bool) -> None:
+    stage = Stage(POLICY + 'action = "quit"\n', shared=shared).up()
+    for round_ in range(1, 10):
+        alice = stage.client(ALICE, stays=True)
+        stage.run(1)
+        bob = stage.client(BOB)
+        stage.run(23)
+        assert len(stage.actions(act.QuitControl)) == round_
+        assert stage.working(bob)
+        assert alice.pid not in stage.procs  # a leftover of the daemon that quit
+        stage.ends(bob)
+        stage.run(1)
+    assert stage.gate.turned_away == []
+    assert stage.core is not None
+    assert not stage.core.memories.hangs.failed  # it is no crash
+    assert stage.mps.hurt == set()
+
+
+def test_a_quit_that_does_not_get_through_is_sent_again() -> None:
+    stage = Stage(POLICY + 'action = "quit"\n').up()
+    stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(14)
+    stage.front_end_fails = True
+    stage.run(15)
+    assert 2 <= len(stage.actions(act.QuitControl)) <= 6
+    stage.front_end_fails = False
+    stage.run(20)
+    assert stage.working(bob)
