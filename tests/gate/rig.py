@@ -48,6 +48,10 @@ def admissions(*users: User, **more: Any) -> Admissions:
     return Admissions(users={user.uid: user for user in users}, **(values | more))
 
 
+def everybody(threads: float = 30, gigabytes: int = 2) -> User:
+    return User(0, "all", limits(threads, gigabytes))
+
+
 class Lines:
     """A process and what it prints, one JSON object a line; into a file, so that nothing waits for us to read."""
 

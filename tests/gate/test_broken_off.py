@@ -1,0 +1,201 @@
+"""Hand-overs that do not go on by themselves: clients that stop, leave or die in them, or that are another's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import time
+
+import pytest
+
+from mpsagent.gate.link import (
+    Applied,
+    Failed,
+    Handing,
+    Knock,
+    Known,
+    Left,
+    Passed,
+    Refused,
+    Synced,
+    User,
+)
+from mpsagent.mps.rendezvous import CREDENTIALS, Kind
+from tests.gate.rig import A, B, Rig, admissions, everybody, introduce, limits, raw, wait_for
+
+pytestmark = pytest.mark.root
+
+
+def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) -> None:
+    """MPS answers nothing until it has met its server (measured on an H100): to go on would be of no use. An agent that
+    comes in the middle hears of it, so that it can resume or kill it."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    waiting = rig.waiting_client(B)
+    agent.wait(Knock, pid=waiting.pid)
+    stopped = rig.client(A, "stop")
+    wait_for(lambda: daemon.saw("gave", uid=A))
+    agent.say(admissions(others=everybody()))
+    time.sleep(0.3)
+    assert not agent.all(Passed)
+    agent = rig.agent()
+    assert agent.wait(Handing).pid == stopped.pid
+    assert len(daemon.saw("gave")) == 1
+    stopped.stopped()
+    os.kill(stopped.pid, signal.SIGCONT)
+    stopped.served()
+    waiting.served()
+    passed = agent.wait(Passed, pid=stopped.pid)
+    assert (passed.acknowledged, passed.status) == (True, 0)
+    assert len(daemon.saw("acknowledged")) >= 1
+
+
+def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends(rig: Rig) -> None:
+    """It may have met its server; the gate does it in its place all the same."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody(), room=1))
+    client = rig.client(A, "leave")
+    passed = agent.wait(Passed, pid=client.pid)
+    assert not passed.acknowledged
+    again = rig.agent()
+    again.wait(Synced)
+    assert [one.pid for one in again.all(Known)] == [client.pid]
+    (met,) = wait_for(lambda: daemon.saw("met"))
+    assert (met["pid"], met["uid"], met["well"]) == (rig.gate_pid(), A, True)
+    wait_for(lambda: daemon.saw("gone", uid=A))
+    waiting = rig.waiting_client(B)
+    again.wait(Knock, pid=waiting.pid)
+    assert not waiting.saw("served")
+    client.end()
+    waiting.served()
+
+
+@pytest.mark.parametrize("point", ["given", "0", "1", "2", "3", "met", "acknowledged"])
+def test_a_client_that_dies_with_its_descriptor_leaves_no_server_stuck(rig: Rig, point: str) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    for _ in range(3):
+        client = rig.client(A, f"die {point}")
+        client.process.wait(60)
+        wait_for(lambda: any(one.pid == client.pid for one in agent.all(Failed) + agent.all(Passed)))  # noqa: B023
+        if point == "acknowledged":
+            assert agent.wait(Passed, pid=client.pid).acknowledged
+        else:
+            failed = agent.wait(Failed, pid=client.pid)
+            assert (failed.stage, failed.lost) == ("acknowledgement", True)
+    rig.client(B).served()
+    wait_for(lambda: len(daemon.saw("gone", uid=A)) == 3)
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("hung up")
+    wait_for(lambda: len(daemon.saw("acknowledged")) == 4)
+    if point in ("given", "0"):  # the client had not said a word: all of it is the gate's
+        assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)] * 3
+    elif point in ("3", "met", "acknowledged"):
+        assert rig.gate_pid() not in [one["pid"] for one in daemon.saw("met")]
+
+
+def test_a_client_that_meets_a_server_in_fault_is_reported_and_the_others_wait(rig: Rig) -> None:
+    """The agent needs a moment to hear of the fault; who is handed over in it is lost."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    client = rig.client(A, "fault")
+    passed = agent.wait(Passed, pid=client.pid)
+    assert (passed.acknowledged, passed.status) == (True, 807)
+    waiting = rig.waiting_client(B)
+    agent.say(admissions(open=False))
+    agent.wait(Knock, pid=waiting.pid)
+    assert not daemon.saw("gave", uid=B)
+    agent.say(admissions(others=everybody()))
+    waiting.served()
+    again = rig.agent()
+    again.wait(Synced)
+    assert [one.pid for one in again.all(Known)] == [client.pid, waiting.pid], "its word is no proof"
+
+
+def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)  # holds the limits' session up
+    agent.say(admissions(others=everybody()))
+    client = rig.waiting_client(A)
+    agent.wait(Handing)
+    agent.say(admissions(open=False, number=7))
+    agent.wait(Applied, number=7)
+    told = agent.wait(Failed, pid=client.pid)  # an agent that is not told waits for its end for ever
+    assert (told.stage, told.lost) == ("limits", False)
+    other.close()
+    time.sleep(0.2)
+    assert not daemon.saw("gave")
+    assert not client.saw("served")
+    agent.say(admissions(others=everybody()))
+    client.served()
+
+
+def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> None:
+    """Closed early, the daemon would start a server for it that hangs (scenario X1). The gate takes its place."""
+    daemon = rig.start_daemon(f"start={rig.directory}/started")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    client = rig.waiting_client(A)
+    wait_for(lambda: daemon.saw("starting"))
+    client.end()
+    (rig.directory / "started").touch()
+    other = rig.waiting_client(B)
+    agent.wait(Left)
+    other.served()
+    (met,) = wait_for(lambda: daemon.saw("met", uid=A))
+    assert (met["pid"], met["well"]) == (rig.gate_pid(), True)
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("hung up")
+
+
+def test_a_connection_that_changed_hands_is_refused(rig: Rig) -> None:
+    """Who connected is who would be ended for it, so a child may not take its parent's place."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.wait(Synced)
+    sock = raw(rig.public / "control")
+    child = os.fork()
+    if child == 0:
+        who = struct.pack("iII", os.getpid(), 0, 0)
+        sock.sendmsg([CREDENTIALS], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert sock.recv(64) == b""
+    assert f"process {child}" in agent.wait(Refused).why
+
+
+def test_a_connection_whose_process_has_ended_is_not_handed_over(rig: Rig) -> None:
+    """A child may hold it open."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        sock = introduce(raw(rig.public / "control"))
+        if os.fork() == 0:
+            os.close(write)
+            os.read(read, 1)
+        os._exit(sock.fileno() & 0)
+    os.waitpid(child, 0)
+    agent.wait(Knock)
+    agent.say(admissions(others=everybody()))
+    agent.wait(Left)
+    rig.client(A).served()
+    assert not daemon.saw("gave", uid=0)
+    os.close(write)
+    os.close(read)

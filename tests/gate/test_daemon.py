@@ -1,0 +1,129 @@
+"""The gate and the control daemon behind it: none, a new one, limits that it does not confirm, an unknown greeting."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from mpsagent.gate.link import (
+    Failed,
+    Handing,
+    HandshakeSeen,
+    Passed,
+    Unconfirmed,
+    User,
+)
+from mpsagent.mps.rendezvous import Kind
+from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
+
+pytestmark = pytest.mark.root
+
+
+def test_without_a_daemon_everybody_waits_and_is_served_when_it_comes(rig: Rig) -> None:
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    client = rig.waiting_client(A)
+    assert agent.wait(Failed).stage == "limits"
+    rig.start_daemon()
+    client.served()
+
+
+def test_a_new_daemon_is_greeted_and_told_the_limits_anew(rig: Rig) -> None:
+    first = rig.start_daemon("server=77")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 5))))
+    rig.client(A).served()
+    rig.stop_daemon()
+    client = rig.waiting_client(A)
+    second = rig.start_daemon("server=78")
+    assert client.served()["memory"] == {"0": 5120}
+    wait_for(lambda: {first.process.pid, second.process.pid} == {one.daemon for one in agent.all(HandshakeSeen)})
+
+
+def test_a_daemon_that_turns_a_client_away_is_asked_again(rig: Rig) -> None:
+    rig.start_daemon("refuse=3")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    failed = agent.all(Failed)
+    assert [(one.stage, one.lost) for one in failed] == [("answer", False)] * 3
+
+
+def test_limits_that_are_not_confirmed_lead_to_the_fail_safe(rig: Rig) -> None:
+    rig.start_daemon("forget=1")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 8)), fail_safe=limits(10)))
+    client = rig.client(A)
+    assert client.served()["threads"] == "10.0"
+    passed = agent.wait(Passed)
+    assert (passed.limits, passed.fail_safe) == (limits(10), True)
+    doubt = agent.wait(Unconfirmed)
+    assert (doubt.uid, doubt.wanted) == (A, limits(30, 8))
+    assert "memory limit of device 0" in doubt.why
+
+
+def test_a_fail_safe_that_is_not_confirmed_holds_the_client(rig: Rig) -> None:
+    """And is asked for ever more rarely, whoever waits: each time is a dozen lines of control.log."""
+    rig.start_daemon("forget=1")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(30, 8)), fail_safe=limits(10, 4)))
+    began = time.monotonic()
+    client, other = rig.waiting_client(A), rig.waiting_client(B)
+    agent.wait(Failed, 5, stage="limits")
+    assert time.monotonic() - began >= 0.1 + 0.2 + 0.4 + 0.8
+    assert not client.saw("served")
+    assert not other.saw("served")
+    agent.say(admissions(User(A, "all", limits(30))))
+    client.served()
+
+
+def test_limits_may_be_left_to_others(rig: Rig) -> None:
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30)), set_limits=False))
+    assert rig.client(A).served()["threads"] == "100.0"
+    assert not daemon.saw("command")
+
+
+def test_another_front_end_at_the_daemon_is_waited_out(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)
+    agent.say(admissions(User(A, "all", limits(30))))
+    client = rig.waiting_client(A)
+    agent.wait(Handing)
+    other.close()
+    assert client.served()["threads"] == "30.0"
+    assert not agent.all(Failed)
+
+
+def test_an_unknown_greeting_is_passed_on_untouched(rig: Rig) -> None:
+    """Whatever is said after it, with descriptors and the client's user and group."""
+    greeting = b"OUTBHAIL\0"
+    daemon = rig.start_daemon(f"greeting={greeting.hex()}")
+    rig.start_gate()
+    seen = rig.agent().wait(HandshakeSeen)
+    assert (seen.known, seen.greeting) == (False, greeting.hex())
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(str(rig.public / "control"))
+    assert sock.recv(64) == greeting
+    assert descriptor(introduce(sock))["threads"] == "100.0"
+    acknowledged = wait_for(lambda: daemon.saw("acknowledged"))
+    assert acknowledged[0]["by"] == [rig.gate_pid(), 0, 0]
+    sock.close()
+    rig.stop_daemon()
+    rig.start_daemon()
+    # the next daemon greets as we know it: from its first connection on everything is as usual
+    raw(rig.public / "control").close()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30))))
+    wait_for(lambda: agent.all(HandshakeSeen, known=True))
+    assert rig.client(A).served()["threads"] == "30.0"
