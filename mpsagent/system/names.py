@@ -14,9 +14,12 @@ import time
 from contextlib import suppress
 
 from mpsagent.policy.identity import Identity
-from mpsagent.system.threads import in_thread
+from mpsagent.system.threads import Slots, in_thread
 
 CAPACITY = 10_000
+BY_UID, BY_NAME = Slots(24), Slots(4)
+"""Questions at a time. Any user may ask the API about names: where the name service hangs, those must not take the
+threads of all else, nor of those who come to the gate."""
 GIVE_UP = 120.0
 """Seconds after which a hanging question is asked again; its answer counts whenever it comes before."""
 
@@ -57,7 +60,7 @@ class Names:
 
     async def uid_of(self, name: str) -> int | None:
         """The uid of a user name; None when there is no such user. Raises TimeoutError when there is no answer."""
-        return await in_thread(_uid_of, name, deadline=self.deadline)
+        return await in_thread(_uid_of, name, deadline=self.deadline, slots=BY_NAME)
 
     def forget(self) -> None:
         """Everything is asked anew from now on (after a change of users or groups)."""
@@ -75,7 +78,7 @@ class Names:
 
     async def _fetch(self, uid: int) -> Identity | None:
         try:
-            identity = await in_thread(_identity, uid, deadline=GIVE_UP)
+            identity = await in_thread(_identity, uid, deadline=GIVE_UP, slots=BY_UID)
         except (TimeoutError, OSError):
             return None
         finally:

@@ -119,6 +119,27 @@ def test_memory_is_bounded(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     play(scenario())
 
 
+def test_a_hanging_name_service_does_not_take_the_threads_of_all_else(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every user may ask about names that nobody has; after 32 of them no user was known and no history written."""
+    answers = threading.Event()
+    monkeypatch.setattr(module.pwd, "getpwnam", lambda name: answers.wait(60))
+
+    async def scenario() -> None:
+        names = Names(deadline=0.002)
+        for number in range(threads.THREADS):
+            with pytest.raises(TimeoutError):
+                await names.uid_of(f"nobody-{number}")
+        assert await in_thread(len, "four", deadline=60) == 4
+        assert (await Names(deadline=60).look_up(os.getuid())).name is not None
+
+    try:
+        play(scenario())
+    finally:
+        answers.set()
+
+
 def test_stuck_threads_are_bounded_and_come_back(play: Play) -> None:
     """A service that hangs for hours must not pile up threads; when it answers again, so does the agent."""
     gate = threading.Event()
