@@ -21,6 +21,8 @@ from mpsagent.interfaces.cli_ask import (
     width,
 )  # fmt: skip
 
+PAGE, MOST_PAGES = 1000, 5
+"""Records that are asked for at a time, and how often, to find those that people are told."""
 END_DEADLINE = 120.0
 """Seconds for which the end of a client is waited for: the ladder takes less, unless the policy says otherwise."""
 
@@ -29,19 +31,19 @@ class Events:
     """Prints events: as JSON all of them, as text an action and its outcome in one line."""
 
     def __init__(self, as_json: bool) -> None:
-        self._as_json, self._pairs = as_json, cli_text.Pairs()
+        self.as_json, self._pairs = as_json, cli_text.Pairs()
 
     def show(self, event: Json) -> None:
-        if self._as_json:
+        if self.as_json:
             click.echo(json.dumps(event))
         else:
-            self._print(self._pairs.take(event))
+            self.write(self._pairs.take(event))
 
     def settle(self) -> None:
         """No more comes for now: actions whose outcome is not known are shown as they are."""
-        self._print(self._pairs.rest())
+        self.write(self._pairs.rest())
 
-    def _print(self, events: list[Json]) -> None:
+    def write(self, events: list[Json]) -> None:
         for one in events:
             click.echo("\n".join(cli_text.event(one, now(), width())))
 
@@ -59,6 +61,16 @@ def beginning(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 def events(path: str, cursor: int | None, since: float | None, limit: int, shown: Events, *, followed: bool) -> None:
     """Those there are, and where they are ``followed``, those that come."""
+    if since is None and cursor is None and not shown.as_json:
+        try:
+            found, cursor = _latest(path, limit)
+            shown.write(found)
+            if followed:
+                follow(path, cursor, 1000, shown)
+        except KeyboardInterrupt:
+            if not followed:
+                raise
+        return
     if followed and since is None:
         follow(path, cursor, limit, shown)
         return
@@ -76,6 +88,29 @@ def events(path: str, cursor: int | None, since: float | None, limit: int, shown
         follow(path, body["cursor"], 1000, shown)
     else:
         shown.settle()
+
+
+def _latest(path: str, limit: int) -> tuple[list[Json], int]:
+    """The last ones that people are told, and the newest cursor. While a user waits there are two records every few
+    seconds that are no news (seen: of 20 nothing was left to print), so older ones are read until there are enough."""
+    body, _ = asked(path, "GET", f"/v1/events?limit={min(PAGE, 3 * limit)}")
+    found = body["events"]
+    for _ in range(MOST_PAGES):
+        told = _told(found)
+        if len(told) >= limit or not found:
+            break
+        last = found[0]["cursor"] - 1
+        first = max(last - PAGE, asked(path, "GET", "/v1/status")[0]["history"]["oldest"])
+        if first >= last:
+            break
+        older, _ = asked(path, "GET", f"/v1/events?cursor={first}&limit={last - first}")
+        found = older["events"] + found
+    return _told(found)[-limit:], body["cursor"]
+
+
+def _told(found: list[Json]) -> list[Json]:
+    pairs = cli_text.Pairs()
+    return [*(one for event in found for one in pairs.take(event)), *pairs.rest()]
 
 
 def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:

@@ -659,6 +659,30 @@ def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
     assert every == ["turn.began", "action", "action.failed", "action"], "programs get all of them"
 
 
+def test_questions_to_the_daemon_do_not_hide_what_happened(served: Served) -> None:
+    """Seen: a user had waited for some minutes, and `events` printed nothing, because its 20 were all such questions."""
+    served.backend.kept, happen = 5000, served.backend.happen
+    for number in range(25):
+        happen("turn.began", uid=OTHER, gap=number)
+    for _ in range(600):
+        begun = happen("action", action="Reconcile", reason="compare")
+        happen("action.done", action="Reconcile", reason="compare", begun=begun, ok=True, text="")
+    lines = run(served, "events").stdout.splitlines()
+    assert (len(lines), "5.00s after" in lines[0], "24.0s after" in lines[-1]) == (20, True, True)
+    lines = run(served, "events", "-n", "3").stdout.splitlines()
+    assert (len(lines), "24.0s after" in lines[-1]) == (3, True)
+    assert len(run(served, "events", "-n", "100").stdout.splitlines()) == 25
+    words = [PROGRAM, "--socket", str(served.path), "events", "-f", "-n", "1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as followed:
+        assert followed.stdout is not None
+        try:
+            assert "24.0s after" in followed.stdout.readline()
+            happen("turn.began", uid=OTHER, gap=99)
+            assert "1m39s after" in followed.stdout.readline()
+        finally:
+            followed.terminate()
+
+
 @pytest.mark.parametrize("group", [[], ["policy"], ["client"]])
 def test_help_is_not_cut_off(group: list[str]) -> None:
     """In 80 columns each verb says in its line what it is for."""
