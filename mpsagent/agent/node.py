@@ -55,6 +55,7 @@ class Node(Recorder):
         self.started = self.clock.now()
         self.policy = Policy()
         self.policy_errors: tuple[PolicyError, ...] = ()
+        self.left: str | None = None  # of the policy, and has to wait until the agent is started again
         self.policy_loaded: float | None = None
         self.agents: list[Agent] = []
         self.single = True
@@ -266,7 +267,8 @@ class Node(Recorder):
         self.policy_loaded, self.policy = now, policy
         self.history.keep, self.history.size = policy.history_keep, policy.history_size
         self.record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
-        self.conditions.set("restart", self._use(policy), now, "systemctl restart mpsagent")
+        self.left = self._use(policy)
+        self.conditions.set("restart", self.left, now, "systemctl restart mpsagent")
         self.people.refresh()
         self.placing.again()
         self.check_policy()

@@ -103,13 +103,20 @@ class Answers:
 
     async def policy_diff(self) -> Json:
         agent = self.agent
-        policy, errors = await policies.read(agent.settings, remember=False)
-        if policy is None:
+        fresh, errors = await policies.read(agent.settings, remember=False)
+        if fresh is None:
             raise _mistakes(errors)
-        policy = agent.node.each_of(policy).get(agent.name, agent.policy)
+        each = agent.node.each_of(fresh)
+        now = {one.name for one in agent.node.apart.templates()}
+        policy = each.get(agent.name, agent.policy)
         users = await self._users(policy_diff.named_users([agent.policy, policy]))
         later = [name for name in policies.FIXED if getattr(agent.policy, name) != getattr(policy, name)]
-        return dict(policy_diff.differences(agent.policy, policy, users, agent.devices, later))
+        found = policy_diff.differences(agent.policy, policy, users, agent.devices, later)
+        if now != each.keys():
+            before, after = (", ".join(sorted(names)) for names in (now, each))
+            found["settings"].append({"key": "instances", "before": before, "after": after, "restart": True})
+            found |= {"same": False, "digest": fresh.digest or None}
+        return dict(found)
 
     async def _users(self, names: list[str]) -> list[Identity]:
         """Those with these names or uids, and those who have to do with MPS now. Whom the name service does not know,
@@ -262,9 +269,11 @@ class Answers:
         with suppress(TimeoutError):  # names may be slow; `status` says it later
             async with asyncio.timeout(WARNED):
                 found = await self.agent.node.policy_warnings()
+        node = self.agent.node
         return {
-            "digest": self.agent.policy.digest,
-            "files": list(self.agent.policy.sources),
+            "digest": node.policy.digest,
+            "files": list(node.policy.sources),
+            "later": node.left,
             "warnings": [str(one) for one in found[:20]],
         }
 

@@ -21,7 +21,8 @@ def answered(answer: Json, now: datetime) -> list[str]:
     if "digest" in answer and "files" in answer:
         files = ", ".join(safe(one) for one in answer["files"]) or "no file: the defaults"
         warned = [f"warning: {safe(one, 400)}" for one in answer.get("warnings") or []]
-        return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}", *warned]
+        later = [f"not yet: {safe(answer['later'], 400)}"] if answer.get("later") else []
+        return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}", *later, *warned]
     if "steps" in answer and "dry_run" in answer:
         return _ending_server(answer) if "clients" in answer else _ending(answer)
     return tree(answer)

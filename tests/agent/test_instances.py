@@ -199,7 +199,13 @@ def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stag
     devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
     more = f'[instance.more]\ndevices = ["{devices[0]["uuid"]}"]\npipe_directory = "{stage.rig.pipe}"\n'
     path.write_text(path.read_text() + more)
-    assert agent.api.ask("POST", "/v1/reload", {})[0] == 200
+    told = agent.api.get("/v1/policy/diff")
+    added = {"key": "instances", "before": "gpu0, gpu1", "after": "gpu1, more", "restart": True}
+    assert added in told["settings"]
+    status, answer = agent.api.ask("POST", "/v1/reload", {})
+    assert (status, answer["digest"]) == (200, told["digest"])
+    assert "more added: takes hold when the agent is started again" in answer["later"], "it said that all is in force"
+    assert added in agent.api.get("/v1/policy/diff")["settings"], "what the files say is not in force"
     assert "more added" in stage.problem(agent, "takes hold when the agent is started again")
     assert list(instances(agent)) == ["gpu0", "gpu1"]
     assert client.rc is None

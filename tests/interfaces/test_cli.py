@@ -660,7 +660,7 @@ def test_events_are_sentences_of_at_most_100_columns(served: Served) -> None:
 
 
 def test_questions_to_the_daemon_do_not_hide_what_happened(served: Served) -> None:
-    """Seen: a user had waited for some minutes, and `events` printed nothing, because its 20 were all such questions."""
+    """Seen: a user had waited for some minutes, and `events` printed nothing: its 20 were all such questions."""
     served.backend.kept, happen = 5000, served.backend.happen
     for number in range(25):
         happen("turn.began", uid=OTHER, gap=number)
@@ -935,6 +935,14 @@ def test_a_reload_says_what_is_surely_not_meant() -> None:
     answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "warnings": [what]}
     now = datetime(2026, 11, 22, 1, tzinfo=UTC)
     assert cli_orders.answered(answer, now)[1:] == [f"warning: {what}"]
+
+
+def test_a_reload_says_what_is_not_in_force_yet() -> None:
+    """Seen: "in force" and no more, after the name of the instance and its directory had been changed."""
+    what = "pipe_directory, instance changed: takes hold when the agent is started again"
+    answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "later": what, "warnings": []}
+    now = datetime(2026, 11, 22, 1, tzinfo=UTC)
+    assert cli_orders.answered(answer, now)[1:] == [f"not yet: {what}"]
 
 
 def test_memory_of_clients(served: Served) -> None:
