@@ -10,14 +10,16 @@ from mpsagent.interfaces.cli_table import WIDE, table
 from mpsagent.interfaces.cli_words import Json, local, safe
 from mpsagent.mps.units import duration_text, limit_text
 
+COUNTS = ("max_clients", "priority", "apart_users", "shares")
+"""Keys whose number is one, and no time."""
+NEVER = ("after", "max_runtime", "idle_timeout")
+
 
 def shown(body: Json, now: datetime, width: int = WIDE) -> list[str]:
     """``policy show``: what the files give, each with its place; what they do not give is the default."""
     loaded = f", loaded {local(body['loaded'], now)}" if body["loaded"] else ""
     files = ", ".join(safe(one) for one in body["files"]) or "no file: the defaults"
-    rows = [
-        [safe(key), _value(key.rpartition(".")[2], one), _line(one["from"])] for key, one in body["sections"].items()
-    ]
+    rows = [[safe(key), _value(key, one), _line(one["from"])] for key, one in body["sections"].items()]
     lines = [f"{safe(body['digest'] or '-')[:12]}{loaded}, from {files}"]
     lines += [f"mistake: {safe(one, 400)}" for one in body["errors"]]
     return [*lines, *(["", *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True)] if rows else [])]
@@ -43,9 +45,9 @@ def explained(body: Json, width: int = WIDE) -> list[str]:
 
 
 def _value(key: str, one: Json) -> str:
-    value = one.get("written", one["value"])
+    key, value = key.rpartition(".")[2], one.get("written", one["value"])
     if value is None:
-        return "-"
+        return "never" if key in NEVER else "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key == "threads" and isinstance(one["value"], int | float):
@@ -54,13 +56,32 @@ def _value(key: str, one: Json) -> str:
         return f"{value['sms']} multiprocessors" if isinstance(value, dict) else f"{value:g} %"
     if key == "total_memory":
         return f"{limit_text(value) if isinstance(value, int) else safe(value)} on each GPU"
-    if isinstance(value, dict) and len({str(size) for size in value.values()}) == 1:
-        size = next(iter(value.values()))
-        text = limit_text(size) if isinstance(size, int) else safe(size)
-        return f"{text} on each of {len(value)} GPUs" if len(value) > 1 else text
-    if isinstance(value, int | float) and key not in ("threads", "max_clients", "priority"):
+    if key == "threads" and isinstance(value, dict):
+        return _threads(value)
+    if isinstance(value, dict):
+        return _by_device({device: limit_text(one) if isinstance(one, int) else one for device, one in value.items()})
+    if isinstance(value, list):
+        return safe(", ".join(map(str, value)) or "none")
+    if key == "size":
+        return limit_text(value)
+    if isinstance(value, int | float) and key not in COUNTS:
         return duration_text(value)
     return safe(value)
+
+
+def _threads(value: Json) -> str:
+    """As the policy has them, where they are no percentage."""
+    if "sms" in value:
+        return f"{value['sms']} multiprocessors"
+    if "clients" in value:
+        return safe(f"for {value['clients']} clients, {value.get('rule')}")
+    return f"weight {value['weight']:g}" if "weight" in value else safe(value)
+
+
+def _by_device(texts: Json) -> str:
+    if len(texts) > 1 and len(set(texts.values())) == 1:
+        return f"{safe(next(iter(texts.values())))} on each of {len(texts)} GPUs"
+    return safe(" ".join(f"{device}={text}" for device, text in texts.items()))
 
 
 def _line(origin: Any) -> str:

@@ -176,3 +176,55 @@ def test_a_priority_is_a_number_and_no_time() -> None:
 
     lines = explained({"user": "alice", "uid": 7, "priority": {"value": 5, "from": "built-in default"}})
     assert [line.split()[:2] for line in lines if line.startswith("priority")] == [["priority", "5"]]
+
+
+def test_values_are_shown_as_people_write_them() -> None:
+    """Seen: `{ sms = 26 }` as "1M", a weight of 3 as "3.0", 10 shares as "10.0s", a size of 1G as "12427d13h", and a
+    table by device and a list as Python has them."""
+    from datetime import UTC, datetime
+
+    from mpsagent.interfaces.cli_policy import shown
+    from mpsagent.policy.files import load
+
+    text = """
+[limits]
+threads = { sms = 26 }
+memory = { 0 = "20G", 1 = "3.5G", "GPU-1" = "10%" }
+max_runtime = "never"
+[user.a]
+threads = { weight = 3 }
+memory = { 0 = "1G", 1 = "1G" }
+[user.b]
+threads = { clients = 4, rule = "double" }
+memory = { 1 = "1G" }
+max_clients = 7
+[instance.one]
+devices = ["GPU-1", "GPU-2"]
+users = ["a", "b"]
+bypass_exempt = []
+apart_users = 9
+[history]
+size = "1G"
+[kubernetes]
+shares = 10
+"""
+    policy, errors = load([("p.toml", text)])
+    assert policy is not None, errors
+    body = {"digest": policy.digest, "loaded": None, "files": ["p.toml"], "errors": [], "sections": policy.sections()}
+    lines = shown(json.loads(json.dumps(body)), datetime(2026, 11, 22, tzinfo=UTC))[3:]
+    assert [" ".join(line.split()[1:-1]) for line in lines] == [
+        "26 multiprocessors", "0=20G 1=3584M GPU-1=10%", "never",
+        "weight 3", "1G on each of 2 GPUs",
+        "for 4 clients, double", "1=1G", "7",
+        "GPU-1, GPU-2", "a, b", "none", "9", "1G", "10",
+    ]  # fmt: skip
+
+
+def test_every_count_of_a_policy_is_shown_as_one() -> None:
+    """A key that is added later, too."""
+    from mpsagent.interfaces.cli_policy import COUNTS, NEVER
+    from mpsagent.policy.keys import KEYS
+
+    counts = {key.path[-1] for key in KEYS if key.kind.schema.get("type") == "integer"}
+    never = {key.path[-1] for key in KEYS if {"const": "never"} in key.kind.schema.get("anyOf", [])}
+    assert (counts, never) == (set(COUNTS), set(NEVER))
