@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import click
 
@@ -103,7 +103,11 @@ def act(path: str, target: str, body: Any, as_json: bool) -> None:
 
     with Progress("waiting for mpsagent"):
         answer, raw = asked(path, "POST", target, body, timeout=120.0)
-    click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(cli_orders.answered(answer, now())))
+    if as_json:
+        click.echo(raw.decode().rstrip("\n"))
+    else:
+        for line in cli_orders.answered(answer, now()):
+            say(line)
     if answer.get("ok") is False:
         sys.exit(UNHEALTHY)
 
@@ -123,9 +127,18 @@ def complain(error: Json) -> None:
     from mpsagent.interfaces.cli_words import safe
 
     where = f" ({safe(error['where'])})" if error.get("where") else ""
-    click.echo(f"mpsagent-cli: {safe(error.get('detail', 'refused'), 400)}{where}", err=True)
+    say(f"mpsagent-cli: {safe(error.get('detail', 'refused'), 400)}{where}", err=True)
     if error.get("hint"):
-        click.echo(f"  {safe(error['hint'], 400)}", err=True)
+        say(f"  {safe(error['hint'], 400)}", err=True)
+
+
+def say(line: str, indent: str = "  ", *, err: bool = False) -> None:
+    """As wide as the terminal is; whole into a pipe, where an editor or grep reads it."""
+    from textwrap import wrap
+
+    most = width(sys.stderr if err else sys.stdout)
+    parts = wrap(line, most, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+    click.echo("\n".join(parts) if len(line) > most else line, err=err)
 
 
 def command_lines(found: list[Json]) -> list[Json]:
@@ -151,9 +164,9 @@ def now() -> datetime:
     return datetime.now().astimezone()
 
 
-def width() -> int:
-    """Columns of the terminal; a pipe takes more."""
-    if not sys.stdout.isatty():
+def width(file: TextIO | None = None) -> int:
+    """Columns of the terminal that standard output (or ``file``) is; a pipe takes more."""
+    if not (file or sys.stdout).isatty():
         return 1000
     from shutil import get_terminal_size
 

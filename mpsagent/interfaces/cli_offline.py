@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import tzinfo
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from mpsagent.interfaces import cli_words
-from mpsagent.interfaces.cli_ask import width
+from mpsagent.interfaces.cli_ask import say
 from mpsagent.interfaces.cli_progress import Progress
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import parse_bytes
@@ -73,19 +72,19 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     _tell(warnings, "warning: ")
     _tell(notes, "note: an agent that runs as root refuses this file: ")
     for remark in remarks:
-        _say(f"note: {cli_words.safe(remark, 400)}")
+        say(f"note: {cli_words.safe(remark, 400)}")
     counts = [cli_words.many(len(found), word) for found, word in ((errors, "mistake"), (warnings, "warning")) if found]
     if not good:
         print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
     else:
         read = ", ".join(cli_words.safe(name) for name, _ in texts)
         for one in sections if len(sections) > 1 else ():
-            _say(_instance_text(one))
+            say(_instance_text(one))
         if policy is not None and policy.placement == "own":
-            _say(_own_text(sections))
+            say(_own_text(sections))
         for sharing in dict.fromkeys(one.sharing for one in sections):
-            _say(f'sharing = "{sharing}": {WORDS[sharing]}')
-        _say(f"good{', with ' + counts[0] if counts else ''}: {read}")
+            say(f'sharing = "{sharing}": {WORDS[sharing]}')
+        say(f"good{', with ' + counts[0] if counts else ''}: {read}")
     return 0 if good else 2
 
 
@@ -125,14 +124,9 @@ def _tell(found: Sequence[PolicyError], kind: str) -> None:
     for one in found:
         line = f":{one.line}" if one.line else ""
         key = f"{cli_words.safe(one.key)}: " if one.key else ""
-        _say(f"{cli_words.safe(one.file)}{line}: {kind}{key}{cli_words.safe(one.problem, 400)}")
+        say(f"{cli_words.safe(one.file)}{line}: {kind}{key}{cli_words.safe(one.problem, 400)}")
         if one.hint:
-            _say(f"    {cli_words.safe(one.hint, 400)}", "    ")
-
-
-def _say(line: str, indent: str = "  ") -> None:
-    """As wide as the terminal is; whole into a pipe, where an editor or grep reads it."""
-    print("\n".join(wrap(line, width(), subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)))
+            say(f"    {cli_words.safe(one.hint, 400)}", "    ")
 
 
 def _of_this_machine(

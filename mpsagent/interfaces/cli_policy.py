@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from textwrap import wrap
 from typing import Any
 
 from mpsagent.interfaces.cli_orders import tree
@@ -21,7 +22,8 @@ def shown(body: Json, now: datetime, width: int = WIDE) -> list[str]:
     files = ", ".join(safe(one) for one in body["files"]) or "no file: the defaults"
     rows = [[safe(key), _value(key, one), _line(one["from"])] for key, one in body["sections"].items()]
     lines = [f"{safe(body['digest'] or '-')[:12]}{loaded}, from {files}"]
-    lines += [f"mistake: {safe(one, 400)}" for one in body["errors"]]
+    for one in body["errors"]:
+        lines += wrap(f"mistake: {safe(one, 400)}", width, subsequent_indent="  ", break_on_hyphens=False)
     return [*lines, *(["", *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True)] if rows else [])]
 
 

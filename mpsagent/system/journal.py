@@ -116,6 +116,8 @@ def text_line(record: MutableMapping[str, Any]) -> str:
     now = time.time()
     clock = time.strftime("%H:%M:%S", time.localtime(now)) + f".{int(now % 1 * 1000):03d}"
     kind, level = str(record.pop("event", "")), str(record.pop("level", "info"))
+    if level == "info" and _is_grave(kind, record):
+        level = "warning"
     said = record.pop("sentence", None)
     text = _rest(record) if said is None else _printable(str(said))
     return f"{clock} {level:<7} {_safe(kind):<20} {text}".rstrip() + "\n"
@@ -143,7 +145,7 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
         reason = f"{kind}: {reason}"
     fields: dict[str, object] = {
         "MESSAGE": reason or f"{kind} {_rest(record)}".strip(),
-        "PRIORITY": min(_PRIORITIES.get(level, 6), 4 if kind in _GRAVE or record.get("ok") is False else 7),
+        "PRIORITY": min(_PRIORITIES.get(level, 6), 4 if _is_grave(kind, record) else 7),
         "SYSLOG_IDENTIFIER": "mpsagent",
         "MPSAGENT_EVENT": kind,
     }
@@ -163,6 +165,10 @@ def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
         text = str(value).encode(errors="replace")[:LONGEST]
         data += name.encode() + b"\n" + len(text).to_bytes(8, "little") + text + b"\n"
     return bytes(data)
+
+
+def _is_grave(kind: str, record: Mapping[str, Any]) -> bool:
+    return kind in _GRAVE or record.get("ok") is False
 
 
 def _rest(record: Mapping[str, Any]) -> str:

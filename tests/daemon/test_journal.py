@@ -112,6 +112,15 @@ def test_a_line_of_text_shows_no_control_characters() -> None:
     assert "n=1" in line
 
 
+def test_a_line_of_text_is_as_grave_as_in_the_journal() -> None:
+    """Seen: "info  policy.rejected" and "info  action.failed"."""
+    for kind, more in (("policy.rejected", {}), ("action.failed", {"ok": False}), ("server.fault", {})):
+        line = journal.text_line({"event": kind, "level": "info", "sentence": "it went wrong", **more})
+        assert line.split()[1:3] == ["warning", kind]
+    assert journal.text_line({"event": "server.ready", "level": "info"}).split()[1] == "info"
+    assert journal.text_line({"event": "policy.rejected", "level": "error"}).split()[1] == "error"
+
+
 def test_nobody_reads_the_log_and_the_agent_goes_on() -> None:
     """A stopped terminal, a full pipe: lines are dropped and counted, the caller never waits."""
     reader, writer = os.pipe()

@@ -31,6 +31,7 @@ from mpsagent.interfaces.cli import cli
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, StandIn, held, serve, until
+from tests.interfaces.test_cli_policy import read_on_terminal
 
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
 
@@ -447,6 +448,25 @@ def test_a_reload_that_fails_is_not_fine(served: Served) -> None:
     """The old policy stays and the exit status says that the new one did not take."""
     done = run(served, "reload")
     assert (done.returncode, "policy.toml:1: no" in done.stdout) == (1, True)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_what_a_reload_says_fits_on_a_terminal(served: Served, monkeypatch: pytest.MonkeyPatch, good: bool) -> None:
+    """Seen: a mistake with its hint in 228 columns, and a warning in 208. Into a pipe each is one line."""
+    what = f"/etc/mpsagent/policy.toml:16: instance.right.pipe_directory: has another one; {'write the same one ' * 8}"
+
+    async def reload(by: int) -> dict[str, object]:
+        if not good:
+            raise Problem(400, f"the policy has a mistake: {what}", "policy", "the old one is in force " * 4)
+        return {"digest": "604a46bf269d", "files": ["p.toml"], "later": None, "warnings": [what]}
+
+    monkeypatch.setattr(served.backend, "reload", reload)
+    done = run(served, "reload")
+    whole = (done.stdout or done.stderr).splitlines()
+    lines = read_on_terminal("--socket", str(served.path), "reload")
+    assert max(map(len, lines)) <= 80 < max(map(len, whole))
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(whole).split())
+    assert len(whole) == 2
 
 
 def test_hostile_names_do_not_reach_the_terminal(served: Served) -> None:

@@ -62,12 +62,16 @@ def test_on_a_terminal_it_fits_and_in_a_pipe_each_is_one_line(tmp_path: Path, de
 
 
 def on_terminal(*words: str) -> list[str]:
+    return read_on_terminal("policy", "check", *words)
+
+
+def read_on_terminal(*words: str) -> list[str]:
     """What is read on 80 columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm"}
     out = b""
-    with subprocess.Popen([PROGRAM, "policy", "check", *words], env=env, stdout=slave, stderr=slave):
+    with subprocess.Popen([PROGRAM, *words], env=env, stdout=slave, stderr=slave):
         os.close(slave)
         try:
             while data := os.read(master, 65536):

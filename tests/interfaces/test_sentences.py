@@ -31,9 +31,9 @@ def test_a_rejected_policy_says_what_holds_instead() -> None:
     record = {"kind": "policy.rejected", "errors": ["a.toml:1: x", "a.toml:2: y"]}
     first = {**record, "kept": "there is no earlier policy, so no one is admitted"}
     assert sentence(first, NAMES) == (
-        "the policy was rejected; there is no earlier policy, so no one is admitted: a.toml:1: x and 1 more"
+        "the policy was rejected; there is no earlier policy, so no one is admitted: a.toml:1: x (and 1 more)"
     )
-    assert sentence(record, NAMES) == "the policy was rejected; the one before stays in force: a.toml:1: x and 1 more"
+    assert sentence(record, NAMES) == "the policy was rejected; the one before stays in force: a.toml:1: x (and 1 more)"
 
 
 def of(one: tr.Transition) -> str:
