@@ -25,6 +25,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from mpsagent.core.model import Drain
+from mpsagent.core.view import Turn
 from mpsagent.interfaces import cli_orders, cli_policy, cli_text, cli_words, views
 from mpsagent.interfaces.backend import Problem
 from mpsagent.interfaces.cli import cli
@@ -153,6 +155,26 @@ def test_status_fits_on_one_screen_whatever_is_in_it(served: Served) -> None:
     assert any("users more (mpsagent-cli queue)" in one for one in lines)
     assert any("more (mpsagent-cli doctor)" in one for one in lines[-8:])
     assert lines[0].startswith("● mpsagent 0.0-test: 6 problems")
+
+
+def test_a_drain_says_what_ends_when(served: Served) -> None:
+    """Seen: "until 17:53:53: nothing new is let in" of a drain that lasts until a resume, two seconds after that time,
+    and "for as long as it wants" of a user whose clients it was about to end."""
+
+    def page(deadline: float | None, *, restart: bool, at: int) -> str:
+        backend = served.backend
+        backend.turn = Turn(USER, START)
+        backend.state = replace(backend.state, drain=Drain(START, deadline, restart))
+        lines = cli_text.status(backend.status(), cli_text.plain, datetime(2026, 11, 21, 0, 0, at, tzinfo=UTC))
+        return " ".join(" ".join(lines).split())
+
+    for restart, end in ((False, "mpsagent-cli resume"), (True, "MPS has been started again")):
+        text = page(START + 30, restart=restart, at=10)
+        assert f"since 00:00:00, until {end}: nothing new is let in; what still runs at 00:00:30 is ended" in text
+        assert "each; until 00:00:30 at the latest, then its clients are ended" in text
+    assert "until mpsagent-cli resume: nothing new is let in in use" in page(START + 30, restart=False, at=40)
+    assert "for as long as it wants" not in page(START + 30, restart=False, at=10)
+    assert "until 00:00:30" not in page(None, restart=False, at=10)
 
 
 def test_users_at_once_are_shown_each(served: Served) -> None:
@@ -350,8 +372,10 @@ def test_who_may_not_restart_is_not_asked_first(served: Served, monkeypatch: pyt
         raise Problem(403, "uid 1 may not restart MPS", "/v1/restart")
 
     monkeypatch.setattr(served.backend, "restart", refuses)
-    done = run(served, "restart")
-    assert (done.returncode, "may not restart" in done.stderr, "lose work" in done.stderr) == (2, True, False)
+    for words in (["restart"], ["restart", "--dry-run"]):  # nor is it said what a restart would cost
+        done = run(served, *words)
+        assert (done.returncode, "may not restart" in done.stderr, "lose work" in done.stderr) == (2, True, False)
+        assert done.stdout == "", "seen: of an instance that is not there, and in a drain, no client would lose work"
 
 
 def test_a_resume_says_whether_there_was_a_drain(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
