@@ -46,10 +46,11 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     policy, mistakes = load(texts)
     errors += mistakes
     warnings: list[PolicyError] = []
-    remarks: list[str] = []
+    remarks = [f"{path} is not read: name its files too" for path in _parts_beside(files)]
     if policy is not None and not errors:
         try:
-            errors, warnings, remarks = _of_this_machine(policy, devices, None if files else DIRECTORY / "policy.d")
+            errors, warnings, more = _of_this_machine(policy, devices, None if files else DIRECTORY / "policy.d")
+            remarks += more
         except (OSError, ValueError) as error:
             print(f"mpsagent-cli: {cli_words.safe(error, 4000)}", file=sys.stderr)
             return 2
@@ -86,6 +87,12 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
             say(f'sharing = "{sharing}": {WORDS[sharing]}')
         say(f"good{', with ' + counts[0] if counts else ''}: {read}")
     return 0 if good else 2
+
+
+def _parts_beside(files: Sequence[Path]) -> list[Path]:
+    """Directories whose parts a reload lays over one of these files, and of which none is named with it."""
+    found = dict.fromkeys(one.with_suffix(".d") for one in files if one.suffix == ".toml")
+    return [path for path in found if path not in {one.parent for one in files} and any(path.glob("*.toml"))]
 
 
 def _instance_json(one: Policy) -> dict[str, object]:

@@ -82,6 +82,22 @@ def read_on_terminal(*words: str) -> list[str]:
     return out.decode().splitlines()
 
 
+def test_parts_that_are_not_named_are_a_note(tmp_path: Path) -> None:
+    """Seen: `policy check policy.toml` said "good", and the reload refused a part in policy.d."""
+    path = put(tmp_path / "policy.toml", '[hang]\ncontrol = "5s"\n')
+    assert "note:" not in check(path).stdout
+    (tmp_path / "policy.d").mkdir()
+    assert "note:" not in check(path).stdout
+    part = put(tmp_path / "policy.d" / "10-a.toml", "[limits]\nthreads = six\n")
+    done = check(path)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (
+        0, f"note: {tmp_path}/policy.d is not read: name its files too",
+    )  # fmt: skip
+    done = check(path, part)
+    assert (done.returncode, "note:" in done.stdout) == (2, False)
+    assert "note:" not in check(put(tmp_path / "draft", "")).stdout
+
+
 def test_strict_makes_warnings_mistakes(tmp_path: Path, devices: str) -> None:
     """For a pipeline that installs policies."""
     path = put(tmp_path / "p.toml", DOUBTFUL)
