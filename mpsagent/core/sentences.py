@@ -332,7 +332,7 @@ def _plain(record: Record, names: Names) -> str:
     w = _Words(record, names)
     said = w.text("reason") or w.text("text")
     if said:
-        return said
+        return _where(record) + said
     rest = ", ".join(
         f"{key} {value}" for key, value in record.items() if key not in _OWN and value not in (None, "", [], {})
     )

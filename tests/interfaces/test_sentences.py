@@ -26,6 +26,13 @@ def test_root_has_a_name_without_a_name_service() -> None:
     assert sentence(action, {1001: "alice"}.get) == "sent SIGTERM to client 7 of alice: ordered by root"
 
 
+def test_each_sentence_names_its_instance_where_there_are_several() -> None:
+    """Seen: "new work is admitted again", and at the other of two instances it was not."""
+    for record in ({"kind": "drain.ended", "reason": "new work is admitted again"}, {"kind": "drain.resumed", "by": 0}):
+        assert sentence({**record, "instance": "gpu1"}, NAMES).startswith("gpu1: ")
+        assert not sentence(record, NAMES).startswith("gpu1")
+
+
 def test_a_rejected_policy_says_what_holds_instead() -> None:
     """Seen at a first start: "the one before stays in force", where there was none and no one was admitted."""
     record = {"kind": "policy.rejected", "errors": ["a.toml:1: x", "a.toml:2: y"]}
