@@ -73,6 +73,11 @@ def restore(kept: Path) -> list[str]:
         done = [f"compute mode of {uuid}: {mode} again" for uuid, mode in ours.items()]
         others = [uuid for uuid, one in before.items() if uuid in now and now[uuid] not in (one["set"], one["before"])]
         done += [f"compute mode of {uuid}: left at {now[uuid]}, which mpsagent did not set" for uuid in others]
+        silent = [uuid for uuid in before if uuid not in now]
+        done += [f"compute mode of {uuid}: not given back, because the GPU does not answer" for uuid in silent]
+        if silent:
+            save(kept, {uuid: before[uuid] for uuid in silent})
+            return done
     else:
         done = []
     kept.unlink(missing_ok=True)

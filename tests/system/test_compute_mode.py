@@ -90,6 +90,18 @@ def test_a_refusal_is_said_and_what_was_found_is_kept(gpu: Gpu) -> None:
     assert gpu.mode == DEFAULT
 
 
+def test_a_gpu_that_does_not_answer_gets_its_mode_back_when_it_does(gpu: Gpu) -> None:
+    gpu.set()
+    gpu.machine.set("lost")
+    code, said = gpu.run("restore", "gpu0")
+    assert (code, gpu.mode) == (0, EXCLUSIVE)
+    assert f"{UUID}: not given back, because the GPU does not answer" in said
+    gpu.machine.unset("lost")
+    assert gpu.run("restore", "gpu0")[0] == 0
+    assert gpu.mode == DEFAULT
+    assert not gpu.kept.exists()
+
+
 def test_a_reboot_has_forgotten_the_mode_and_what_was_kept_counts_no_more(gpu: Gpu) -> None:
     gpu.set()
     known = json.loads(gpu.kept.read_text())
