@@ -255,7 +255,10 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
         f"client {w['pid']}{w.of_user()} may use all multiprocessors, whatever its thread limit: "
         "its environment asks for partitioning by context"
     ),
-    "bypass.warned": lambda w: f"process {w['pid']}{w.of_user()} is outside MPS and is to be ended for it",
+    "bypass.warned": lambda w: (
+        f"process {w['pid']}{w.of_user()} is outside MPS and is to be ended for it in "
+        f"{duration_text(max(0.0, w['ends'] - w['at']))}"
+    ),
     "bypass.ended": _bypass_ended,
     "drain.ordered": _drain,
     "lease.given": lambda w: f"{w.user('by')} gave {_job(w, 'a job')} a share of its own (lease {w['number']})",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
 
-Json = dict[str, Any]
+from mpsagent.interfaces.cli_words import Json, local
+
+OLD = 10.0
+"""Seconds after which it is told when NVML said it: an idle node is not asked, and a hung one does not answer."""
 
 
-def gpus_now(devices: list[Json]) -> list[tuple[str, str]]:
+def gpus_now(devices: list[Json], now: datetime) -> list[tuple[str, str]]:
     """A line and its style for each GPU that says anything."""
     rows = []
     for one in devices:
@@ -15,8 +18,13 @@ def gpus_now(devices: list[Json]) -> list[tuple[str, str]]:
         if one.get("problem"):
             rows.append((f"{which}{one['problem']}", "bad"))
         elif said := ", ".join(_facts(one)):
-            rows.append((f"{which}{said}", "warn" if one.get("xids") else "dim"))
+            rows.append((f"{which}{said}{_as_of(one.get('seen'), now)}", "warn" if one.get("xids") else "dim"))
     return rows
+
+
+def _as_of(seen: str | None, now: datetime) -> str:
+    old = seen is not None and (now - datetime.fromisoformat(seen)).total_seconds() > OLD
+    return f" (as of {local(seen, now)})" if old else ""
 
 
 def _facts(one: Json) -> list[str]:

@@ -92,7 +92,7 @@ def _of_instance(one: Json, now: datetime, most: int) -> list[tuple[str, str, st
 
 def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
     rows = [("GPU", _gpus(body["devices"]), "")]
-    rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most])]
+    rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most], now)]
     rows.append(("MPS", *_mps(body, now)))
     if body["drain"]["draining"]:
         rows.append(("drain", _drain(body["drain"], now), "warn"))
@@ -108,6 +108,10 @@ def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
         rows.append(("", f"and {many(body['waiting_users'] - most, 'user')} more (mpsagent-cli queue)", ""))
     if not body["waiting"] and body.get("gate", _CONNECTED)["connected"]:
         rows.append(("waiting", "no user", "dim"))
+    ending = [one for one in body["outside"] if one["ends"]]
+    rows += [("outside" if i == 0 else "", _outside(one, now), "warn") for i, one in enumerate(ending[:most])]
+    if len(ending) > most:
+        rows.append(("", f"and {many(len(ending) - most, 'process')} more to be ended", "warn"))
     for i, text in enumerate(body["not_guaranteed"][:most]):
         rows.append(("not sure" if i == 0 else "", safe(text, 400 if most > 1 else 200), "warn"))
     if len(body["not_guaranteed"]) > most:
@@ -133,6 +137,10 @@ def _of_all(body: Json, now: datetime) -> list[tuple[str, str, str]]:
     digest = safe(policy["digest"] or "the defaults")[:12]
     loaded = f", loaded {local(policy['loaded'], now)}" if policy["loaded"] else ""
     return [("policy", f"{digest}{loaded}{errors}{check}", "bad" if errors else "")]
+
+
+def _outside(one: Json, now: datetime) -> str:
+    return f"process {one['pid']} of {user(one)}, outside MPS, is due to be ended at {local(one['ends'], now)}"
 
 
 def _gpus(devices: list[Json]) -> str:

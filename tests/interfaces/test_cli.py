@@ -109,6 +109,15 @@ def test_exit_0_when_all_is_well(served: Served) -> None:
     ]
 
 
+def test_who_is_to_be_ended_for_computing_outside_mps_is_named(served: Served) -> None:
+    """It stood in the API only."""
+    one = {"pid": 77, "uid": 1002, "user": "bob", "ends": "2026-11-21T00:05:00+00:00"}
+    body = {**served.backend.status(), "outside": [one, {**one, "pid": 78, "ends": None}]}
+    page = cli_text.status(body, cli_text.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
+    assert "  outside  process 77 of bob, outside MPS, is due to be ended at 00:05:00" in page
+    assert not [line for line in page if "process 78" in line]
+
+
 def test_times_are_those_of_this_machine(served: Served) -> None:
     """An administrator compares with a clock on the wall."""
     assert "05:45:00, 1 process" in run(served, "status", TZ="Asia/Kathmandu").stdout

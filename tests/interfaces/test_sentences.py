@@ -43,6 +43,11 @@ def test_a_rejected_policy_says_what_holds_instead() -> None:
     assert sentence(record, NAMES) == "the policy was rejected; the one before stays in force: a.toml:1: x (and 1 more)"
 
 
+def test_a_warning_for_computing_outside_mps_says_how_long_is_left() -> None:
+    record = {"kind": "bypass.warned", "at": 10.0, "pid": 7, "uid": 1002, "ends": 70.0}
+    assert sentence(record, NAMES) == "process 7 of bob is outside MPS and is to be ended for it in 1m00s"
+
+
 def of(one: tr.Transition) -> str:
     return sentence({"kind": one.kind, "at": one.at, **tr.transition_fields(one)}, NAMES)
 
