@@ -247,7 +247,5 @@ class Observer:
         wanted = agent.policy.compute_mode
         what = bypass.mode_trouble(wanted, self.modes, [device.uuid for device in agent.devices])
         number = {"default": "DEFAULT", "exclusive-process": "EXCLUSIVE_PROCESS"}.get(wanted, "MODE")
-        do = (
-            f"somebody has changed it, or it was not set when the control daemon started: nvidia-smi -i GPU -c {number}"
-        )
+        do = f"it was changed, or not set when the control daemon started: nvidia-smi -i GPU -c {number}"
         agent.conditions.set("compute mode", what, now, do)

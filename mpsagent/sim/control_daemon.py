@@ -70,8 +70,8 @@ class Daemon:
                     poll.register(one.pidfd, select.POLLIN)
             ready = {fd for fd, _ in poll.poll(self._timeout_ms())}
             for listener in self.listeners:
-                # everybody at the door, before anything else is done (Q10 of the real runs)
-                while listener.fileno() in ready and self.at_the_door(listener):
+                # all who have connected, before anything else is done (Q10 of the real runs)
+                while listener.fileno() in ready and self.connection_waits(listener):
                     self.accept(listener)
             ui = None if self.quitting else self.ui  # `quit` keeps its front-end until the end
             if ui is not None and ui.connection.fileno() in ready:
@@ -102,7 +102,7 @@ class Daemon:
 
     # connections
 
-    def at_the_door(self, listener: _socket.socket) -> bool:
+    def connection_waits(self, listener: _socket.socket) -> bool:
         poll = select.poll()
         poll.register(listener.fileno(), select.POLLIN)
         return bool(poll.poll(0))

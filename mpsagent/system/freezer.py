@@ -29,7 +29,7 @@ class Freezer:
         self._directory = Path(directory)
 
     async def freeze(self, process: Process) -> str | None:
-        """None when it stands, else why not. One that somebody else has stopped is left alone, now and by
+        """None when it stands, else why not. One that another program has stopped is left alone, now and by
         :meth:`thaw`."""
         if process.stopped():
             return None

@@ -75,7 +75,7 @@ ALLOWED = (
         "R4 differ in it",
     ),
     Allowance(
-        "nudges",
+        "repeated shutdowns",
         ("R3", "V2"),
         "",
         r"Control (D1|D): (Accepting connection\.\.\.|NEW UI|UI closed|Cmd:(shutdown_server|get_server_list).*|S\d|"

@@ -87,7 +87,7 @@ def _server_thread(line: str) -> str:
 
 
 def _control_thread(line: str) -> str:
-    """The daemon has one thread; who knocks when is chance: everybody at the door, a front-end, what becomes of servers
+    """The daemon has one thread; who connects when is chance, and with it what becomes of front-ends, servers
     and of who waits for one."""
     if re.search(r": (Accepting connection|User did not send|Unable to accept)", line):
         return line

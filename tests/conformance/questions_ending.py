@@ -59,16 +59,18 @@ def x14(rig: Rig) -> None:
     for manner in ("closes at once", "listens and never accepts", "accepts and says nothing"):
         rig.note(f"socket that {manner}")
         place.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-            door.bind(str(place))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(place))
             place.chmod(0o666)
-            door.listen(16)
+            listener.listen(16)
             held: list[socket.socket] = []
 
-            def serve(door: socket.socket = door, manner: str = manner, held: list[socket.socket] = held) -> None:
+            def serve(
+                listener: socket.socket = listener, manner: str = manner, held: list[socket.socket] = held
+            ) -> None:
                 try:
                     while manner != "listens and never accepts":
-                        peer, _ = door.accept()
+                        peer, _ = listener.accept()
                         if manner == "closes at once":
                             peer.close()
                         else:
@@ -79,8 +81,8 @@ def x14(rig: Rig) -> None:
             threading.Thread(target=serve, daemon=True).start()
             client = rig.spawn(A, "query")
             rig.wait(client, 4)
-            # How do those who wait end when the door goes away?
-            door.shutdown(socket.SHUT_RDWR)
+            # How do those who wait end when the listener goes away?
+            listener.shutdown(socket.SHUT_RDWR)
             for peer in held:
                 peer.close()
         rig.wait(client, 10)
@@ -88,10 +90,10 @@ def x14(rig: Rig) -> None:
         rig.wait(client)
     place.unlink(missing_ok=True)
     rig.note("SOCK_SEQPACKET in its place")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-        door.bind(str(place))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(place))
         place.chmod(0o666)
-        door.listen(16)
+        listener.listen(16)
         client = rig.spawn(A, "query")
         rig.wait(client, 4)
     rig.wait(client, 10)

@@ -74,16 +74,16 @@ def x17(rig: Rig) -> None:
     for manner in ("closes at once", "closes after a second", "answers rubbish"):
         rig.note(f"socket that {manner}")
         place.unlink(missing_ok=True)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
-            door.bind(str(place))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(place))
             place.chmod(0o666)
-            door.listen(16)
-            door.settimeout(6)
+            listener.listen(16)
+            listener.settimeout(6)
 
-            def serve(door: socket.socket = door, manner: str = manner) -> None:
+            def serve(listener: socket.socket = listener, manner: str = manner) -> None:
                 try:
                     while True:
-                        peer, _ = door.accept()
+                        peer, _ = listener.accept()
                         if manner == "closes after a second":
                             time.sleep(1)
                         if manner == "answers rubbish":
@@ -104,10 +104,10 @@ def x17(rig: Rig) -> None:
         rig.wait(client)
     rig.note("clients wait at a socket that never accepts; then a daemon starts over it")
     place.unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    door.bind(str(place))
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(place))
     place.chmod(0o666)
-    door.listen(16)
+    listener.listen(16)
     client = rig.spawn(A, "query")
     rig.pause(1)
     rig.start("-d")
@@ -115,7 +115,7 @@ def x17(rig: Rig) -> None:
     fresh = query(rig, B)
     rig.wait(client, 2)
     rig.note(f"closing the old socket after {fresh}")
-    door.close()
+    listener.close()
     rig.wait(client, 8)
     rig.signal(client, SIGKILL)
     rig.drain()

@@ -13,9 +13,9 @@ from tests.conformance.script import (
     C,
     idle_server,
     now_the_recorded_part,
-    nudge_until_gone,
     query,
     scenario,
+    shut_down_until_gone,
     sleeper,
     spinner,
     stop_all,
@@ -76,7 +76,7 @@ def r3(rig: Rig) -> None:
             rig.pause(0.001)
         left = time.monotonic()
         if early:
-            nudge_until_gone(rig, server)
+            shut_down_until_gone(rig, server)
         rig.wait(waiting)
         rig.note(f"SWITCH nudge={early} hold=3 gap={time.monotonic() - left:.3f}")
     rig.drain()

@@ -13,10 +13,10 @@ from tests.conformance.script import (
     C,
     idle_server,
     now_the_recorded_part,
-    nudge_until_gone,
     query,
     scenario,
     set_defaults,
+    shut_down_until_gone,
     sleeper,
     spinner,
     stop_all,
@@ -153,7 +153,7 @@ def v2(rig: Rig) -> None:
     query(rig, A)
     rig.signal(holder, SIGKILL)
     rig.wait(holder)
-    nudge_until_gone(rig, server)
+    shut_down_until_gone(rig, server)
     rig.wait_log("NEW SERVER .* Ready", 5)
     rig.pause(0.3)
     set_defaults(rig, 45, "2G")

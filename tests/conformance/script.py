@@ -76,7 +76,7 @@ def idle_server(rig: Rig, uid: int) -> int:
     return rig.server()
 
 
-def nudge_until_gone(rig: Rig, server: int) -> None:
+def shut_down_until_gone(rig: Rig, server: int) -> None:
     """The first shutdown_server can come before the server has noticed that its client is gone, so it is repeated."""
     for _ in range(100):
         rig.ctl(f"shutdown_server {server}", quiet=True)

@@ -33,7 +33,7 @@ class Round:
     at: float = 0.0
     injected: int = 0
     late: int = 0
-    """Illegal accesses that were launched when somebody had been told of an error: not counted as injected."""
+    """Illegal accesses that were launched when a client had been told of an error: not counted as injected."""
     until_told: float | None = None
     """Seconds from the first launch to the first error anywhere."""
     faulty: dict[str, int] = field(default_factory=dict)
@@ -66,7 +66,7 @@ def served(rounds: Sequence[Round], who: str) -> list[float]:
 
 
 def asleep(rounds: Sequence[Round]) -> int:
-    """Rounds that left somebody asleep."""
+    """Rounds that left a client asleep."""
     return sum(bool(one.leftovers(True) + one.leftovers(False)) for one in rounds)
 
 
@@ -162,7 +162,7 @@ def write(out: Path | None, about: dict[str, Any], rounds: Sequence[Round], prob
     notes = [
         f"with the agent {injected} of {wanted} faults, {leftovers} leftovers, {refused} refused: "
         f"{'good' if good else 'NOT GOOD'}",
-        f"illegal accesses launched after somebody's first error, not counted: {sum(one.late for one in rounds)}",
+        f"illegal accesses launched after the first error of a client, not counted: {sum(one.late for one in rounds)}",
         f"from launch to the first error (s): {times(told)}",
         f"ended by hand: {sum(one.by_hand for one in rounds)}; rounds whose next client was never served: "
         f"{sum(any(value is None for value in one.served.values()) for one in rounds)}",

@@ -154,7 +154,7 @@ def _used(here: Here, out: Out, arm: Arm, agent: Agent, seconds: float, cores: l
         took, shares = shares_of(arm.stage, lambda: arm.serve(8, seconds, cores))
         opened = count()
     out.say(
-        f"while 8 clients work for {took:.0f} s mpsagent uses {in_words(shares)}, aim {100 * MOST:g} %; somebody "
+        f"while 8 clients work for {took:.0f} s mpsagent uses {in_words(shares)}, aim {100 * MOST:g} %; a program "
         f"opened a GPU's device file in {opened} half-seconds of these, and in each it is looked who that was"
     )
     out.raw["processor"] = {**shares, "opened": opened}
@@ -164,7 +164,7 @@ def _used(here: Here, out: Out, arm: Arm, agent: Agent, seconds: float, cores: l
 
 @contextlib.contextmanager
 def opens() -> Iterator[Callable[[], int]]:
-    """In how many half-seconds somebody opened device files of GPUs: so often the agent looks who it was."""
+    """In how many half-seconds a program opened device files of GPUs: so often the agent looks who it was."""
     with Inotify() as inotify:
         os.set_blocking(inotify.fd, False)
         for path in Path("/dev").glob("nvidia*"):

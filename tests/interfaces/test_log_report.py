@@ -33,7 +33,7 @@ def test_lines_that_differ_in_who_and_where_only_are_one() -> None:
     ) == [(2, "Client {PID: N, Context ID: N} of NAME sleeps on N at PATH")]
 
 
-def test_what_could_name_somebody_is_taken_out() -> None:
+def test_what_could_name_a_person_is_taken_out() -> None:
     for secret, text in {
         "carol": "job of carol@example.org ends",
         "payroll": 'Cannot run "payroll model" now',

@@ -1,4 +1,4 @@
-"""Shared by the tests of the hands: a loop per test, small programs written on the spot, and a watch on leaks."""
+"""Shared by the tests of what touches the machine: a loop for each, small programs made on the spot, leaks."""
 
 from __future__ import annotations
 
