@@ -19,7 +19,6 @@ from typing import NamedTuple
 
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system import directories
-from mpsagent.system.nvml import NOWHERE
 
 OK, NOTE, WARNING, PROBLEM = "ok", "note", "warning", "problem"
 SHOWN = 5
@@ -237,7 +236,9 @@ def processes(public: str, ours: Iterable[int] = ()) -> Iterator[Finding]:
         if environment is None or _is_mps(name):
             continue
         wanted = environment.get(PIPE)
-        if _same(name, wanted or public, public) or (wanted == NOWHERE and _uid(name) == 0):  # or NVML's helper
+        if _same(name, wanted or public, public) or (
+            wanted == directories.NOWHERE and _uid(name) == 0
+        ):  # or NVML's helper
             continue
         who = f"process {name} of uid {_uid(name)}"
         none = _stat(f"/proc/{name}/root/{(wanted or public).lstrip('/')}/control") is None

@@ -20,7 +20,8 @@ from typing import Any
 
 import mpsagent
 from mpsagent.mps.limits import Device
-from mpsagent.system.nvml import NOWHERE, ComputeProcess, Gpu
+from mpsagent.system.directories import NOWHERE
+from mpsagent.system.nvml import ComputeProcess, Gpu
 from mpsagent.system.nvml_helper import SMALL_SMS
 from mpsagent.system.nvml_helper import text as _text
 from mpsagent.system.processes import start_time

@@ -20,6 +20,8 @@ from pathlib import Path
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
 from mpsagent.policy.parse import SHARED
 
+NOWHERE = "/nonexistent/mpsagent-asks-without-mps"
+"""The pipe directory of programs of ours that ask the driver: they are never clients of MPS."""
 DAEMON_NAMES = ("control", "control_privileged", "control_lock", "log", "nvidia-cuda-mps-control.pid")
 """What a control daemon leaves in its pipe directory (recording 01, S1)."""
 LOG_NAMES = ("control.log", "server.log")

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mpsagent
+from mpsagent.system.directories import NOWHERE
 from mpsagent.system.spawn import kill_group, reap, start_process
 
-NOWHERE = "/nonexistent/mpsagent-asks-without-mps"
-"""The pipe directory of programs of ours: they are never clients of MPS."""
 DEADLINE = 10.0
 FIRST_DEADLINE = 30.0
 """Seconds for an answer, and for the first one: without persistence mode the driver starts a GPU first."""

@@ -18,7 +18,7 @@ import pytest
 from mpsagent.mps.rendezvous import HELLO
 from mpsagent.system import checkup
 from mpsagent.system.checkup import NOTE, OK, PROBLEM, WARNING, Finding
-from mpsagent.system.nvml import NOWHERE
+from mpsagent.system.directories import NOWHERE
 
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Tue Sep  2 2026\nGCC version:  gcc 12.2.0\n"
 OPEN_DRIVER = (
