@@ -19,8 +19,6 @@ SLICE, PAUSE = 0.001, 0.004
 """Seconds of accepting, and of everything else before the next."""
 NO_DESCRIPTORS = 1.0
 """Seconds until it is tried again when the process or the system has no descriptors left."""
-SO_PASSRIGHTS = 83
-"""Linux 6.16 and later: whether descriptors may be sent to this socket and to what it accepts."""
 _EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
@@ -33,9 +31,6 @@ class Listener:
         self._loop = asyncio.get_running_loop()
         self._again: asyncio.TimerHandle | None = None
         sock.setblocking(False)
-        # who receives a user's descriptor closes it, which may take as long as the user likes (SO_LINGER)
-        with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
         self._listen()
 
     def close(self) -> None:
