@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,8 @@ TOKEN_BYTES = 4096
 TOKEN_SECONDS = 0.001
 SLICE = 0.001
 """Seconds of work until the loop turns: the gate's messages are to be answered meanwhile."""
+QUESTION = 20.0
+"""Seconds for a question to the history, the wait for those before it included."""
 _FORGET_ABOVE = 4096
 
 
@@ -70,6 +73,43 @@ def cost(size: int, seconds: float) -> float:
     return size / TOKEN_BYTES + seconds / TOKEN_SECONDS
 
 
+class OneEach:
+    """One at a time of each user."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def of(self, uid: int) -> AsyncIterator[None]:
+        lock, users = self._own.get(uid, (asyncio.Lock(), 0))
+        self._own[uid] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            users = self._own[uid][1] - 1
+            if users:
+                self._own[uid] = (lock, users)
+            else:
+                del self._own[uid]
+
+
+class Questions:
+    """To the history's file, each as much as seconds of a core (9 s was root's wait behind those of four users, who had
+    asked 60 at once): one of each user, two of all users, and root's beside them. Raises TimeoutError."""
+
+    def __init__(self) -> None:
+        self._users, self._each = asyncio.Semaphore(2), OneEach()
+
+    @asynccontextmanager
+    async def of(self, uid: int) -> AsyncIterator[None]:
+        if uid == 0:
+            yield
+            return
+        async with asyncio.timeout(QUESTION), self._each.of(uid), self._users:
+            yield
+
+
 class Slices:
     """Long answers are written a slice at a time. One slice of all users' goes between two turns of the loop, and each
     user has one place in the line; root's are beside them."""
@@ -77,23 +117,14 @@ class Slices:
     def __init__(self, span: float = SLICE) -> None:
         self._span = span
         self._line = asyncio.Lock()
-        self._own: dict[int, tuple[asyncio.Lock, int]] = {}
+        self._each = OneEach()
 
     async def lines(self, uid: int, items: Iterable[Any]) -> tuple[list[bytes], float]:
         """Each item as JSON, and how many seconds of work that was; bytes are written already."""
         if uid == 0:
             return await self._write(items, None)
-        lock, users = self._own.get(uid, (asyncio.Lock(), 0))
-        self._own[uid] = (lock, users + 1)
-        try:
-            async with lock:
-                return await self._write(items, self._line)
-        finally:
-            users = self._own[uid][1] - 1
-            if users:
-                self._own[uid] = (lock, users)
-            else:
-                del self._own[uid]
+        async with self._each.of(uid):
+            return await self._write(items, self._line)
 
     async def _write(self, items: Iterable[Any], line: asyncio.Lock | None) -> tuple[list[bytes], float]:
         written: list[bytes] = []

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from mpsagent.interfaces import http, metrics
-from mpsagent.interfaces.allowance import Slices
+from mpsagent.interfaces.allowance import Questions, Slices
 from mpsagent.interfaces.api_events import Events
 from mpsagent.interfaces.api_orders import Orders
 from mpsagent.interfaces.api_reads import Reads
@@ -51,9 +51,9 @@ class Api:
         self._failed = failed
         self._metered = metered or metrics.Metrics()
         self._started = False
-        rights, slices = Rights(is_admin), Slices()
-        reads = self._reads = Reads(backend, rights, slices, self._metered, lambda: self.peers)
-        events = self._events = Events(backend, self._bounds, slices)
+        rights, slices, questions = Rights(is_admin), Slices(), Questions()
+        reads = self._reads = Reads(backend, rights, slices, questions, self._metered, lambda: self.peers)
+        events = self._events = Events(backend, self._bounds, slices, questions)
         orders = Orders(backend, rights, self._bounds)
         app = web.Application(middlewares=[self._guard], client_max_size=self._bounds.body_size)
         get, post = app.router.add_get, app.router.add_post

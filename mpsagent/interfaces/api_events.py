@@ -8,7 +8,7 @@ import time
 from aiohttp import hdrs, web
 
 from mpsagent.interfaces import http
-from mpsagent.interfaces.allowance import Slices, cost
+from mpsagent.interfaces.allowance import Questions, Slices, cost
 from mpsagent.interfaces.api_reads import listed
 from mpsagent.interfaces.backend import Backend, CursorGone, Json, Problem
 from mpsagent.interfaces.http import line
@@ -50,8 +50,8 @@ class _Follower:
 class Events:
     """``end`` ends the streams."""
 
-    def __init__(self, backend: Backend, bounds: Bounds, slices: Slices) -> None:
-        self._backend, self._bounds, self._slices = backend, bounds, slices
+    def __init__(self, backend: Backend, bounds: Bounds, slices: Slices, questions: Questions) -> None:
+        self._backend, self._bounds, self._slices, self._questions = backend, bounds, slices, questions
         self._streamed = Streamed(backend.event)
         self._news = News(backend.newest, backend.wait_events, self._batch)
         self.end = self._news.end
@@ -70,8 +70,10 @@ class Events:
             return await self._follow(request, cursor, 10 if limit is None else limit)
         if filtered:
             wanted = wanted_records(query, cursor, 100 if limit is None else limit)
-            found, work = await self._backend.find(query.get("user"), wanted)
-            connection_of(request).charge(cost(0, work))
+            connection = connection_of(request)
+            async with self._questions.of(connection.peer.uid):
+                found, work = await self._backend.find(query.get("user"), wanted)
+                connection.charge(cost(0, work))
         else:
             found = await self._read(request, cursor, 100 if limit is None else limit)
         at = self._after(found, cursor)

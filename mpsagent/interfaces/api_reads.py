@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from mpsagent.interfaces import http, metrics
-from mpsagent.interfaces.allowance import Slices, cost
+from mpsagent.interfaces.allowance import Questions, Slices, cost
 from mpsagent.interfaces.backend import Backend, Json, Problem
 from mpsagent.interfaces.http import json_answer, line
 from mpsagent.interfaces.peers import Peers
@@ -38,9 +38,15 @@ class Reads:
     """``peers``: of the socket, once it listens."""
 
     def __init__(
-        self, backend: Backend, rights: Rights, slices: Slices, metered: metrics.Metrics, peers: Callable[[], Peers]
+        self,
+        backend: Backend,
+        rights: Rights,
+        slices: Slices,
+        questions: Questions,
+        metered: metrics.Metrics,
+        peers: Callable[[], Peers],
     ) -> None:
-        self._backend, self._rights, self._slices = backend, rights, slices
+        self._backend, self._rights, self._slices, self._questions = backend, rights, slices, questions
         self._metered, self._peers = metered, peers
         self._page: tuple[Json | None, bytes] = (None, b"")
         """The status page that was written last."""
@@ -113,7 +119,9 @@ class Reads:
         return await self._one(request, lambda: found)
 
     async def report(self, request: web.Request) -> web.Response:
-        found = await self._backend.report(*wanted_days(parameters(request, {"by", "first", "last", "job"})))
+        wanted = wanted_days(parameters(request, {"by", "first", "last", "job"}))
+        async with self._questions.of(peer_of(request).uid):
+            found = await self._backend.report(*wanted)
         return await self._one(request, lambda: found)
 
     async def leases(self, request: web.Request) -> web.Response:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,9 @@ from mpsagent.interfaces import client
 from mpsagent.interfaces.accept import Listener
 from mpsagent.interfaces.allowance import Rates, Slices, cost
 from mpsagent.interfaces.peers import Bounds
+from mpsagent.system import database
+from mpsagent.system.database import Query, Record
+from mpsagent.system.history import History
 from tests.interfaces.stand_in import Served, StandIn, serve, until
 
 _PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
@@ -167,6 +171,47 @@ def test_four_users_in_a_loop_lock_out_no_other(served: Served, code: str) -> No
     assert served.failures == []
 
 
+_SLOW = """
+import socket, sys
+kept = []
+for _ in range(12):
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(sys.argv[1])
+    sock.sendall(b"GET /v1/events?kind=slow HTTP/1.1\\r\\nHost: m\\r\\n\\r\\n")
+    kept.append(sock)
+print("on", flush=True)
+sys.stdin.read()
+"""
+
+
+@as_users
+@pytest.mark.root
+def test_questions_that_take_long_do_not_keep_roots_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search of the whole history takes seconds; root's waited behind those of four users, 9 s of its 10."""
+    history, go_on, under_way = History(str(tmp_path)), threading.Event(), list[Query]()
+
+    def find(path: Path, query: Query) -> list[Record]:
+        if query.kind == "slow":
+            under_way.append(query)
+            go_on.wait(60)
+        return []
+
+    class Asked(StandIn):
+        async def find(self, user: str | None, query: Query) -> Any:
+            return await history.find(query)
+
+    monkeypatch.setattr(database, "find", find)
+    try:
+        with serve(Asked()) as served, flooding(served, _SLOW):
+            until(lambda: len(under_way) >= 2)
+            assert client.request(str(served.path), "GET", "/v1/events?kind=quick", timeout=60)[0] == 200
+            assert len(under_way) == 2
+            go_on.set()
+    finally:
+        go_on.set()
+        history.close()
+
+
 @as_users
 @pytest.mark.root
 def test_root_has_a_socket_that_no_other_user_can_fill(served: Served) -> None:
@@ -271,7 +316,7 @@ def test_a_long_answer_leaves_the_loop_its_turns() -> None:
         assert [json.loads(line)["number"] for line in lines] == list(range(20_000))
         # about a turn for each millisecond of work; fewer where other programs have the processor in between
         assert turns >= work / 0.001 / 50
-        assert slices._own == {}
+        assert slices._each._own == {}
         beside.cancel()
 
     asyncio.run(scenario())
