@@ -236,9 +236,8 @@ def processes(public: str, ours: Iterable[int] = ()) -> Iterator[Finding]:
         if environment is None or _is_mps(name):
             continue
         wanted = environment.get(PIPE)
-        if _same(name, wanted or public, public) or (
-            wanted == directories.NOWHERE and _uid(name) == 0
-        ):  # or NVML's helper
+        nvmls_helper = wanted == directories.NOWHERE and _uid(name) == 0
+        if _same(name, wanted or public, public) or nvmls_helper:
             continue
         who = f"process {name} of uid {_uid(name)}"
         none = _stat(f"/proc/{name}/root/{(wanted or public).lstrip('/')}/control") is None
