@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
+from pathlib import Path
 from typing import IO, Any
 
 from mpsagent.bench.process import Latencies, ProcessError, Ready, Told, stepping
@@ -30,6 +31,7 @@ _STEPS = re.compile(rb"\s*steps:?\s+(\d{1,15})\b")
 _SAYS_MUCH = 1 << 20
 _WORDS = 300
 _NO_TORCH = 3
+_NOT_STARTED = (126, 127)  # as setpriv says it, and shells
 _HAS_TORCH = f"import importlib.util, sys; importlib.util.find_spec('torch') or sys.exit({_NO_TORCH}); import torch"
 _FOR_TORCH = {"USER": "bench", "LOGNAME": "bench", "HOME": "/nonexistent"}  # PyTorch asks who it is
 IMPORT = 60.0
@@ -39,12 +41,13 @@ IMPORT = 60.0
 def python_with_torch(asked: str | None, uid: int | None) -> tuple[str, str]:
     """``asked``, or the first python3 on PATH; and why it does not do, or nothing. It must do for the user whose the
     processes will be (None: for ourselves)."""
-    python = shutil.which(asked or "python3") or asked
-    if not python:
+    found = shutil.which(asked or "python3") or asked
+    if not found:
         return "", "there is no python3 on PATH"
+    python = str(Path(found).absolute())  # not a link's target: a venv's Python knows itself by its link
     as_user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
     who = "" if uid is None else f" for user {uid}, as whom the processes run"
-    command = [python, "-c", _HAS_TORCH]
+    command = [*_WITH_US, python, "-c", _HAS_TORCH]
     with tempfile.TemporaryFile() as errors:
         try:
             code = subprocess.run(
@@ -53,10 +56,10 @@ def python_with_torch(asked: str | None, uid: int | None) -> tuple[str, str]:
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:
             return python, f"{python} does not import PyTorch in {IMPORT:g} s{who}"
-        except OSError as error:
-            return python, f"{python} does not start{who}: {error.strerror}"
         if code == _NO_TORCH:
             return python, f"{python} has no PyTorch{who}"
+        if code in _NOT_STARTED:
+            return python, f"{python} does not start{who}: {_last(errors)}"
         return python, f"{python} cannot import PyTorch{who}: {_last(errors)}" if code else ""
 
 

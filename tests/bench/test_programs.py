@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -189,13 +190,36 @@ def test_unasked_the_first_python_on_path_is_tried_and_named(
     pythons: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli_bench._torch(None, ["block"], ["off"]) == ""
-    monkeypatch.setenv("PATH", f"{pythons}/with:{pythons}/without")
+    path = os.environ["PATH"]
+    monkeypatch.setenv("PATH", f"{pythons}/with:{pythons}/without:{path}")
     assert cli_bench._torch(None, [], ["off"]) == f"{pythons}/with/python3"
     assert capsys.readouterr().err == f"PyTorch: {pythons}/with/python3\n"
-    monkeypatch.setenv("PATH", f"{pythons}/without:{pythons}/with")
+    monkeypatch.setenv("PATH", f"{pythons}/without:{pythons}/with:{path}")
     assert cli_bench._torch(None, [], ["off"]) == ""
     said = " ".join(capsys.readouterr().err.split())
     assert f"without resnet, resnet16, mnist: {pythons}/without/python3 has no PyTorch" in said
+
+
+def test_a_python_is_named_from_where_one_is(pythons: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is started in another directory."""
+    monkeypatch.chdir(pythons)
+    assert cli_bench._torch("with/python3", ["resnet"], ["off"]) == f"{pythons}/with/python3"
+
+
+def test_a_python_that_is_asked_for_long_ends_with_whoever_asks(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 600\n")
+    python.chmod(0o755)
+    ask = f"from mpsagent.bench import programs; programs.python_with_torch({str(python)!r}, None)"
+    with subprocess.Popen([sys.executable, "-c", ask]) as asking:
+        end = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().endswith("\n"):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        asking.kill()
+    found = int((tmp_path / "pid").read_text())
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(found).wait(60)
 
 
 @pytest.mark.root
