@@ -11,8 +11,8 @@ import pytest
 
 from mpsagent.interfaces.advice import advise, seen
 from mpsagent.interfaces.cli_advise import page
+from tests.interfaces.program import run
 from tests.interfaces.stand_in import serve
-from tests.interfaces.test_cli import run
 
 HOUR = 3600.0
 Json = dict[str, Any]

@@ -1,20 +1,19 @@
-"""``mpsagent-cli policy check``: what a reload would say, before it says it."""
+"""``mpsagent-cli policy``: what a reload would say, before it says it; the policy in force as people write it."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
-import struct
 import subprocess
-import sys
-import termios
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
+from mpsagent.interfaces import cli_policy
+from mpsagent.policy.files import load
+from tests.interfaces.program import PROGRAM, read_on_terminal
+
 DEVICES = [{"ordinal": 0, "uuid": "GPU-1", "name": "H200", "memory": 140 << 30, "multiprocessors": 132}]
 DOUBTFUL = '[limits]\nthreads = { sms = 500 }\nmemory = "300G"\n[user.rooot]\nthreads = 5\n'
 
@@ -63,23 +62,6 @@ def test_on_a_terminal_it_fits_and_in_a_pipe_each_is_one_line(tmp_path: Path, de
 
 def on_terminal(*words: str) -> list[str]:
     return read_on_terminal("policy", "check", *words)
-
-
-def read_on_terminal(*words: str) -> list[str]:
-    """What is read on 80 columns."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm"}
-    out = b""
-    with subprocess.Popen([PROGRAM, *words], env=env, stdout=slave, stderr=slave):
-        os.close(slave)
-        try:
-            while data := os.read(master, 65536):
-                out += data
-        except OSError:  # EIO: the child has closed its end
-            pass
-    os.close(master)
-    return out.decode().splitlines()
 
 
 def test_parts_that_are_not_named_are_a_note(tmp_path: Path) -> None:
@@ -176,7 +158,6 @@ def test_devices_that_make_no_sense_are_said(tmp_path: Path) -> None:
 
 def test_totals_are_told_in_their_own_words() -> None:
     from mpsagent.interfaces.cli_policy import explained
-    from mpsagent.policy.files import load
     from mpsagent.policy.identity import Identity
 
     text = '[limits]\nthreads = {{ sms = 26 }}\nmemory = "1G"\ntotal_threads = {}\ntotal_memory = {}\n'
@@ -198,14 +179,30 @@ def test_a_priority_is_a_number_and_no_time() -> None:
     assert [line.split()[:2] for line in lines if line.startswith("priority")] == [["priority", "5"]]
 
 
+def test_the_policy_is_shown_as_a_table() -> None:
+    """A line for each key, with its place; it was seven lines for each."""
+    policy, errors = load([("/etc/p.toml", '[limits]\nthreads = 20\nmemory = "2G"\n[switch]\nafter = "10m"\n')])
+    assert policy is not None, errors
+    body = {
+        "digest": policy.digest,
+        "loaded": None,
+        "files": ["/etc/p.toml"],
+        "errors": [],
+        "sections": policy.sections(),
+    }
+    assert cli_policy.shown(body, datetime(2026, 11, 21, tzinfo=UTC)) == [
+        f"{policy.digest[:12]}, from /etc/p.toml",
+        "",
+        "KEY             VALUE   FROM",
+        "limits.threads  20 %    /etc/p.toml:2",
+        "limits.memory   2G      /etc/p.toml:3",
+        "switch.after    10m00s  /etc/p.toml:5",
+    ]
+
+
 def test_values_are_shown_as_people_write_them() -> None:
     """Seen: `{ sms = 26 }` as "1M", a weight of 3 as "3.0", 10 shares as "10.0s", a size of 1G as "12427d13h", and a
     table by device and a list as Python has them."""
-    from datetime import UTC, datetime
-
-    from mpsagent.interfaces.cli_policy import shown
-    from mpsagent.policy.files import load
-
     text = """
 [limits]
 threads = { sms = 26 }
@@ -231,7 +228,7 @@ shares = 10
     policy, errors = load([("p.toml", text)])
     assert policy is not None, errors
     body = {"digest": policy.digest, "loaded": None, "files": ["p.toml"], "errors": [], "sections": policy.sections()}
-    lines = shown(json.loads(json.dumps(body)), datetime(2026, 11, 22, tzinfo=UTC))[3:]
+    lines = cli_policy.shown(json.loads(json.dumps(body)), datetime(2026, 11, 22, tzinfo=UTC))[3:]
     assert [" ".join(line.split()[1:-1]) for line in lines] == [
         "26 multiprocessors", "0=20G 1=3584M GPU-1=10%", "never",
         "weight 3", "1G on each of 2 GPUs",

@@ -20,8 +20,8 @@ import pytest
 
 from mpsagent.interfaces.cli import cli
 from mpsagent.policy.identity import Identity
+from tests.interfaces.program import PROGRAM, run
 from tests.interfaces.stand_in import USER, Served, StandIn, serve
-from tests.interfaces.test_cli import PROGRAM, run
 
 START_UP = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], 'eval "$(mpsagent-cli completion bash)"'),

@@ -12,8 +12,8 @@ import pytest
 
 from mpsagent.interfaces import cli_progress, views
 from mpsagent.interfaces.cli_progress import Progress
+from tests.interfaces.program import run
 from tests.interfaces.stand_in import START, USER, Served, StandIn, serve
-from tests.interfaces.test_cli import run
 
 
 class Forward(StandIn):

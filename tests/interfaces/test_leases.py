@@ -11,8 +11,8 @@ from mpsagent.interfaces import client
 from mpsagent.interfaces.backend import Problem
 from mpsagent.interfaces.lease_body import asked
 from mpsagent.policy.values import Multiprocessors, Share
+from tests.interfaces.program import run
 from tests.interfaces.stand_in import OTHER, START, serve
-from tests.interfaces.test_cli import run
 from tests.interfaces.test_permissions import ask
 
 NOW = START

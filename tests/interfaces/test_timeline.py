@@ -18,8 +18,8 @@ import pytest
 from mpsagent.core.sentences import sentence
 from mpsagent.interfaces import timeline, timeline_page, timeline_svg
 from tests.interfaces.browser import PROGRAM, Browser
+from tests.interfaces.program import run
 from tests.interfaces.stand_in import OTHER, START, USER, serve, until
-from tests.interfaces.test_cli import run
 
 NAMES = {1001: "alice", 1002: "bob", 1003: "<script>alert(1)</script>"}
 LIMITS = {"threads": 20.0, "memory": {"0": 1 << 30}}

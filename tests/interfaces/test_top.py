@@ -20,8 +20,8 @@ from mpsagent.core.model import Client
 from mpsagent.interfaces import top_page
 from mpsagent.interfaces.top_page import View
 from mpsagent.mps.limits import Limits
+from tests.interfaces.program import PROGRAM, run
 from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, serve
-from tests.interfaces.test_cli import PROGRAM, run
 
 with_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
