@@ -20,6 +20,8 @@ from mpsagent.core.view import Turn
 from mpsagent.policy import parse, values
 from mpsagent.policy.shares import Lease, Share
 
+LEASE = "lease"
+"""The number of the last lease, of all instances; everything else is one instance's."""
 MOST = 1000
 """Clients that are being ended; a server has 48."""
 

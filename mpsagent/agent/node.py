@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpsagent.agent import gpus, policies
+from mpsagent.agent import gpus, kept, policies
 from mpsagent.agent.apart import Apart
 from mpsagent.agent.conditions import Condition, Conditions
 from mpsagent.agent.executor import mps_environment
@@ -152,13 +152,18 @@ class Node(Recorder):
         self.own = self.policy.placement == "own"
         return with_own_directories(made, self.settings.run_directory) if self.own else made
 
-    def _earlier(self, kept: dict[str, Any], agent: Agent) -> dict[str, Any]:
-        """What the agent before has kept of an instance. One that looked after a single instance named none."""
-        mine = {
-            key.removeprefix(f"{agent.name}/"): value for key, value in kept.items() if key.startswith(f"{agent.name}/")
-        }
-        plain = {key: value for key, value in kept.items() if "/" not in key}
-        return plain if self.single else mine or (plain if agent is self.agents[0] else {})
+    def _earlier(self, everything: dict[str, Any], agent: Agent) -> dict[str, Any]:
+        """What the agent before has kept of an instance. One that looked after a single instance named none: then it is
+        moved, because what stays behind comes back one day (seen: a drain that had been over for long)."""
+        prefix = f"{agent.name}/"
+        mine = {key.removeprefix(prefix): value for key, value in everything.items() if key.startswith(prefix)}
+        plain = {key: value for key, value in everything.items() if "/" not in key and key != kept.LEASE}
+        here, there = (plain, mine) if self.single else (mine, plain if agent is self.agents[0] else {})
+        for key, value in there.items():
+            self.store.put(f"{prefix}{key}" if self.single else key, None)
+            if not here:
+                agent.store.put(key, value)
+        return here or there
 
     async def end(self) -> None:
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""

@@ -127,11 +127,11 @@ def give_lease(agent: Agent, asked: Asked, by: int) -> Lease | str:
         if not line:
             return f"there is no process {asked.pid}"
         process = line[0]
-    number = int(agent.node.store.get("lease", 0)) + 1
+    number = int(agent.node.store.get(kept.LEASE, 0)) + 1
     share = Share(f"lease {number}", asked.threads, asked.memory)
     until = now + asked.seconds if asked.seconds is not None else asked.until or now
     lease = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
-    agent.node.store.put("lease", number)
+    agent.node.store.put(kept.LEASE, number)
     ended = [inp.LeaseEnded(now, one.number, by) for one in earlier]
     for one in agent.node.agents:  # the job may be placed at any instance
         one.take([*ended, inp.LeaseGiven(now, lease)])

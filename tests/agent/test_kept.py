@@ -3,11 +3,13 @@ and nothing done to a process that was not meant."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mpsagent.agent import kept, missed
+from mpsagent.agent.node import Node
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
@@ -16,8 +18,11 @@ from mpsagent.core.inputs import Peer
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.system.store import Part, Store
 
 NOW = 1000.0
+KEYS = ("drain", "served", kept.LEASE, "left/drain", "left/served", "right/drain", "right/served")
+DRAIN = {"since": 10.0, "until": None, "restart": False}
 ALICE, BOB = Peer(71, 1001, 1001, 5), Peer(72, 1002, 1002, 6)
 
 
@@ -215,3 +220,35 @@ def test_what_is_older_than_all_records_in_sight_is_on_record() -> None:
     assert written(known, at_work()) == []
     assert not missed.is_new(missed.open_ends(known), tr.ClientWaiting(890.0, 71, 1001, 3))
     assert missed.is_new(missed.open_ends(known), tr.ClientWaiting(960.0, 71, 1001, 3))
+
+
+def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None:
+    """Seen: drained, restarted with a second instance, resumed; when there was one instance again it was drained, and
+    who came waited. And an agent of several that was started twice had forgotten the drain."""
+    store = Store(None)
+    store.put("drain", DRAIN)
+    store.put(kept.LEASE, 7)
+
+    def start(*names: str) -> list[dict[str, Any]]:
+        """Agents for these instances on what the ones before have kept; the drain that each of them finds."""
+        single = len(names) == 1
+        agents = [SimpleNamespace(name=name, store=store if single else Part(store, name)) for name in names]
+        node: Any = SimpleNamespace(single=single, agents=agents, store=store)
+        everything = {key: store.get(key) for key in KEYS if store.get(key) is not None}
+        found = [Node._earlier(node, everything, one) for one in agents]
+        for one in agents:
+            one.store.put("served", [[1001, NOW]])  # as each agent does soon after
+        resume[:] = [agents[0].store]
+        return [one.get("drain") for one in found]
+
+    resume: list[Any] = []
+    assert start("left", "right") == [DRAIN, None]
+    assert start("left", "right") == [DRAIN, None]
+    assert start("left") == [DRAIN]
+    assert start("left", "right") == [DRAIN, None]
+    resume[0].put("drain", None)
+    assert start("left") == [None]
+    store.put("left/drain", DRAIN)  # of an agent of an earlier version, which left both
+    assert start("left") == [None]
+    assert start("left", "right") == [None, None]
+    assert store.get(kept.LEASE) == 7
