@@ -226,6 +226,7 @@ class Agent(Recorder):
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
         self.up_since = None
+        self.conditions.set("adopted", None, now)
         self.take([inp.ControlGone(now, pid)])
         self._forget_drain()
 

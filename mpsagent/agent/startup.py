@@ -51,7 +51,8 @@ def _differs(agent: Agent, found: Running) -> str | None:
     if os.path.realpath(found.log_directory) != os.path.realpath(agent.where.log):
         wrong.append(f"writes its logs to {found.log_directory}, not to {agent.where.log}, so faults are not seen")
     if (found.devices or "") != ",".join(policy.devices):
-        wrong.append(f"serves {found.devices or 'all GPUs'}")
+        meant = ", ".join(policy.devices) or "all GPUs"
+        wrong.append(f"serves {found.devices or 'all GPUs'}, and the policy says {meant}")
     return f"control daemon {found.pid}, which runs already, {'; it '.join(wrong)}" if wrong else None
 
 

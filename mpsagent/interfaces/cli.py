@@ -394,9 +394,9 @@ def restart(
         return
     from mpsagent.interfaces import cli_events
 
-    cursor = ask.asked(path, "GET", "/v1/status")[0]["history"]["newest"]
-    ask.asked(path, "POST", "/v1/restart", body)
-    sys.exit(cli_events.until_restarted(path, cursor, seconds))
+    before, _ = ask.asked(path, "GET", "/v1/status")
+    answer, _ = ask.asked(path, "POST", "/v1/restart", body)
+    sys.exit(cli_events.until_restarted(path, before, answer.get("instances", []), seconds))
 
 
 @cli.command()

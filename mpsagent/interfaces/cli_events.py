@@ -172,19 +172,30 @@ def until_shut_down(path: str, cursor: int, pid: int, seconds: float) -> int:
     return _until(path, cursor, seconds + END_DEADLINE, mine, over, f"server {pid} has not ended so far")
 
 
-def until_restarted(path: str, cursor: int, seconds: float) -> int:
-    """Say what becomes of a restart of the control daemon, which may take so long; the exit status."""
+def until_restarted(path: str, before: Json, names: list[str], seconds: float) -> int:
+    """Say what becomes of a restart of the control daemons of these instances, which may take so long, until each of
+    them runs again; the exit status. ``before``: the status when it was ordered."""
+    several = [one for one in before.get("instances", []) if one["name"] in names]
+    if len(before.get("instances", [])) < 2:  # then no record names one
+        several = []
+    awaited = {one["name"] for one in several if one["mode"]["sharing"] != "apart"} or {None}
 
     def mine(event: Json) -> bool:
+        if several and event.get("instance") not in names:
+            return False
         told = event["kind"].startswith(("control.", "drain."))
         return told or event.get("action") in ("QuitControl", "StartControl")
 
     def over(event: Json) -> int | None:
         if event["kind"] in ("action.failed", "control.failed"):
             return UNHEALTHY
-        return FINE if event["kind"] == "action.done" and event["action"] == "StartControl" else None
+        if event["kind"] != "action.done" or event["action"] != "StartControl":
+            return None
+        awaited.discard(event.get("instance"))
+        return None if awaited - {None} else FINE
 
-    return _until(path, cursor, seconds + END_DEADLINE, mine, over, "the control daemon does not run so far")
+    newest = before["history"]["newest"]
+    return _until(path, newest, seconds + END_DEADLINE, mine, over, "the control daemon does not run so far")
 
 
 def _until(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -175,6 +176,18 @@ def test_a_daemon_of_others_on_the_public_directory_is_left_until_it_goes(stage:
     assert stage.rig.ctl("quit").rc == 0
     stage.until(lambda: not stage.waits_for(agent), "the agent takes the place")
     stage.exact(B, 20)
+    stage.no_problem(agent)
+
+
+def test_a_daemon_that_serves_other_gpus_than_the_policy_says_is_named_while_it_runs(stage: Stage) -> None:
+    """Seen: "which runs already, serves GPU-…" and not what is wrong with that, also in a drain, when it had ended."""
+    device = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())[0]["uuid"]
+    agent = stage.with_agent(POLICY)
+    stage.killed(agent)
+    stage.policy(POLICY, extra=f'devices = ["{device}"]')
+    agent = stage.again()
+    assert f"serves all GPUs, and the policy says {device}" in stage.problem(agent, "which runs already")
+    assert stage.cli(agent, "drain")[0] == 0
     stage.no_problem(agent)
 
 

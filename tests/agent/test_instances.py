@@ -260,6 +260,12 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
         "another daemon",
     )
     assert instances(agent)["gpu0"]["control"]["pid"] == pids["gpu0"]
+    status, said = stage.cli(agent, "restart", "--yes", "--instance", "gpu0")
+    assert (status, said.count("started the control daemon"), "gpu1" in said) == (0, 1, False), said
+    status, said = stage.cli(agent, "restart", "--yes")
+    assert status == 0, said
+    for name in ("gpu0", "gpu1"):  # the first that ran again was enough
+        assert f"{name}: started the control daemon" in said, said
     status, answer = agent.api.ask("POST", "/v1/drain", {"instance": "gpu0"})
     assert (status, answer["instances"]) == (200, ["gpu0"])
     assert [one["drain"]["draining"] for one in instances(agent).values()] == [True, False]
