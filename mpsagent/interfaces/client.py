@@ -79,15 +79,12 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
             rest, status = b"", 0
             while data := sock.recv(65536):
                 rest += data
-                if not status:
-                    head, found, rest_of_it = rest.partition(b"\r\n\r\n")
-                    if not found:
-                        continue
-                    status, rest = _status(path, head), rest_of_it
-                if status >= 400:
-                    continue
-                *whole, rest = rest.split(b"\n")
-                yield from whole
+                if not status and b"\r\n\r\n" in rest:
+                    head, _, rest = rest.partition(b"\r\n\r\n")
+                    status = _status(path, head)
+                if 0 < status < 400:
+                    *whole, rest = rest.split(b"\n")
+                    yield from whole
                 if len(rest) > _LONGEST_LINE:
                     raise Unreachable(f"{path}: a line of more than {_LONGEST_LINE} bytes")
         except OSError as error:

@@ -6,8 +6,9 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.client import HTTPResponse
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +100,29 @@ def test_who_asks_for_the_head_of_a_stream_gets_no_events(served: Served) -> Non
     first, _, second = received.partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 200 ")
     assert second.startswith(b"HTTP/1.1 200 "), second
+
+
+@pytest.mark.parametrize("head", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["no head", "an error"])
+def test_a_socket_that_is_not_ours_does_not_fill_the_askers_memory(tmp_path: Path, head: bytes) -> None:
+    """It never ends its head, or its error."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "s"))
+        listener.listen()
+        sent: list[int] = []
+
+        def answer() -> None:
+            taken, _ = listener.accept()
+            with taken, suppress(OSError):
+                taken.sendall(head)
+                while sum(sent) < 20 << 20:
+                    sent.append(taken.send(b"x" * 65536))
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(client.Unreachable, match="more than"):
+            list(client.lines(str(tmp_path / "s"), "/v1/events?follow=1", 60))
+        thread.join()
+        assert sum(sent) < 4 << 20
 
 
 def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) -> None:
