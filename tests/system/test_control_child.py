@@ -54,12 +54,8 @@ DAEMON = textwrap.dedent(
 )
 
 
-@pytest.fixture
-def pipe(tmp_path: Path) -> Iterator[str]:
-    directory = tmp_path / "pipe"
-    directory.mkdir()
-    yield str(directory)
-    # Whatever a test has started has this directory, or one below it, in its environment.
+def end_all(directory: Path | str) -> None:
+    """Whatever a test has started has this directory, or one below it, in its environment."""
     wanted = f"\0CUDA_MPS_PIPE_DIRECTORY={directory}".encode()
     for name in os.listdir("/proc"):
         try:
@@ -67,6 +63,14 @@ def pipe(tmp_path: Path) -> Iterator[str]:
                 os.kill(int(name), signal.SIGKILL)
         except OSError:
             continue
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[str]:
+    directory = tmp_path / "pipe"
+    directory.mkdir()
+    yield str(directory)
+    end_all(directory)
 
 
 @pytest.fixture
@@ -472,6 +476,7 @@ def place() -> Iterator[str]:
     """With a short name: a socket's path has 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="mpsn", dir="/tmp") as path:
         yield path
+        end_all(path)
 
 
 @pytest.mark.parametrize("branch", ["470", "535", "550"])
