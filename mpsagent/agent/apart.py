@@ -153,7 +153,7 @@ class Apart:
         count, most = len(self.of(template)), template.policy.apart_users
         count += sum(1 for one in self._going if _family(one) == template.name)
         if count >= most or len(self._node.agents) + len(self._going) >= MOST_INSTANCES:
-            return f"{count} users have control daemons of their own, and there may be no more (apart_users = {most})"
+            return f"no more users may have a control daemon of their own (apart_users = {most})"
         return None
 
     def _make(self, template: Agent, uid: int) -> Agent | None:
@@ -205,8 +205,8 @@ class Apart:
             count = sum(len(one.state.clients) for one in users)
             what = (
                 f'sharing = "{later.sharing}" takes hold later: the old way holds until {count} '
-                f"process{'' if count == 1 else 'es'} of {len(users)} user{'' if len(users) == 1 else 's'} apart have "
-                "ended; who comes is held meanwhile"
+                f"process{'' if count == 1 else 'es'} of {len(users)} user{'' if len(users) == 1 else 's'} apart "
+                f"{'has' if count == 1 else 'have'} ended; who comes is held meanwhile"
             )
         do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
         template.conditions.set("sharing apart", what, now, do)

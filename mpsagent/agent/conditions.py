@@ -125,8 +125,8 @@ def _old_sharing(view: View) -> str | None:
     form = "one server for all users" if view.policy.multiuser else "a server for each turn"
     form = "a control daemon for each user" if view.template else form
     wanted = f'sharing = "{view.policy.sharing}" with {form}' if view.outdated else 'sharing = "turns"'
-    count = "1 process" if len(state.clients) == 1 else f"{len(state.clients)} processes"
-    until = f"until {count} of {'1 user' if len(users) == 1 else f'{len(users)} users'} have ended"
+    count, have = ("1 process", "has") if len(state.clients) == 1 else (f"{len(state.clients)} processes", "have")
+    until = f"until {count} of {'1 user' if len(users) == 1 else f'{len(users)} users'} {have} ended"
     rules = [view.rules(uid) for uid in users]
     spans = [r.switch_after for r in rules if r.has_to_leave]
     if len(spans) < len(users):

@@ -11,6 +11,7 @@ from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
 from mpsagent.interfaces.answers import Answers, one_line
 from mpsagent.interfaces.backend import Json, Problem
+from mpsagent.interfaces.cli_words import many
 from mpsagent.policy import apart
 from mpsagent.system.database import Query
 
@@ -203,10 +204,10 @@ class Everything:
         waiting = sum(len(agent.view().waiting()) for agent in agents)
         apart = sum(1 for agent in agents if agent.policy.user is not None)
         text = f"{len(agents) - apart} instances, " if len(agents) - apart > 1 else ""
-        text += f"{apart} users apart, " if apart else ""
-        text += f"{clients} clients, {waiting} users wait"
+        text += f"{many(apart, 'user')} apart, " if apart else ""
+        text += f"{many(clients, 'client')}, {many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}"
         conditions = self._node.all_conditions()
-        return f"{conditions[0].what} ({len(conditions)} problems); {text}" if conditions else text
+        return f"{conditions[0].what} ({many(len(conditions), 'problem')}); {text}" if conditions else text
 
 
 def _differences(found: Mapping[str, Json]) -> Json:

@@ -113,7 +113,8 @@ def test_a_change_of_the_way_of_sharing_waits_for_those_at_work(stage: Stage) ->
     a = working(stage, A)
     stage.policy(POLICY, extra='sharing = "together"\n')
     assert agent.api.ask("POST", "/v1/reload")[0] == 200
-    stage.problem(agent, 'sharing = "together" takes hold later')
+    said = stage.problem(agent, 'sharing = "together" takes hold later')
+    assert "until 1 process of 1 user apart has ended; who comes" in said
     b = stage.client(B, "sleep", 600)
     stage.until(lambda: agent.api.get("/v1/queue")["queue"], "who comes is held")
     assert a.rc is None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
-from mpsagent.agent.conditions import WAIT_SLACK, Conditions, note_conditions
+from mpsagent.agent.conditions import WAIT_SLACK, Conditions, _old_sharing, note_conditions
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Control, Held, StartFailure
 from mpsagent.core.queue import Queue
+from mpsagent.interfaces.everything import Everything
 from mpsagent.policy.identity import Identity
 
 USER = 20001
@@ -34,3 +37,36 @@ def test_one_is_not_said_in_the_plural() -> None:
         core.state = replace(core.state, start_failure=StartFailure(count, 99.0, 100.0, "no device"))
         note_conditions(conditions, core, 101.0)
         assert [one.what for one in conditions.all()] == [f"MPS's servers do not start{often}: no device"]
+
+
+def test_the_line_of_several_instances_says_one_as_one() -> None:
+    """Seen in `systemctl status`: "2 instances, 1 clients, 1 users wait"."""
+
+    def line(clients: int, waiting: int, problems: int, apart: int = 0) -> str:
+        agents = [
+            SimpleNamespace(
+                state=SimpleNamespace(clients=range(clients if number == 0 else 0)), policy=SimpleNamespace(user=user),
+                view=lambda number=number: SimpleNamespace(waiting=lambda: range(waiting if number == 0 else 0)),
+            )
+            for number, user in enumerate([None, None, *range(apart)])
+        ]  # fmt: skip
+        found = [SimpleNamespace(what="it is slow")] * problems
+        node: Any = SimpleNamespace(_node=SimpleNamespace(agents=agents, all_conditions=lambda: found))
+        return Everything.one_line(node)
+
+    assert line(1, 1, 1) == "it is slow (1 problem); 2 instances, 1 client, 1 user waits"
+    assert line(2, 0, 2) == "it is slow (2 problems); 2 instances, 2 clients, 0 users wait"
+    assert line(0, 2, 0, apart=1) == "2 instances, 1 user apart, 0 clients, 2 users wait"
+
+
+def test_until_when_the_old_way_holds_says_one_as_one() -> None:
+    """Seen: "until 1 process of 1 user have ended"."""
+    for count, said in ((1, "until 1 process of 1 user has ended"), (2, "until 2 processes of 1 user have ended")):
+        users = (USER,)
+        rules = SimpleNamespace(switch_after=5.0, switch_grace=1.0, has_to_leave=True)
+        view: Any = SimpleNamespace(
+            state=SimpleNamespace(users=lambda users=users: users, clients=range(count)), suspended=(), together=False,
+            outdated=True, policy=SimpleNamespace(multiuser=True, sharing="together"), template=False,
+            rules=lambda uid, rules=rules: rules,
+        )  # fmt: skip
+        assert said in str(_old_sharing(view))
