@@ -20,12 +20,16 @@ from mpsagent.bench.results import Figure
 # Whatever ends this program ends them.
 _WITH_US = ["setpriv", "--pdeathsig", "KILL"]
 _ALONE = ["unshare", "--fork", "--pid", "--mount", "--mount-proc", "--kill-child=KILL", "--"]
-# A package's command line has a path of its own, which PYTHONPATH would hand on to the programs that are measured.
-# Without -I, modules would be taken from the directory where root happens to be.
-_INSIDE = [
-    sys.executable, "-I", "-c", "import sys; sys.path.insert(0, sys.argv[1]); from mpsagent.bench.inside import main; "
-    "sys.exit(main(sys.argv[2]))", str(Path(mpsagent.__file__).parents[1]),
-]  # fmt: skip
+# It has the command line's own path: a package's Python does not know mpsagent, and PYTHONPATH would reach the programs
+# that are measured. Without -I, modules would be taken from the directory where root happens to be.
+_START = """\
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+from mpsagent.bench.inside import main
+sys.exit(main(sys.argv[2]))
+"""
+_PATH = ":".join([str(Path(mpsagent.__file__).parents[1]), *filter(None, sys.path)])
+_INSIDE = [sys.executable, "-I", "-c", _START, _PATH]
 
 
 Said = plan.Run | Figure

@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import mpsagent
-
 _POLICY = """\
 [agent]
 on_stop = "quit"
@@ -60,7 +58,7 @@ class OwnMps:
         command += ["--state-directory", str(self._place / "state"), "--run-directory", str(self._place / "run")]
         if self._programs is not None:
             command += ["--devices", str(self._programs / "devices.json")]
-        environment = {**os.environ, "PYTHONPATH": str(Path(mpsagent.__file__).parents[1])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with (self._place / "agent.log").open("wb") as log:
             self._agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
         end = time.monotonic() + START

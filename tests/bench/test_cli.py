@@ -101,22 +101,29 @@ def test_figures_as_json_and_pictures(simulated: Path, tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.root
-def test_it_runs_from_a_package_and_nothing_that_lies_in_the_directory(simulated: Path, tmp_path: Path) -> None:
-    """A package's Python does not know mpsagent: its command line has a path of its own."""
+@pytest.mark.parametrize("package", [True, False])
+def test_it_runs_from_where_it_is_and_nothing_that_lies_in_the_directory(
+    simulated: Path, tmp_path: Path, package: bool
+) -> None:
+    """A package's Python does not know mpsagent: its command line has a path of its own. Or all comes by PYTHONPATH."""
     home, here = tmp_path / "home", tmp_path / "here"
     for one in (home, here):
         one.mkdir()
     for one in Path(click.__file__).parents[1].iterdir():
         if "mpsagent" not in one.name:
             (home / one.name).symlink_to(one)
-    (home / "mpsagent").symlink_to(Path(mpsagent.__file__).parent)
+    code = home if package else tmp_path / "code"
+    code.mkdir(exist_ok=True)
+    (code / "mpsagent").symlink_to(Path(mpsagent.__file__).parent)
     for name in ("json.py", "click.py", "mpsagent.py"):
         (here / name).write_text("open('was-here', 'w')\nraise SystemExit('planted')\n")
-    start = f"import sys; sys.path.insert(0, {str(home)!r}); from mpsagent.interfaces.cli import main; main()"
+    path = f"import sys; sys.path.insert(0, {str(home)!r}); " if package else "import sys; sys.path.remove(''); "
+    start = f"{path}from mpsagent.interfaces.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": "" if package else f"{code}:{home}"}
     python = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
-    words = [str(python), "-IS", "-c", start, *command(simulated)[3:]]
+    words = [str(python), *(["-IS"] if package else []), "-c", start, *command(simulated)[3:]]
     words += ["--modes", "together", "--workloads", "block", "--processes", "1", "--seconds", "0.3"]
-    done = subprocess.run(words, cwd=here, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no figures" not in done.stdout
     assert not (here / "was-here").exists()
