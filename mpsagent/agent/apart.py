@@ -42,6 +42,11 @@ class Apart:
         """By name: when an instance that could not be made is tried again."""
         self._scheduled = False
 
+    @property
+    def going(self) -> frozenset[str]:
+        """Users' instances that are being ended."""
+        return frozenset(self._going)
+
     def templates(self) -> list[Agent]:
         """All instances that are no user's own."""
         return [agent for agent in self._node.agents if agent.policy.user is None]

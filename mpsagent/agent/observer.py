@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpsagent.agent import bypass
@@ -152,12 +153,19 @@ class Observer:
             return
         finally:
             self._foreign_busy = False
+        now, place = agent.clock.now(), Path(agent.settings.run_directory, "instances")
+        known = {one.name for one in agent.node.agents} | agent.node.apart.going
+        left = [(one, name) for one in found if (name := one.of_instance(place)) is not None and name not in known]
         serving = [one for one in found if one.public]
-        if serving:
-            self._foreign_at = agent.clock.now() + FOREIGN_AGAIN
+        if serving or left:
+            self._foreign_at = now + FOREIGN_AGAIN
         what = "; ".join(one.text() for one in serving) or None
         do = " && ".join(one.command() for one in serving)
-        agent.conditions.set("foreign daemon", what, agent.clock.now(), do)
+        agent.conditions.set("foreign daemon", what, now, do)
+        what = "; ".join(f'control daemon {one.pid} of an instance "{name}"' for one, name in left)
+        what = f"the policy has these no more, and they run on with their clients: {what}" if left else None
+        do = f"when those clients have ended: {' && '.join(one.command() for one, _ in left)}"
+        agent.conditions.set("daemon left", what, now, do)
 
     # --- the GPUs -----------------------------------------------------------------------------------------------------
 

@@ -54,6 +54,11 @@ class Foreign:
         whose = f", in another mount namespace ({self.namespace}): a container's" if self.elsewhere else ""
         return f"control daemon {self.pid} of uid {self.uid} {where}{whose}"
 
+    def of_instance(self, place: Path) -> str | None:
+        """The name of the instance whose hidden directory below ``place`` it serves."""
+        home = Path(self.pipe_directory or "/").parent
+        return home.name if self.uid == os.geteuid() and not self.elsewhere and home.parent == place else None
+
     def command(self) -> str:
         """What ends it."""
         place = shlex.quote(self.pipe_directory or DEFAULT_PIPE_DIRECTORY)

@@ -1,5 +1,6 @@
-"""A control daemon that was started by hand on the public directory: it is named for as long as it runs, and the gate's
-units are left alone meanwhile."""
+"""Control daemons that are not this agent's. One that was started by hand on the public directory is named for as long
+as it runs, and the gate's units are left alone meanwhile. One of an instance that the policy has no more is named, too.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,18 +21,25 @@ TOPIC = "foreign daemon"
 WAITS = "import sys; print('on', flush=True); sys.stdin.read()"
 
 
-@pytest.fixture
-def theirs(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a control daemon's name and options, on the agent's public directory."""
-    (tmp_path / "p").mkdir()
+@contextmanager
+def daemon(directory: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a control daemon's name and options."""
+    directory.mkdir(parents=True)
     with subprocess.Popen(
         ["nvidia-cuda-mps-control", "-d", "-c", WAITS], executable=sys.executable,
-        env={"CUDA_MPS_PIPE_DIRECTORY": f"{tmp_path}/p"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(directory)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as child:  # fmt: skip
         assert child.stdout is not None
         assert child.stdout.readline() == b"on\n"
         yield child
         child.kill()
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """On the agent's public directory."""
+    with daemon(tmp_path / "p") as child:
+        yield child
 
 
 def test_it_is_said_and_its_place_is_taken_only_when_it_has_gone(
@@ -57,3 +66,21 @@ def test_it_is_said_and_its_place_is_taken_only_when_it_has_gone(
         await until(lambda: last == [True])
 
     play(tmp_path, scenario)
+
+
+def test_one_that_the_policy_has_no_more_is_said_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance was renamed, and the agent started again: its clients work on, and nobody looks after them."""
+    monkeypatch.setattr(host, "TICK", 0.02)
+    monkeypatch.setattr(observer, "FOREIGN_AGAIN", 0.05)
+    place = tmp_path / "run" / "instances"
+
+    async def scenario(agent: Agent) -> None:
+        await until(lambda: "daemon left" in topics(agent))
+        (said,) = [one for one in agent.conditions.all() if "the policy has" in one.what]
+        assert said.what.endswith(f': control daemon {old.pid} of an instance "old"')
+        assert f"{place}/old/pipe" in said.do
+        old.communicate()
+        await until(lambda: "daemon left" not in topics(agent))
+
+    with daemon(place / "old" / "pipe") as old, daemon(place / "x" / "pipe"):
+        play(tmp_path, scenario)
