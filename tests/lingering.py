@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.channel import SO_PASSRIGHTS
+from mpsagent.gate.linger import can_refuse
 
 SECONDS = 30
 _SCRIPT = r"""
@@ -28,17 +27,18 @@ except BlockingIOError: pass
 sock = socket.socket(socket.AF_UNIX, kind); sock.connect(path)
 try:
     sock.sendmsg([b"GET "], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [unsent.fileno()]))])
+    unsent.close()
     print("sent", flush=True)
 except PermissionError:
     print("refused", flush=True)
-unsent.close()
 sys.stdin.read()
 """
 
 
 @contextmanager
 def lingering(path: Path, kind: int, uid: int) -> Iterator[str]:
-    """What became of the message: "sent" or "refused". Who has taken it stands still for SECONDS."""
+    """What became of the message: "sent" or "refused". Who takes it when it was sent stands still for SECONDS; who has
+    taken it before leaves that to the sender."""
     words = [sys.executable, "-I", "-S", "-c", _SCRIPT, *map(str, (kind, path, uid, SECONDS))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -50,8 +50,5 @@ def lingering(path: Path, kind: int, uid: int) -> Iterator[str]:
 
 def needs_refusal() -> None:
     """Skips where the kernel cannot refuse descriptors."""
-    with socket.socket(socket.AF_UNIX) as sock:
-        try:
-            sock.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS)
-        except OSError:
-            pytest.skip("this kernel has no SO_PASSRIGHTS (Linux 6.16)")
+    if not can_refuse():
+        pytest.skip("this kernel has no SO_PASSRIGHTS (Linux 6.16)")

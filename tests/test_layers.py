@@ -52,7 +52,7 @@ LAYERS = (
     _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.results", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.provision", "bench", PURE_STDLIB),
-    _layer("mpsagent.interfaces", "mps policy core system agent bench", None),
+    _layer("mpsagent.interfaces", "mps policy core gate.linger system agent bench", None),
     _layer("mpsagent.kubernetes", "interfaces.client", None),
     _layer("mpsagent.sim", "mps.units", None),
 )

@@ -15,8 +15,6 @@ from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, LONGEST_MESSAGE, Credentia
 
 SCM_CREDENTIALS = 2
 SO_PASSCRED = 16
-SO_PASSRIGHTS = 83
-"""Linux 6.16 and later: whether descriptors may be sent to this socket, and to what it accepts."""
 MOST_WAITING = 4096
 """Messages that may wait for a peer that does not read; beyond it the channel closes."""
 AT_A_TIME = 16
@@ -35,13 +33,6 @@ def as_user(who: Credentials) -> Ancillary:
 def with_descriptors(descriptors: Iterable[int]) -> Ancillary:
     numbers = array.array("i", descriptors)
     return ((socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers.tobytes()),) if numbers else ()
-
-
-def accept_descriptors(sock: socket.socket, *, yes: bool) -> None:
-    """Whether any may be sent here. A user's descriptor is closed by whoever receives its message, and that may take as
-    long as the user likes (a TCP connection with SO_LINGER: the gate stood still for all of it)."""
-    with suppress(OSError):
-        sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, int(yes))
 
 
 def take(

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mpsagent.gate import keeper, state
+from mpsagent.gate import keeper, linger, state
 from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.loop import Gate, Options, say
 from mpsagent.gate.store import inherited
@@ -119,6 +119,7 @@ def _serve(options: Options, given: list[tuple[str, int]] | None = None) -> None
     loop.set_exception_handler(_unexpected(time.monotonic()))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, loop.stop)
+    linger.watch_over()
     gate = _checked(lambda: Gate(loop, options, descriptors))
     gc.freeze()  # a collection need not look at what the modules are made of, for longer than a hand-over takes
     loop.run_forever()

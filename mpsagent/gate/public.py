@@ -8,9 +8,10 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import SO_PASSCRED, accept_descriptors, take
+from mpsagent.gate.channel import SO_PASSCRED, take
 from mpsagent.gate.connection import Connection, Numbers, accepted
 from mpsagent.gate.handshake import Is, Mark, More, Refuse
+from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import accept_descriptors
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import CONTROL, PRIVILEGED, Lane, connect
+from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.relay import Relay
 from mpsagent.gate.store import Store
 

@@ -22,6 +22,7 @@ from mpsagent.agent.host import MakeSupervisor
 from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.startup import at_work, hopeless
+from mpsagent.gate import linger
 from mpsagent.interfaces.certificates import none_loaded
 from mpsagent.interfaces.everything import Everything
 from mpsagent.interfaces.listen import administrators_path, bind, bind_administrators, inherited, split
@@ -111,6 +112,7 @@ async def _serve(settings: Settings, files: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
+    linger.watch_over()
     try:
         held = _lock(settings)
         sock, admin = split(inherited(), Path(settings.socket))

@@ -22,19 +22,17 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+from mpsagent.gate.linger import accept_descriptors
 from mpsagent.interfaces.accept import Listener, Tasks
 from mpsagent.interfaces.allowance import Allowances, Rates
 from mpsagent.interfaces.backend import Problem
 
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,19})[ \t]*\r\n")
-SO_PASSRIGHTS = 83
-"""Linux 6.16 and later: whether descriptors may be sent to this socket, and to what it accepts."""
 _LINGERING = 32
 """Refused connections at a time that are left open until their peers have read why."""
 
@@ -142,9 +140,7 @@ class Peers:
         return sum(len(held) for places in self._places.values() for held in places.by_uid.values())
 
     def listen(self, sock: socket.socket, share: Share) -> None:
-        # who receives a user's descriptor closes it, which may take as long as the user likes (SO_LINGER)
-        with suppress(OSError):
-            sock.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+        accept_descriptors(sock, yes=False)
         self._listeners.append(Listener(sock, lambda taken: self._accepted(taken, share)))
 
     def close(self) -> None:

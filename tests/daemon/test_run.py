@@ -17,6 +17,7 @@ from mpsagent.interfaces.client import request
 from mpsagent.interfaces.daemon import OPENING
 from tests.agent.stage import A, Agent, Stage
 from tests.conformance import rig as rigs
+from tests.lingering import SECONDS, lingering
 from tests.scenes.stage import Api
 
 PROGRAM = (sys.executable, "-m", "mpsagent.interfaces.daemon")
@@ -232,6 +233,23 @@ def test_a_low_limit_of_open_files_is_said(stage: Stage) -> None:
     assert "only 64 files" in stage.problem(agent, "the agent may open")
     assert "only 64 files" in stage.problem(agent, "the gate may open")
     assert "the agent may open only 64 files" in agent.log()
+
+
+def test_a_descriptor_that_takes_long_to_close_holds_nobody_up_where_it_cannot_be_refused(
+    stage: Stage, tmp_path: Path
+) -> None:
+    """Before Linux 6.16. The agent is stopped meanwhile, so that it is the last one who has the descriptor."""
+    (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.linger as one; one.SO_PASSRIGHTS = 9999")
+    stage.policy(POLICY)
+    agent = stage.start_agent(prefix=("env", f"PYTHONPATH={tmp_path}:{Path(__file__).parents[2]}"))
+    stage.answering(agent)
+    os.kill(agent.pid, signal.SIGSTOP)
+    begun = time.monotonic()
+    with lingering(Path(agent.api.path), socket.SOCK_STREAM, A) as became:
+        assert became == "sent"
+        os.kill(agent.pid, signal.SIGCONT)
+        agent.api.status()
+        assert time.monotonic() - begun < SECONDS / 2
 
 
 def test_a_public_directory_of_a_user_ends_the_start_with_the_way_out(stage: Stage) -> None:

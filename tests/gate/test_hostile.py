@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import struct
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,7 @@ _HOSTILE = r"""
 import os, socket, struct, sys, time
 path, uid, how, count = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 import resource
+import signal
 resource.setrlimit(resource.RLIMIT_NOFILE, (8192, 8192))
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
 CRED, who = b"OUTBCRED\0", struct.pack("iII", os.getpid(), uid, uid)
@@ -233,6 +236,25 @@ def test_a_descriptor_that_takes_long_to_close_is_not_taken(rig: Rig) -> None:
     assert rig.gate_pid() != pid
     with lingering(rig.public / "control", socket.SOCK_SEQPACKET, B) as became:
         assert became == "refused"
+
+
+def test_where_it_cannot_be_refused_nobody_waits_for_it(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 6.16. The gate is stopped meanwhile, so that the last one who has the descriptor is the gate."""
+    (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.linger as one; one.SO_PASSRIGHTS = 9999")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    os.kill(rig.gate_pid(), signal.SIGSTOP)
+    begun = time.monotonic()
+    with lingering(rig.public / "control", socket.SOCK_SEQPACKET, B) as became:
+        assert became == "sent"
+        os.kill(rig.gate_pid(), signal.SIGCONT)
+        rig.client(A).served()
+        assert time.monotonic() - begun < SECONDS / 2
 
 
 def test_an_agent_that_does_not_read_holds_up_nobody(rig: Rig) -> None:
