@@ -19,10 +19,8 @@ from contextlib import suppress
 SO_PASSRIGHTS = 83
 LOOK, QUICK_LOOK, QUICK = 0.2, 0.002, 10.0
 """Seconds between two looks (0.06 % of a core); the same after a user has done this, and for how long."""
-_EPOLL = {
-    "x86_64": (b"232 ", b"281 ", b"441 "), "aarch64": (b"22 ", b"441 "), "ppc64le": (b"238 ", b"303 ", b"441 ")
-}  # fmt: skip
-"""The system calls in which a loop may stand, as /proc says them."""
+_CLOSES = {"x86_64": (b"3 ", b"45 ", b"47 "), "aarch64": (b"57 ", b"207 ", b"212 ")}
+"""close, recvfrom and recvmsg, as /proc says them: where what a user has sent is closed."""
 
 
 def accept_descriptors(sock: socket.socket, *, yes: bool) -> None:
@@ -43,25 +41,25 @@ def can_refuse() -> bool:
 def watch_over() -> None:
     """The calling thread, which is the main thread and runs the loop, from now on; where the kernel can refuse there is
     no need."""
-    loops = _EPOLL.get(platform.machine())
-    if loops is None or can_refuse():
+    closes = _CLOSES.get(platform.machine())
+    if closes is None or can_refuse():
         return
     try:
         shows = os.open(f"/proc/self/task/{threading.get_native_id()}/syscall", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return
     signal.signal(signal.SIGURG, lambda *_: None)  # one that is ignored interrupts nothing
-    words = (threading.get_ident(), shows, loops)
+    words = (threading.get_ident(), shows, closes)
     threading.Thread(target=_watch, args=words, name="linger", daemon=True).start()
 
 
-def _watch(thread: int, shows: int, loops: tuple[bytes, ...]) -> None:
+def _watch(thread: int, shows: int, closes: tuple[bytes, ...]) -> None:
     before, quick = b"", 0.0
     while True:
         time.sleep(QUICK_LOOK if time.monotonic() < quick else LOOK)
         with suppress(OSError):
             where = os.pread(shows, 256, 0)
-            if where == before and not where.startswith((b"running", *loops)):
+            if where == before and where.startswith(closes):
                 signal.pthread_kill(thread, signal.SIGURG)
                 quick = time.monotonic() + QUICK
             before = where
