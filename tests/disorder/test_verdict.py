@@ -281,3 +281,13 @@ def test_a_client_that_is_stopped_when_its_server_is_killed_works_no_more() -> N
     entitled = {(user.uid, 0): RIGHT for user in POPULATION.users}
     assert judge([stopped, other], POPULATION, MACHINE, entitled, kills=[(1.0, "server")]).together == 0
     assert judge([stopped, other], POPULATION, MACHINE, entitled, kills=[(1.0, "gate")]).together == 1
+
+
+def test_a_client_that_is_stopped_on_its_way_out_works_no_more() -> None:
+    """It has left MPS, so the next user is served; as a process it lives until it may go on."""
+    leaves = client("stop-early", FREE.uid, sees(), signals=((0.5, "STOP"), (2.9, "CONT")))
+    leaves.ended = 2.91
+    other = client("query", OTHER.uid, sees(), started=1.5)
+    assert verdict(leaves, other).together == 0
+    leaves.ended, leaves.rc = None, None
+    assert verdict(leaves, other).together == 1

@@ -387,9 +387,12 @@ def _span(record: Record, lethal: Sequence[float] = ()) -> tuple[float, float, f
     served = record.between("] sms ")
     if served is None:
         return None
-    last = max([served[0], *(at for at, _ in record.signals if record.ended is None or at < record.ended)])
+    last = served[0]
     if (stamped := record.between(record.lines[-1][1])) is not None:
         last = max(last, stamped[0])
+    if record.rc is None or record.rc < 0:
+        # One that ends by itself may have left MPS when a signal finds it: stopped on its way out, it lives on.
+        last = max([last, *(at for at, _ in record.signals if record.ended is None or at < record.ended)])
     for _, line in record.lines:
         if "work now CUDA_ERROR" in line and (broken := record.between(line)) is not None:
             last = min(last, broken[0])  # from then on it lives on without its server
