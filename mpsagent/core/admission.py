@@ -120,7 +120,7 @@ def _admission(view: View, uid: int) -> act.Admission:
 
 def _at_most(limits: Limits) -> Limits:
     """0.1 is the smallest percentage that MPS takes (recording 01, S2)."""
-    return Limits(min(100.0, max(0.1, limits.threads)), limits.memory)
+    return replace(limits, threads=min(100.0, max(0.1, limits.threads)))
 
 
 def _room(view: View) -> int:

@@ -16,7 +16,6 @@ from mpsagent.core import transitions as tr
 from mpsagent.core.changes import Out, bounded, put, recovered, server_ended, without
 from mpsagent.core.model import Attachment, Control, Outcome, Server, StartFailure, State, Status
 from mpsagent.mps import events as ev
-from mpsagent.mps.limits import Limits
 
 _KEPT_LEFT = 256
 _LEAST_CLIENTS = 16
@@ -185,7 +184,7 @@ def _threads(state: State, event: ev.ThreadsSet, out: Out) -> State:
     server = _server(state, event.server, event.at)
     if server is None or server.reported:  # later ones are of single hand-overs
         return state
-    return put(state, replace(server, limits=Limits(event.percent, server.limits.memory)))
+    return put(state, replace(server, limits=replace(server.limits, threads=event.percent)))
 
 
 def _memory(state: State, event: ev.MemorySet, out: Out) -> State:
@@ -195,7 +194,7 @@ def _memory(state: State, event: ev.MemorySet, out: Out) -> State:
     memory = without(server.limits.memory, event.device)
     if event.size:
         memory[event.device] = event.size
-    return put(state, replace(server, limits=Limits(server.limits.threads, memory)))
+    return put(state, replace(server, limits=replace(server.limits, memory=memory)))
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------

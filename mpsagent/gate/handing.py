@@ -20,6 +20,7 @@ from mpsagent.gate.handover import (
     HandOver,
     Outcome,
     Patience,
+    Plan,
     Rescue,
     Stage,
 )
@@ -78,6 +79,10 @@ class Handing:
     @property
     def stage(self) -> Stage:
         return self._machine.stage
+
+    @property
+    def plan(self) -> Plan:
+        return self._machine.plan
 
     @property
     def limits(self) -> Limits:

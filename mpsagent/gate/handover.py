@@ -59,13 +59,15 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What this client gets. ``servers``: those that ran when last asked, to save a session."""
+    """What this client gets. ``servers``: those that ran when last asked, to save a session. ``priority``: the daemon
+    is told of the client priority as well."""
 
     limits: Limits
     fail_safe: Limits
     set_limits: bool = True
     devices: tuple[int, ...] = ()
     servers: tuple[int, ...] = ()
+    priority: bool = False
 
 
 # --- actions ---------------------------------------------------------------------------------------------------------
@@ -201,7 +203,9 @@ class HandOver:
 
     def _session(self, pause: float = 0.0) -> Action:
         self._sessions += 1
-        return Run(tuple(texts.commands(self.limits, self.plan.devices, self.servers)), pause)
+        return Run(
+            tuple(texts.commands(self.limits, self.plan.devices, self.servers, priority=self.plan.priority)), pause
+        )
 
     # --- the limits' sessions ---
 
@@ -211,7 +215,7 @@ class HandOver:
             return []
         if answers is None:
             return self._left() if self._gone else self._fail(why, daemon=True)
-        verdict = texts.judge(self.limits, self.plan.devices, self.servers, answers)
+        verdict = texts.judge(self.limits, self.plan.devices, self.servers, answers, priority=self.plan.priority)
         self.servers = verdict.servers
         if self._gone:
             return self._left()

@@ -88,6 +88,8 @@ class HandOvers:
         self._pace = pace
         self._limited = self._lifting = False
         """The daemon may have limits that were set here; where limits are to be left alone, they are lifted once."""
+        self._normal = False
+        """The daemon's default client priority is certainly the normal one, so it need not be set again."""
 
     @property
     def _queue(self) -> Queue:
@@ -134,7 +136,11 @@ class HandOvers:
         limits = self._queue.limits_for(held, user, table)
         self._lifting = self._limited and not table.set_limits and limits == Limits()
         fail_safe = _least(table.fail_safe, limits)
-        plan = Plan(limits, fail_safe, table.set_limits or self._lifting, table.devices, self._lane.servers)
+        setting = table.set_limits or self._lifting
+        if self._lane.altered:
+            self._normal = self._lane.altered = False
+        priority = limits.below_normal or fail_safe.below_normal or not self._normal
+        plan = Plan(limits, fail_safe, setting, table.devices, self._lane.servers, priority)
         if self._queue.known_process(held.process) is not None:
             self._pace.contexts_from = now + CONTEXT
         self._queue.take(held.connection, self.instance)
@@ -178,6 +184,9 @@ class HandOvers:
         self._lane.handing = False
         connection = handing.connection
         self._queue.free(connection.number)
+        plan = handing.plan
+        if plan.set_limits and plan.priority:
+            self._normal = isinstance(outcome, handover.Passed) and not outcome.limits.below_normal
         match outcome:
             case handover.Passed():
                 if self._lifting:
@@ -369,4 +378,4 @@ class HandOvers:
 def _least(fail_safe: Limits, wanted: Limits) -> Limits:
     """Never more than wanted: a job may have less than any user."""
     memory = {device: min(size, wanted.memory.get(device, size)) for device, size in fail_safe.memory.items()}
-    return Limits(min(fail_safe.threads, wanted.threads), memory)
+    return Limits(min(fail_safe.threads, wanted.threads), memory, fail_safe.below_normal or wanted.below_normal)

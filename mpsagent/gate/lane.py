@@ -154,6 +154,8 @@ class Lane:
         """A hand-over is under way."""
         self.open_to_questions = False
         """It waits for the daemon's answer or the client: commands that set nothing may come in between."""
+        self.altered = False
+        """A front-end has set something; the hand-overs take note of it."""
         self.quiet = True
         """Nothing is started yet: what an earlier gate has left is still being put into order."""
         self._begin = begin
@@ -290,6 +292,7 @@ class Lane:
         else:
             del self._users[uid]
         self._running = request
+        self.altered = self.altered or request.sets
         request.run = Run(
             self,
             [request.command],

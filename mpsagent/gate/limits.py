@@ -22,6 +22,8 @@ _SIZE = re.compile(r"\d{1,9}[MG]", re.ASCII)
 _PID = re.compile(r"\d{1,10}", re.ASCII)
 _NO_MEMORY = re.compile(r'Unknown command "[gs]et_(default_)?device_pinned_mem_limit"')
 """Driver 470's MPS: it has no memory limits, so none are in force."""
+_NO_PRIORITY = re.compile(r'Unknown command "[gs]et_default_client_priority"')
+"""The same of client priorities."""
 _STATUS = re.compile(r'ACTIVE|FAULT|Server \d{1,10} not found|Unknown command "get_server_status"')
 """What a server's status may be: one that has just ended, and drivers 470 and 535, do not have one."""
 
@@ -50,9 +52,10 @@ def _ordinals(limits: Limits, devices: Iterable[int]) -> list[int]:
     return sorted({*limits.memory, *devices})
 
 
-def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -> list[str]:
+def commands(limits: Limits, devices: Iterable[int], servers: Collection[int], *, priority: bool = False) -> list[str]:
     """The session: who serves, the status of ``servers``, the defaults, the limits of ``servers``, and every value
-    asked for again."""
+    asked for again. ``priority``: the client's too. It counts from the moment at which the client connects to its
+    server, and the default holds for one that runs as well (docs/measured.md)."""
     ordinals = _ordinals(limits, devices)
     percent = threads_text(limits)
     batch = ["get_server_list", *(f"get_server_status {server}" for server in sorted(servers))]
@@ -67,6 +70,8 @@ def commands(limits: Limits, devices: Iterable[int], servers: Collection[int]) -
         for device in ordinals:
             batch += [f"get_active_thread_percentage {server}", f"get_device_pinned_mem_limit {server} {device}"]
         batch += [f"get_active_thread_percentage {server}"]
+    if priority:
+        batch += [f"set_default_client_priority {int(limits.below_normal)}", "get_default_client_priority"]
     return batch
 
 
@@ -83,10 +88,13 @@ class Verdict:
     fault: bool = False
 
 
-def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answers: Sequence[str]) -> Verdict:
+def judge(
+    limits: Limits, devices: Iterable[int], servers: Collection[int], answers: Sequence[str], *, priority: bool = False
+) -> Verdict:
     """What the answers to :func:`commands` say."""
     ordinals = _ordinals(limits, devices)
-    every = [line.strip() for answer in answers for line in answer.splitlines() if line.strip()]
+    said = [line.strip() for answer in answers for line in answer.splitlines() if line.strip()]
+    every = [line for line in said if not _NO_PRIORITY.fullmatch(line)]
     lines = [line for line in every if not _NO_MEMORY.fullmatch(line)]
     none = "none" if len(lines) == len(every) else "none, which this driver's MPS does not have"
     found: list[int] = []
@@ -111,6 +119,13 @@ def judge(limits: Limits, devices: Iterable[int], servers: Collection[int], answ
         rest, why = _compare(limits, ordinals, rest, f"server {server}'s", none)
         if why is not None:  # or the server is on its way out and says nothing, or 0.0
             return Verdict(present, why, again=True)
+    if priority and len(every) == len(said):
+        got = rest.pop(0) if rest else "nothing"
+        if got != str(int(limits.below_normal)):
+            return Verdict(present, f"the default client priority reads {got[:80]}, not {int(limits.below_normal)}")
+    elif priority and limits.below_normal:
+        why = "the policy gives a lower client priority, which this driver's MPS does not have"
+        return Verdict(present, why, never=True)
     if rest:
         return Verdict(present, f'MPS answered "{rest[0][:80]}" where nothing more was expected')
     return Verdict(present)

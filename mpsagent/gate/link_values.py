@@ -47,7 +47,7 @@ def read_limits(value: Any, name: str = "limits") -> Limits:
     threads = number(value.get("threads"), f"{name}.threads")
     if not 0 < threads <= 100:
         raise LinkError(f'"{name}.threads" is not a percentage: {threads}')
-    return Limits(threads, _memory(value, name))
+    return Limits(threads, _memory(value, name), truth(value.get("below_normal", False), f"{name}.below_normal"))
 
 
 def _memory(value: Mapping[str, Any], name: str) -> dict[int, int]:

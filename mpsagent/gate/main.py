@@ -101,7 +101,7 @@ def everybody(directory: Path, threads: float | None) -> list[Admissions]:
         last = last or Admissions(instance=name, fail_safe=Limits(STRICT))
         limits = last.fail_safe
         if threads is not None:
-            limits = Limits(min(100.0, max(0.1, threads)), limits.memory)
+            limits = replace(limits, threads=min(100.0, max(0.1, threads)))
         found.append(
             replace(last, open=True, fail_safe=limits, set_limits=True, users={}, others=User(0, "all", limits))
         )

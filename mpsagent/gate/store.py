@@ -23,6 +23,8 @@ NAMES_BUDGET = 116_000
 """Bytes of all names with their separators, and what of it is for hand-overs that are under way."""
 RESERVED = 4_000
 MOST_WAITING = 32_768
+BELOW_NORMAL = "-"
+"""In a name, after the limits: the client has the lower priority."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -85,12 +87,13 @@ def _at(instance: str) -> str:
 
 def _limit_words(limits: Limits) -> list[str]:
     memory = [f"{_short(device)}={_short(size)}" for device, size in sorted(limits.memory.items())]
-    return [_short(round(limits.threads * 10)), *memory]
+    return [_short(round(limits.threads * 10)), *memory, *([BELOW_NORMAL] if limits.below_normal else [])]
 
 
 def _limits_of(words: list[str]) -> Limits:
-    pairs = [word.split("=", 1) for word in words[1:]]
-    return Limits(_long(words[0]) / 10, {_long(device): _long(size) for device, size in pairs})
+    below_normal = words[-1] == BELOW_NORMAL
+    pairs = [word.split("=", 1) for word in (words[1:-1] if below_normal else words[1:])]
+    return Limits(_long(words[0]) / 10, {_long(device): _long(size) for device, size in pairs}, below_normal)
 
 
 def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:

@@ -3,14 +3,18 @@ page; see :mod:`mpsagent.interfaces.shapes`."""
 
 from __future__ import annotations
 
+from typing import NotRequired
+
 from typing_extensions import TypedDict
 
 
 class Limits(TypedDict):
-    """``threads`` in percent; ``memory`` in bytes by device ordinal, a missing device has no limit."""
+    """``threads`` in percent; ``memory`` in bytes by device ordinal, a missing device has no limit. With the lower
+    one of MPS's two client priorities there is ``below_normal``, and it is true."""
 
     threads: float
     memory: dict[str, int]
+    below_normal: NotRequired[bool]
 
 
 class Turn(TypedDict):

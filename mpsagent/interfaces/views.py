@@ -98,7 +98,12 @@ def name(state: State, uid: int | None, others: Mapping[int, str] = _NO_NAMES) -
 
 
 def limits(value: Limits) -> shapes_rows.Limits:
-    return {"threads": value.threads, "memory": {str(device): size for device, size in sorted(value.memory.items())}}
+    found: shapes_rows.Limits = {
+        "threads": value.threads, "memory": {str(device): size for device, size in sorted(value.memory.items())},
+    }  # fmt: skip
+    if value.below_normal:
+        found["below_normal"] = True
+    return found
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------

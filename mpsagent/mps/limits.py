@@ -11,15 +11,19 @@ class Limits:
     """What one client process may use.
 
     ``threads``: percent of the multiprocessors, one decimal; ``memory``: bytes by device ordinal, a device that is
-    missing has no limit.
+    missing has no limit; ``below_normal``: its MPS client priority is the lower one, so on one server the kernels of
+    others come first (docs/measured.md).
     """
 
     threads: float = 100.0
     memory: Mapping[int, int] = field(default_factory=dict)
+    below_normal: bool = False
 
     def as_json(self) -> dict[str, object]:
-        """Device ordinals as text, because JSON's keys are."""
-        return {"threads": self.threads, "memory": {str(device): size for device, size in sorted(self.memory.items())}}
+        """Device ordinals as text, because JSON's keys are. ``below_normal`` is there when it is true."""
+        memory = {str(device): size for device, size in sorted(self.memory.items())}
+        lower = {"below_normal": True} if self.below_normal else {}
+        return {"threads": self.threads, "memory": memory, **lower}
 
 
 @dataclass(frozen=True, slots=True)

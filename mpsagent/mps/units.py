@@ -71,7 +71,7 @@ def limit_bytes(text: str) -> int:
 
 
 def limits_words(value: Any) -> str:
-    """``20 %, 1G``; several devices with equal limits are said once."""
+    """``20 %, 1G``; several devices with equal limits are said once. The lower client priority follows."""
     if not isinstance(value, Mapping) or value.get("threads") is None:
         return "-"
     memory = value.get("memory") or {}
@@ -82,7 +82,8 @@ def limits_words(value: Any) -> str:
         size = texts[0] + (" on each GPU" if len(texts) > 1 else "")
     else:
         size = " ".join(f"{device}={text}" for device, text in zip(memory, texts, strict=True))
-    return f"{float(value['threads']):g} %, {size}"
+    lower = ", below normal" if value.get("below_normal") is True else ""
+    return f"{float(value['threads']):g} %, {size}{lower}"
 
 
 def percent_text(percent: float) -> str:

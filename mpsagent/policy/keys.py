@@ -105,6 +105,15 @@ KEYS: tuple[Key, ...] = (
         "whose turn is next: of the users who wait, one with the largest number", 0,
     ),
     Key(
+        "limits", "client_priority",
+        kinds.choice({
+            "normal": "as MPS has it",
+            "below-normal": "while kernels of others wait on the same server, those come first; a program may take "
+            "the normal one back with CUDA_MPS_CLIENT_PRIORITY=0",
+        }),
+        _WHO, "MPS's own priority, of each client process", "normal",
+    ),
+    Key(
         "limits", "max_runtime", kinds.duration(1, LONG, never=True), _WHO,
         "a client process is ended after this time",
     ),

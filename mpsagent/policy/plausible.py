@@ -11,7 +11,7 @@ from mpsagent.mps import units
 from mpsagent.mps.limits import Device
 from mpsagent.policy import parse, values
 from mpsagent.policy.check import shown_path
-from mpsagent.policy.instances import doubts
+from mpsagent.policy.instances import doubts, names, of
 from mpsagent.policy.keys import KEYS
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy
@@ -37,7 +37,15 @@ def in_itself(policy: Policy) -> tuple[PolicyError, ...]:
     if everybody is not None and everybody.value == "deny" and all(one.value == "deny" for _, one in access):
         hint = 'write access = "allow" in the section of each user and group that may use the GPU'
         found.append(_warning(everybody.origin, "admits no one: no section allows access", hint))
-    return (*found, *doubts(policy))
+    return (*found, *_of_no_use(policy), *doubts(policy))
+
+
+def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
+    """On a server of one user all clients have the same priority (docs/measured.md: servers do not look at others')."""
+    lower = [one for path, one in policy.settings.items() if path[-1] == "client_priority" and one.value != "normal"]
+    if lower and all(of(policy, name).sharing != "together" for name in names(policy)):
+        problem = 'changes nothing: no instance has sharing = "together", where users share a server'
+        yield _warning(lower[0].origin, problem, 'write sharing = "together" in an instance, or leave it out')
 
 
 def names_in(policy: Policy) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ attributes are those of the rows in `keys`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mpsagent.mps import units
@@ -50,6 +50,7 @@ class Rules:
     total_threads: float | values.Multiprocessors | None = None
     total_memory: values.Memory | None = None
     priority: int = default("limits", "priority")
+    client_priority: Literal["normal", "below-normal"] = default("limits", "client_priority")
     max_runtime: float | None = default("limits", "max_runtime")
     idle_timeout: float | None = default("limits", "idle_timeout")
     switch_after: float | None = default("switch", "after")
@@ -85,7 +86,8 @@ class Rules:
             size = values.bytes_of(found.value, device) if found is not None else None
             if size is not None:
                 memory[device.ordinal] = size
-        return Limits(values.percent_of(self.threads, devices, self.weights), memory)
+        lower = self.client_priority == "below-normal"
+        return Limits(values.percent_of(self.threads, devices, self.weights), memory, lower)
 
     def total(self, devices: Sequence[Device]) -> Total | None:
         """What all of the user's client processes may use together; None: there is no such bound."""
@@ -118,7 +120,7 @@ class Rules:
             known = [size for size in sizes if size is not None]
             if known:
                 memory[device.ordinal] = min(known)
-        return Limits(threads, memory)
+        return replace(own, threads=threads, memory=memory)
 
     def origin(self, name: str) -> Origin:
         """Where a value comes from, by its name as a file has it: ``threads``, ``switch.after``, ``enforce.limits``.
@@ -289,7 +291,8 @@ class Policy:
         return found
 
     def fail_safe(self, devices: Sequence[Device]) -> Limits:
-        """The fail-safe limits: the least threads and, on each device, the least memory that the policy gives anyone.
+        """The fail-safe limits: the least threads and, on each device, the least memory that the policy gives anyone,
+        and the lower client priority if it gives that to someone.
 
         They apply where a client's own limits cannot be confirmed. Remembered: it goes through the whole policy.
         """
@@ -306,7 +309,7 @@ class Policy:
         return self.fail_safe(devices)
 
     def _least(self, devices: Sequence[Device]) -> Limits:
-        threads, memory = 100.0, dict[int, int]()
+        threads, memory, below_normal = 100.0, dict[int, int](), False
         for path, setting in self.settings.items():
             if path[-1] == "threads":
                 threads = min(threads, values.percent_of(setting.value, devices, self.weights))
@@ -316,7 +319,9 @@ class Policy:
                     size = None if key is None else values.bytes_of(setting.value[key].value, device)
                     if size is not None:
                         memory[device.ordinal] = min(size, memory.get(device.ordinal, size))
-        return Limits(threads, memory)
+            elif path[-1] == "client_priority":
+                below_normal = below_normal or setting.value == "below-normal"
+        return Limits(threads, memory, below_normal)
 
     def origin(self, key: str) -> Origin:
         """Where a setting of the agent comes from, by its key: ``hang.control``, ``instance.gpu0.devices``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy import values
@@ -30,7 +30,7 @@ class Share:
             size = None if key is None else values.bytes_of((self.memory or {})[key], device)
             if size is not None:
                 memory[device.ordinal] = min(size, memory.get(device.ordinal, size))
-        return Limits(threads, memory)
+        return replace(limits, threads=threads, memory=memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,8 +163,9 @@ def _users(draw: random.Random, machine: Machine) -> list[User]:
             total = min(100.0, _down(2.5 * value))
             most = round(total * 10) // round(value * 10)
             bound = [f"total_threads = {total:g}"]
-        lines = [share, memory, *bound]
-        users.append(User(uid, "\n".join(lines), value, given, most))
+        # MPS's other priority, which must not make anything else wrong; chosen without a draw, so that seeds stay.
+        lower = ['client_priority = "below-normal"'] if uid % 3 == 0 else []
+        users.append(User(uid, "\n".join([share, memory, *bound, *lower]), value, given, most))
     users.append(User(FIRST_UID + USERS, 'access = "deny"', 10.0, (1024,) * machine.gpus, denied=True))
     return users
 

@@ -119,6 +119,25 @@ def test_a_daemon_without_memory_limits_confirms_that_there_are_none() -> None:
     assert verdict.never, "it is no use to ask again"
 
 
+@pytest.mark.parametrize("below_normal", [False, True])
+def test_the_client_priority_is_told_last_and_read_back(below_normal: bool) -> None:
+    wanted = Limits(20, {0: 20389 * MIB}, below_normal)
+    told = commands(wanted, [0], [77], priority=True)
+    number = str(int(below_normal))
+    assert told == [
+        *commands(SMALL, [0], [77]), f"set_default_client_priority {number}", "get_default_client_priority",
+    ]  # fmt: skip
+    assert judge(wanted, [0], [77], ["77", *GOOD, *GOOD, number], priority=True) == Verdict((77,))
+    other = judge(wanted, [0], [77], ["77", *GOOD, *GOOD, str(1 - int(number))], priority=True)
+    assert other.why == f"the default client priority reads {1 - int(number)}, not {number}"
+    nothing = judge(wanted, [0], [77], ["77", *GOOD, *GOOD], priority=True)
+    assert nothing.why == f"the default client priority reads nothing, not {number}"
+    # driver 470
+    no = [f'Unknown command "{word}_default_client_priority"' for word in ("set", "get")]
+    verdict = judge(wanted, [0], [77], ["77", *GOOD, *GOOD, *no], priority=True)
+    assert (verdict.why is not None, verdict.never) == (below_normal, below_normal)
+
+
 @given(
     st.floats(0.01, 100),
     st.dictionaries(st.integers(0, 3), st.integers(0, 1 << 45)),

@@ -37,7 +37,7 @@ FROM_AGENT: list[link.FromAgent] = [
         3,
         True,
         48,
-        Limits(5.0),
+        Limits(5.0, below_normal=True),
         (0, 1),
         False,
         {7: User(7, "all", LIMITS), 8: User(8, "known", LIMITS, 3)},

@@ -34,12 +34,16 @@ def test_a_thousand_names_are_short() -> None:
     st.integers(0, 1 << 40),
     st.integers(0, 1 << 40),
     st.none()
-    | st.tuples(st.integers(1, 1000), st.dictionaries(st.integers(0, 63), st.integers(0, 1 << 45), max_size=64)),
+    | st.tuples(
+        st.integers(1, 1000),
+        st.dictionaries(st.integers(0, 63), st.integers(0, 1 << 45), max_size=64),
+        st.booleans(),
+    ),
 )
 def test_a_known_processs_name_says_user_and_limits(
-    uid: int, gid: int, start: int, since: int, said: tuple[int, dict[int, int]] | None
+    uid: int, gid: int, start: int, since: int, said: tuple[int, dict[int, int], bool] | None
 ) -> None:
-    limits = None if said is None else Limits(said[0] / 10, said[1])
+    limits = None if said is None else Limits(said[0] / 10, said[1], said[2])
     text = str(KnownName(uid, gid, start, since / 1000, limits))
     assert len(text) < 256
     found = parse_name(text)

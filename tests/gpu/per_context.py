@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""What a client's own environment may ask of MPS, beside the limit of its server: `per_context.py [limits] [beyond]
-[priority]`.
+"""What a client's own environment may ask of MPS, beside the limit of its server: `per_context.py [limits] [beyond]`.
 
 CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING: on how many multiprocessors do the blocks of a kernel run
 (%smid), when the context is a plain one or asks for a number of its own (cuCtxCreate_v3)? Does a user get beyond the
-server's limit that way? CUDA_MPS_CLIENT_PRIORITY: what do two clients get that both fill the GPU?
+server's limit that way?
 
 Root, the real MPS, a GPU; about 60 s; nothing is left. Prints a Markdown table for each.
 """
@@ -17,7 +16,6 @@ import time
 
 PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
 LIMIT = 20
 BLOCKS, THREADS = 4096, 64
 PTX = b""".version 7.0
@@ -112,7 +110,7 @@ def main():
         backend = rigs.real_backend(base)
         (base / "per_context.py").write_bytes(Path(__file__).read_bytes())
         (base / "per_context.py").chmod(0o644)
-        parts = sys.argv[1:] or ["limits", "beyond", "priority"]
+        parts = sys.argv[1:] or ["limits", "beyond"]
 
         def server(title, environment=None):
             rig = rigs.Rig(backend, base / title)
@@ -180,18 +178,6 @@ def main():
                     row(asking, 0, [f"the daemon has {PERCENTAGE[9:]}={LIMIT}, {number}"])
             finally:
                 rig.end()
-        if "priority" in parts:
-            print(
-                "\nTwo clients, each with kernels that fill the GPU, 4 s\n\n| priorities | kernels of each |\n|---|---|"
-            )
-            for priorities in (("0", "0"), ("0", "1"), ("1", "1")):
-                rig = server(f"priority{''.join(priorities)}")
-                try:
-                    both = [start(rig, 0, 0, 4, {PRIORITY: one}) for one in priorities]
-                    steps = [str(said(one).get("steps")) for one in both]
-                    print(f"| {', '.join(priorities)} | {', '.join(steps)} |", flush=True)
-                finally:
-                    rig.end()
 
 
 if __name__ == "__main__":

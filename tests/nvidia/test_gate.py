@@ -24,6 +24,7 @@ from mpsagent.gate.link import FrontEnd as FrontEndReport
 from mpsagent.mps import events as ev
 from mpsagent.mps import rendezvous as rv
 from mpsagent.mps import versions
+from mpsagent.mps.limits import Limits
 from tests.gate.rig import Rig, admissions, limits, rigs, wait_for
 from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, as_user, client, front_end, result, until
 from tests.nvidia.fetch import Driver
@@ -191,6 +192,21 @@ def test_a_held_client_that_leaves(gated: Gated) -> None:
     waiting.kill()
     waiting.communicate()
     gated.agent.wait(Left, connection=knock.connection)
+
+
+def test_the_lower_client_priority(gated: Gated) -> None:
+    """The daemon takes it and says so. Driver 470's has none: the client is turned away, and the reason is said."""
+    waiting = gated.client()
+    gated.agent.wait(Knock)
+    lower = User(USER, "all", Limits(20.0, below_normal=True))
+    gated.agent.say(admissions(lower, devices=(), fail_safe=limits(10)))
+    if versions.of(gated.driver.version).client_priority:
+        until(lambda: gated.front_end("get_default_client_priority\n").stdout == "1\n", "the daemon has the priority")
+        waiting.kill()
+        waiting.communicate()
+    else:
+        assert "this driver's MPS does not have" in gated.agent.wait(Failed).why
+        assert result(waiting) == 805
 
 
 def test_an_admitted_client_reaches_the_daemon_as_its_user(gated: Gated) -> None:

@@ -165,6 +165,13 @@ def test_a_policy_that_admits_no_one_is_warned_about(text: str, warned: bool) ->
     assert [one.problem for one in policy(text).warnings] == ["admits no one: no section allows access"] * warned
 
 
+@pytest.mark.parametrize(("sharing", "warned"), [("turns", True), ("apart", True), ("together", False)])
+def test_a_client_priority_where_nobody_shares_a_server_is_warned_about(sharing: str, warned: bool) -> None:
+    made = policy(f'[instance.a]\nsharing = "{sharing}"\n[user.bob]\nclient_priority = "below-normal"\n')
+    assert [(one.line, one.key) for one in made.warnings] == [(4, "user.bob.client_priority")] * warned
+    assert policy('[limits]\nclient_priority = "normal"\n').warnings == ()
+
+
 def test_an_empty_file_is_warned_about() -> None:
     """What a full disk leaves of a policy. Comments alone are a policy: the default one as it is installed."""
     assert [(one.file, one.line) for one in policy(" \n", "# defaults\n").warnings] == [("0.toml", 0)]

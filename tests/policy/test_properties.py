@@ -89,6 +89,7 @@ _GOOD = {
     "max_clients": ["1", "1000"],
     "action": ['"quit"', '"none"'],
     "exempt": ["true"],
+    "client_priority": ['"normal"', '"below-normal"'],
     "otherwise": ['"none"'],
     "apart_users": ["1", "128"],
     "devices": ["[]", '["GPU-a", "MIG-b"]'],

@@ -11,6 +11,7 @@ from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Origin, Policy, PolicyError, Rules
+from mpsagent.policy.shares import Share
 
 GIB = units.GIB
 H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 139 * GIB, 132)
@@ -206,6 +207,16 @@ def test_the_fail_safe_limits_are_the_least_of_everything() -> None:
         '[user.v]\nmemory = "100%"\n'
     )
     assert made.fail_safe([H200, SMALL]) == Limits(30.0, {0: 10 * GIB, 1: 2 * GIB})
+
+
+def test_the_lower_client_priority_is_of_users_and_of_the_fail_safe_limits() -> None:
+    made = policy('[limits]\nthreads = 80\n[user.bob]\nclient_priority = "below-normal"\n')
+    assert made.rules(BOB).limits([H200]) == Limits(80.0, {}, below_normal=True)
+    assert made.rules(BOB).limits_within(Share("job", 5.0), [H200]) == Limits(5.0, {}, below_normal=True)
+    assert Share("job", 5.0).lower(made.fail_safe([H200]), [H200]) == Limits(5.0, {}, below_normal=True)
+    again = policy('[limits]\nclient_priority = "below-normal"\n[user.bob]\nclient_priority = "normal"\n')
+    assert not again.rules(BOB).limits([H200]).below_normal
+    assert again.fail_safe([H200]).below_normal
 
 
 def test_times_may_be_never_again_for_one_user() -> None:

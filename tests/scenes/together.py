@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import threading
 
+from tests.conformance import rig as rigs
 from tests.scenes.limits import POLICY, SHARES, Changes
 from tests.scenes.stage import USERS, Client, Result, Scene, Stage
 
@@ -220,10 +222,66 @@ def totals(stage: Stage, count: int) -> Result:
     return Result(figures, good, f"{over} times more at once than the total, {exact} clients exact", problems)
 
 
+LOWER = POLICY.replace(f"[user.{USERS[1]}]\n", f'[user.{USERS[1]}]\nclient_priority = "below-normal"\n')
+
+
+def lower(stage: Stage, count: int) -> Result:
+    """One user's clients have MPS's lower priority, everybody else's the normal one, as server.log says: beside a
+    default that root sets by hand, when the gate is killed, and when a policy takes it away."""
+    agent = stage.with_agent(LOWER, extra=TOGETHER)
+    draw = random.Random(5)
+    clients: list[tuple[Client, int]] = []
+    for number in range(count):
+        crowd = [stage.client(uid) for uid in draw.sample(USERS, len(USERS))]
+        if number % 2 == 0:
+            stage.rig.ctl("set_default_client_priority 1")
+        else:
+            _kill_gate(stage)
+        for client in crowd:
+            client.ended()
+            clients.append((client, int(client.uid == USERS[1])))
+    shown = stage.cli(agent, "policy", "explain", str(USERS[1]))[1]
+    clients.append((stage.client(USERS[1]), 1))
+    clients[-1][0].ended()
+    stage.policy(POLICY, extra=TOGETHER)
+    agent.api.ask("POST", "/v1/reload", {})
+    _kill_gate(stage)  # the next one does not know what the daemon was told last
+    for number, uid in enumerate(USERS):
+        clients.append((stage.client(uid), 0))
+        clients[-1][0].ended()
+        if number == 1:  # by now the gate knows that it is the normal one
+            stage.rig.ctl("set_default_client_priority 1")
+    got = _priorities(stage)
+    wrong = [f"{got.get(one.pid)} instead of {right}: {one.text()}" for one, right in clients
+             if got.get(one.pid) != right or not one.inside(SHARES[one.uid][0])]  # fmt: skip
+    exact = len(clients) - len(wrong)
+    good = not wrong and "below-normal" in shown
+    return Result({"exact": exact}, good, f"{exact} of {len(clients)} clients with their user's priority", wrong)
+
+
+def _kill_gate(stage: Stage) -> None:
+    for process in stage.rig.ours():
+        if all(word in process.arguments for word in ("mpsagent", "gate", " run")):  # not its keeper
+            rigs.send_signal(process.pid, signal.SIGKILL)
+
+
+def _priorities(stage: Stage) -> dict[int, int]:
+    """By pid, what the server had been told when the client connected: it counts from then on (docs/measured.md)."""
+    found: dict[int, int] = {}
+    said = 0
+    for line in (stage.rig.log / "server.log").read_text(errors="replace").splitlines():
+        if match := re.search(r"(?:Client|Server) Priority set to (\d)", line):
+            said = int(match[1])
+        elif match := re.search(r"Client \{PID: (\d+), Context ID: 0\} connected", line):
+            found[int(match[1])] = said
+    return found
+
+
 SCENES = (
     Scene("together", "All users at once, each client its policy's limits", rushes, 200, 20, 60),
     Scene("together-fault", "A fault with all users at once", fault, 10, 1, 60),
     Scene("together-changed", "From turns to together and back at reloads", changed, 5, 1, 60),
+    Scene("together-lower", "One user's clients with MPS's lower priority", lower, 20, 4, 30),
     Scene("rank", "Whose turn is next by priority and GPU time", rank, 10, 1, 60),
     Scene("totals", "Crowds of users with totals", totals, 20, 2, 40),
     Scene("together-killed", "The agent is killed while all users work", killed, 5, 1, 60),
