@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import asyncio
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -117,6 +118,12 @@ class Channel:
     def busy(self) -> bool:
         """Messages wait for the peer to read."""
         return bool(self._waiting)
+
+    def hung_up(self) -> bool:
+        """Whether the peer has, also while nothing is read."""
+        poll = select.poll()
+        poll.register(self.sock, 0)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         if self.open:

@@ -1,5 +1,6 @@
 """Front-ends at the public sockets. Each command is a session of its own at the daemon, so that one that is left open
-holds up no other; what changes something is allowed to root (and to the gate's own user) only, and reported."""
+holds up no other; what changes something is allowed to root (and to the gate's own user) only, and reported. The
+commands of every other user are paced (``pacing``)."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from mpsagent.gate import identity
 from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane, Request
+from mpsagent.gate.pacing import PacedLine, answers_cost, command_cost
 from mpsagent.gate.session import Session
 from mpsagent.mps.rendezvous import Credentials, answer_message, clean_command, exit_message, length_of
 
@@ -24,10 +26,14 @@ MOST_UNREAD = 512
 """Answers that one front-end may leave unread, beyond what its socket holds."""
 LINGER = 1.0
 PATIENCE = 120.0
-"""Seconds for one command, its wait for a turn included: ``terminate_client`` may take half a minute."""
+"""Seconds for one command, its wait for a turn at the daemon included: ``terminate_client`` may take half a minute."""
 QUEUED = 30.0
-"""Seconds of these in which its turn has to come. It waits behind other front-ends, and behind a client that is stopped
-in the middle of its hand-over until the agent resumes or kills it."""
+"""Seconds of these in which its turn has to come; what its user's pace has cost before is not counted. It waits
+behind other front-ends, and behind a client that is stopped in the middle of its hand-over until the agent resumes or
+kills it."""
+
+ROOT_OF_CONTAINERS = -1
+"""Whose front-ends those of root in containers are: not those of the host's root, who is not to wait for them."""
 
 QUESTIONS = frozenset({"ps", "device_query", "lspart", "help", "version"})
 """Commands that change nothing, beside ``get_...``."""
@@ -82,22 +88,48 @@ class FrontEnds:
         self.report = report
         self.leaving: dict[Farewell, None] = {}
         self._open: dict[int, int] = {}
+        self._line: PacedLine[FrontEnd] = PacedLine()
+        self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: Connection) -> None:
         """A peer that has said it is a front-end; the connection is ours now."""
         uid = connection.peer.uid
-        mine = self._open.get(uid, 0)
+        contained = identity.contained(connection.peer.pid, connection.start)
+        user = ROOT_OF_CONTAINERS if contained and uid in (0, os.geteuid()) else uid
+        if self._open.get(user, 0) >= MOST_OF_A_USER:
+            for one in self._line.of(user):
+                one.drop_if_gone()
+        mine = self._open.get(user, 0)
         others = sum(self._open.values())
-        if mine >= MOST_OF_A_USER or (others >= MOST and uid not in (0, os.geteuid())):
+        if mine >= MOST_OF_A_USER or (others >= MOST and user not in (0, os.geteuid())):
             Farewell(self, connection.sock, 1, f"mpsagent: user {uid} has {mine} front-ends open, all users {others}")
             return
-        self._open[uid] = mine + 1
-        FrontEnd(self, connection)
+        self._open[user] = mine + 1
+        FrontEnd(self, connection, user, contained=contained)
 
-    def gone(self, uid: int) -> None:
-        self._open[uid] -= 1
-        if not self._open[uid]:
-            del self._open[uid]
+    def gone(self, front_end: FrontEnd) -> None:
+        user = front_end.user
+        self._line.leave(user, front_end)
+        self._open[user] -= 1
+        if not self._open[user]:
+            del self._open[user]
+
+    def wait(self, front_end: FrontEnd) -> None:
+        """Its command goes on when its user may."""
+        self._line.enter(front_end.user, front_end)
+        self._go_on()
+
+    def charge(self, user: int, size: int) -> None:
+        self._line.charge(user, size, self.loop.time())
+
+    def _go_on(self) -> None:
+        while (one := self._line.next(self.loop.time())) is not None:
+            if not one.drop_if_gone():
+                one.go_on()
+        if self._timer is not None:
+            self._timer.cancel()
+        when = self._line.when()
+        self._timer = None if when is None else self.loop.call_at(when, self._go_on)
 
 
 class Farewell:
@@ -124,10 +156,12 @@ class Farewell:
 class FrontEnd:
     """One front-end. While a command of it runs nothing more is read, so it holds one place in the lane's queue."""
 
-    def __init__(self, owner: FrontEnds, connection: Connection) -> None:
+    def __init__(self, owner: FrontEnds, connection: Connection, user: int, *, contained: bool) -> None:
+        self.user = user
         self._owner = owner
         self._peer = connection.peer
-        self._contained = identity.contained(connection.peer.pid, connection.start)
+        self._contained = contained
+        self._paced = user not in (0, os.geteuid())
         self._lane = owner.lane_of(connection)
         self._length: int | None = None
         self._request: Request | None = None
@@ -144,7 +178,7 @@ class FrontEnd:
                 self._limit.cancel()
             if self._request is not None:
                 self._lane.withdraw(self._request)
-            self._owner.gone(self._peer.uid)
+            self._owner.gone(self)
 
     def _end(self, status: int) -> None:
         self._closed()
@@ -185,6 +219,29 @@ class FrontEnd:
         sets = word_of(command).startswith("set_")
         self._request = Request(self._peer, command, sets, PATIENCE, self._answered)
         self._channel.pause()
+        if self._paced:
+            self._owner.wait(self)
+        else:
+            self.go_on()
+
+    def drop_if_gone(self) -> bool:
+        """While it waits nothing is read, and nothing said that it has hung up."""
+        if self._channel.hung_up():
+            self._closed()
+            self._channel.close()
+        return self._ended
+
+    def go_on(self) -> None:
+        """Its command waits for the daemon from now on."""
+        try:
+            self._ask()
+        except Exception:  # a fault of ours ends this front-end, and not the line of the others
+            self._end(1)
+
+    def _ask(self) -> None:
+        assert self._request is not None
+        if self._paced:
+            self._owner.charge(self.user, command_cost(self._request.command))
         if not self._lane.request(self._request):
             self._request = None
             self._channel.resume()
@@ -209,6 +266,8 @@ class FrontEnd:
         self._request = None
         if self._limit is not None:
             self._limit.cancel()
+        if self._paced and session is not None:
+            self._owner.charge(self.user, answers_cost(session.answers))
         if self._ended:
             return
         if session is None:

@@ -15,11 +15,17 @@ import pytest
 
 from mpsagent.gate.frontends import MOST_OF_A_USER, changes, forbidden
 from mpsagent.gate.link import FrontEnd, User
+from mpsagent.gate.pacing import SESSION, Rates, answers_cost, command_cost
 from mpsagent.mps.rendezvous import END, Answer, Exit, Kind, command_messages, decode_answer
-from tests.gate.rig import A, B, Rig, admissions, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, C, Rig, admissions, introduce, limits, raw, wait_for
+
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")
+"""Before a command: what is root of a container to the kernel."""
+BURST = int(Rates().burst / (SESSION + 60))
+"""Short commands that a user may ask at once, about."""
 
 _AS_USER = r"""
-import os, socket, struct, sys
+import os, socket, struct, sys, threading
 path, uid, *commands = sys.argv[1:]
 os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -28,14 +34,41 @@ assert s.recv(64) == b"OUTBHELL\0"
 who = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
 s.sendmsg([b"OUTBCRED\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
 s.send(b"\4\0\0\0")
-for command in commands:
-    data = command.encode() + b"\n\0"
-    s.send(struct.pack("<Q", len(data))); s.send(data)
-s.send(bytes(8))
+def ask():
+    for command in commands:
+        data = command.encode() + b"\n\0"
+        s.send(struct.pack("<Q", len(data))); s.send(data)
+    s.send(bytes(8))
+threading.Thread(target=ask, daemon=True).start()  # answers that nobody reads would end it
 while data := s.recv(8192):
     if data[0] == 1: sys.exit(struct.unpack_from("<I", data, 4)[0])
     print(data[4:].decode())
 sys.exit(99)
+"""
+
+_WAITING = r"""
+import array, fcntl, os, socket, struct, sys
+path, uid, number, command = sys.argv[1:]
+os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
+data = command.encode() + b"\n\0"
+kept = []
+for _ in range(int(number)):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(path)
+    s.recv(64)
+    who = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
+    s.sendmsg([b"OUTBCRED\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+    for word in (b"\4\0\0\0", struct.pack("<Q", len(data)), data): s.send(word)
+    kept.append(s)
+for s in kept:
+    unread = array.array("i", [1])
+    while unread[0]: fcntl.ioctl(s.fileno(), 0x5411, unread)  # SIOCOUTQ: until the gate has read it
+said = []
+for s in kept:
+    try: said.append(s.recv(8192, socket.MSG_DONTWAIT))
+    except BlockingIOError: pass
+print(said, flush=True)
+sys.stdin.read()
 """
 
 
@@ -61,9 +94,12 @@ def front_end(rig: Rig, name: str = "control_privileged") -> socket.socket:
     return introduce(raw(rig.public / name), Kind.FRONT_END)
 
 
+def words_of(rig: Rig, uid: int, *commands: str, prefix: Sequence[str] = ()) -> list[str]:
+    return [*prefix, sys.executable, "-I", "-S", "-c", _AS_USER, str(rig.public / "control"), str(uid), *commands]
+
+
 def as_user(rig: Rig, uid: int, *commands: str, prefix: Sequence[str] = ()) -> tuple[list[str], int]:
-    words = [*prefix, sys.executable, "-I", "-S", "-c", _AS_USER, str(rig.public / "control"), str(uid), *commands]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words_of(rig, uid, *commands, prefix=prefix), capture_output=True, text=True, timeout=60)
     assert not done.stderr
     return done.stdout.splitlines(), done.returncode
 
@@ -150,8 +186,8 @@ def test_root_in_a_container_may_ask_and_nothing_more(rig: Rig) -> None:
     daemon = rig.start_daemon("server=77")
     rig.start_gate()
     agent = rig.agent()
-    below = ("unshare", "--pid", "--fork", "--kill-child")
-    out, status = as_user(rig, 0, "get_server_list", "set_default_active_thread_percentage 99", "quit", prefix=below)
+    words = ("get_server_list", "set_default_active_thread_percentage 99", "quit")
+    out, status = as_user(rig, 0, *words, prefix=CONTAINER)
     assert status == 0
     assert out[0] == "77"
     assert [text.partition(" changes ")[0] for text in out[1:]] == [
@@ -294,6 +330,82 @@ def test_users_who_ask_without_end_keep_neither_root_nor_clients_out(rig: Rig) -
         for process in floods:
             process.kill()
             process.wait()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("who", ["user", "root of a container"])
+def test_who_asks_without_end_is_paced_and_no_one_else(rig: Rig, who: str) -> None:
+    """Root's front-end, begun later and with as many commands, is through first; another user's, and a client."""
+    daemon = rig.start_daemon("server=77")
+    rig.start_gate()
+    rig.agent().say(admissions(User(C, "all", limits(30))))
+    many = ["get_server_list"] * (2 * BURST)
+    paced, prefix = (A, ()) if who == "user" else (0, CONTAINER)
+    with subprocess.Popen(words_of(rig, paced, *many, prefix=prefix), stdout=subprocess.DEVNULL) as asking:
+        try:
+            wait_for(lambda: len(daemon.saw("command", uid=paced, text="get_server_list")) >= BURST)
+            assert as_user(rig, B, "get_server_list") == (["77"], 0)
+            rig.client(C).served()
+            assert as_user(rig, 0, *many) == (["77"] * len(many), 0)
+            assert asking.poll() is None
+        finally:
+            asking.kill()
+
+
+@pytest.mark.root
+def test_commands_that_waited_are_answered_all_of_them_and_in_order(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    size = command_cost("get_active_thread_percentage 100") + answers_cost(["Server 100 not found"])
+    numbers = range(100, 100 + int(Rates().burst / size) + 5)
+    out = as_user(rig, A, *(f"get_active_thread_percentage {number}" for number in numbers))
+    assert out == ([f"Server {number} not found" for number in numbers], 0)
+
+
+def waiting(
+    rig: Rig, number: int, command: str, uid: int = A, prefix: Sequence[str] = ()
+) -> tuple[subprocess.Popen[str], str]:
+    """So many front-ends, each with this command; and what they were told so far."""
+    words = [sys.executable, "-I", "-S", "-c", _WAITING, str(rig.public / "control"), str(uid), str(number), command]
+    process = subprocess.Popen([*prefix, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, process.stdout.readline()
+
+
+@pytest.mark.root
+def test_root_has_a_place_beside_root_of_containers(rig: Rig) -> None:
+    """What waits there for its pace would keep the host's root out."""
+    rig.start_daemon("server=77")
+    rig.start_gate()
+    process, _ = waiting(rig, MOST_OF_A_USER, "ps", 0, CONTAINER)
+    with process:
+        assert as_user(rig, 0, "get_server_list") == (["77"], 0)
+        assert "front-ends open" in as_user(rig, 0, "get_server_list", prefix=CONTAINER)[0][0]
+        process.kill()
+
+
+@pytest.mark.root
+def test_front_ends_that_are_killed_while_they_wait_keep_no_place(rig: Rig) -> None:
+    rig.start_daemon()
+    rig.start_gate()
+    assert as_user(rig, A, *["get_device_client_list 8"] * int(Rates().burst / 32_000 + 1))[1] == 0
+    for _ in range(3):
+        process, told = waiting(rig, MOST_OF_A_USER, "ps")
+        with process:
+            process.kill()
+        assert told == "[]\n"
+
+
+@pytest.mark.root
+def test_front_ends_that_are_killed_while_they_wait_use_nothing_up(rig: Rig) -> None:
+    daemon = rig.start_daemon("server=77")
+    rig.start_gate()
+    assert as_user(rig, A, *["get_device_client_list 1"] * int(Rates().burst / 4_200 + 1))[1] == 0
+    process, _ = waiting(rig, MOST_OF_A_USER - 1, "ps")
+    with process:
+        process.kill()
+    assert as_user(rig, A, "get_server_list") == (["77"], 0)
+    assert len(daemon.saw("command", text="ps")) < MOST_OF_A_USER - 1
 
 
 @pytest.mark.root

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from mpsagent.gate.link import Applied, Failed, Passed, User
+from mpsagent.gate.pacing import Rates, answers_cost, command_cost
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import MIB, multiprocessors_for_percent
 from tests.gate.rig import GIB, Agent, Rig, admissions, rigs, wait_for
@@ -18,6 +23,22 @@ from tests.sim.conftest import A, B, C, Client, Mps, mps, programs
 __all__ = ["mps", "programs"]
 
 pytestmark = pytest.mark.root
+
+
+_LOOP = r"""
+import os, socket, struct, sys
+os.setgroups([]); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[2]))
+for _ in range(3): os.fork()
+while True:
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect(sys.argv[1])
+    s.recv(64)
+    who = struct.pack("iII", os.getpid(), os.geteuid(), os.getegid())
+    s.sendmsg([b"OUTBCRED\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+    for word in (b"\4\0\0\0", struct.pack("<Q", 30), b"get_server_status 1234567890\n\0", bytes(8)): s.send(word)
+    print(s.recv(8192)[4:].decode(), flush=True)
+    assert s.recv(8192) == b"\1" + bytes(7)
+"""
 
 
 @dataclass
@@ -111,3 +132,35 @@ def test_roots_front_end_through_the_public_directory(gated: Gated) -> None:
     gated.mps.environment["CUDA_MPS_PIPE_DIRECTORY"] = str(gated.rig.public)
     assert gated.mps.ctl("get_default_active_thread_percentage") == "100.0\n"
     assert gated.mps.ctl("get_default_active_thread_percentage", A) == "100.0\n"
+
+
+def test_a_loop_of_a_user_fills_no_log_and_keeps_no_one_waiting(gated: Gated) -> None:
+    """Eight loops of one user, a session for each command; meanwhile other users' front-ends and clients come."""
+    gated.agent.say(admissions(others=User(0, "all", Limits(20))))
+    answers = gated.mps.directory / "answers"
+    size = command_cost("get_server_status 1234567890") + answers_cost(["Server 1234567890 not found"])
+
+    def asked() -> int:
+        return gated.mps.log("control.log").count("Cmd:get_server_status 1234567890\n")
+
+    begun = time.monotonic()
+    with answers.open("wb") as file:
+        words = [sys.executable, "-I", "-S", "-c", _LOOP, str(gated.rig.public / "control"), str(A)]
+        loops = subprocess.Popen(words, stdout=file, start_new_session=True)
+    try:
+        wait_for(lambda: asked() * size >= Rates().burst)
+        for uid in (B, C, B):
+            client = gated.client(uid, "query")
+            client.sms()
+            client.end()
+        gated.mps.environment["CUDA_MPS_PIPE_DIRECTORY"] = str(gated.rig.public)
+        for uid in (B, 0, C, 0):
+            assert re.fullmatch(r"\d+\n", gated.mps.ctl("get_server_list", uid))
+        before = asked()
+        wait_for(lambda: asked() > before)
+        written = asked() * size
+        assert written <= Rates().burst + Rates().rate * (time.monotonic() - begun) + 8 * size
+        assert set(answers.read_text().splitlines()) == {"Server 1234567890 not found"}
+    finally:
+        os.killpg(loops.pid, signal.SIGKILL)
+        loops.wait()
