@@ -73,7 +73,7 @@ def _where(origin: dict[str, Any]) -> str:
 
 def _differs(old: Policy, new: Policy, key: Key) -> bool:
     """Of the settings that are not a user's; ``enforce`` may be written in two places and shows with the users."""
-    if key.scope is Scope.USER or key.unused or key.in_rules or key.path in MASTER:
+    if key.scope is Scope.USER or key.in_rules or key.path in MASTER:
         return False
     return bool(getattr(old, key.field) != getattr(new, key.field))
 

@@ -29,8 +29,7 @@ class Key:
 
     ``default`` is what holds where no file gives a value; ``absent`` are its words where it cannot be written (no
     limit). ``attribute``: of Rules for a USER key, of Policy for any other (empty: the name). ``rules``: the attribute
-    of Rules that has it as well. ``label``: its name in `origin` and `explain` (empty: the name). ``unused``: why the
-    key is accepted and not used, and what to do.
+    of Rules that has it as well. ``label``: its name in `origin` and `explain` (empty: the name).
     """
 
     section: str
@@ -43,7 +42,6 @@ class Key:
     attribute: str = ""
     rules: str = ""
     label: str = ""
-    unused: str = ""
 
     @property
     def path(self) -> Path:
@@ -297,10 +295,6 @@ KEYS: tuple[Key, ...] = (
         "agent", "cdi_file", kinds.path(1024), _ALL,
         "the file that tells container engines of the gate (docs/containers.md), for instance "
         '`"/etc/cdi/mpsagent.json"`', None, "none",
-    ),
-    Key(
-        "agent", "parked_user", kinds.text(parse.user, "name of a user"), _ALL, "not used any more", None, "none",
-        unused="no server waits for users any more, so none needs an owner; remove the line",
     ),
     # --- what happened
     Key(

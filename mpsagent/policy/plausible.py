@@ -12,7 +12,6 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy import parse, values
 from mpsagent.policy.check import shown_path
 from mpsagent.policy.instances import doubts, names, of
-from mpsagent.policy.keys import KEYS
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy
 
@@ -26,18 +25,14 @@ MOST_NEAREST = 20
 
 
 def in_itself(policy: Policy) -> tuple[PolicyError, ...]:
-    """What the policy alone shows: keys that are not used any more, and a policy that admits no one."""
-    found = [
-        _warning(policy.settings[key.path].origin, "is not used any more", key.unused)
-        for key in KEYS
-        if key.unused and key.path in policy.settings
-    ]
+    """What the policy alone shows: that it admits no one, or says what is of no use."""
+    found = (*_of_no_use(policy), *doubts(policy))
     access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
     if everybody is not None and everybody.value == "deny" and all(one.value == "deny" for _, one in access):
         hint = 'write access = "allow" in the section of each user and group that may use the GPU'
-        found.append(_warning(everybody.origin, "admits no one: no section allows access", hint))
-    return (*found, *_of_no_use(policy), *doubts(policy))
+        found = (_warning(everybody.origin, "admits no one: no section allows access", hint), *found)
+    return found
 
 
 def _of_no_use(policy: Policy) -> Iterator[PolicyError]:

@@ -416,7 +416,7 @@ def build(
     """A Policy from checked settings, in the order in which the files give them."""
     given: dict[str, Any] = {}
     for key in KEYS:
-        if key.scope is Scope.AGENT and not key.unused and key.path in settings:
+        if key.scope is Scope.AGENT and key.path in settings:
             given[key.field] = settings[key.path].value
     if "hang_server" in given:  # one deadline for a server that is silent, unless its start has its own
         given.setdefault("hang_server_ready", given["hang_server"])

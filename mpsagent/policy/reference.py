@@ -12,7 +12,7 @@ HEAD = ["| key | value | default |", "|---|---|---|"]
 
 def rows(section: str) -> list[str]:
     """The table of one section, in Markdown. A key with several forms has a line for each."""
-    return [*HEAD, *(line for key in keys_of(section) if not key.unused for line in _row(key))]
+    return [*HEAD, *(line for key in keys_of(section) for line in _row(key))]
 
 
 def _row(key: Key) -> Iterator[str]:

@@ -44,5 +44,4 @@ def _key(key: Key) -> Json:
     words = key.words
     if key.kind.forms:
         words += (", " if key.kind.forms[0].startswith("or ") else ": ") + "; ".join(key.kind.forms)
-    told = {**key.kind.schema, "description": f"{words} (default: {key.default_text()})".replace("`", "")}
-    return {**told, "deprecated": True} if key.unused else told
+    return {**key.kind.schema, "description": f"{words} (default: {key.default_text()})".replace("`", "")}

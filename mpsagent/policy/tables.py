@@ -23,7 +23,7 @@ class Table:
 
     @property
     def known(self) -> list[str]:
-        return sorted([*(name for name, key in self.keys.items() if not key.unused), *self.tables])
+        return sorted([*self.keys, *self.tables])
 
     def below(self, name: str) -> Table | None:
         return self.each if self.each is not None else self.tables.get(name)

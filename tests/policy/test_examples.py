@@ -76,7 +76,7 @@ def test_the_default_policy_shows_every_key() -> None:
     for section in SECTIONS:
         shown: Any = tables[section]["default"] if section == "instance" else tables[section]
         if section not in NAMED or section == "instance":
-            assert set(shown) == {key.name for key in KEYS if key.section == section and not key.unused}, section
+            assert set(shown) == {key.name for key in KEYS if key.section == section}, section
 
 
 def test_the_reference_describes_every_key() -> None:
@@ -85,7 +85,7 @@ def test_the_reference_describes_every_key() -> None:
     for key in KEYS:
         title = f"[{key.section}.NAME]" if key.section in NAMED else f"[{key.section}]"
         part = next(part for part in parts if part.startswith(title if key.section else "Only reporting"))
-        assert key.unused or f"`{key.name}`" in part or f"`{key.name} = " in part, key.path
+        assert f"`{key.name}`" in part or f"`{key.name} = " in part, key.path
 
 
 def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
@@ -167,7 +167,7 @@ def fits(part: dict[str, Any], value: object, whole: dict[str, Any]) -> bool:
     """As much of JSON Schema as the policy's schema uses; any other keyword fails, so that none is passed over."""
     known = set(
         "$ref $schema $defs description type enum const anyOf pattern minLength minimum maximum exclusiveMinimum "
-        "properties required additionalProperties minProperties items deprecated".split()
+        "properties required additionalProperties minProperties items".split()
     )
     assert part.keys() <= known, part.keys() - known
     if "$ref" in part:

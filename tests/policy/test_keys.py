@@ -37,7 +37,7 @@ def named(one: Key) -> str:
 def test_every_attribute_is_that_of_a_row() -> None:
     """An attribute that no key sets would be a setting that no one can change, and the other way round."""
     policy = {one.name for one in fields(Policy) if not one.name.startswith("_")} - OF_THE_POLICY_ITSELF
-    assert policy == {one.field for one in KEYS if one.scope is not Scope.USER and not one.unused} | {"enforce_hang"}
+    assert policy == {one.field for one in KEYS if one.scope is not Scope.USER} | {"enforce_hang"}
     rules = {one.name for one in fields(Rules)} - OF_THE_RULES_THEMSELVES
     assert rules == {one.in_rules for one in KEYS if one.in_rules}
 
@@ -48,7 +48,7 @@ def test_each_default_is_that_of_its_row(one: Key) -> None:
     policy, _ = load([])
     assert policy is not None
     for made in (policy, Policy()):
-        if one.scope is not Scope.USER and not one.unused:
+        if one.scope is not Scope.USER:
             assert getattr(made, one.field) == one.default
         if one.in_rules:
             assert getattr(made.rules(Identity(7)), one.in_rules) == one.default

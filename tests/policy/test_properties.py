@@ -21,7 +21,7 @@ USERS, GROUPS = ("alice", "bob", "1003"), ("g1", "g2", "g3")
 _keys = st.sampled_from(
     "enforce limits user group switch hang instance agent hooks access threads memory max_clients max_runtime "
     "idle_timeout server front_end "
-    "after grace action exempt control server kill_grace devices compute_mode pipe_directory on_stop parked_user "
+    "after grace action exempt control server kill_grace devices compute_mode pipe_directory on_stop "
     "before_end deadline sms clients weight rule 0 GPU-a alice x".split()
 )
 _leaves = (
@@ -109,7 +109,6 @@ _GOOD = {
     "share_memory": ["false"],
     "cdi_file": ['"/etc/cdi/mpsagent.json"'],
     "admin_group": ['"wheel"'],
-    "parked_user": ['"nobody"'],
     "before_end": ['"/bin/true"'],
     "keep": ['"30d"'],
     "size": ['"512M"', '"2G"'],

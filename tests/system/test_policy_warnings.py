@@ -89,14 +89,13 @@ def test_all_warnings_in_the_order_of_the_file() -> None:
     """What `policy check` prints and the agent reports."""
     made = policy(
         "[limits]\nthreads = { sms = 500 }\n[user.rooot]\nthreads = 5\n[hooks]\nbefore_end = '/no/where'\n"
-        "[agent]\nparked_user = 'x'\n[group.root]\nthreads = 3\n"
+        "[group.root]\nthreads = 3\n"
     )
     found = asyncio.run(warnings(made, [H200]))
     assert [(one.line, one.key) for one in found] == [
         (2, "limits.threads"),
         (3, "user.rooot"),
         (6, "hooks.before_end"),
-        (8, "agent.parked_user"),
     ]
 
 
