@@ -126,6 +126,11 @@ class Agent(Recorder):
         """Whether a record of the history is about this instance."""
         return self.node.single or self.name in (record.get("instance", self.node.first), record.get("before"))
 
+    def is_of_family(self, record: Mapping[str, Any]) -> bool:
+        """The same; at a template also whether it is about one of its users' instances."""
+        user = apart.split(str(record.get("instance"))) if self.policy.sharing == "apart" else None
+        return self.is_mine(record) or (user is not None and user[0] == self.name)
+
     def record(self, kind: str, at: float, **fields: object) -> int:
         return super().record(kind, at, **(fields if self.node.single else {"instance": self.name, **fields}))
 

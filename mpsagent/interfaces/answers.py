@@ -39,7 +39,7 @@ class Answers:
         self.agent = agent
         history = agent.history
         self._page: tuple[View, views.About, float, Json] | None = None
-        self.recent = recent or Recent(lambda cursor: history.since(cursor, history.last))
+        self.recent = recent or Recent(lambda cursor: history.since(cursor, history.last), agent.is_of_family)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,11 @@ Since = Callable[[int], Iterable[Mapping[str, Any]]]
 
 
 class Recent:
-    """``since(cursor)``: the records after a cursor, oldest first."""
+    """``since(cursor)``: the records after a cursor, oldest first. ``mine``: whether one is about the instance; whose turn
+    it is at another is no change here."""
 
-    def __init__(self, since: Since) -> None:
-        self._since = since
+    def __init__(self, since: Since, mine: Callable[[Mapping[str, Any]], bool] = lambda record: True) -> None:
+        self._since, self._mine = since, mine
         self._seen = 0
         self._user: int | None = None
         self.change: Change | None = None
@@ -26,7 +27,7 @@ class Recent:
         for record in self._since(self._seen):
             self._seen = record["seq"]
             rule = _RULES.get(record["kind"])
-            if rule is not None:
+            if rule is not None and self._mine(record):
                 try:
                     rule(self, record)
                 except (KeyError, TypeError):  # a record of another version

@@ -139,6 +139,10 @@ def test_each_gpu_has_an_instance_and_users_are_spread_and_stay(stage: Stage) ->
     stage.waiting(waiting)
     assert agent.api.get("/v1/queue")["queue"][0]["instance"] in ("gpu0", "gpu1")
     assert stage.records("turn.began", uid=A)[0]["instance"] == where(agent, a)
+    changes = {name: one["last_change"] for name, one in instances(agent).items()}
+    assert {name: (one["uid"], one["before"]) for name, one in changes.items()} == {
+        where(agent, a): (A, None), where(agent, b): (B, None),
+    }, "the change of one was said of the other, too"  # fmt: skip
     metrics = text_of(agent, "/metrics")
     assert f'mpsagent_turn_info{{mps_instance="{where(agent, a)}",user="{A}"}} 1.0' in metrics
     assert metrics.count("# TYPE mpsagent_clients gauge") == 1
@@ -249,6 +253,7 @@ def test_a_fault_ends_the_clients_of_its_own_gpu_only(stage: Stage) -> None:
     stage.served(A)
     assert b.rc is None
     assert not stage.records("server.fault", instance=str(where(agent, b)))
+    assert {name for name, one in instances(agent).items() if one["last_fault"]} == {hit}
 
 
 def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:

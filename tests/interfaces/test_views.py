@@ -305,6 +305,23 @@ def test_the_last_change_and_the_last_fault_come_from_the_records() -> None:
     assert "on server 5 of bob, over after 2.50s" in page(body)
 
 
+def test_a_turn_and_a_fault_at_another_instance_are_no_change_and_no_fault_here() -> None:
+    """Two GPUs, a user at each: neither had the other's before."""
+    records: list[dict[str, Any]] = [
+        {"seq": 1, "at": 1.0, "kind": "turn.began", "uid": USER, "instance": "gpu0"},
+        {"seq": 2, "at": 2.0, "kind": "turn.began", "uid": OTHER, "instance": "gpu1"},
+        {"seq": 3, "at": 3.0, "kind": "server.fault", "server": 5, "uid": OTHER, "instance": "gpu1"},
+    ]
+
+    def at(name: str) -> Recent:
+        return Recent(
+            lambda cursor: [one for one in records if one["seq"] > cursor], lambda one: one["instance"] == name
+        ).look()
+
+    assert (at("gpu0").change, at("gpu0").fault) == (views.Change(1.0, USER, None, None), None)
+    assert (at("gpu1").change, at("gpu1").fault) == (views.Change(2.0, OTHER, None, None), views.Fault(3.0, 5, OTHER))
+
+
 def test_a_long_queue_is_named_in_part_and_counted_in_full() -> None:
     """The status is a page; the queue has all."""
     many = queue_of(*(waiting(number, 1000 + number, 5000 + number, float(number)) for number in range(300)))
