@@ -19,7 +19,7 @@ from typing import Any
 from mpsagent.bench import plan, results
 from mpsagent.bench.driver import CudaError, Gpu
 from mpsagent.bench.own_mps import OwnMps, OwnMpsError
-from mpsagent.bench.process import Make, Process, ProcessError, Ready, Simulated, stepping
+from mpsagent.bench.process import Make, Process, ProcessError, Ready, SilentError, Simulated, stepping
 from mpsagent.bench.programs import Program, Torch
 from mpsagent.bench.torch_workloads import TORCH
 from mpsagent.bench.workloads import WORKLOADS
@@ -29,7 +29,8 @@ FIRST_USER = 61184
 READY = 60.0
 """Seconds in which a process must be ready once it may have the GPU."""
 EMPTY = ("/media", "/mnt")
-"""Directories that every machine has; on one of them lies the file system for the files of the runs' own MPS."""
+"""Directories that every machine has; over one of them lies the file system for the files of the runs' own MPS. It is in
+this process's mount namespace alone, from which nothing gets out: nobody else sees it, and it ends with this process."""
 LEAD = 0.2
 """Seconds from the word to the common begin."""
 
@@ -58,6 +59,15 @@ class Makers:
             return Simulated(self.programs)
         return Torch(self.python, workload) if workload in TORCH else real(workload)
 
+    def slow(self, workload: str) -> str:
+        """Why it may not be ready in its time, and what to do; empty where nothing is known."""
+        if workload in self.own or self.programs is not None or workload not in TORCH:
+            return ""
+        return (
+            f"; importing PyTorch with {self.python} may take longer where the disk is slow or many do it at once: try "
+            "again (what was read is in memory now), take fewer --processes, or name another Python with --python"
+        )
+
 
 def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> results.Figure:
     """One run, or why it has no figures."""
@@ -71,15 +81,17 @@ def measure(run: plan.Run, environment: Mapping[str, str], makers: Makers) -> re
 
     def start(group: Sequence[int]) -> None:
         for number in group:
-            make = makers.of(run.programs[number] if run.programs else run.workload)
-            started.append(Process(make, number, user(run.mode, number % run.users), environment))
+            started.append(Process(makers.of(run.of(number)), number, user(run.mode, number % run.users), environment))
 
     try:
         start(groups[0])
         for place, group in enumerate(groups):
             working = started[-len(group) :]
             for process in working:
-                saw[process.number] = int(process.hear(READY)["multiprocessors"])
+                try:
+                    saw[process.number] = int(process.hear(READY)["multiprocessors"])
+                except SilentError as error:
+                    raise ProcessError(f"{error}{makers.slow(run.of(process.number))}") from None
             at = time.monotonic() + LEAD
             begun.append(at)
             for process in working:

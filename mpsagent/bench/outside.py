@@ -19,7 +19,8 @@ from mpsagent.bench.results import Figure
 
 # Whatever ends this program ends them.
 _WITH_US = ["setpriv", "--pdeathsig", "KILL"]
-_ALONE = ["unshare", "--fork", "--pid", "--mount", "--mount-proc", "--kill-child=KILL", "--"]
+# What is mounted in there (see inside.EMPTY) is seen by nobody else.
+_ALONE = ["unshare", "--fork", "--pid", "--mount", "--propagation=private", "--mount-proc", "--kill-child=KILL", "--"]
 # It has the command line's own path: a package's Python does not know mpsagent, and PYTHONPATH would reach the programs
 # that are measured. Without -I, modules would be taken from the directory where root happens to be.
 _START = """\

@@ -38,6 +38,10 @@ class Run:
     limits: str = ""
     """Sections of the policy for this run's MPS."""
 
+    def of(self, process: int) -> str:
+        """The workload of the process of that number."""
+        return self.programs[process] if self.programs else self.workload
+
     def groups(self) -> list[list[int]]:
         """The processes (by number) that can work at the same time: with turns those of a user, else all."""
         if self.mode == "turns":

@@ -57,6 +57,10 @@ class ProcessError(Exception):
     """A process did not come as far as it should."""
 
 
+class SilentError(ProcessError):
+    """It has said nothing in its time."""
+
+
 class Process:
     """A child with a workload. ``environment`` is added to this process's own; ``uid`` None: the same user."""
 
@@ -73,12 +77,12 @@ class Process:
         self._told = self._ended = False
 
     def hear(self, seconds: float) -> dict[str, Any]:
-        """Its next line. Raises ProcessError when none comes in time, or when the line is an error."""
+        """Its next line. Raises SilentError when none comes in time, ProcessError when the line is an error."""
         end = time.monotonic() + seconds
         while b"\n" not in self._read:
             left = end - time.monotonic()
             if left <= 0 or not select.select([self._socket], [], [], left)[0]:
-                raise ProcessError(f"process {self.number} (pid {self.pid}) said nothing for {seconds:g} s")
+                raise SilentError(f"process {self.number} (pid {self.pid}) said nothing for {seconds:g} s")
             data = self._socket.recv(65536)
             if not data or len(self._read) > _LINE:
                 raise ProcessError(f"process {self.number} (pid {self.pid}) ended before its time")

@@ -5,6 +5,7 @@ Each program runs alone first, then all at once under each rule, each as a user 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,14 +78,16 @@ class Verdict:
 
 def verdicts(programs: Sequence[str], figures: Sequence[Figure]) -> list[Verdict]:
     """Best first: by the total, and of those within 2 % of each other by the least."""
-    alone = {
-        one.workload.removeprefix(ALONE): one.each[0] for one in figures if one.workload.startswith(ALONE) and one.each
-    }
+    first = {one.workload.removeprefix(ALONE): one for one in figures if one.workload.startswith(ALONE)}
+    alone = {name: one.each[0] for name, one in first.items() if one.each}
     found = []
     for one in figures:
         if one.workload.startswith(RULE):
             missing = [name for name in programs if not alone.get(name)]
-            problem = one.problem or (f"no figure for {missing[0]} alone" if missing else "")
+            problem = one.problem
+            if missing and not problem:
+                why = first[missing[0]].problem if missing[0] in first else ""
+                problem = f"no figure for {missing[0]} alone" + (f": {why}" if why else "")
             shares = () if problem else tuple(s / alone[p] for s, p in zip(one.each, programs, strict=True))
             found.append(Verdict(one.workload.removeprefix(RULE), shares, problem))
     most = max((one.total for one in found), default=0.0)
@@ -96,7 +99,8 @@ def table(programs: Sequence[str], found: Sequence[Verdict], known: Sequence[Rul
     lines = [f"{'RULE':13}{'TOTAL':>7}{'LEAST':>7}  SPEED OF EACH AS A SHARE OF ITS SPEED ALONE"]
     for one in found:
         if one.problem:
-            lines.append(f"{one.rule:13}{'-':>7}{'-':>7}  {one.problem}"[:80])
+            start = f"{one.rule:13}{'-':>7}{'-':>7}  "
+            lines += textwrap.wrap(one.problem, 80, initial_indent=start, subsequent_indent=" " * len(start))
         else:
             each = ", ".join(f"{name} {share:.2f}" for name, share in zip(programs, one.each, strict=True))
             lines.append(f"{one.rule:13}{one.total:7.2f}{one.least:7.2f}  {each}")

@@ -13,13 +13,14 @@ from mpsagent.bench.plan import OFF, Run
 @dataclass(frozen=True)
 class Figure:
     """One run. ``throughput``: steps a second of all processes, from the first one's begin to the last one's end, a
-    change of user included. ``p50``, ``p99``: milliseconds a step, None when there was none."""
+    change of user included; None: there is a ``problem``. ``p50``, ``p99``: milliseconds a step, None when
+    none was told."""
 
     mode: str
     workload: str
     processes: int
     users: int
-    throughput: float
+    throughput: float | None
     p50: float | None
     p99: float | None
     each: tuple[float, ...] = ()
@@ -29,12 +30,20 @@ class Figure:
     problem: str = ""
     """Why there are no figures."""
 
+    @property
+    def note(self) -> str:
+        """What the figures do not show: how many processes had no step."""
+        none = sum(1 for one in self.each if not one)
+        return f"{none} of {len(self.each)} processes ended no step in their time" if none else ""
+
 
 def figure(
     run: Run, steps: Sequence[float], latencies: Sequence[Sequence[int]], seconds: float, saw: Sequence[int]
 ) -> Figure:
     """``latencies``: microseconds, of each process; ``seconds``: how long all of it took. A process that told every
-    second latency only counts double."""
+    second latency only counts double. Where no step ended there are no figures."""
+    if not any(steps):
+        return without(run, f"no step ended in {run.seconds:g} s: more --seconds")
     weighed = sorted((value, of / len(own)) for own, of in zip(latencies, steps, strict=True) for value in own)
     return Figure(
         run.mode, run.workload, run.processes, run.users, sum(steps) / seconds,
@@ -44,7 +53,7 @@ def figure(
 
 
 def without(run: Run, problem: str) -> Figure:
-    return Figure(run.mode, run.workload, run.processes, run.users, 0.0, None, None, problem=problem)
+    return Figure(run.mode, run.workload, run.processes, run.users, None, None, None, problem=problem)
 
 
 def percentile(weighed: Sequence[tuple[int, float]], share: float) -> float | None:
@@ -70,11 +79,11 @@ class Row:
 
 def rows(figures: Sequence[Figure]) -> list[Row]:
     """By workload, then by number of processes: what is to be compared stands together."""
-    by = {(one.mode, one.workload, one.processes): one.throughput for one in figures if not one.problem}
+    by = {(one.mode, one.workload, one.processes): one.throughput for one in figures}
 
     def over(one: Figure, mode: str, processes: int) -> float | None:
         other = by.get((mode, one.workload, processes))
-        return one.throughput / other if other and not one.problem else None
+        return one.throughput / other if other and one.throughput is not None else None
 
     order = list(dict.fromkeys(one.workload for one in figures))
     return [
@@ -95,7 +104,7 @@ def table(found: Sequence[Row], units: dict[str, str]) -> list[str]:
             head = f"{'MODE':9}{'PROC':>5}{'USERS':>6}{units[workload].upper() + '/S':>14}{'P50 ms':>10}{'P99 ms':>10}"
             lines += [*([""] if lines else []), workload, head + f"{'TIMES OFF':>12}{'TIMES ONE':>12}"]
         start = f"{one.mode:9}{one.processes:5}{one.users:6}"
-        if one.problem:
+        if one.throughput is None:
             lines.append(f"{start}  no figures, see ({problems.index(one.problem) + 1}) below")
             continue
         lines.append(
@@ -104,7 +113,8 @@ def table(found: Sequence[Row], units: dict[str, str]) -> list[str]:
         )
     for number, problem in enumerate(problems, 1):
         lines += ["", *textwrap.wrap(f"({number}) {problem}", 80)]
-    return lines
+    notes = [f"{one.mode}, {one.workload}: {one.note}" for one in (row.figure for row in found) if one.note]
+    return [*lines, *([""] if notes else []), *(line for note in notes for line in textwrap.wrap(note, 80))]
 
 
 def _or(value: float | None, form: str, width: int = 10) -> str:
@@ -112,4 +122,7 @@ def _or(value: float | None, form: str, width: int = 10) -> str:
 
 
 def as_json(found: Sequence[Row]) -> list[dict[str, Any]]:
-    return [{**asdict(row.figure), "against_off": row.against_off, "against_one": row.against_one} for row in found]
+    return [
+        {**asdict(row.figure), "note": row.figure.note, "against_off": row.against_off, "against_one": row.against_one}
+        for row in found
+    ]

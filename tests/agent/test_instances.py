@@ -389,3 +389,11 @@ def test_a_client_goes_to_the_instance_in_whose_directory_it_looks(stage: Stage)
     )
     environment = stage.cli(agent, "env", "--instance", "gpu1", "--json")
     assert json.loads(environment[1]) == {**at(stage, "gpu1"), "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_a_fault_in_a_users_own_daemon_is_said_of_its_section(stage: Stage) -> None:
+    agent = start(stage, OWN, placement="own")
+    stage.until(lambda: os.path.exists(f"{at(stage, 'gpu1')['CUDA_MPS_PIPE_DIRECTORY']}/control"), "it is there")
+    own(stage, A, "gpu0", "oob", 0.1)
+    stage.record("server.fault")
+    assert {name for name, one in instances(agent).items() if one["last_fault"]} == {"gpu0"}

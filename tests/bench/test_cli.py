@@ -129,6 +129,30 @@ def test_it_runs_from_where_it_is_and_nothing_that_lies_in_the_directory(
     assert not (here / "was-here").exists()
 
 
+WATCHES = """
+import sys
+from pathlib import Path
+import psutil
+from mpsagent.bench import outside
+from mpsagent.bench.plan import Run
+
+def seen(pid): return "mpsagent-bench" in Path(f"/proc/{pid}/mounts").read_text()
+with outside.going([Run("together", "block", 1, 1, 0.3)], None, Path(sys.argv[1])) as said:
+    next(said)
+    print(any(seen(one.pid) for one in psutil.Process().children(recursive=True)), seen("self"))
+    assert not next(said).problem
+"""
+
+
+@needs_root
+@pytest.mark.root
+def test_what_it_mounts_is_seen_by_nobody_else(simulated: Path) -> None:
+    """As systemd has it: mounts of the machine are shared with the namespaces that come from it."""
+    words = ["unshare", "--mount", "--propagation=shared", sys.executable, "-c", WATCHES, str(simulated)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
 @needs_root
 @pytest.mark.root
 @pytest.mark.parametrize(("moment", "number"), [(0, signal.SIGINT), (1, signal.SIGINT), (3, signal.SIGINT),

@@ -50,13 +50,41 @@ def test_a_process_that_told_every_second_latency_counts_double() -> None:
     done = results.figure(run, [4, 4], [[1000, 1000], [9000, 9000, 9000, 9000]], 4.0, [132, 66])
     assert (done.throughput, done.each) == (2.0, (2.0, 2.0))
     assert (done.p50, done.p99) == (1.0, 9.0)
-    assert results.figure(run, [0, 0], [[], []], 4.0, [0, 0]).p50 is None
+
+
+def test_where_no_step_ended_there_is_no_speed_but_the_reason() -> None:
+    """0.0 is what a GPU that stands still would have."""
+    done = [results.figure(Run("off", "train", n, 1, 0.5), [0.0] * n, [[]] * n, 0.5, [132] * n) for n in (1, 2)]
+    assert {one.problem for one in done} == {"no step ended in 0.5 s: more --seconds"}
+    rows = results.rows([*done, figure("together", "train", 1, 7.0)])
+    assert [row.against_off for row in rows] == [None] * 3, "nothing is so many times what was not measured"
+    lines = results.table(rows, UNITS)
+    assert not any("0.0 " in line for line in lines)
+    assert lines[-1] == "(1) no step ended in 0.5 s: more --seconds"
+    assert [one["throughput"] for one in results.as_json(rows)] == [None, 7.0, None]
+
+
+def test_processes_without_a_step_beside_others_are_counted() -> None:
+    done = results.figure(Run("off", "train", 3, 1, 0.5), [0.0, 4.0, 0.0], [[], [1000] * 4, []], 0.5, [132] * 3)
+    assert (done.throughput, done.problem) == (8.0, "")
+    rows = results.rows([done])
+    assert results.table(rows, UNITS)[-1] == "off, train: 2 of 3 processes ended no step in their time"
+    assert results.as_json(rows)[0]["note"] == "2 of 3 processes ended no step in their time"
+
+
+def test_a_rule_without_a_figure_for_one_alone_says_why() -> None:
+    programs = ["launches", "train"]
+    none = results.without(Run("together", provision.ALONE + "train", 1, 1, 0.5), "no step ended in 0.5 s")
+    alone = [figure("together", provision.ALONE + "launches", 1, 10, each=(10.0,)), none]
+    found = provision.verdicts(programs, [*alone, figure("together", provision.RULE + "none", 2, 9, each=(5.0, 4.0))])
+    text = " ".join(" ".join(provision.table(programs, found, provision.rules([1, 1], 132))).split())
+    assert "no figure for train alone: no step ended in 0.5 s" in text
 
 
 def test_figures_stand_beside_what_they_are_compared_with() -> None:
     rows = results.rows([
         figure("off", "block", 1, 10), figure("off", "block", 4, 10), figure("together", "block", 1, 10),
-        figure("together", "block", 4, 39), figure("apart", "block", 4, 0, problem="no " * 60),
+        figure("together", "block", 4, 39), results.without(Run("apart", "block", 4, 1, 1), "no " * 60),
     ])  # fmt: skip
     by = {(row.figure.mode, row.figure.processes): row for row in rows}
     assert (by["together", 4].against_off, by["together", 4].against_one) == (3.9, 3.9)

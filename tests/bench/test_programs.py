@@ -15,7 +15,7 @@ import click
 import psutil
 import pytest
 
-from mpsagent.bench import outside, programs
+from mpsagent.bench import inside, outside, programs
 from mpsagent.bench.inside import FIRST_USER
 from mpsagent.bench.plan import Run
 from mpsagent.bench.process import ProcessError, Ready
@@ -240,3 +240,17 @@ def test_programs_of_ones_own_run_beside_each_other_and_end() -> None:
         two, failed = (one for one in said if isinstance(one, Figure))
     assert two.problem or (two.throughput > 0 and len(two.each) == 2)
     assert "it broke" in failed.problem
+
+
+def test_pytorch_that_is_not_ready_in_time_says_what_may_help(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow import looks like a hang to who does not know which Python was taken."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 600\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(inside, "READY", 0.2)
+    makers = inside.Makers(python=str(python), own={"mine": [str(python)]})
+    told = inside.measure(Run("node", "mnist", 1, 1, 0.2), {}, makers)
+    assert told.throughput is None
+    assert f"said nothing for 0.2 s; importing PyTorch with {python} may take longer" in told.problem
+    assert "try again" in told.problem
+    assert "PyTorch" not in inside.measure(Run("node", "mine", 1, 1, 0.2), {}, makers).problem
