@@ -250,14 +250,14 @@ def policy_diff(path: str, as_json: bool) -> None:
 def explain(path: str, user: str, as_json: bool, every: float | None) -> None:
     """What applies to USER (name or uid), and which line says so.
 
-    And what would happen now.
+    And what goes on at this moment: the user's clients, place in the queue and turn.
     """
     from urllib.parse import quote
 
     from mpsagent.interfaces import cli_policy
 
     def text(body: ask.Json) -> list[str]:
-        return cli_policy.explained(body, ask.width())
+        return cli_policy.explained(body, ask.now(), ask.width())
 
     ask.show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, text, every)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from mpsagent.interfaces.cli_orders import tree
 from mpsagent.interfaces.cli_table import WIDE, table
-from mpsagent.interfaces.cli_words import Json, local, safe
+from mpsagent.interfaces.cli_text import waiting
+from mpsagent.interfaces.cli_words import Json, local, safe, whose_turn
 from mpsagent.mps.units import duration_text, limit_text
 
 COUNTS = ("max_clients", "priority", "apart_users", "shares")
@@ -27,15 +28,16 @@ def shown(body: Json, now: datetime, width: int = WIDE) -> list[str]:
     return [*lines, *(["", *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True)] if rows else [])]
 
 
-def explained(body: Json, width: int = WIDE) -> list[str]:
-    """``policy explain``: one line for each value, with the place that gives it; then whatever else there is."""
+def explained(body: Json, now: datetime, width: int = WIDE) -> list[str]:
+    """``policy explain``: one line for each value, with the place that gives it; then what goes on at this moment, and
+    whatever else there is."""
     rows: list[list[str]] = []
     rest: Json = {}
     for key, one in body.items():
         if isinstance(one, dict) and "value" in one and "from" in one:
             rows.append([safe(key), _value(key, one), _place(one["from"])])
         elif key not in ("user", "uid", "groups"):
-            rest[key] = one
+            rest[key] = _now(one, now) if key == "now" and isinstance(one, dict) else one
     groups = ", ".join(safe(group) for group in body.get("groups", [])) or "none"
     head = f"{safe(body.get('user'))} (uid {safe(body.get('uid'))}), groups: {groups}"
     return [
@@ -44,6 +46,17 @@ def explained(body: Json, width: int = WIDE) -> list[str]:
         *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True),
         *(["", *tree(rest)] if rest else []),
     ]
+
+
+def _now(one: Json, now: datetime) -> Json:
+    """In the words of `status` and `queue`."""
+    place, turn, used = one["waiting"], one["turn"], one["gpu_seconds_last_day"]
+    return {
+        "clients": one["clients"],
+        "waiting": "no" if place is None else f"number {place['position']}: {waiting(place, now)}",
+        "turn": "no" if turn is None else whose_turn(turn, now),
+        "GPU time in the last day": duration_text(used) if used else "none",
+    }
 
 
 def _value(key: str, one: Json) -> str:

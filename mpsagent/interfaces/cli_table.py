@@ -26,7 +26,7 @@ def table(
     ``width``; ``right``: all but the first and ``names`` are numbers; ``below``: the last column goes on below instead
     of being cut."""
     cells = [*([head] if head is not None else []), *rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
     *before, last = widths
     wanted = last if right else min(last, ROOM)
     for column in names:
@@ -37,12 +37,12 @@ def table(
     lines: list[str] = []
     for row in cells:
         parts = [
-            cut(cell, size).rjust(size) if right and column not in (0, *names) else cut(cell, size).ljust(size)
+            padded(cut(cell, size), size, right and column not in (0, *names))
             for column, (cell, size) in enumerate(zip(row, before, strict=False))
         ]
         start = "".join(part + " " * gap for part in parts)
-        end = row[-1].rjust(last) if right else row[-1]
-        lines += _flowing(start, end, width) if below and len(end) > width - indent else [cut(start + end, width)]
+        end = padded(row[-1], last, True) if right else row[-1]
+        lines += _flowing(start, end, width) if below and width_of(end) > width - indent else [cut(start + end, width)]
     return [line.rstrip() for line in lines]
 
 
@@ -50,12 +50,33 @@ def _flowing(start: str, text: str, width: int) -> list[str]:
     """Beside what comes before it, or below all of it where too little room is left."""
     from textwrap import wrap
 
-    if width - len(start) >= ROOM:
-        first, *rest = wrap(text, width - len(start), break_on_hyphens=False)
-        return [start + first, *(" " * len(start) + part for part in rest)]
+    before = width_of(start)
+    if width - before >= ROOM:
+        first, *rest = wrap(text, width - before, break_on_hyphens=False)
+        return [start + first, *(" " * before + part for part in rest)]
     return [cut(start.rstrip(), width), *wrap(text, max(ROOM, width), initial_indent="   ", subsequent_indent="   ",
                                               break_on_hyphens=False)]  # fmt: skip
 
 
 def cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: max(0, width - 1)] + "…"
+    if width_of(text) <= width:
+        return text
+    room = max(0, width - 1)
+    kept = text[:room]
+    while width_of(kept) > room:
+        kept = kept[:-1]
+    return kept + "…"
+
+
+def padded(text: str, width: int, right: bool = False) -> str:
+    room = " " * (width - width_of(text))
+    return room + text if right else text + room
+
+
+def width_of(text: str) -> int:
+    """Columns of a terminal that it takes: wide signs (Chinese, Japanese, Korean, emoji) two, combining ones none."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import category, east_asian_width
+
+    return sum(0 if category(one) in ("Mn", "Me") else 2 if east_asian_width(one) in "WF" else 1 for one in text)

@@ -103,7 +103,7 @@ def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
             rows.append(("", f"and {more} more (mpsagent-cli clients)", "good"))
     else:
         rows.append(("in use", *in_use(body, now)))
-    rows += [("waiting" if i == 0 else "", _waiting(one, now), "") for i, one in enumerate(body["waiting"][:most])]
+    rows += [("waiting" if i == 0 else "", waiting(one, now), "") for i, one in enumerate(body["waiting"][:most])]
     if body["waiting_users"] > most:
         rows.append(("", f"and {many(body['waiting_users'] - most, 'user')} more (mpsagent-cli queue)", ""))
     if not body["waiting"] and body.get("gate", _CONNECTED)["connected"]:
@@ -183,7 +183,8 @@ def _using(one: Json, now: datetime) -> str:
     return f"by {user(one)} since {local(one['since'], now)}, {many(one['processes'], 'process')}{memory}"
 
 
-def _waiting(one: Json, now: datetime) -> str:
+def waiting(one: Json, now: datetime) -> str:
+    """One user in the queue: since when, why, until when at the latest."""
     turn = "" if one["turn"] is None else f"; served by {local(one['turn'], now)} at the latest"
     return (
         f"{user(one)} since {local(one['since'], now)} ({duration_text(one['seconds'])}), "

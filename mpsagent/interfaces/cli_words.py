@@ -63,15 +63,24 @@ def in_use(body: Json, now: datetime) -> tuple[str, str]:
     if not turn["processes"] and not turn["ending"] and not body["waiting_users"]:
         server = "" if holder is None else f", and its server {holder['pid']} is {safe(holder['status'])}"
         return f"by no user; {user(turn)} had it last{server}", "dim"
-    memory = "" if turn["memory"] is None else f" with {size(turn['memory'])}"
-    text = f"by {user(turn)} since {local(turn['since'], now)}, {many(turn['processes'], 'process')}{memory}"
-    text += f", {limits(turn['limits'])} each" if turn["limits"] else ", each with limits of its own"
-    colour = "good"
+    text, colour = f"by {user(turn)} {_at_work(turn, now)}", "good"
     if holder is not None and holder["status"] != "ACTIVE":
         word = "in FAULT" if holder["status"] == "FAULT" else safe(holder["status"])
         text += f"; server {holder['pid']} is {word}"
         colour = "bad" if holder["status"] == "FAULT" else "warn"
     return f"{text}; {_until(turn, body['drain']['deadline'], now)}", colour
+
+
+def whose_turn(turn: Json, now: datetime) -> str:
+    """A turn without its user: since when, with how much, until when."""
+    return f"{_at_work(turn, now)}; {_until(turn, None, now)}"
+
+
+def _at_work(turn: Json, now: datetime) -> str:
+    memory = "" if turn["memory"] is None else f" with {size(turn['memory'])}"
+    each = ", " if turn["processes"] == 1 else ", each with "
+    own = f"{each}{limits(turn['limits'])}" if turn["limits"] else ", each with limits of its own"
+    return f"since {local(turn['since'], now)}, {many(turn['processes'], 'process')}{memory}{own}"
 
 
 def _until(turn: Json, drained: str | None, now: datetime) -> str:

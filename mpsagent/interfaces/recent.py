@@ -12,8 +12,8 @@ Since = Callable[[int], Iterable[Mapping[str, Any]]]
 
 
 class Recent:
-    """``since(cursor)``: the records after a cursor, oldest first. ``mine``: whether one is about the instance; whose turn
-    it is at another is no change here."""
+    """``since(cursor)``: the records after a cursor, oldest first. ``mine``: whether one is about the instance; whose
+    turn it is at another is no change here."""
 
     def __init__(self, since: Since, mine: Callable[[Mapping[str, Any]], bool] = lambda record: True) -> None:
         self._since, self._mine = since, mine

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from mpsagent.interfaces import cli_words
-from mpsagent.interfaces.cli_table import cut
+from mpsagent.interfaces.cli_table import cut, padded, width_of
 from mpsagent.interfaces.cli_words import many, safe, size, user
 from mpsagent.mps.units import duration_text
 
@@ -171,13 +171,10 @@ def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:
 
 def _table(found: list[Json], columns: tuple[Column, ...]) -> list[str]:
     cells = [[column.title for column in columns], *([column.text(one) for column in columns] for one in found)]
-    widths = [max(map(len, each)) for each in zip(*cells, strict=True)]
+    widths = [max(map(width_of, each)) for each in zip(*cells, strict=True)]
     lines = []
     for row in cells:
-        parts = [
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(row, widths, columns, strict=True)
-        ]
+        parts = [padded(cell, width, column.right) for cell, width, column in zip(row, widths, columns, strict=True)]
         lines.append("  ".join(parts).rstrip())
     return lines
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from mpsagent.interfaces import cli_ask as ask
 from mpsagent.interfaces import client
+from mpsagent.interfaces.cli_table import padded
 from mpsagent.interfaces.cli_words import safe, user
 from mpsagent.interfaces.top_page import Line, View, page, rows
 
@@ -78,7 +79,7 @@ class Screen:
             lines = page(self._status, self._clients, self._view, ask.now(), width, height)
         screen.erase()
         for number, line in enumerate(lines[:height]):
-            text = line.text.ljust(width) if line.style in ("head", "chosen") else line.text
+            text = padded(line.text, width) if line.style in ("head", "chosen") else line.text
             with suppress(curses.error):  # the last cell of the last line cannot be written without scrolling
                 screen.addnstr(number, 0, text, width, self._styles.get(line.style, curses.A_NORMAL))
         screen.refresh()

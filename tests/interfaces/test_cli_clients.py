@@ -99,6 +99,6 @@ def test_memory_of_clients(served: Served) -> None:
     column = rows[0].index("MEMORY")
     assert rows[1][column:].startswith("570 MiB  ")
     assert rows[2][column:].startswith("-  ")
-    assert "1 process with 570 MiB, 20 %, 1G each" in " ".join(run(served, "status").stdout.split())
+    assert "1 process with 570 MiB, 20 %, 1G;" in " ".join(run(served, "status").stdout.split())
     served.backend.memory = {501: 21 << 30}
     assert "with 21.0 GiB" in run(served, "status").stdout

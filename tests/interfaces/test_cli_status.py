@@ -15,7 +15,7 @@ import pytest
 
 from mpsagent.core.model import Drain
 from mpsagent.core.view import Turn
-from mpsagent.interfaces import cli_text, views
+from mpsagent.interfaces import cli_text, cli_words, views
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from tests.interfaces.program import run
@@ -39,8 +39,8 @@ def test_exit_0_when_all_is_well(served: Served) -> None:
         "  GPU      NVIDIA H200 (140 GiB, 132 multiprocessors)",
         "  MPS      of CUDA 13.0, control daemon 400 since 2026-11-20 23:59:00, a server",
         "           for each turn",
-        "  in use   by alice since 00:00:00, 1 process, 20 %, 1G each; until 00:31:10 at",
-        "           the latest, then its clients are ended",
+        "  in use   by alice since 00:00:00, 1 process, 20 %, 1G; until 00:31:10 at the",
+        "           latest, then its clients are ended",
         "  waiting  bob since 00:00:10 (30.0s), 2 processes: it is the turn of alice;",
         "           served by 00:31:10 at the latest",
         "           carol since 00:00:20 (20.0s), 1 process: it is the turn of alice;",
@@ -121,10 +121,18 @@ def test_a_drain_says_what_ends_when(served: Served) -> None:
     for restart, end in ((False, "mpsagent-cli resume"), (True, "MPS has been started again")):
         text = page(START + 30, restart=restart, at=10)
         assert f"since 00:00:00, until {end}: nothing new is let in; what still runs at 00:00:30 is ended" in text
-        assert "each; until 00:00:30 at the latest, then its clients are ended" in text
+        assert "1G; until 00:00:30 at the latest, then its clients are ended" in text
     assert "until mpsagent-cli resume: nothing new is let in in use" in page(START + 30, restart=False, at=40)
     assert "for as long as it wants" not in page(START + 30, restart=False, at=10)
     assert "until 00:00:30" not in page(None, restart=False, at=10)
+
+
+def test_the_limits_of_a_turn_on_several_gpus(served: Served) -> None:
+    """It said "20G on each GPU each"."""
+    body = served.backend.status()
+    body["turn"] |= {"processes": 2, "limits": {"threads": 20.0, "memory": {"0": 20 << 30, "1": 20 << 30}}}
+    text, _ = cli_words.in_use(body, datetime(2026, 11, 21, 12, tzinfo=UTC))
+    assert text.startswith("by alice since 00:00:00, 2 processes, each with 20 %, 20G on each GPU; until 00:31:10")
 
 
 def test_users_at_once_are_shown_each(served: Served) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mpsagent.core.model import Client
-from mpsagent.interfaces.cli_table import table
+from mpsagent.interfaces.cli_table import cut, table
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.identity import Identity
 from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, StandIn, serve
@@ -114,6 +114,17 @@ def on_a_terminal(served: Served, columns: int) -> dict[str, list[str]]:
 def served() -> Any:
     with serve(Large()) as one:
         yield one
+
+
+def test_wide_and_combining_signs_move_no_column() -> None:
+    """On a terminal a Chinese name takes two columns for each sign, and an accent on its own none."""
+    names = ["alice", "\u5f20\u4f1f", "e\u0301ve", "\uff21\uff22"]
+    lines = table(["USER", "PID"], [[one, "7"] for one in names])
+    assert [line.rindex("7") for line in lines[1:]] == [7, 7 - 2, 7 + 1, 7 - 2]
+    assert cut("\u5f20" * 10, 10) == "\u5f20" * 4 + "\u2026"
+    assert cut("e\u0301" * 10, 10) == "e\u0301" * 10
+    right = table(["A", "N"], [["x", "\u5f20"], ["y", "12"]], right=True)
+    assert right == ["A   N", "x  \u5f20", "y  12"]
 
 
 def test_tables_fit_80_columns(served: Served) -> None:
