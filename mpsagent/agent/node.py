@@ -341,4 +341,5 @@ class Node(Recorder):
     def _policy_rejected(self, errors: Sequence[PolicyError], kept: str, now: float) -> None:
         what = f"{errors[0]} ({len(errors)} mistake{'s' if len(errors) > 1 else ''}; {kept})"
         self.conditions.set("policy", what, now, "mpsagent-cli policy check")
-        self.record("policy.rejected", now, errors=[str(error) for error in errors[:20]], kept=kept)
+        first = str(errors[0]._replace(hint=""))  # the journal has a line for it
+        self.record("policy.rejected", now, first=first, errors=[str(error) for error in errors[:20]], kept=kept)

@@ -174,7 +174,7 @@ def _loaded(w: _Words) -> str:
 def _rejected(w: _Words) -> str:
     errors = w["errors"]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"the policy was rejected; {w.get('kept') or 'the one before stays in force'}: {errors[0]}{more}"
+    return f"the policy was rejected; {w.get('kept') or 'the one before stays in force'}: {w.get('first') or errors[0]}{more}"
 
 
 def _bypass_ended(w: _Words) -> str:

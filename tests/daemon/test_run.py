@@ -152,6 +152,8 @@ def test_a_bad_policy_is_a_condition_until_it_is_put_right(stage: Stage) -> None
     assert code == 1
     assert "policy.toml:2" in said
     assert "stays in force" in " ".join(said.split())
+    first = stage.record("policy.rejected")["first"]
+    assert first.endswith("policy.toml:2: limits.threads: 300 is more than 100"), "the journal's line has no advice"
     stage.killed(agent)
     agent = stage.again()
     stage.problem(agent, "stays in force")

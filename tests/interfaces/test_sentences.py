@@ -41,6 +41,8 @@ def test_a_rejected_policy_says_what_holds_instead() -> None:
         "the policy was rejected; there is no earlier policy, so no one is admitted: a.toml:1: x (and 1 more)"
     )
     assert sentence(record, NAMES) == "the policy was rejected; the one before stays in force: a.toml:1: x (and 1 more)"
+    short = {**record, "errors": ["a.toml:1: x; write y"], "first": "a.toml:1: x"}
+    assert sentence(short, NAMES) == "the policy was rejected; the one before stays in force: a.toml:1: x"
 
 
 def test_a_warning_for_computing_outside_mps_says_how_long_is_left() -> None:
