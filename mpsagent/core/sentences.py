@@ -174,7 +174,8 @@ def _loaded(w: _Words) -> str:
 def _rejected(w: _Words) -> str:
     errors = w["errors"]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    return f"the policy was rejected; {w.get('kept') or 'the one before stays in force'}: {w.get('first') or errors[0]}{more}"
+    kept, first = w.get("kept") or "the one before stays in force", w.get("first") or errors[0]
+    return f"the policy was rejected; {kept}: {first}{more}"
 
 
 def _bypass_ended(w: _Words) -> str:

@@ -62,5 +62,11 @@ def count(memory: Memory, spans: Iterable[tuple[int, float]], now: float) -> Mem
     return replace(memory, hours={uid: hours[uid] for uid in kept}, spent={uid: spent[uid] for uid in kept})
 
 
+def spent(memory: Memory, uid: int, now: float) -> float:
+    """Of one user, with the time of clients at work."""
+    working = [(uid, memory.since[uid])] if uid in memory.since else []
+    return count(memory, working, now).spent.get(uid, 0.0)
+
+
 def note(memory: Memory, done: act.Done) -> Memory:
     return memory

@@ -44,7 +44,7 @@ _state = click.option(
 )
 
 
-@click.group()
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Holds the clients of NVIDIA MPS at the public control socket and hands them over with their limits set."""
 

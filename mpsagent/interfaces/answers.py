@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import mpsagent
 from mpsagent.agent import policies, requests
 from mpsagent.agent.host import Agent
+from mpsagent.core import usage
 from mpsagent.core.sentences import named, sentence
 from mpsagent.core.view import View
 from mpsagent.interfaces import accounting, gpus, lease_body, policy_diff, views, waits
@@ -98,7 +99,7 @@ class Answers:
             "clients": len(view.state.clients_of_user(uid)),
             "waiting": next((one for one in views.queue(view, now) if one["uid"] == uid), None),
             "turn": turn,
-            "gpu_seconds_last_day": round(self.agent.core.memories.usage.spent.get(uid, 0.0), 1),
+            "gpu_seconds_last_day": round(usage.spent(self.agent.core.memories.usage, uid, now), 1),
         }
 
     async def policy_diff(self) -> Json:

@@ -117,7 +117,7 @@ def _seconds(body: Json) -> float | None:
         if seconds is not None and not 0 <= seconds <= 366 * 86400:
             raise ValueError("it is negative, or longer than a year")
     except ValueError as error:
-        raise Problem(400, f"timeout: {error}", "timeout", 'seconds, or a text like "10m"') from None
+        raise Problem(400, f"timeout: {error}", "timeout", "as JSON also a number of seconds") from None
     return None if seconds is None else float(seconds)
 
 

@@ -16,14 +16,14 @@ import click
 
 from mpsagent import __version__
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces import cli_complete, client
+from mpsagent.interfaces import cli_complete, cli_streams, client
 from mpsagent.interfaces.cli_ask import UNHEALTHY, USAGE
 from mpsagent.interfaces.cli_late import Late
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 _instance = click.option("--instance", metavar="NAME", help="Only this instance of MPS, where there are several.",
                          shell_complete=cli_complete.instances)  # fmt: skip
-_watch = click.option("--watch", "every", type=click.FloatRange(0.1, 86400), metavar="SECONDS",
+_watch = click.option("--watch", "every", type=ask.Number(0.1, 86400), metavar="SECONDS",
                       help="Show it again and again, until Ctrl-C.")  # fmt: skip
 
 _LATE = {"bench": "cli_bench", "history": "cli_report", "lease": "cli_lease", "metrics": "cli_metrics",
@@ -37,14 +37,8 @@ def _beginning(*value: Any) -> Any:
 
 
 @click.group(commands=Late(_LATE), context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--socket",
-    "path",
-    envvar="MPSAGENT_SOCKET",
-    default=client.DEFAULT_SOCKET,
-    show_default=True,
-    help="The agent's socket.",
-)
+@click.option("--socket", "path", envvar="MPSAGENT_SOCKET", default=client.DEFAULT_SOCKET, show_default=True,
+              metavar="FILE", help="The agent's socket.")  # fmt: skip
 @click.version_option(__version__, prog_name="mpsagent-cli")
 @click.pass_context
 def cli(ctx: click.Context, path: str) -> None:
@@ -103,7 +97,7 @@ def doctor(path: str, error: str | None, strict: bool, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
+@click.option("--every", type=ask.Number(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="How often to look again.")  # fmt: skip
 @_json
 @click.pass_obj
@@ -175,7 +169,7 @@ def queue(path: str, as_json: bool, every: float | None) -> None:
     metavar="TIME",
     help='Only events from then on: "1h" ago, 2026-11-22, or after a cursor: 1234.',
 )
-@click.option("-n", "--lines", type=click.IntRange(1, 1000), help="How many (20, or 1000 with --since).")
+@click.option("-n", "--lines", type=ask.Whole(1, 1000), help="How many (20, or 1000 with --since).")
 @_json
 @click.pass_obj
 def events(
@@ -317,7 +311,7 @@ def one_client() -> None:
 
 
 @one_client.command()
-@click.argument("pid", type=click.IntRange(min=1), shell_complete=cli_complete.clients)
+@click.argument("pid", type=ask.Whole(min=1), shell_complete=cli_complete.clients)
 @click.option("--now", is_flag=True, help="Without the hook and the grace before it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
@@ -442,7 +436,8 @@ def completion(shell: str) -> None:
 
 
 def main() -> None:
-    cli(prog_name="mpsagent-cli")
+    with cli_streams.usable():
+        cli(prog_name="mpsagent-cli")
 
 
 if __name__ == "__main__":

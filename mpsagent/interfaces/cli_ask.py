@@ -23,6 +23,18 @@ Json = dict[str, Any]
 Text = Callable[[Json], list[str]]
 
 
+class Whole(click.IntRange):
+    """click calls it "integer range", also where it says what is wrong with a word."""
+
+    name = "number"
+
+
+class Number(click.FloatRange):
+    """The same."""
+
+    name = "number"
+
+
 def asked(path: str, method: str, target: str, body: Any = None, timeout: float = 15.0) -> tuple[Json, bytes]:
     try:
         return client.ask(path, method, target, body, timeout)

@@ -56,10 +56,11 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
 @click.option("--modes", callback=_names, metavar="LIST", help="Of off, turns, together, apart, node.  [default: all "
               "but node as root, else off,node]")  # fmt: skip
 @click.option("--workloads", callback=_names, metavar="LIST", help="Which ones; --list names them.  [default: all]")
-@click.option("--processes", callback=_counts, default="1,2,4,8,16", show_default=True, metavar="LIST")
-@click.option("--users", type=click.IntRange(1, 48), default=2, show_default=True, help="Whose processes they are.")
-@click.option("--seconds", type=click.FloatRange(0.2, 3600), default=5.0, show_default=True, help="For each run.")
-@click.option("--gpu", type=click.IntRange(min=0), metavar="N", help="Which GPU.  [default: 0]")
+@click.option("--processes", callback=_counts, default="1,2,4,8,16", show_default=True, metavar="LIST",
+              help="How many at once, a run for each of these.")  # fmt: skip
+@click.option("--users", type=ask.Whole(1, 48), default=2, show_default=True, help="Whose processes they are.")
+@click.option("--seconds", type=ask.Number(0.2, 3600), default=5.0, show_default=True, help="For each run.")
+@click.option("--gpu", type=ask.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
 @click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
               "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
 @click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "

@@ -17,15 +17,15 @@ def lease() -> None:
     """A share for a job, within what its user may have."""
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 @lease.command()
-@click.option("--uid", type=click.IntRange(min=0), help="The job's user.")
+@click.option("--uid", type=ask.Whole(min=0), help="The job's user.")
 @click.option("--cgroup", metavar="PATTERN", help='Its cgroup: "/slurm/uid_1001/job_17", or a unit or slice.')
-@click.option("--pid", type=click.IntRange(min=1), help="A process; the job is this one and what descends from it.")
-@click.option("--threads", type=float, help="Percent of the multiprocessors for each client process.")
-@click.option("--sms", type=click.IntRange(min=2), help="The same as a number of multiprocessors.")
+@click.option("--pid", type=ask.Whole(min=1), help="A process; the job is this one and what descends from it.")
+@click.option("--threads", type=ask.Number(), help="Percent of the multiprocessors for each client process.")
+@click.option("--sms", type=ask.Whole(min=2), help="The same as a number of multiprocessors.")
 @click.option("--memory", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
 @click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')
 @click.option("--name", help="What the batch system calls the job; a lease that has this name is replaced.")
@@ -59,7 +59,7 @@ def listed(path: str, as_json: bool) -> None:
 
 
 @lease.command()
-@click.argument("number", type=click.IntRange(min=1), required=False, shell_complete=cli_complete.leases)
+@click.argument("number", type=ask.Whole(min=1), required=False, shell_complete=cli_complete.leases)
 @click.option("--cgroup", metavar="PATTERN", help="All leases of this cgroup, written as they were given.")
 @click.option("--name", help="The lease with this name.")
 @_json

@@ -38,11 +38,11 @@ def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> flo
 
 @click.command()
 @click.argument("user", required=False, shell_complete=cli_complete.users)
-@click.option("--pid", type=click.IntRange(min=1), help="Only of this process.", shell_complete=cli_complete.processes)
+@click.option("--pid", type=ask.Whole(min=1), help="Only of this process.", shell_complete=cli_complete.processes)
 @click.option("--kind", help="Only what begins so: client.ended, server.")
 @click.option("--since", callback=moment, metavar="TIME", help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00".')
 @click.option("--until", callback=moment, metavar="TIME", help="Before this time.")
-@click.option("-n", "--lines", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many at most.")
+@click.option("-n", "--lines", type=ask.Whole(1, 1000), default=100, show_default=True, help="How many at most.")
 @_json
 @click.pass_obj
 def history(

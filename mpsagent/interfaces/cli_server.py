@@ -16,7 +16,7 @@ def server() -> None:
 
 
 @server.command()
-@click.argument("pid", type=click.IntRange(min=1), required=False, shell_complete=cli_complete.servers)
+@click.argument("pid", type=ask.Whole(min=1), required=False, shell_complete=cli_complete.servers)
 @click.option("--timeout", metavar="SPAN", help='How long its clients get to end by themselves ("10m"; kill_grace).')
 @click.option("--force", is_flag=True, help="At once: its clients get an error at each call, and live on.")
 @click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")

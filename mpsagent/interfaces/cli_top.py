@@ -21,7 +21,7 @@ def top(path: str, every: float, as_json: bool) -> None:
 
         answers = [ask.asked(path, "GET", f"/v1/{name}")[0] for name in ("status", "clients")]
         click.echo(json.dumps({"status": answers[0], "clients": answers[1]["clients"]}))
-    elif sys.stdout.isatty() and sys.stdin.isatty():
+    elif sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
         _live(path, every)
     else:
         status = ask.asked(path, "GET", "/v1/status")[0]
@@ -37,4 +37,6 @@ def _live(path: str, every: float) -> None:
     try:
         top_screen.show(path, every)
     except curses.error as error:
-        raise click.ClickException(f"this terminal cannot do it ({error}); TERM is {os.environ.get('TERM')}") from None
+        term = os.environ.get("TERM") or "not set"
+        text = f"this terminal cannot do it ({error}); TERM is {term}; one page: mpsagent-cli top | cat"
+        raise click.ClickException(text) from None

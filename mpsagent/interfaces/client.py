@@ -123,12 +123,12 @@ def _left(end: float) -> float:
 def _administrators(path: str) -> str | None:
     """``mpsagent-admin.sock`` beside ``mpsagent.sock``, if we may connect to it and it is the same owner's."""
     public = Path(path)
-    beside = public.with_name(f"{public.stem}-admin{public.suffix}")
     try:
+        beside = public.with_name(f"{public.stem}-admin{public.suffix}")
         if beside.stat().st_uid == public.stat().st_uid and os.access(beside, os.W_OK, effective_ids=True):
             return str(beside)
-    except (OSError, NotImplementedError):
-        pass  # there is none, or this system cannot ask for effective ids: the public one serves everybody
+    except (OSError, ValueError, NotImplementedError):
+        pass  # there is none, no file has that name, or this system cannot ask for effective ids: then by everybody's
     return None
 
 

@@ -60,7 +60,7 @@ def _until(text: str, now: float) -> Any:
             at = None
         if at is not None and at.tzinfo is not None and now < at.timestamp() <= now + LONGEST:
             return {"until": at.timestamp()}
-    raise Problem(400, f"until: {text[:40]!r}", "until", UNTIL)
+    raise Problem(400, f"until: {text[:40]!r} is no time in the year to come", "until", UNTIL)
 
 
 def shown(one: Lease, view: View) -> Json:

@@ -87,10 +87,10 @@ class Screen:
     def _paints(self) -> None:
         self._styles = {"head": curses.A_REVERSE, "chosen": curses.A_BOLD | curses.A_REVERSE, "dim": curses.A_DIM}
         self._styles |= {"bad": curses.A_BOLD, "warn": curses.A_BOLD}
-        if not os.environ.get("NO_COLOR"):
-            with suppress(curses.error):
-                curses.start_color()
-                curses.use_default_colors()
+        with suppress(curses.error):
+            curses.start_color()
+            curses.use_default_colors()  # without it curses paints white on black, also where no colour is asked for
+            if not os.environ.get("NO_COLOR"):
                 for number, (style, colour) in enumerate(_COLOURS.items(), 1):
                     curses.init_pair(number, colour, -1)
                     self._styles[style] = curses.color_pair(number) | curses.A_BOLD

@@ -139,6 +139,18 @@ def test_a_day_later_it_is_forgotten() -> None:
     assert ALICE not in stage.core.memories.usage.spent
 
 
+def test_who_asks_is_told_of_the_time_so_far() -> None:
+    """It is counted when clients have left and once an hour; a user at work was told that there was none."""
+    stage = Stage(PATIENT + FAIR).up()
+    stage.client(ALICE)
+    stage.run(500)
+    assert stage.core is not None
+    memory = stage.core.memories.usage
+    assert ALICE not in memory.spent
+    assert 499 <= usage.spent(memory, ALICE, stage.now) <= 501
+    assert usage.spent(memory, BOB, stage.now) == 0
+
+
 def test_several_clients_at_once_are_counted_once_and_long_work_hour_by_hour() -> None:
     stage = Stage(PATIENT + FAIR).up()
     crowd = [stage.client(ALICE) for _ in range(5)]
