@@ -253,7 +253,8 @@ def explain(path: str, user: str, as_json: bool, every: float | None) -> None:
     def text(body: ask.Json) -> list[str]:
         return cli_policy.explained(body, ask.now(), ask.width())
 
-    ask.show(path, f"/v1/policy/explain?user={quote(user, safe='')}", as_json, text, every)
+    name = quote(user, safe="", errors="surrogateescape")  # any bytes: the agent says that there is no such user
+    ask.show(path, f"/v1/policy/explain?user={name}", as_json, text, every)
 
 
 @cli.command()

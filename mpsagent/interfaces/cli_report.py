@@ -153,7 +153,8 @@ def _asked(path: str, place: str, query: Mapping[str, object]) -> Json:
 def target(path: str, query: Mapping[str, object]) -> str:
     from urllib.parse import urlencode
 
-    return f"{path}?{urlencode({name: value for name, value in query.items() if value is not None})}"
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given, errors='surrogateescape')}"
 
 
 def iso(at: float | None) -> str | None:
