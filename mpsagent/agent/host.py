@@ -127,7 +127,7 @@ class Agent(Recorder):
         return self.node.single or self.name in (record.get("instance", self.node.first), record.get("before"))
 
     def is_of_family(self, record: Mapping[str, Any]) -> bool:
-        """The same; at a template also whether it is about one of its users' instances."""
+        """Whether it is about this instance, or, where this is a template, about one of its users'."""
         user = apart.split(str(record.get("instance"))) if self.policy.sharing == "apart" else None
         return self.is_mine(record) or (user is not None and user[0] == self.name)
 

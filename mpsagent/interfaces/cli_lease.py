@@ -24,7 +24,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for pro
 @click.option("--uid", type=ask.Whole(min=0), help="The job's user.")
 @click.option("--cgroup", metavar="PATTERN", help='Its cgroup: "/slurm/uid_1001/job_17", or a unit or slice.')
 @click.option("--pid", type=ask.Whole(min=1), help="A process; the job is this one and what descends from it.")
-@click.option("--threads", type=ask.Number(), help="Percent of the multiprocessors for each client process.")
+@click.option("--threads", type=ask.Number(0.1, 100), help="Percent of the multiprocessors for each client process.")
 @click.option("--sms", type=ask.Whole(min=2), help="The same as a number of multiprocessors.")
 @click.option("--memory", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
 @click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')

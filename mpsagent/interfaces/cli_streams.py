@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from mpsagent.interfaces.cli_ask import USAGE
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 @contextmanager

@@ -61,11 +61,12 @@ def _flowing(start: str, text: str, width: int) -> list[str]:
 def cut(text: str, width: int) -> str:
     if width_of(text) <= width:
         return text
-    room = max(0, width - 1)
-    kept = text[:room]
-    while width_of(kept) > room:
-        kept = kept[:-1]
-    return kept + "…"
+    room = width - 1
+    for end, one in enumerate(text):
+        room -= width_of(one)
+        if room < 0:
+            return text[:end] + "…"
+    return text
 
 
 def padded(text: str, width: int, right: bool = False) -> str:
