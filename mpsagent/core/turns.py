@@ -106,7 +106,8 @@ def _present(view: View, memory: Memory, now: float) -> Present:
         return pausing(view, memory, turn, clients, now)
     if clients or state.held.hands_over(turn.uid):
         # When it was to be over: a process passed before the table was in force, so it goes on.
-        memory = replace(memory, closing=False, idle=False, worked=memory.worked or bool(clients))
+        tried = None if clients else memory.tried
+        memory = replace(memory, closing=False, idle=False, worked=memory.worked or bool(clients), tried=tried)
         return _at_work(view, memory, turn, clients, now)
     others, first = view.others(), state.held.first(turn.uid)
     if not others and state.drain is None and not view.outdated:
@@ -117,9 +118,12 @@ def _present(view: View, memory: Memory, now: float) -> Present:
             memory, told = over(view, memory, now, behind=False)
             return memory, [], [], told, []
     contested = view.contested()
-    fresh = turn.ending is None and not memory.worked and not memory.closing and view.identified(turn.uid)
-    # A turn that has only just begun is its user's; one that no user wanted goes to who comes first.
-    if first is not None and fresh and (not memory.idle or contested is None or first.since <= contested):
+    open_to_it = turn.ending is None and not memory.closing and view.identified(turn.uid)
+    if memory.worked:
+        still = _has_time(view, turn, now)
+    else:  # one that has only just begun is its user's; one that no user wanted goes to who comes first
+        still = not memory.idle or contested is None or (first is not None and first.since <= contested)
+    if first is not None and open_to_it and still:
         memory, wake = _on_its_way(view, memory, turn.uid, now)
         if not memory.closing:
             return memory, [], [], [], wake
@@ -131,8 +135,18 @@ def _present(view: View, memory: Memory, now: float) -> Present:
     return memory, [], [], told, []
 
 
+def _has_time(view: View, turn: Turn, now: float) -> bool:
+    """Between two processes of a user who has more of them waiting than may work at once (``max_clients``, a total,
+    the gate's pace): the turn lasts as long as anybody's."""
+    if view.state.drain is not None or view.state.to_end() or view.outdated:
+        return False
+    view = replace(view, turn=turn)
+    times = view.deadlines(turn, pausable(view))
+    return times is None or now < times[1]
+
+
 def _on_its_way(view: View, memory: Memory, uid: int, now: float) -> tuple[Memory, list[float]]:
-    """Its first connection is on its way through the gate; who came later waits, but not without end."""
+    """Its next connection is on its way through the gate; who came later waits, but not without end."""
     if view.sent is None or not view.sent[1].open or view.state.drain is not None or view.state.to_end():
         return replace(memory, tried=None), []
     if memory.tried is None:
