@@ -141,7 +141,8 @@ def main():
                 limit(rig, LIMIT)
                 for environment in (
                     {}, {PERCENTAGE: "100"}, {PARTITIONING: "1"}, {PARTITIONING: "1", PERCENTAGE: "100"},
-                    {PARTITIONING: "1", PERCENTAGE: "10"},
+                    {PARTITIONING: "1", PERCENTAGE: "10"}, {PARTITIONING: "1", PERCENTAGE: str(LIMIT)},
+                    {PARTITIONING: "1", PERCENTAGE: "50"},
                 ):  # fmt: skip
                     for asked in (0, 8, 132):
                         row(environment, asked)
