@@ -124,8 +124,7 @@ def test_a_nearly_full_server_is_reported_once() -> None:
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 def test_a_turn_goes_on_with_the_next_process_of_a_user_who_may_have_one_at_a_time(shared: bool) -> None:
-    """Else such a user has one process in a turn and others as many as end in it: of 1,000 clients on an H200 those of
-    five users waited 29 s in the median, and those of the one with such a total 104 s."""
+    """Else such a user has one process in a turn and others as many as end in it: 0.9 s of 5 on a crowded H200."""
     stage = Stage(POLICY + "[user.carol]\nmax_clients = 1\n", shared=shared).up()
     crowd = [stage.client(CAROL) for _ in range(4)]
     stage.run(1)
