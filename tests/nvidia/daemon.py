@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.mps import rendezvous as rv
@@ -134,7 +135,8 @@ class Daemon:
     def end(self) -> None:
         """SIGKILL; its servers exit with it."""
         if self.alive:
-            os.kill(self.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # one that was told to quit
+                os.kill(self.pid, signal.SIGKILL)
         if self._keeper is not None:
             self._keeper.wait(LIMIT)
 
