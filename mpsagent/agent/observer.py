@@ -59,7 +59,7 @@ class Observer:
             self.outside()
         agent.conditions.set("bypass", agent.bypass.trouble(), now, bypass.advice(agent.policy.pipe_directory))
         agent.unlimited.look()
-        do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, and a word with its owner"
+        do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, or the policy's partitioning"
         agent.conditions.set("thread limits", agent.unlimited.trouble(), now, do)
         agent.conditions.expire(now)
         if self._other is not None and start_time(self._other) is None:
@@ -102,7 +102,7 @@ class Observer:
         agent.clients.forget_idle(frozen)
         for pid in frozen:
             self._idle.pop(pid, None)
-        return inp.ProcessesSeen(now, found, dict(self._idle))
+        return inp.ProcessesSeen(now, found, dict(self._idle), frozenset(agent.unlimited.found))
 
     def _gate(self, now: float) -> None:
         agent, path = self._agent, self._agent.policy.pipe_directory

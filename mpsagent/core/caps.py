@@ -1,5 +1,6 @@
-"""What a user's clients may do beside their limits: how long, and how idle while other users wait. How many of them
-there may be is the gate's to keep (see :mod:`mpsagent.core.admission`)."""
+"""What a user's clients may do beside their limits: how long, how idle while other users wait, and whether by their
+environment they may pass the thread limit. How many of them there may be is the gate's to keep (see
+:mod:`mpsagent.core.admission`)."""
 
 from __future__ import annotations
 
@@ -13,15 +14,19 @@ from mpsagent.mps.units import duration_text
 from mpsagent.policy.policy import Rules
 
 NEARLY_FULL = 0.8
+ALL = 100.0
+"""Percent: no thread limit, so nothing that could be passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """``warned``: servers whose clients came near the most that a server takes (48 since Volta; recording 02);
-    ``reported``: clients that would have been ended, were the rule enforced."""
+    ``reported``: clients that would have been ended, were the rule enforced; ``unlimited``: clients of which was said
+    that they pass their thread limit."""
 
     warned: frozenset[int] = frozenset()
     reported: frozenset[int] = frozenset()
+    unlimited: frozenset[int] = frozenset()
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
@@ -36,6 +41,13 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             reason = f"server {server.pid} has {len(server.attached)} of at most {server.max_clients} clients"
             todo.append(act.Report(kind="clients.nearly_full", reason=reason, rule="built-in", server=server.pid))
         warned = warned | {server.pid} if full else warned - {server.pid}
+    told = memory.unlimited & view.state.clients.keys()
+    for client in unlimited(view):
+        if client.pid not in told:
+            told |= {client.pid}
+            rule = view.rules(client.uid).origin("partitioning").key
+            reason = _passing(client)
+            todo.append(act.Report(kind="client.unlimited", reason=reason, rule=rule, uid=client.uid, pid=client.pid))
     for uid in filter(view.identified, view.state.users()):
         ends, at = _over(view, uid, view.state.clients_of_user(uid), now)
         wakes += at
@@ -51,8 +63,22 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 reported |= {client.pid}
                 reason += "; this is not enforced"
                 todo.append(act.Report(kind="client.over", reason=reason, rule=rule, uid=uid, pid=client.pid))
-    fresh = Memory(warned, reported)
+    fresh = Memory(warned, reported, told)
     return Decision(fresh if fresh != memory else memory, tuple(todo), tuple(requests), wake=min(wakes, default=None))
+
+
+def unlimited(view: View) -> list[Client]:
+    """Clients that pass their thread limit, where the policy wants to hear of it."""
+    return [
+        client for pid in sorted(view.state.unlimited)
+        if (client := view.state.clients.get(pid)) is not None and client.limits.threads < ALL
+        and view.identified(client.uid) and view.rules(client.uid).partitioning != "allow"
+    ]  # fmt: skip
+
+
+def _passing(client: Client) -> str:
+    may = f"client {client.pid} may use all multiprocessors, whatever its thread limit"
+    return f"{may}: its environment asks for partitioning by context"
 
 
 def _over(
@@ -64,6 +90,11 @@ def _over(
     wakes: list[float] = []
     if not rules.enforce_limits:
         ends += _let_in_all_the_same(rules, uid, clients)
+    for client in clients:
+        if client.pid in view.state.unlimited and rules.partitioning == "terminate":
+            limits = client.limits if rules.enforce_limits else rules.limits(view.state.devices)
+            if limits.threads < ALL:
+                ends.append((client, _passing(client), rules.origin("partitioning").key))
     if rules.max_runtime is not None:
         rule = rules.origin("max_runtime").key
         for client in clients:

@@ -180,11 +180,13 @@ class ControlGone(NamedTuple):
 
 
 class ProcessesSeen(NamedTuple):
-    """A look at the processes that matter: which are stopped, since when clients have used no CPU time."""
+    """A look at the processes that matter: which are stopped, since when clients have used no CPU time, which clients
+    MPS holds to no thread limit, because of their environment."""
 
     at: float
     stopped: frozenset[int]
     idle_since: Mapping[int, float]
+    unlimited: frozenset[int] = frozenset()
 
 
 class MemorySeen(NamedTuple):

@@ -212,6 +212,8 @@ class State:
     """Hand-overs in a row that failed at the control daemon, whoever it was."""
     stopped: frozenset[int] = frozenset()
     cpu_idle_since: Mapping[int, float] = field(default_factory=dict)
+    unlimited: frozenset[int] = frozenset()
+    """Clients whose environment asks for partitioning by context, so that MPS holds them to no thread limit."""
     silent_since: float | None = None
     """When the oldest command was sent that the control daemon has still not answered."""
     drain: Drain | None = None

@@ -262,6 +262,7 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
         clients=without(state.clients, event.pid),
         stopped=state.stopped - {event.pid},
         cpu_idle_since=without(state.cpu_idle_since, event.pid),
+        unlimited=state.unlimited - {event.pid},
     )
 
 
@@ -302,9 +303,10 @@ def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
         if client.frozen is not None and event.at > client.frozen and client.pid not in event.stopped:
             out.append(tr.ClientResumed(event.at, client.pid, client.uid))
             state = _frozen(state, client.pid, client.peer.start, None)
-    if (state.stopped, state.cpu_idle_since) == (event.stopped, event.idle_since):
+    seen = (event.stopped, event.idle_since, event.unlimited)
+    if (state.stopped, state.cpu_idle_since, state.unlimited) == seen:
         return state
-    return replace(state, stopped=event.stopped, cpu_idle_since=event.idle_since)
+    return replace(state, stopped=event.stopped, cpu_idle_since=event.idle_since, unlimited=event.unlimited)
 
 
 def _frozen(state: State, pid: int, start: int, since: float | None) -> State:

@@ -409,9 +409,10 @@ def reload(path: str, as_json: bool) -> None:
 @click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option("--give-way", is_flag=True, help="And MPS's lower priority: others' kernels come first.")
+@click.option("--partitioning", is_flag=True, help="And partitioning by context, within your thread limit.")
 @_instance
 @click.pass_obj
-def env(path: str, form: str, as_json: bool, give_way: bool, instance: str | None) -> None:
+def env(path: str, form: str, as_json: bool, give_way: bool, partitioning: bool, instance: str | None) -> None:
     """The environment that a CUDA process needs to find MPS.
 
     shell: eval "$(mpsagent-cli env)"; cdi: a file for /etc/cdi, then `podman run --device mpsagent/mps=all`; docker:
@@ -419,7 +420,7 @@ def env(path: str, form: str, as_json: bool, give_way: bool, instance: str | Non
     """
     from mpsagent.interfaces import cli_env
 
-    cli_env.env(path, "json" if as_json else form, give_way, instance)
+    cli_env.env(path, "json" if as_json else form, give_way, partitioning, instance)
 
 
 @cli.command()

@@ -112,6 +112,16 @@ KEYS: tuple[Key, ...] = (
         _WHO, "MPS's own priority, of each client process", "normal",
     ),
     Key(
+        "limits", "partitioning",
+        kinds.choice({
+            "report": "it is reported",
+            "allow": "nothing is said of it",
+            "terminate": "it is reported and ended, gently first",
+        }),
+        _WHO, "what becomes of a client that asks MPS for partitioning by context in its environment, and so is not "
+        "held to `threads`", "report",
+    ),
+    Key(
         "limits", "max_runtime", kinds.duration(1, LONG, never=True), _WHO,
         "a client process is ended after this time",
     ),

@@ -179,10 +179,10 @@ class Cuda:
 
     def _take_limits(self, percentage: float, limit: int, at: int) -> None:
         """The server's limits, and what the client's own environment lowers them to."""
-        own = limits.percentage(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
-        if os.environ.get("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING") == "1":
-            percentage = 100.0  # the server's limit does not hold then (docs/measured.md, "A client's own environment")
-        self.sms = gpu.multiprocessors(percentage if own is None else min(own, percentage))
+        own = limits.percentage(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")) or 100.0
+        partitioning = os.environ.get("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING") == "1"
+        # the server's limit holds only beside one of its own then (docs/measured.md, "A client's own environment")
+        self.sms = gpu.multiprocessors(own if partitioning and own == 100.0 else min(own, percentage))
         asked = limits.client_limits(os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")).get(at)
         given = [one for one in (limit or None, asked) if one is not None]
         self.limit = min(given) if given else None

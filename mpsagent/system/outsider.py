@@ -8,6 +8,7 @@ word.
 from __future__ import annotations
 
 import ctypes
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +37,13 @@ MOST = 128 << 10
 LONGEST = 300
 VARIABLE = b"CUDA_MPS_PIPE_DIRECTORY="
 PARTITIONING = b"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING="
+PERCENTAGE = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
+# How MPS reads the two, docs/measured.md, "A client's own environment".
+_YES = re.compile(rb"\s*\+?0*1(?!\d)")
+_NUMBER = re.compile(rb"\s*\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_LONGEST_NUMBER = 32
+_LEAST, _MOST = 0.04, 99.9
+"""The percentages with which MPS was seen to hold such a client to its limit; with 0, 100 and more it did not."""
 
 
 class _Piece(ctypes.Structure):
@@ -57,19 +65,26 @@ def _facts(pid: int, start: int, public: str) -> Shown:
         return Shown()
     directory = None
     if environment is not None:
-        values = (one for one in environment.split(b"\0") if one.startswith(VARIABLE))
-        directory = next(values, VARIABLE).removeprefix(VARIABLE).decode(errors="replace")[:LONGEST]
+        directory = _value(environment, VARIABLE).decode(errors="replace")[:LONGEST]
     return Shown(command, began, directory, reaches)
 
 
-def partitioned(processes: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether each (pid, start time) was started with partitioning by context. May block as ``facts`` does."""
-    found = []
-    for pid, start in processes:
-        values = [one for one in (environment_of(pid) or b"").split(b"\0") if one.startswith(PARTITIONING)]
-        asks = bool(values) and values[0].removeprefix(PARTITIONING) not in (b"", b"0")
-        found.append(asks and start_time(pid) == start)
-    return found
+def unlimited(processes: Sequence[tuple[int, int]]) -> list[bool]:
+    """Whether MPS holds each (pid, start time) to no thread limit, because it was started with partitioning by context
+    and without a percentage of its own. May block as ``facts`` does."""
+    return [_asks_for_all(environment_of(pid) or b"") and start_time(pid) == start for pid, start in processes]
+
+
+def _asks_for_all(environment: bytes) -> bool:
+    own = _value(environment, PERCENTAGE)
+    number = _NUMBER.match(own) if len(own) <= _LONGEST_NUMBER else None
+    held = number is not None and _LEAST <= float(number[0]) <= _MOST
+    return _YES.match(_value(environment, PARTITIONING)) is not None and not held
+
+
+def _value(environment: bytes, variable: bytes) -> bytes:
+    """The first one counts, as for getenv."""
+    return next((one for one in environment.split(b"\0") if one.startswith(variable)), variable).removeprefix(variable)
 
 
 def environment_of(pid: int) -> bytes | None:

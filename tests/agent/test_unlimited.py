@@ -4,6 +4,7 @@ of."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -17,13 +18,16 @@ from mpsagent.agent.host import Agent
 from mpsagent.agent.unlimited import Unlimited
 from mpsagent.system.processes import start_time
 from mpsagent.system.threads import THREADS, in_thread
-from tests.agent.stage import A, B, C, Stage
+from tests.agent.stage import A, B, C, Stage, alive
 
 ASKING = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}
 
 
+OWN = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+
+
 def test_a_client_that_asks_for_partitioning_by_context_is_told_of_while_it_lives(stage: Stage) -> None:
-    """Not one that says no, and not one that has all multiprocessors anyway."""
+    """Not one that says no, and not one that has all multiprocessors anyway; and it is not ended."""
     policy = f"[limits]\nthreads = 20\n[user.{C}]\nthreads = 100\n"
     agent = stage.with_agent(policy, extra='sharing = "together"')
     says_no = stage.client(A, "sleep", 600, **dict.fromkeys(ASKING, "0"))
@@ -40,6 +44,31 @@ def test_a_client_that_asks_for_partitioning_by_context_is_told_of_while_it_live
     asking.kill()
     stage.until(lambda: not any("thread limit" in one for one in agent.api.problems()), "over when it has ended")
     assert [one["pid"] for one in stage.records("client.unlimited")] == [asking.pid]
+    assert stage.records("action", action="TerminateClient") == []
+
+
+def test_it_is_ended_where_the_policy_says_so_unless_it_keeps_to_its_limit(stage: Stage) -> None:
+    """One with the environment of `mpsagent-cli env --partitioning` keeps to it; of one that may, nothing is
+    said."""
+    policy = f'[limits]\nthreads = 20\npartitioning = "terminate"\n[user.{C}]\npartitioning = "allow"\n'
+    agent = stage.with_agent(policy, extra='sharing = "together"')
+    status, text = stage.cli(agent, "env", "--partitioning", "--json")
+    assert status == 0, text
+    printed = {name: value for name, value in json.loads(text).items() if name in (*ASKING, OWN)}
+    assert printed == {**ASKING, OWN: "20.0"}
+    keeping = [stage.client(A, "sleep", 600, **printed), stage.client(A, "sleep", 600, **ASKING, **{OWN: "10"})]
+    allowed = stage.client(C, "sleep", 600, **ASKING)
+    for client in (*keeping, allowed):
+        client.working()
+    assert "] sms 26 " in keeping[0].text()
+    assert "] sms 12 " in keeping[1].text()
+    passing = stage.client(B, "sleep", 600, **ASKING)
+    assert passing.ended() is not None
+    assert "] sms 132 " in passing.text()
+    asked = stage.record("action.done", action="TerminateClient")
+    assert (asked["pid"], asked["rule"]) == (passing.pid, "limits.partitioning")
+    assert [one["pid"] for one in stage.records("client.unlimited")] == [passing.pid]
+    assert all(alive(client.pid) for client in (*keeping, allowed))
 
 
 _NEVER_COMES = """

@@ -111,6 +111,7 @@ class Stage:
         self._running = False
         self._stopped: frozenset[int] = frozenset()
         self.cpu_idle: dict[int, float] = {}
+        self.unlimited: set[int] = set()
 
     def _policy(self, text: str) -> Policy:
         if "[instance" in text:
@@ -280,9 +281,10 @@ class Stage:
         stopped = frozenset(p.pid for p in self.procs.values() if p.stopped)
         stopped |= {s.pid for s in self.mps.servers.values() if s.stopped}
         stopped |= {self.mps.control} if self.mps.control and self.mps.stopped else frozenset()
-        if stopped != self._stopped or self.cpu_idle or any(c.frozen for c in core.state.clients.values()):
+        frozen = any(c.frozen for c in core.state.clients.values())
+        if stopped != self._stopped or self.cpu_idle or self.unlimited or frozen:
             self._stopped = stopped
-            self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle)))
+            self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle), frozenset(self.unlimited)))
         if self.silent and not self.mps.blocked():
             self.silent = False
             self.feed(inp.DaemonSilent(self.now, False))

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""What a client's own environment may ask of MPS, beside the limit of its server: `per_context.py [limits] [beyond]`.
+"""What a client's own environment may ask of MPS, beside the limit of its server: `per_context.py [limits] [written]
+[beyond]`.
 
 CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING: on how many multiprocessors do the blocks of a kernel run
 (%smid), when the context is a plain one or asks for a number of its own (cuCtxCreate_v3)? Does a user get beyond the
-server's limit that way?
+server's limit that way? How are that variable and CUDA_MPS_ACTIVE_THREAD_PERCENTAGE read?
 
-Root, the real MPS, a GPU; about 60 s; nothing is left. Prints a Markdown table for each.
+Root, the real MPS, a GPU; about 80 s; nothing is left. Prints a Markdown table for each.
 """
 
 import ctypes
@@ -17,6 +18,11 @@ import time
 PARTITIONING = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
 PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 LIMIT = 20
+PERCENTAGES = (
+    "5", "15", "20", "20.04", "20.1", "21", "25", "40", "50", "60", "75", "90", "99", "99.9", "100", "100.0",
+    "0", "0.04", "0.5", "010", "10x", "1e1", "150", "", "-5", " 10", "+10", "10.", "x",
+)  # fmt: skip
+SWITCHES = ("0", "", "2", "yes", "no", "01", " 1", "true")
 BLOCKS, THREADS = 4096, 64
 PTX = b""".version 7.0
 .target sm_70
@@ -110,7 +116,7 @@ def main():
         backend = rigs.real_backend(base)
         (base / "per_context.py").write_bytes(Path(__file__).read_bytes())
         (base / "per_context.py").chmod(0o644)
-        parts = sys.argv[1:] or ["limits", "beyond"]
+        parts = sys.argv[1:] or ["limits", "written", "beyond"]
 
         def server(title, environment=None):
             rig = rigs.Rig(backend, base / title)
@@ -148,6 +154,25 @@ def main():
                         row(environment, asked)
             finally:
                 rig.end()
+        if "written" in parts:
+            print("\n| others there | its environment | asks for | its context | attribute | affinity | used |")
+            print("|---|---|---|---|---|---|---|")
+            for others in ("no", "yes"):
+                rig = server(f"written-{others}")
+                try:
+                    rig.ctl(f"set_default_active_thread_percentage {LIMIT}")
+                    row({}, 0, ["no"])
+                    if others == "yes":
+                        holder = rig.spawn(rigs.USERS[0], "sleep", 200)
+                        rig.wait_output(holder, r"\] sms", 30)
+                    limit(rig, LIMIT)
+                    for percentage in PERCENTAGES:
+                        row({PARTITIONING: "1", PERCENTAGE: percentage}, 0, [others])
+                    for switch in SWITCHES:
+                        row({PARTITIONING: switch}, 0, [others])
+                    row({}, 0, [others])
+                finally:
+                    rig.end()
         if "beyond" in parts:
             print(f"\nA plain context with {PARTITIONING[9:]}=1, the limit is {LIMIT} percent\n")
             print(

@@ -219,6 +219,13 @@ def test_the_lower_client_priority_is_of_users_and_of_the_fail_safe_limits() -> 
     assert again.fail_safe([H200]).below_normal
 
 
+def test_partitioning_is_of_users_groups_and_everybody() -> None:
+    assert policy("").rules(BOB).partitioning == "report"
+    made = policy('[limits]\npartitioning = "terminate"\n[group.students]\npartitioning = "allow"\n')
+    assert [made.rules(one).partitioning for one in (ALICE, BOB)] == ["allow", "terminate"]
+    assert made.rules(ALICE).origin("partitioning") == Origin("group.students.partitioning", "0.toml", 4)
+
+
 def test_times_may_be_never_again_for_one_user() -> None:
     """Without a word for "no such limit" a limit for everybody could not have exceptions."""
     text = '[limits]\nmax_runtime = "1h"\n[switch]\nafter = "10m"\n'

@@ -78,6 +78,17 @@ def test_the_environment_of_a_client_only_lowers_its_share(mps: Mps) -> None:
     assert mps.client(A, "query", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="90").sms() == 26
 
 
+def test_partitioning_by_context_passes_the_limit_but_for_a_percentage_of_its_own(mps: Mps) -> None:
+    """docs/measured.md, "A client's own environment"."""
+    mps.start()
+    mps.ctl("set_default_active_thread_percentage 20")
+    asking = {"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING": "1"}
+    own = {"10": 12, "20": 26, "50": 26, "99.9": 26, "100": 132, "0": 132, "": 132}
+    got = {one: mps.client(A, "query", **asking, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=one).sms() for one in own}
+    assert got == own
+    assert mps.client(A, "query", **asking).sms() == 132
+
+
 def test_the_environment_of_the_daemon(mps: Mps) -> None:
     """07 W1: the percentage counts from the first moment, the memory limit does not count at all."""
     mps.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="10", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")

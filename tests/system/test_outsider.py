@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mpsagent.system.outsider import Shown, environment_of, facts
+import pytest
+
+from mpsagent.system.outsider import Shown, environment_of, facts, unlimited
 from mpsagent.system.processes import start_time
 
 
@@ -46,3 +48,23 @@ def test_without_a_variable_it_is_empty_and_without_a_socket_it_is_not_known(tmp
         (shown,) = facts([(process.pid, start_time(process.pid) or 0)], str(tmp_path))
         assert (shown.directory, shown.reaches) == ("", None)
     assert environment_of(os.getpid()) is not None
+
+
+@pytest.mark.parametrize(
+    ("switch", "percentage", "right"),
+    [
+        *((one, None, True) for one in ("1", "01", " 1")),
+        *((one, None, False) for one in (None, "0", "", "2", "yes", "true", "no", "10")),
+        *(("1", one, False) for one in ("0.04", "5", "010", "10x", "1e1", " 10", "+10", "10.", "50", "99.9")),
+        *(("1", one, True) for one in ("100", "100.0", "150", "0", "", "-5", "x")),
+        *(("1", one, True) for one in ("99.99999999999999", "1e-300", "99." + "0" * 99 + "e9", "nan", "inf")),
+        ("0", "100", False),
+    ],
+)
+def test_who_is_held_to_no_thread_limit(switch: str | None, percentage: str | None, right: bool) -> None:
+    """The first lines as MPS was seen to read them, then what is no safe number."""
+    names = ("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE")
+    given = {name: value for name, value in zip(names, (switch, percentage), strict=True) if value is not None}
+    with sleeper({"A": "1", **given}) as process:
+        start = start_time(process.pid) or 0
+        assert unlimited([(process.pid, start), (process.pid, start + 1)]) == [right, False]
