@@ -14,7 +14,7 @@ CPU_STEP = 0.02
 
 
 class Clients:
-    """``on_end(pid, start)`` is called once for each client whose process ends."""
+    """``on_end(pid, start)`` is called once for each client whose process ends, or is a client's no more."""
 
     def __init__(self, on_end: Callable[[int, int], None]) -> None:
         self._on_end = on_end
@@ -100,6 +100,10 @@ class Clients:
         """These have not been idle: they could not work."""
         for pid in pids:
             self._cpu.pop(pid, None)
+
+    def lose(self, process: Process) -> None:
+        """It is a client no more, though it lives."""
+        self._gone(process)
 
     def close(self) -> None:
         self.forget_waiting()

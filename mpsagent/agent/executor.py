@@ -244,6 +244,13 @@ class Executor:
         if held.uid != action.uid:
             return False, f"client {action.pid} is of user {held.uid}, not of {action.uid}: nothing was sent"
         problem = held.send(action.signal)
+        if problem is not None and held.another_user() is not None:
+            # its CUDA context went with the program that it was: it must not keep its place for as long as it likes
+            release = act.ReleaseClient(
+                pid=action.pid, start=action.start, uid=action.uid, reason=problem, rule=action.rule
+            )
+            self.tell_gate(release)
+            self._clients.lose(held)
         return problem is None, problem or ""
 
     async def _freeze(self, action: act.Freeze | act.Thaw) -> tuple[bool, str]:

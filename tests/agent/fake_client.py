@@ -3,6 +3,7 @@
     sleep    does nothing
     stop     stops itself
     die      ends without a word
+    exec     becomes the program behind it, which keeps the connections
 It says each step on its standard output. Bare Python: other users run it.
 """
 
@@ -27,5 +28,10 @@ print("has its descriptor" if ancillary else f"was refused: {data!r}", flush=Tru
 if what == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
     print("was resumed", flush=True)
+if what == "exec":
+    given = next(content for _, kind, content in ancillary if kind == socket.SCM_RIGHTS)
+    for kept in (sock.fileno(), *array.array("i", given)):
+        os.set_inheritable(kept, True)
+    os.execv(sys.argv[3], sys.argv[3:])
 if what != "die":
     time.sleep(600)

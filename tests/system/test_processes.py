@@ -10,14 +10,19 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mpsagent.system.processes import Process, Watcher, start_time
+from mpsagent.system.processes import Process, Watcher, real_uid, start_time
+from tests.conformance.backends import other_users_python
+from tests.setuid import BECOME_ROOT, setuid_python
 from tests.system.conftest import Play, until
 
 ROOT = os.geteuid() == 0
+A_USER = 30001
 pytestmark = pytest.mark.usefixtures("no_leak")
 
 
@@ -278,8 +283,8 @@ def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said(play: P
 
     async def scenario() -> None:
         child = subprocess.Popen(["sleep", "600"])
-        process = Process.from_pidfd(os.pidfd_open(child.pid), child.pid, 20001, 4711)
-        assert (process.pid, process.uid, process.started, process.alive) == (child.pid, 20001, 4711, True)
+        process = Process.from_pidfd(os.pidfd_open(child.pid), child.pid, os.getuid(), 4711)
+        assert (process.pid, process.uid, process.started, process.alive) == (child.pid, os.getuid(), 4711, True)
         gone: list[int] = []
         process.when_gone(lambda: gone.append(child.pid))
         late = os.pidfd_open(child.pid)
@@ -288,14 +293,81 @@ def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said(play: P
         child.wait()
         assert not process.alive
         process.close()
-        ended = Process.from_pidfd(late, child.pid, 20001, 4711)
+        ended = Process.from_pidfd(late, child.pid, os.getuid(), 4711)
         assert not ended.alive
         assert "already ended" in (ended.send(signal.SIGKILL) or "")
         ended.close()
         for fd in (os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_RDONLY)):
             with pytest.raises(ValueError, match="not a pidfd"):
-                Process.from_pidfd(fd, child.pid, 20001, 4711)
+                Process.from_pidfd(fd, child.pid, os.getuid(), 4711)
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(fd)
 
     play(scenario())
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not ROOT, reason="needs other users")
+def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path) -> None:
+    """It is the same process to a pidfd. `passwd` makes itself root's so that no user stops or ends it half-way."""
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    before = [
+        other_users_python(A_USER),
+        "-I",
+        "-S",
+        "-c",
+        "import os, sys; input(); os.execv(sys.argv[1], sys.argv[1:])",
+    ]
+    words = [*before, *setuid_python(tmp_path), BECOME_ROOT]
+    with _talks(words, user=A_USER, group=A_USER, extra_groups=[]) as child:
+        process = Process.open(child.pid, A_USER)
+        assert process is not None
+        assert process.another_user() is None
+        assert _said(child) == "is root"
+        for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL):
+            assert "setuid program as uid 0" in (process.send(number) or "")
+        assert process.alive
+        assert process.send(signal.SIGCONT) is None
+        process.close()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(not ROOT, reason="needs other users")
+def test_another_uid_of_a_user_namespace_keeps_no_signal_off() -> None:
+    """Root of a container has many uids, and none of them has rights here."""
+    script = (
+        "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); print('apart', flush=True); input()\n"
+        "os.setresuid(0, 0, 0); print(0, flush=True); input(); os.setresuid(5, 5, 5); print(5, flush=True); input()"
+    )
+    with _talks([sys.executable, "-I", "-S", "-c", script]) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"apart\n"
+        Path(f"/proc/{child.pid}/uid_map").write_text(f"0 {A_USER} 10")
+        assert _said(child) == "0"
+        process = Process.open(child.pid, A_USER)
+        assert process is not None
+        assert _said(child) == "5"
+        assert real_uid(child.pid) == A_USER + 5
+        assert process.send(signal.SIGKILL) is None
+        child.wait()
+        process.close()
+
+
+@contextmanager
+def _talks(words: list[str], **more: Any) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **more)
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def _said(child: subprocess.Popen[bytes]) -> str:
+    """What it says when it is told to go on."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"\n")
+    child.stdin.flush()
+    return child.stdout.readline().decode().strip()
