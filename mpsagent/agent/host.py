@@ -302,7 +302,7 @@ class Agent(Recorder):
                 self._dispatch(action, now)
         for one in step.transitions:
             self.write_down(one, now)
-        uids = set(self.state.queue()) | set(self.state.users())
+        uids = dict.fromkeys((*self.state.queue(), *self.state.users()))  # who came first is asked about first
         if self.people.meet(uids):
             self._soon()
         self.people.keep(uids)

@@ -140,7 +140,7 @@ def _refusals(view: View, before: frozenset[int]) -> tuple[frozenset[int], list[
     todo: list[act.Action] = []
     held = view.state.held
     refused = {number for number in before if number in held}
-    for uid in held.users():
+    for uid in held.users() if view.policy.denies or view.given_up is not None else ():
         if view.denied(uid):
             reason, rule = f"the policy denies user {uid} MPS", view.rules(uid).origin("access").key
         elif view.given_up is not None:

@@ -93,6 +93,10 @@ class Queue(Mapping[int, Held]):
         """The connections of one process."""
         return tuple(held for held in self.of_pid(process[0]) if held.process == process)
 
+    def has(self, process: tuple[int, int]) -> bool:
+        """Whether a connection of this process is held; one process may have thousands, for many uids of its own."""
+        return any(self._all[one].process == process for one in self._of.get(process[0], ()))
+
     def of_pid(self, pid: int) -> tuple[Held, ...]:
         return tuple(self._all[connection] for connection in self._of.get(pid, ()))
 

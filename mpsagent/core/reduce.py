@@ -87,7 +87,7 @@ def _knocked(state: State, event: inp.Knocked, out: Out) -> State:
         return state
     if held.process in state.before:
         state = replace(state, before=without(state.before, held.process))
-    elif not held.of_client and not state.held.of(held.process):
+    elif not held.of_client and not state.held.has(held.process):
         out.append(tr.ClientWaiting(event.since, event.peer.pid, event.peer.uid, event.connection))
     return replace(state, held=state.held.put(held))
 
@@ -137,7 +137,7 @@ def _left(state: State, event: inp.Left, out: Out) -> State:
     if held is None:
         return state
     rest = state.held.without(event.connection)
-    if not _is_client(state, held.peer) and not rest.of(held.process):
+    if not _is_client(state, held.peer) and not rest.has(held.process):
         out.append(_gone(state, held, event.at))
     return replace(state, held=rest)
 

@@ -158,7 +158,7 @@ class View:
         """The strictest limits of the policy: what a client gets when its own cannot be known or confirmed."""
         if not self.limits_enforced:
             return Limits()
-        least = self.policy.strictest(self.state.devices)
+        least = self.policy.fail_safe(self.state.devices)
         for lease in self.state.leases:
             least = lease.share.lower(least, self.state.devices)
         return least
@@ -189,8 +189,10 @@ class View:
 
     def denied(self, uid: int) -> bool:
         """Whether the policy keeps a user out. Not before the name service has said who that is."""
+        if not self.policy.denies or not self.identified(uid):
+            return False
         rules = self.rules(uid)
-        return self.identified(uid) and rules.access == "deny" and rules.enforce_limits
+        return rules.access == "deny" and rules.enforce_limits
 
     def waiting(self) -> tuple[int, ...]:
         """Users in the queue, or paused, who are known and whom the policy lets in, next one first, without whose turn

@@ -54,9 +54,7 @@ def of(policy: Policy, name: str) -> Policy:
     if len(names(policy)) > 1 or _devices(policy, name) == (EACH,):
         given["log_directory"] = f"{given['log_directory']}/{name}"
     given |= of_instance(policy.settings, name)
-    return replace(
-        policy, settings=settings, instance=name, weights=weights_of(settings), _remembered={}, _fail_safes={}, **given
-    )
+    return replace(policy, settings=settings, instance=name, weights=weights_of(settings), **given)
 
 
 def _on(policy: Policy, device: Device) -> Policy:
@@ -64,10 +62,7 @@ def _on(policy: Policy, device: Device) -> Policy:
     number = str(device.ordinal)
     written = ("instance", policy.instance, "log_directory") in policy.settings
     log = f"{policy.log_directory}/{number}" if written else policy.log_directory + number
-    return replace(
-        policy, instance=policy.instance + number, devices=(device.uuid,), log_directory=log,
-        _remembered={}, _fail_safes={},
-    )  # fmt: skip
+    return replace(policy, instance=policy.instance + number, devices=(device.uuid,), log_directory=log)
 
 
 def _devices(policy: Policy, name: str) -> tuple[str, ...]:

@@ -24,8 +24,8 @@ from mpsagent.policy.origins import Setting as Setting
 from mpsagent.policy.origins import key_text as key_text
 from mpsagent.policy.shares import Share, matches
 
-REMEMBERED = 1024
-"""Users whose rules are kept; then they are looked up anew."""
+REMEMBERED = 10_000
+"""Users whose rules are kept: more than the gate holds, for they are asked for all of them at every event."""
 REMEMBERED_DEVICES = 16
 """Sets of devices whose fail-safe limits are kept."""
 
@@ -261,7 +261,10 @@ class Policy:
     kubernetes_shares: int = default("kubernetes", "shares")
     share_memory: bool = default("kubernetes", "share_memory")
 
+    users: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()
+    denies: bool = True
+    """Some section may keep somebody out."""
     prioritised: bool = False
     """Some user or group has another ``priority`` than everybody."""
     by_uid: bool = True
@@ -269,8 +272,10 @@ class Policy:
     weights: float = 0.0
     named: Mapping[Path, Origin] = field(default_factory=dict)
     warnings: tuple[PolicyError, ...] = ()
-    _remembered: dict[Identity, Rules] = field(default_factory=dict, repr=False, compare=False)
-    _fail_safes: dict[tuple[Device, ...], Limits] = field(default_factory=dict, repr=False, compare=False)
+    _remembered: dict[Identity, Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_sections: dict[tuple[Path, ...], Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The same for all of whom the same sections speak: thousands may come of whom none does."""
+    _fail_safes: dict[tuple[Device, ...], Limits] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def pauses(self) -> bool:
@@ -288,7 +293,10 @@ class Policy:
         if found is None:
             if len(self._remembered) >= REMEMBERED:
                 self._remembered.clear()
-            found = self._remembered[who] = self._resolve(who, list(self._levels(who)))
+                self._by_sections.clear()
+            levels = tuple(self._levels(who))
+            known = self._by_sections.get(levels) or self._by_sections.setdefault(levels, self._resolve(who, levels))
+            found = self._remembered[who] = known if known.who == who else replace(known, who=who)
         return found
 
     def fail_safe(self, devices: Sequence[Device]) -> Limits:
@@ -304,10 +312,6 @@ class Policy:
                 self._fail_safes.clear()
             found = self._fail_safes[wanted] = self._least(wanted)
         return found
-
-    def strictest(self, devices: Sequence[Device]) -> Limits:
-        """The name of the first edition for `fail_safe`."""
-        return self.fail_safe(devices)
 
     def _least(self, devices: Sequence[Device]) -> Limits:
         threads, memory, below_normal = 100.0, dict[int, int](), False
@@ -377,12 +381,8 @@ class Policy:
         return Rules(who=who, weights=self.weights, origins=origins, **given)
 
     def _levels(self, who: Identity) -> Iterator[Path]:
-        if who.name is not None:
-            yield ("user", who.name)
-        yield ("user", str(who.uid))
-        for group in self.groups:
-            if group in who.groups:
-                yield ("group", group)
+        yield from (("user", name) for name in (who.name or "", str(who.uid)) if name in self.users)
+        yield from (("group", group) for group in self.groups if group in who.groups)
 
     def _lookup(self, paths: Sequence[Path]) -> list[Setting]:
         return [self.settings[path] for path in paths if path in self.settings]
@@ -427,12 +427,14 @@ def build(
     hang = settings.get(("hang", "enforce"))
     given["enforce_hang"] = given["enforce"] and (hang is None or hang.value)
     weights = weights_of(settings)
+    users = frozenset(path[1] for path in settings if path[0] == "user")
     groups = tuple(dict.fromkeys(path[1] for path in settings if path[0] == "group"))
-    by_uid = not groups and all(path[1].isdecimal() for path in settings if path[0] == "user")
+    denies = any(path[-1] == "access" and one.value == "deny" for path, one in settings.items())
+    by_uid = not groups and all(name.isdecimal() for name in users)
     prioritised = any(path[0] in ("user", "group") and path[-1] == "priority" for path in settings)
     return Policy(
-        settings, tuple(sources), digest, groups=groups, prioritised=prioritised, by_uid=by_uid, weights=weights,
-        named=named, **given,
+        settings, tuple(sources), digest, users=users, groups=groups, denies=denies, prioritised=prioritised,
+        by_uid=by_uid, weights=weights, named=named, **given,
     )  # fmt: skip
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from mpsagent.gate.queue import MOST_HELD
 from mpsagent.mps import units
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.policy import Origin, Policy, PolicyError, Rules
+from mpsagent.policy.policy import REMEMBERED, Origin, Policy, PolicyError, Rules
 from mpsagent.policy.shares import Share
 
 GIB = units.GIB
@@ -369,10 +371,20 @@ def test_rules_are_remembered_but_not_without_end() -> None:
     made = policy(ORDER)
     first = made.rules(ALICE)
     assert made.rules(ALICE) is first
-    for uid in range(5000):
+    for uid in range(2 * REMEMBERED):
         made.rules(Identity(uid))
-    assert len(made._remembered) <= 1024
+    assert len(made._remembered) <= REMEMBERED
     assert made.rules(ALICE) == first
+    assert REMEMBERED > MOST_HELD, "who waits is asked about again and again, and each has to be remembered"
+
+
+def test_users_of_whom_the_same_sections_speak_have_the_same_rules_but_for_the_name() -> None:
+    """Thousands of uids may come (subordinate ids), and only a few sections are there to be looked through."""
+    made = policy(ORDER)
+    first = made.rules(Identity(5001))
+    assert made.rules(Identity(5002)) == replace(first, who=Identity(5002))
+    assert made.rules(Identity(5002)).origins is first.origins
+    assert made.rules(Identity(1001)).origins is not first.origins, "there is a section for this uid"
 
 
 def test_the_fail_safe_limits_follow_the_devices() -> None:
