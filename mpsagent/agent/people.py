@@ -39,10 +39,10 @@ class People:
                     changed = True
             elif uid not in self.known:
                 unknown.append(uid)
-        for uid in sorted(
-            unknown, key=lambda uid: self._again.get(uid, 0.0)
-        ):  # no silence keeps another from being asked
-            self._start(uid)
+        if len(self._asking) < MOST_QUESTIONS:
+            # no silence keeps another from being asked
+            for uid in sorted(unknown, key=lambda uid: self._again.get(uid, 0.0)):
+                self._start(uid)
         return changed
 
     def keep(self, uids: Collection[int]) -> None:

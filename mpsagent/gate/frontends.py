@@ -72,8 +72,6 @@ def forbidden(command: str, uid: int, *, contained: bool = False) -> str | None:
 
 
 class FrontEnds:
-    """``report`` hears of each command that changes something: peer, command, whether it was refused."""
-
     """``lane_of`` is asked which lane a front-end talks to; ``report`` hears of each command that changes
     something: lane, peer, command, when, whether it was refused."""
 
@@ -87,32 +85,40 @@ class FrontEnds:
         self.lane_of = lane_of
         self.report = report
         self.leaving: dict[Farewell, None] = {}
-        self._open: dict[int, int] = {}
+        self._open: dict[int, dict[FrontEnd, None]] = {}
         self._line: PacedLine[FrontEnd] = PacedLine()
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: Connection) -> None:
-        """A peer that has said it is a front-end; the connection is ours now."""
+        """A peer that has said it is a front-end; the connection is ours now. When all places are taken, who has most
+        gives up its oldest, if those are at least two more: one user may come with many uids (subordinate ids)."""
         uid = connection.peer.uid
         contained = identity.contained(connection.peer.pid, connection.start)
         user = ROOT_OF_CONTAINERS if contained and uid in (0, os.geteuid()) else uid
-        if self._open.get(user, 0) >= MOST_OF_A_USER:
+        if len(self._open.get(user, ())) >= MOST_OF_A_USER:
             for one in self._line.of(user):
                 one.drop_if_gone()
-        mine = self._open.get(user, 0)
-        others = sum(self._open.values())
+        mine = len(self._open.get(user, ()))
+        others = sum(map(len, self._open.values()))
+        if others >= MOST and mine < MOST_OF_A_USER and user not in (0, os.geteuid()):
+            users = (theirs for other, theirs in self._open.items() if other not in (0, os.geteuid()))
+            most = max(users, key=len, default={})
+            if len(most) > mine + 1:
+                next(iter(most)).give_way()
+                others -= 1
         if mine >= MOST_OF_A_USER or (others >= MOST and user not in (0, os.geteuid())):
             Farewell(self, connection.sock, 1, f"mpsagent: user {uid} has {mine} front-ends open, all users {others}")
             return
-        self._open[user] = mine + 1
-        FrontEnd(self, connection, user, contained=contained)
+        one = FrontEnd(self, connection, user, contained=contained)
+        self._open.setdefault(user, {})[one] = None
 
     def gone(self, front_end: FrontEnd) -> None:
         user = front_end.user
         self._line.leave(user, front_end)
-        self._open[user] -= 1
-        if not self._open[user]:
-            del self._open[user]
+        mine = self._open.get(user, {})
+        mine.pop(front_end, None)
+        if not mine:
+            self._open.pop(user, None)
 
     def wait(self, front_end: FrontEnd) -> None:
         """Its command goes on when its user may."""
@@ -179,6 +185,10 @@ class FrontEnd:
             if self._request is not None:
                 self._lane.withdraw(self._request)
             self._owner.gone(self)
+
+    def give_way(self) -> None:
+        self._channel.send(answer_message("mpsagent: all places for front-ends are taken, and another user has come"))
+        self._end(1)
 
     def _end(self, status: int) -> None:
         self._closed()

@@ -280,8 +280,8 @@ def test_more_front_ends_than_a_user_may_have_are_told_so(rig: Rig) -> None:
 
 
 @pytest.mark.root
-def test_root_is_never_kept_out_by_the_front_ends_of_users(rig: Rig) -> None:
-    """All places taken, by one user with many uids."""
+def test_nobody_is_kept_out_by_the_front_ends_of_one_user_with_many_uids(rig: Rig) -> None:
+    """All places taken: who has most of them gives one up. Root has a place in any case."""
     rig.start_daemon()
     rig.start_gate()
     code = (
@@ -302,7 +302,7 @@ def test_root_is_never_kept_out_by_the_front_ends_of_users(rig: Rig) -> None:
         assert crowd.stdout is not None
         for _ in range(20):
             assert crowd.stdout.readline() == "on\n"
-        assert "front-ends open, all users 256" in as_user(rig, A, "get_server_list")[0][0]
+        assert as_user(rig, A, "get_default_active_thread_percentage") == (["100.0"], 0)
         sock = front_end(rig)
         ask(sock, "get_default_active_thread_percentage")
         sock.send(END)
