@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from mpsagent.gate.channel import SO_PASSCRED, take
 from mpsagent.gate.connection import Connection, Numbers, accepted
+from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Is, Mark, More, Refuse
 from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.store import Store
@@ -27,13 +28,27 @@ UNSURE = 0.2
 """Seconds after which a restored connection that has said nothing is taken for one that was never greeted."""
 STORE_RATE = 100.0
 STORE_BURST = 200.0
-"""Connections a user may bring a second, and at once, that are stored before they have said what they are. Service
-managers must not be flooded by one user; what is beyond is stored as soon as it is held."""
+STORE_RATE_ALL = 400.0
+STORE_BURST_ALL = 800.0
+"""Connections a user may bring a second, and at once, that are stored before they have said what they are, and all
+users together, because one may come with thousands of uids. Service managers must not be flooded by one user; what is
+beyond is stored as soon as it is held."""
 SHORTAGE_PAUSE = 0.1
 MOST_BUCKETS = 4096
 
 _CLIENT = kind_bytes(Kind.CLIENT)
 _SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+Bucket = tuple[float, float]
+"""How much is in it, and when that was."""
+
+
+def _draw(bucket: Bucket | None, rate: float, burst: float, now: float) -> tuple[bool, Bucket]:
+    """Whether there is one more in it, and what is left."""
+    level, then = (burst, now) if bucket is None else bucket
+    level = min(burst, level + (now - then) * rate)
+    return level >= 1, (level - 1 if level >= 1 else level, now)
 
 
 class PublicSockets:
@@ -59,7 +74,10 @@ class PublicSockets:
         self._listeners: list[socket.socket] = []
         self._unfinished: dict[Connection, float] = {}
         self._of_user: dict[int, dict[Connection, None]] = {}
-        self._buckets: dict[int, tuple[float, float]] = {}
+        self._counts = Counts()
+        self._buckets: dict[int, Bucket] = {}
+        self._bucket: Bucket | None = None
+        """Of all users."""
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, listener: socket.socket, *, privileged: bool) -> None:
@@ -137,12 +155,11 @@ class PublicSockets:
 
     def _may_store(self, uid: int) -> bool:
         now = self._loop.time()
-        level, then = self._buckets.get(uid, (STORE_BURST, now))
-        level = min(STORE_BURST, level + (now - then) * STORE_RATE)
-        allowed = level >= 1
         if len(self._buckets) >= MOST_BUCKETS and uid not in self._buckets:
             self._buckets.clear()
-        self._buckets[uid] = (level - 1 if allowed else level, now)
+        allowed, self._buckets[uid] = _draw(self._buckets.get(uid), STORE_RATE, STORE_BURST, now)
+        if allowed:
+            allowed, self._bucket = _draw(self._bucket, STORE_RATE_ALL, STORE_BURST_ALL, now)
         return allowed
 
     # --- until it is clear what they are ---
@@ -151,6 +168,7 @@ class PublicSockets:
         uid = connection.peer.uid
         line = self._of_user.setdefault(uid, {})
         line[connection] = None
+        self._counts.add(uid)
         self._unfinished[connection] = self._loop.time() + PATIENCE
         self._loop.add_reader(connection.sock.fileno(), self._read, connection)
         if len(line) > MOST_UNFINISHED_OF_A_USER:
@@ -162,8 +180,8 @@ class PublicSockets:
 
     def _drop_oldest(self) -> None:
         """The oldest connection of the user who has most of them."""
-        if self._of_user:
-            most = max(self._of_user, key=lambda uid: len(self._of_user[uid]))
+        most = self._counts.most()
+        if most is not None:
             self._close(next(iter(self._of_user[most])))
 
     def _sweep(self) -> None:
@@ -180,6 +198,7 @@ class PublicSockets:
             self._loop.remove_reader(connection.sock.fileno())
             line = self._of_user[connection.peer.uid]
             del line[connection]
+            self._counts.remove(connection.peer.uid)
             if not line:
                 del self._of_user[connection.peer.uid]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from mpsagent.gate.counts import Counts
 from mpsagent.gate.link import Admissions, User
 from mpsagent.mps.limits import Limits
 
@@ -94,7 +95,7 @@ class Queue:
         self._held: dict[int, Held] = {}
         self._lines: dict[str | None, dict[int, _Line]] = {}
         self._of: dict[Process, set[int]] = {}
-        self._held_of: Counter[int] = Counter()
+        self._held_of = Counts()
         self._known: dict[Process, KnownProcess] = {}
         self._own: set[Process] = set()
         """Processes that were, or are being, handed over with limits of their own."""
@@ -129,14 +130,14 @@ class Queue:
         """When all places are taken: the connections, newest first, of the user who has most of them, if those are at
         least two more than this user's. One user may come with many uids (subordinate ids)."""
         if len(self._held) >= self.most:
-            most = max(self._held_of, key=lambda one: self._held_of[one])
-            if self._held_of[most] > self._held_of[uid] + 1:
+            most = self._held_of.most()
+            if most is not None and self._held_of[most] > self._held_of[uid] + 1:
                 yield from (one.connection for one in reversed(list(self._held.values())) if one.uid == most)
 
     def add(self, held: Held) -> None:
         """Arrival order is by ``connection``; one from an earlier gate may be older than the last."""
         self._held[held.connection] = held
-        self._held_of[held.uid] += 1
+        self._held_of.add(held.uid)
         self._enter(held)
         self._of.setdefault(held.process, set()).add(held.connection)
 
@@ -145,9 +146,7 @@ class Queue:
         if held is None:
             return None
         self._leave(held)
-        self._held_of[held.uid] -= 1
-        if not self._held_of[held.uid]:
-            del self._held_of[held.uid]
+        self._held_of.remove(held.uid)
         siblings = self._of[held.process]
         siblings.discard(connection)
         if not siblings:

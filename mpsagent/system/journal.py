@@ -139,12 +139,13 @@ class _Journal:
 
 
 def encode(kind: str, level: str, record: Mapping[str, Any]) -> bytes:
-    """A record in journald's native protocol; values are cut and may hold anything."""
+    """A record in journald's native protocol; values are cut. Of a message that is not all printable, journalctl shows
+    its size only."""
     reason = record.get("sentence") or record.get("reason") or record.get("text")
     if reason and "sentence" not in record:
         reason = f"{kind}: {reason}"
     fields: dict[str, object] = {
-        "MESSAGE": reason or f"{kind} {_rest(record)}".strip(),
+        "MESSAGE": _printable(str(reason or f"{kind} {_rest(record)}".strip())[:LONGEST]),
         "PRIORITY": min(_PRIORITIES.get(level, 6), 4 if _is_grave(kind, record) else 7),
         "SYSLOG_IDENTIFIER": "mpsagent",
         "MPSAGENT_EVENT": kind,

@@ -63,6 +63,7 @@ def test_no_value_becomes_a_field_of_its_own() -> None:
     assert found["MPS_UID"] == b"1001"
     assert found["PRIORITY"] == b"6"
     assert len(found["MESSAGE"]) == journal.LONGEST
+    assert found["MESSAGE"].decode().isprintable(), "journalctl shows no other text, but: [8K blob data]"
 
 
 def test_what_failed_is_a_warning() -> None:

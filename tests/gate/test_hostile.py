@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.gate.link import Knock, Refused, Synced, User
-from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER
+from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER, STORE_BURST_ALL, STORE_RATE_ALL
 from mpsagent.gate.queue import MOST_HELD, MOST_HELD_OF_A_USER
 from tests.gate.rig import A, B, Rig, admissions, introduce, limits, raw, wait_for
 from tests.lingering import SECONDS, lingering, needs_refusal
@@ -217,6 +217,35 @@ def test_a_user_with_many_uids_takes_no_place_from_others(rig: Rig) -> None:
         agent.say(admissions(User(A, "all", limits(30))))
         rig.client(A).served()
         assert agent.wait(Refused).uid >= 20100
+
+
+def test_a_user_with_many_uids_does_not_flood_the_service_manager(rig: Rig) -> None:
+    """Each connection that was accepted went into the store and out of it, 100 a second of each uid: thousands."""
+    count, kept = 3000, []
+    rig.start_daemon()
+    rig.start_gate()
+    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.client(A).served()
+    assert rig.keeper is not None
+    keeper = rig.keeper.pid
+    usual = descriptors(keeper)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    begun = time.monotonic()
+    try:
+        for uid in range(100_000, 100_000 + count):
+            os.seteuid(uid)  # what root of a user namespace can do with the uids that it has
+            try:
+                kept.append(raw(rig.public / "control"))
+            finally:
+                os.seteuid(0)
+        rig.client(A).served()
+        most = STORE_BURST_ALL + STORE_RATE_ALL * (time.monotonic() - begun)
+        assert descriptors(keeper) <= usual + most + 20
+    finally:
+        for sock in kept:
+            sock.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_descriptor_that_takes_long_to_close_is_not_taken(rig: Rig) -> None:
