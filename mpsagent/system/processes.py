@@ -63,13 +63,13 @@ class Process:
         return self._fd >= 0 and not _ended(self._fd)
 
     def send(self, number: int) -> str | None:
-        """Sends a signal. None when it was sent, else why not. Only SIGCONT goes to one that is another user's now."""
+        """Sends a signal. None when it was sent, else why not. Only SIGCONT goes to a user's that is root's now."""
         if self._fd < 0:
             return f"process {self.pid} is not held any more"
         if _ended(self._fd):
             return f"process {self.pid} has already ended"
-        if number != signal.SIGCONT and (other := self.another_user()) is not None:
-            return f"process {self.pid} of uid {self.uid} runs a setuid program as uid {other} now: nothing was sent"
+        if number != signal.SIGCONT and self.became_root():
+            return f"process {self.pid} of uid {self.uid} runs a setuid program as root now: nothing was sent"
         try:
             signal.pidfd_send_signal(self._fd, number)
         except ProcessLookupError:
@@ -90,14 +90,12 @@ class Process:
 
         loop.add_reader(self._fd, gone)
 
-    def another_user(self) -> int | None:
-        """As whom it runs, where its own user may not signal it any more: it has executed a setuid program, and is the
-        same process for all that (pid, start, pidfd). None while it is its user's; that it stays in a user namespace
-        below ours, where one user has many uids and none has rights here."""
+    def became_root(self) -> bool:
+        """It has executed a setuid program, and is the same process for all that (pid, start, pidfd). Where its real
+        or saved uid is the user's still, the user may signal it, too."""
         uids = _uids(self.pid)
-        if self.uid == 0 or uids is None or self.uid in (uids[0], uids[2]) or _uid_map(self.pid) != _uid_map("self"):
-            return None
-        return uids[0]
+        mine = (self.uid,) if uids is None else (uids[0], uids[2])
+        return 0 in mine and self.uid not in mine
 
     def stopped(self) -> bool:
         """True when it is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
@@ -262,10 +260,3 @@ def _uids(pid: int) -> tuple[int, ...] | None:
         row = next(line for line in file.read(8192).split(b"\n") if line.startswith(b"Uid:"))
         return tuple(int(one) for one in row.split()[1:5])
     return None
-
-
-def _uid_map(pid: int | str) -> bytes:
-    """Of its user namespace: without rights here, nobody makes one that has the same as ours."""
-    with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb") as file:
-        return file.read(4096)
-    return b""

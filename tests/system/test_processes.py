@@ -323,10 +323,10 @@ def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path)
     with _talks(words, user=A_USER, group=A_USER, extra_groups=[]) as child:
         process = Process.open(child.pid, A_USER)
         assert process is not None
-        assert process.another_user() is None
+        assert not process.became_root()
         assert _said(child) == "is root"
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL):
-            assert "setuid program as uid 0" in (process.send(number) or "")
+            assert "runs a setuid program as root" in (process.send(number) or "")
         assert process.alive
         assert process.send(signal.SIGCONT) is None
         process.close()
@@ -335,7 +335,7 @@ def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path)
 @pytest.mark.root
 @pytest.mark.skipif(not ROOT, reason="needs other users")
 def test_another_uid_of_a_user_namespace_keeps_no_signal_off() -> None:
-    """Root of a container has many uids, and none of them has rights here."""
+    """Root of a container has many uids, and none of them is root here."""
     script = (
         "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); print('apart', flush=True); input()\n"
         "os.setresuid(0, 0, 0); print(0, flush=True); input(); os.setresuid(5, 5, 5); print(5, flush=True); input()"
