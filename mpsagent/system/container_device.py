@@ -31,9 +31,8 @@ def install(path: str, wanted: str) -> str | None:
     place = Path(path)
     fresh = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        with suppress(FileNotFoundError):
-            if place.read_text(encoding="utf-8", errors="replace") == wanted:
-                return None
+        if _has(place, wanted.encode()):
+            return None
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with os.fdopen(fd, "w") as file:
             os.fchmod(fd, 0o644)  # whatever the agent's umask: containers of users read it
@@ -44,3 +43,14 @@ def install(path: str, wanted: str) -> str | None:
             fresh.unlink(missing_ok=True)
         return f"{path}: {error.strerror}"
     return None
+
+
+def _has(place: Path, wanted: bytes) -> bool:
+    """No more is read than that takes, and neither a link nor a FIFO is followed or waited for."""
+    with suppress(OSError):
+        fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return os.read(fd, len(wanted) + 1) == wanted
+        finally:
+            os.close(fd)
+    return False

@@ -40,3 +40,16 @@ def test_where_it_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     assert container_device.install(str(tmp_path / "taken"), "{}") == f"{tmp_path}/taken: Is a directory"
     assert os.listdir(tmp_path) == ["taken"]
+
+
+def test_what_lies_in_its_place_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
+    """Also where somebody else may write: a link is replaced, not what it leads to, and a FIFO holds up nobody."""
+    path, other = tmp_path / "mpsagent.json", tmp_path / "other"
+    other.write_text("{}")
+    path.symlink_to(other)
+    assert container_device.install(str(path), "{}") is None
+    assert (path.is_symlink(), path.read_text(), other.read_text()) == (False, "{}", "{}")
+    path.unlink()
+    os.mkfifo(path)
+    assert container_device.install(str(path), "[]") is None
+    assert path.read_text() == "[]"
