@@ -337,12 +337,13 @@ def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path)
 def test_another_uid_of_a_user_namespace_keeps_no_signal_off() -> None:
     """Root of a container has many uids, and none of them is root here."""
     script = (
-        "import ctypes, os; ctypes.CDLL(None).unshare(0x10000000); print('apart', flush=True); input()\n"
+        "import ctypes, os; print(ctypes.CDLL(None).unshare(0x10000000), flush=True); input()\n"
         "os.setresuid(0, 0, 0); print(0, flush=True); input(); os.setresuid(5, 5, 5); print(5, flush=True); input()"
     )
     with _talks([sys.executable, "-I", "-S", "-c", script]) as child:
         assert child.stdout is not None
-        assert child.stdout.readline() == b"apart\n"
+        if child.stdout.readline() != b"0\n":
+            pytest.skip("no user namespaces, as in a chroot")
         Path(f"/proc/{child.pid}/uid_map").write_text(f"0 {A_USER} 10")
         assert _said(child) == "0"
         process = Process.open(child.pid, A_USER)
