@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mpsagent.core import room
 from mpsagent.core.model import Client, Held, Server, State
@@ -98,12 +98,7 @@ def name(state: State, uid: int | None, others: Mapping[int, str] = _NO_NAMES) -
 
 
 def limits(value: Limits) -> shapes_rows.Limits:
-    found: shapes_rows.Limits = {
-        "threads": value.threads, "memory": {str(device): size for device, size in sorted(value.memory.items())},
-    }  # fmt: skip
-    if value.below_normal:
-        found["below_normal"] = True
-    return found
+    return cast("shapes_rows.Limits", value.as_json())
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------

@@ -264,7 +264,7 @@ class Policy:
     users: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()
     denies: bool = True
-    """Some section may keep somebody out."""
+    """Some section may refuse a user (``access = "deny"``)."""
     prioritised: bool = False
     """Some user or group has another ``priority`` than everybody."""
     by_uid: bool = True

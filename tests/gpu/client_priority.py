@@ -6,7 +6,7 @@
 Two clients, 3 s each pair, told apart by how they load the GPU:
 
     filling  queues kernels of four times as many blocks as fit, 1 ms a block: there is always a block that waits
-    short    one block of 0.1 ms, waited for, again and again: what somebody notices who types at a prompt
+    short    one block of 0.1 ms, waited for, again and again: what a user at a prompt notices
 
     mps      two clients of one user on one server. The priority is set by the client's environment
              (CUDA_MPS_CLIENT_PRIORITY), or by the control daemon's set_default_client_priority just before the client

@@ -43,7 +43,7 @@ def test_where_it_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_what_lies_in_its_place_is_neither_followed_nor_waited_for(tmp_path: Path) -> None:
-    """Also where somebody else may write: a link is replaced, not what it leads to, and a FIFO holds up nobody."""
+    """Also where another user may write: a link is replaced, not what it leads to, and a FIFO holds up nobody."""
     path, other = tmp_path / "mpsagent.json", tmp_path / "other"
     other.write_text("{}")
     path.symlink_to(other)
