@@ -7,7 +7,6 @@ call is one of the backend's.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import socket
 import time
@@ -22,9 +21,8 @@ from mpsagent.interfaces.api_orders import Orders
 from mpsagent.interfaces.api_reads import Reads
 from mpsagent.interfaces.backend import Backend, Problem
 from mpsagent.interfaces.http import problem_answer
-from mpsagent.interfaces.idempotency import Idempotency
 from mpsagent.interfaces.peers import Bounds, Peers, Share
-from mpsagent.interfaces.rights import IsAdmin, Rights, connection_of, peer_of
+from mpsagent.interfaces.rights import IsAdmin, Rights, connection_of
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _silent = logging.getLogger("mpsagent.http")
@@ -80,7 +78,6 @@ class Api:
         app.router.add_delete("/v1/leases/{id}", orders.end_lease)
         app.on_response_prepare.append(http.unannounced)
         self._runner = web.AppRunner(app, handle_signals=False, access_log=None, logger=_silent, shutdown_timeout=1.5)
-        self._idempotency = Idempotency()
 
     async def start(self, sock: socket.socket, administrators: socket.socket | None = None) -> None:
         """Serve on listening Unix sockets. ``administrators``: one that only root and the admin group can connect to,
@@ -125,8 +122,7 @@ class Api:
         connection = connection_of(request)
         connection.request_begins()
         try:
-            key = request.headers.get("Idempotency-Key") if request.method == "POST" else None
-            return await (handler(request) if key is None else self._once(request, handler, key))
+            return await handler(request)
         except Problem as problem:
             return problem_answer(problem)
         except web.HTTPException as error:
@@ -143,21 +139,3 @@ class Api:
             if request.method != "GET":
                 self._reads.look_anew()
             connection.request_ends()
-
-    async def _once(self, request: web.Request, handler: _Handler, key: str) -> web.StreamResponse:
-        """An action with a key: carried out, or answered as it was when it was carried out."""
-        uid = peer_of(request).uid
-        async with asyncio.timeout(self._bounds.body_time):
-            what = request.path.encode() + b"\0" + await request.read()
-        known = self._idempotency.begin(uid, key, hashlib.sha256(what).digest(), time.monotonic())
-        if known is not None:
-            return web.Response(body=known[1], status=known[0], content_type="application/json")
-        try:
-            answer = await handler(request)
-        except BaseException:
-            self._idempotency.forget(uid, key)
-            raise
-        assert isinstance(answer, web.Response)
-        assert isinstance(answer.body, bytes)
-        self._idempotency.done(uid, key, (answer.status, answer.body))
-        return answer

@@ -103,7 +103,7 @@ class Reads:
         return await listed(self._slices, request, "queue", http.Page(self._backend.queue(), "uid", asked))
 
     async def policy(self, request: web.Request) -> web.Response:
-        return http.tagged(request, await self._one(request, self._backend.policy))
+        return await self._one(request, self._backend.policy)
 
     async def explain(self, request: web.Request) -> web.Response:
         user = parameters(request, {"user"}).get("user", "")

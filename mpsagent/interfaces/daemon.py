@@ -23,7 +23,7 @@ from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.startup import at_work, hopeless
 from mpsagent.gate import linger
-from mpsagent.interfaces.certificates import none_loaded
+from mpsagent.interfaces.api import Api
 from mpsagent.interfaces.everything import Everything
 from mpsagent.interfaces.listen import administrators_path, bind, bind_administrators, inherited, split
 from mpsagent.interfaces.metrics import Metrics
@@ -127,8 +127,6 @@ async def _serve(settings: Settings, files: int) -> int:
     backend = Everything(agent)
     metered = Metrics(agent.name_of)
     agent.watchers.append(metered.watch)
-    with none_loaded():
-        from mpsagent.interfaces.api import Api
     gc.freeze()  # else each full collection looks at 56,000 objects of modules, for 30 ms
     api = Api(backend, _is_admin(agent), failed=lambda error: agent.failed("a request failed", error), metered=metered)
     try:

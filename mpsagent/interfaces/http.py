@@ -1,8 +1,7 @@
-"""What of HTTP is the same for all requests: JSON and problem details (RFC 9457), entity tags, pages."""
+"""What of HTTP is the same for all requests: JSON and problem details (RFC 9457), pages."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
@@ -72,16 +71,6 @@ class Handler(web.RequestHandler):
         answer = _Unannounced(body=line(problem.body()), status=status, content_type=PROBLEM)
         answer.force_close()
         return answer
-
-
-def tagged(request: web.Request, answer: web.Response) -> web.Response:
-    """The answer with its ETag; 304 without a body for who has it already."""
-    assert isinstance(answer.body, bytes)
-    tag = hashlib.sha256(answer.body).hexdigest()[:32]
-    if any(one.value in (tag, "*") for one in request.if_none_match or ()):
-        answer = web.Response(status=304)
-    answer.etag = tag
-    return answer
 
 
 class Page:

@@ -41,7 +41,6 @@ _PAGE: list[_Parameter] = [
 _PARAMETERS: dict[str, list[_Parameter]] = {
     "/v1/clients": _PAGE,
     "/v1/queue": _PAGE,
-    "/v1/policy": [("If-None-Match", "header", {"type": "string"}, "an ETag: 304 when the policy is still that one")],
     "/v1/policy/explain": [("user", "query!", {"type": "string", "minLength": 1, "maxLength": 256}, "name or uid")],
     "/v1/events": [
         ("cursor", "query", {"type": "integer", "minimum": 0}, "events after this one; without it the newest"),
@@ -63,12 +62,6 @@ _PARAMETERS: dict[str, list[_Parameter]] = {
 _PID: _Parameter = (
     "pid", "path!", {"type": "integer", "minimum": 0, "maximum": 9999999999}, "the process of the client or server",
 )  # fmt: skip
-_KEY: _Parameter = (
-    "Idempotency-Key",
-    "header",
-    {"type": "string", "minLength": 1, "maxLength": 128},
-    "of your own for each action: asked for again with it within an hour, it is carried out once",
-)
 _SPAN: Json = {"type": ["number", "string", "null"], "minimum": 0, "maximum": 366 * 86400, "examples": ["10m", 600]}
 _INSTANCE: Json = {"type": ["string", "null"], "maxLength": 40, "description": "only this one, where there are several"}
 _ACT: dict[str, tuple[str, Json]] = {
@@ -129,9 +122,6 @@ def document() -> Json:
         answers = {"200": _content("answer", _schema(shape, schemas))}
         if path == "/healthz":
             answers["503"] = _content("not healthy", _schema(shape, schemas))
-        if path == "/v1/policy":
-            answers["200"]["headers"] = {"ETag": {"schema": {"type": "string"}}}
-            answers["304"] = {"description": "it is the one of If-None-Match"}
         paths[path] = {
             "get": {
                 "operationId": _name("get", path),
@@ -146,7 +136,7 @@ def document() -> Json:
         paths.setdefault(path, {})["post"] = {
             "operationId": _name("post", path),
             "summary": summary,
-            "parameters": [_parameter(one) for one in ([_PID] if "{pid}" in path else []) + [_KEY]],
+            "parameters": [_parameter(_PID)] if "{pid}" in path else [],
             "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
             "responses": done | _errors(schemas),
         }

@@ -1,20 +1,16 @@
-"""What HTTP has for programs: problem details, entity tags, idempotency keys, pages; and that nothing is announced."""
+"""What HTTP has for programs: problem details, pages; and that nothing is announced."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from mpsagent.interfaces import idempotency
-from mpsagent.interfaces.backend import Problem
 from mpsagent.interfaces.http import Page
-from mpsagent.interfaces.idempotency import Idempotency
 from tests.interfaces.stand_in import START, Served, held, serve
 
 
@@ -104,92 +100,6 @@ def test_a_stream_does_not_say_it_either(served: Served) -> None:
         while b"\r\n\r\n" not in got:
             got += sock.recv(1000)
     assert b"\r\nserver:" not in got.lower()
-
-
-def test_who_has_the_policy_already_gets_304(served: Served) -> None:
-    """The tag is that of the answer: it changes when, for instance, the files get a mistake."""
-    _, headers, policy = ask(served, "GET", "/v1/policy")
-    tag = headers["etag"]
-    for known in (tag, f'W/{tag}, "other"', "*"):
-        status, headers, body = ask(served, "GET", "/v1/policy", If_None_Match=known)
-        assert (status, headers["etag"], body) == (304, tag, None)
-    served.backend.errors = ("policy.toml:1: no",)
-    status, headers, body = ask(served, "GET", "/v1/policy", If_None_Match=tag)
-    assert (status, headers["etag"] != tag, body) == (200, True, {**policy, "errors": ["policy.toml:1: no"]})
-
-
-def test_an_action_with_a_key_is_carried_out_once(served: Served) -> None:
-    """Who lost the answer asks again and gets it; another action needs another key."""
-    first = ask(served, "POST", "/v1/drain", {"timeout": 60}, Idempotency_Key="a-1")
-    assert [ask(served, "POST", "/v1/drain", {"timeout": 60}, Idempotency_Key="a-1")[::2] for _ in range(3)] == [
-        first[::2]
-    ] * 3
-    assert len(served.backend.asked) == 1
-    assert ask(served, "POST", "/v1/drain", {"timeout": 61}, Idempotency_Key="a-1")[0] == 422
-    assert ask(served, "POST", "/v1/resume", Idempotency_Key="a-1")[0] == 422
-    assert ask(served, "POST", "/v1/drain", {"timeout": 61}, Idempotency_Key="a-2")[0] == 200
-    assert [one[0] for one in served.backend.asked] == ["drain", "drain"]
-
-
-def test_what_was_refused_is_not_remembered(served: Served) -> None:
-    """It had no effect: asked again, it is tried again."""
-    assert ask(served, "POST", "/v1/clients/777/terminate", Idempotency_Key="k")[0] == 404
-    assert ask(served, "POST", "/v1/servers/777/shutdown", Idempotency_Key="k")[0] == 404
-    both = {"timeout": 5, "force": True}
-    assert ask(served, "POST", "/v1/servers/500/shutdown", both, Idempotency_Key="k")[0] == 400
-    assert ask(served, "POST", "/v1/drain", {"timeout": "soon"}, Idempotency_Key="k")[0] == 400
-    assert ask(served, "POST", "/v1/clients/501/terminate", Idempotency_Key="k")[0] == 200
-    assert ask(served, "POST", "/v1/resume", Idempotency_Key="x" * 129)[0] == 400
-
-
-def test_twice_at_the_same_time_is_a_conflict(served: Served) -> None:
-    """The second of two must not be carried out, and has no answer yet."""
-    began, go_on = threading.Event(), threading.Event()
-
-    async def slow(by: int, instance: str | None = None) -> Any:
-        began.set()
-        while not go_on.is_set():
-            import asyncio
-
-            await asyncio.sleep(0.01)
-        return {"ok": True}
-
-    served.backend.resume = slow  # type: ignore[method-assign]
-    got: list[int] = []
-    first = threading.Thread(target=lambda: got.append(ask(served, "POST", "/v1/resume", Idempotency_Key="k")[0]))
-    first.start()
-    assert began.wait(60)
-    assert ask(served, "POST", "/v1/resume", Idempotency_Key="k")[0] == 409
-    go_on.set()
-    first.join(60)
-    assert got == [200]
-
-
-def test_the_memory_of_keys_is_bounded() -> None:
-    """By user, by users, and by time; who is only refused pushes nobody's out."""
-    known = Idempotency()
-
-    def carried_out(uid: int, key: str, now: float = 0.0) -> bool:
-        if known.begin(uid, key, b"r", now) is not None:
-            return False
-        known.done(uid, key, (200, b"{}"))
-        return True
-
-    assert carried_out(0, "admin's")
-    for number in range(1000):
-        assert carried_out(5, str(number))
-    for uid in range(10_000, 12_000):
-        assert known.begin(uid, "k", b"r", 0.0) is None
-        known.forget(uid, "k")
-    assert not carried_out(0, "admin's")
-    assert not carried_out(5, "999")
-    assert len(known) == 1 + idempotency.OF_A_USER
-    for uid in range(20_000, 21_000):
-        assert carried_out(uid, "k")
-    assert len(known) == idempotency.USERS
-    assert carried_out(20_999, "k", idempotency.KEPT + 1)
-    with pytest.raises(Problem):
-        known.begin(1, "\n", b"r", 0.0)
 
 
 def test_long_lists_are_read_in_pages(served: Served) -> None:
