@@ -36,8 +36,8 @@ def timeline(
 ) -> None:  # fmt: skip
     """Draw who had the GPU when.
 
-    Alone or together, who waited, pauses, faults, forced ends, limits, leases. The page can be zoomed, and
-    read without eyes.
+    Alone or together, who waited, pauses, faults, forced ends, limits, leases. The page has tables for who
+    cannot see it.
     """
     from mpsagent.interfaces import timeline as story
     from mpsagent.interfaces import timeline_page, timeline_svg

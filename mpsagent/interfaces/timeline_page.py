@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable
-from hashlib import sha256
 from html import escape
 from importlib import resources
 
@@ -14,10 +12,8 @@ from mpsagent.mps.units import duration_text
 
 MOST = 5000
 """Entries of the table; the newest."""
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}'"
-"""Nothing from outside, and no script but the page's own."""
-_BUTTONS = (("+", "Zoom in"), ("-", "Zoom out"), ("0", "All"), ("ArrowLeft", "Earlier"), ("ArrowRight", "Later"),
-            ("p", "Previous"), ("n", "Next"))  # fmt: skip
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+"""Nothing from outside, and no script."""
 
 
 def page(picture: Picture, host: str, clock: Callable[[float], str], zone: str, offset: float, note: str = "") -> str:
@@ -29,10 +25,7 @@ def page(picture: Picture, host: str, clock: Callable[[float], str], zone: str, 
         for kind, words in timeline_svg.WORDS.items()
         if kind in kinds
     )
-    buttons = "".join(f'<button type="button" data-key="{key}">{words}</button>' for key, words in _BUTTONS)
     title = f"GPU timeline of {host}"
-    script = f"\n{_file('timeline.js')}"
-    policy = _POLICY.format(b64encode(sha256(script.encode()).digest()).decode())
     if picture.grain:
         note = f"Breaks of less than {duration_text(picture.grain)} are not drawn; the sums are exact. {note}"
     return f"""<!DOCTYPE html>
@@ -41,7 +34,7 @@ def page(picture: Picture, host: str, clock: Callable[[float], str], zone: str, 
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
 <title>{escape(title)}</title>
 <style>
 {timeline_svg.style()}{_file("timeline_page.css")}</style>
@@ -50,18 +43,13 @@ def page(picture: Picture, host: str, clock: Callable[[float], str], zone: str, 
 <main>
 <h1>{escape(title)}</h1>
 <p>From {clock(picture.start)} until {clock(picture.end)}, times of {escape(zone)}. {escape(note)}</p>
-<div id="tools" role="toolbar" aria-label="Timeline" hidden>{buttons}</div>
-<div id="plot" tabindex="0" role="group" aria-label="Timeline. Plus and minus zoom, arrows move, n and p go from
-entry to entry, 0 shows all. The tables below say the same.">
+<div id="plot" class="scroll" tabindex="0" role="region" aria-label="Timeline. The tables below say the same.">
 {drawn}
 </div>
-<p id="told" aria-live="polite"></p>
-<div id="tip" role="tooltip" hidden></div>
 <ul class="legend" aria-label="Legend">{legend}</ul>
 {_users(picture)}
 {_entries(picture, clock)}
 </main>
-<script>{script}</script>
 </body>
 </html>
 """

@@ -1,8 +1,4 @@
-"""A timeline as SVG, alone or within its page. Pure.
-
-Each drawn thing has its times (``data-a``, ``data-b``) and its words (``title``): the page's script moves the former
-when the reader zooms, and shows the latter.
-"""
+"""A timeline as SVG, alone or within its page. Each drawn thing has its words (``title``). Pure."""
 
 from __future__ import annotations
 
@@ -63,8 +59,7 @@ def svg(picture: Picture, clock: Callable[[float], str], zone: str, offset: floa
     )
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" role="img" aria-labelledby="t d" '
-        f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" data-from="{picture.start}" '
-        f'data-to="{picture.end}" data-offset="{offset}" data-side="{SIDE}">',
+        f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
         f'<title id="t">{escape(title)}</title><desc id="d">{escape(about)}. Times of {escape(zone)}.</desc>',
     ]
     if alone:
@@ -100,7 +95,7 @@ def _span(one: Span, x: Callable[[float], float], top: int) -> str:
         place, high = place - 3, high + 6
     width = max(1.0, round(x(one.end) - x(one.start), 2))
     return (
-        f'<rect class="{one.kind}" data-a="{one.start}" data-b="{one.end}" x="{x(one.start)}" '
+        f'<rect class="{one.kind}" x="{x(one.start)}" '
         f'y="{top + place}" width="{width}" height="{high}"><title>{escape(one.text)}</title></rect>'
     )
 
@@ -109,7 +104,7 @@ def _mark(one: Mark, x: Callable[[float], float], top: int) -> str:
     place, high = _WAIT if one.kind == "turn" else _WORK  # at the end of a turn there is often the end of a client
     y = top + place + high / 2
     return (
-        f'<g class="mark {one.kind}" data-a="{one.start}" data-y="{y}" transform="translate({x(one.start)},{y})">'
+        f'<g class="mark {one.kind}" transform="translate({x(one.start)},{y})">'
         f'<title>{escape(one.text)}</title><circle r="9" class="touch"/><path d="{SHAPES[one.kind]}"/></g>'
     )
 
