@@ -10,6 +10,7 @@
     work N                  N kernels of 10 ms
     init SECONDS            cuInit only
     two SECONDS             two contexts
+    contexts N SECONDS      contexts until there are N or an error comes
     limit [STEP]            allocate in steps of so many MiB (64) until there is no more, and say how much there was
 `--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. With SAY_MPS it also says `mps yes` or `mps no`.
 Exit status as the probe's.
@@ -40,7 +41,7 @@ class Cuda:
         self.held = False  # the device stands still: a neighbour is being terminated
         self.channel: _socket.socket | None = None
         self.context: wire.Lines | None = None
-        self.second: wire.Lines | None = None
+        self.more: list[wire.Lines] = []
         self.speed = float(os.environ.get("MPSSIM_SPEED") or 1)
         self.machine = gpu.machine(int(os.environ.get("MPSSIM_GPUS") or 1))
         self.devices = self.machine
@@ -167,13 +168,14 @@ class Cuda:
         self._register()
         return SUCCESS
 
-    def second_context(self) -> str:
+    def another_context(self) -> str:
         """cuCtxCreate beside the primary context."""
         if self.channel is not None:
             at = [one.ordinal for one in self.instance].index(self.device.ordinal)
-            answer, self.second = self._meet(2, at)
-            if self.second is None:
+            answer, lines = self._meet(2 + len(self.more), at)
+            if lines is None:
                 return "CUDA_ERROR_" + answer.split()[1]
+            self.more.append(lines)
         self._delay(66)
         return SUCCESS
 
@@ -272,7 +274,7 @@ class Cuda:
         self.enough = True
 
     def leave(self, status: int) -> int:
-        for lines in (self.second, self.context):
+        for lines in (*self.more, self.context):
             if lines is not None:
                 lines.connection.close()
         if self.channel is not None:
@@ -388,8 +390,18 @@ def _fault(cuda: Cuda, _: float, __: float) -> int:
 
 
 def _two(cuda: Cuda, seconds: float, _: float) -> int:
-    result = cuda.second_context()
+    result = cuda.another_context()
     cuda.say(f"second ctx {result}")
+    cuda.wait(seconds)
+    return 0 if result == SUCCESS else 12
+
+
+def _contexts(cuda: Cuda, number: float, seconds: float) -> int:
+    count, result = 1, SUCCESS
+    while count < number and result == SUCCESS:
+        result = cuda.another_context()
+        count += result == SUCCESS
+    cuda.say(f"made {count} contexts, last {result}")
     cuda.wait(seconds)
     return 0 if result == SUCCESS else 12
 
@@ -414,5 +426,5 @@ def _limit(cuda: Cuda, step: float, _: float) -> int:
 
 _MODES = {
     "query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two,
-    "limit": _limit, "mind": _mind, "fault": _fault,
+    "limit": _limit, "mind": _mind, "fault": _fault, "contexts": _contexts,
 }  # fmt: skip

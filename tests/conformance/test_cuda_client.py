@@ -63,6 +63,7 @@ def said(output: str) -> list[str]:
         (["work", "3"], 0, [*HEAD, "done N iterations, last CUDA_SUCCESS"]),
         (["init", "0"], 0, HEAD[:1]),
         (["two", "0"], 0, [*HEAD, "second ctx CUDA_SUCCESS"]),
+        (["contexts", "3", "0"], 0, [*HEAD, "made 3 contexts, last CUDA_SUCCESS"]),
         (["unheard-of"], 99, HEAD),
         (["sleep", "long"], 99, ["arguments must be numbers: long"]),
     ],

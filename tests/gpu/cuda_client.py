@@ -13,6 +13,7 @@
     cuda_client.py work N               N kernels of 10 ms, each waited for
     cuda_client.py init SECONDS         cuInit only: connected to MPS, but without a CUDA context
     cuda_client.py two SECONDS          two CUDA contexts in one process
+    cuda_client.py contexts N SECONDS   CUDA contexts until there are N or an error comes; then stay
     cuda_client.py steps                cuInit, a context, a second one, the end: a line on standard input before each
 
 `--ignore-term` makes it ignore SIGTERM. The environment variable DEV is the device ordinal (0); with SAY_MPS=1 it also
@@ -281,6 +282,16 @@ def fault(cuda, wait_for_the_word):
     return 17 if launched or result else 0
 
 
+def contexts(cuda, device, number, seconds):
+    count, result = 1, 0
+    while count < number and not result:
+        result = cuda.another_context(device)
+        count += not result
+    say("made %d contexts, last %s" % (count, cuda.name(result)))
+    until(seconds)
+    return 12 if result else 0
+
+
 def out_of_bounds(cuda, seconds):
     # Before the pause, so that compiling the kernel does not delay the fault.
     cuda.load_kernels()
@@ -366,6 +377,8 @@ def main(arguments):
         say("second ctx %s" % cuda.name(result))
         until(first)
         return 12 if result else 0
+    if mode == "contexts":
+        return contexts(cuda, device, int(first), second)
     if mode == "sleep":
         return sleep(cuda, first)
     if mode == "work":

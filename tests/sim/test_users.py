@@ -241,6 +241,16 @@ def test_the_forty_ninth_client(mps: Mps) -> None:
     assert mps.ctl(f"get_client_list {mps.server()}").count("\n") == 48
 
 
+def test_contexts_of_one_process_fill_a_server(mps: Mps) -> None:
+    """Recording 12, H4."""
+    mps.start(MPSSIM_SPEED="10")
+    one = mps.client(A, "contexts", "60", "600")
+    one.saw("made 48 contexts, last CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
+    late = mps.client(A, "query")
+    assert late.end() == 12
+    assert "ctx CUDA_ERROR_MPS_MAX_CLIENTS_REACHED" in late.text()
+
+
 def kinds(mps: Mps, monkeypatch: pytest.MonkeyPatch) -> dict[object, object]:
     monkeypatch.setenv("MPSSIM_REGISTRY", str(mps.processes))
     return {process["pid"]: process["kind"] for process in cli.processes(1)}
