@@ -11,7 +11,7 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import astuple, fields
 from datetime import datetime, timedelta
@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 from mpsagent.system.accounts import Accounts, Job, Sums, divide, job_of, user_of
 
 NAME = "history.db"
-MIGRATIONS = (
-    """
+VERSION = 3
+"""``PRAGMA user_version``. No release had another one."""
+SCHEMA = """
     CREATE TABLE records (
         seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, uid INTEGER, pid INTEGER, fields TEXT NOT NULL
     );
@@ -32,25 +33,17 @@ MIGRATIONS = (
     CREATE TABLE days (
         day TEXT NOT NULL, uid INTEGER NOT NULL, gpu REAL NOT NULL, waited REAL NOT NULL, longest REAL NOT NULL,
         clients INTEGER NOT NULL, "left" INTEGER NOT NULL, refused INTEGER NOT NULL, faults INTEGER NOT NULL,
-        forced INTEGER NOT NULL, turns INTEGER NOT NULL, PRIMARY KEY (day, uid)
+        forced INTEGER NOT NULL, turns INTEGER NOT NULL, paused REAL NOT NULL, PRIMARY KEY (day, uid)
     ) WITHOUT ROWID;
     CREATE TABLE working (pid INTEGER PRIMARY KEY, uid INTEGER NOT NULL, busy REAL NOT NULL);
-    """,
-    """
     CREATE TABLE job_days (
         day TEXT NOT NULL, job TEXT NOT NULL, uid INTEGER NOT NULL, gpu REAL NOT NULL, waited REAL NOT NULL,
         longest REAL NOT NULL, clients INTEGER NOT NULL, "left" INTEGER NOT NULL, refused INTEGER NOT NULL,
         faults INTEGER NOT NULL, forced INTEGER NOT NULL, turns INTEGER NOT NULL, threads REAL NOT NULL,
-        memory INTEGER NOT NULL, PRIMARY KEY (day, job, uid)
+        memory INTEGER NOT NULL, paused REAL NOT NULL, PRIMARY KEY (day, job, uid)
     ) WITHOUT ROWID;
     CREATE TABLE job_working (pid INTEGER PRIMARY KEY, job TEXT NOT NULL, uid INTEGER NOT NULL, busy REAL NOT NULL);
-    """,
-    """
-    ALTER TABLE days ADD COLUMN paused REAL NOT NULL DEFAULT 0;
-    ALTER TABLE job_days ADD COLUMN paused REAL NOT NULL DEFAULT 0;
-    """,
-)
-"""Each leads from one schema version (``PRAGMA user_version``) to the next."""
+"""
 BUSY = 5.0
 """Seconds that a write waits for another program that holds the file."""
 TRIMMED = 2000
@@ -193,17 +186,17 @@ class Database:
     def _prepare(self) -> None:
         """Settings, and the schema of today."""
         version = self._pragma("user_version")
-        if version > len(MIGRATIONS):
-            raise Unusable(f"it has version {version}, this agent knows {len(MIGRATIONS)}")
+        if version not in (0, VERSION):
+            raise Unusable(f"it has version {version}, this agent knows {VERSION}")
         if version == 0:
             self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         for setting in ("journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={WAL}"):
             self._connection.execute(f"PRAGMA {setting}").fetchall()
-        for number in range(version, len(MIGRATIONS)):
+        if version == 0:
             with self._transaction():
-                for statement in filter(str.strip, MIGRATIONS[number].split(";")):
+                for statement in filter(str.strip, SCHEMA.split(";")):
                     self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version={number + 1}")
+                self._connection.execute(f"PRAGMA user_version={VERSION}")
 
     def _pragma(self, name: str) -> int:
         return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
@@ -387,15 +380,3 @@ def report_jobs(path: Path, first: str, last: str, job: str | None, now: float) 
 
 def _sums(columns: Sequence[str]) -> str:
     return ", ".join(f'{"max" if name in _LARGEST else "sum"}("{name}")' for name in columns)
-
-
-def lines(path: Path) -> Iterable[Record]:
-    """The records of a file of the earlier form, a line of JSON each; what is none is passed over."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-        for line in file:
-            try:
-                one = json.loads(line)
-                if isinstance(one["seq"], int) and isinstance(one["kind"], str) and isinstance(one["at"], int | float):
-                    yield one
-            except (ValueError, KeyError, TypeError):
-                continue

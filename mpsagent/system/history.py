@@ -23,8 +23,6 @@ from mpsagent.system.threads import in_thread
 
 T = TypeVar("T")
 
-EARLIER = ("history.jsonl.4", "history.jsonl.3", "history.jsonl.2", "history.jsonl.1", "history.jsonl")
-"""Files of the earlier form, oldest first: their records are taken over."""
 WRITE_STEP = 1000
 """Records of one transaction."""
 TRIM_EVERY = 500
@@ -312,36 +310,8 @@ class History:
 
     def _open(self, path: Path) -> list[Record]:
         self._database = Database(path)
-        self._last = self._take_over(path.parent, self._database)
+        self._last = self._database.last
         return self._database.newest(self._capacity)
-
-    def _take_over(self, directory: Path, into: Database) -> int:
-        """Records in the earlier form; the number of the last. Their files go once all is in the database."""
-        files = [path for name in EARLIER if (path := directory / name).is_file() and not path.is_symlink()]
-        last, batch, failed = into.last, list[tuple[Row, Record]](), ""
-
-        def put() -> str:
-            try:
-                into.write(batch)
-            except sqlite3.Error as error:
-                return str(error)
-            batch.clear()
-            return ""
-
-        for path in files:
-            for one in database.lines(path):
-                if _number(one) > last:
-                    last = _number(one)
-                    if not failed:
-                        batch.append((database.row(one), one))
-                if len(batch) >= WRITE_STEP and not failed:
-                    failed = put()
-        failed = failed or put()
-        if failed:
-            self.notes.append(f"not all records of {files[-1]} could be taken over: {failed}; see {directory}/*.kept")
-        for path in files:
-            path.rename(f"{path}.kept") if failed else path.unlink()
-        return last
 
     def _set_aside(self, path: Path, why: Exception) -> None:
         """Raises OSError when that cannot be done."""

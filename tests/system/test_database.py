@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -113,11 +112,8 @@ def test_the_report_counts_what_is_under_way(tmp_path: Path) -> None:
 
 
 def test_the_report_of_jobs(tmp_path: Path) -> None:
-    """Across agents, for a file of before there were any; jobs go with the records that they were counted from."""
+    """Across agents; jobs go with the records that they were counted from."""
     path = tmp_path / NAME
-    with contextlib.closing(sqlite3.connect(path)) as old:
-        old.executescript(database.MIGRATIONS[0] + "PRAGMA user_version=1;")
-    path.chmod(0o640)
     job = {"uid": 1000, "job": "slurm-7"}
     file = Database(path)
     limits = {"threads": 30.0, "memory": {"0": 4096}}

@@ -100,24 +100,6 @@ def test_a_restart_goes_on_with_the_next_number(tmp_path: Path) -> None:
         assert history.notes == []
 
 
-def test_records_of_the_earlier_form_are_taken_over(tmp_path: Path) -> None:
-    """Files of a line of JSON each: all records come, in order, and the files go."""
-    parts = {"history.jsonl.1": range(1, 1501), "history.jsonl": range(1501, 2001)}
-    for name, part in parts.items():
-        text = "".join(f'{{"seq":{n},"at":{n}.5,"kind":"turn.began","uid":1000,"gap":0.5}}\n' for n in part)
-        (tmp_path / name).write_text(text + "no json\n" + '{"seq":9')
-    history = History(str(tmp_path), capacity=100)
-    assert history.last == 2000
-    assert history.oldest == 1
-    assert numbers(history) == list(range(1901, 2001))
-    assert history.append("next", 0.0) == 2001
-    history.close()
-    kept = lines(tmp_path / NAME)
-    assert [one["seq"] for one in kept] == list(range(1, 2002))
-    assert kept[4] == {"seq": 5, "at": 5.5, "kind": "turn.began", "uid": 1000, "gap": 0.5}
-    assert not list(tmp_path.glob("history.jsonl*"))
-
-
 def test_a_monstrous_record_is_cut(tmp_path: Path) -> None:
     """Texts come from hostile logs and command lines."""
     history = History(str(tmp_path))
