@@ -11,7 +11,7 @@ Nothing that it started is left behind.
     limit    what counts against the 48, what the calls of a client return at the 49th, and does it work on
     talk     what server and client say to each other then (the relay stands between them)
     devices  is the table one for each device
-    close    how soon server.log, get_client_list and ps say that a context is closed, and is there room again
+    close    how soon server.log, get_client_list, ps and get_device_client_list say that a context is closed, and is there room again
     refuse   can a relay give 808 in the server's place, and how does the client go on
     logs     does MPS write on after a hole is punched into its logs, the head is cut off, the file is truncated
 """
@@ -189,7 +189,12 @@ def limit(bench: Bench) -> None:
         bench.say(f"      server.log kinds {kinds(daemon.news('server'))}")
         server = daemon.servers()[0]
         bench.say(f"ANSWER limit {form}: list {daemon.ctl(f'get_client_list {server}')!r} ps {daemon.ctl('ps')!r}")
-        bench.say(f"      device_query {daemon.ctl(f'device_query {server}')[-1500:]!r}")
+        for words in (
+            "get_device_client_list",
+            f"get_device_client_list {server}",
+            f"get_device_client_list {server + 1}",
+        ):
+            bench.say(f"ANSWER limit {form}: {words} {(said := daemon.ctl(words))[:300]!r} … {said[-60:]!r}")
         other = Client(bench, daemon, B if options else A)
         bench.say(
             f"ANSWER limit {form}: another process when full: cuInit {other.do('init')}, "
@@ -399,6 +404,7 @@ def devices(bench: Bench) -> None:
     bench.say(
         f"ANSWER devices: device 0: {made}, then {why}; device 1: {more}, then {then}; all work: {first.do('all', 30)}"
     )
+    bench.say(f"ANSWER devices: {daemon.ctl('get_device_client_list')[-500:]!r}")
     bench.say(f"      server.log kinds {kinds(daemon.news('server'))}")
     bench.between()
 
@@ -415,6 +421,7 @@ def watched(daemon: Daemon, pid: int, began: float, seconds: float, *, ask: bool
     server = SERVERS[daemon]
     offset = daemon.offsets["server"]
     listed = ps = None
+    rows: list[str] = []
     end = began + seconds
     while time.monotonic() < end:
         size = path.stat().st_size
@@ -430,6 +437,11 @@ def watched(daemon: Daemon, pid: int, began: float, seconds: float, *, ask: bool
                     found.append(f"{(now - began) * 1000:.1f} ms {SHORT.sub('', line)}")
         if ask and listed is None and str(pid) not in daemon.ctl(f"get_client_list {server}").split():
             listed = time.monotonic() - began
+        if ask:
+            said = daemon.ctl("get_device_client_list").split()
+            mine = f"{' '.join(word for word in said if word.startswith(f'{pid}.'))[:100]}"
+            if not rows or rows[-1].split(": ", 1)[1] != mine:
+                rows.append(f"{(time.monotonic() - began) * 1000:.1f} ms: {mine}")
         if ask and ps is None and not re.search(rf"(?m)^{pid}\b", daemon.ctl("ps")):
             ps = time.monotonic() - began
         time.sleep(0.0005)
@@ -442,7 +454,7 @@ def watched(daemon: Daemon, pid: int, began: float, seconds: float, *, ask: bool
             for name, at in (("list", listed), ("ps", ps))
         )
     )
-    return f"{found}{text}"
+    return f"{found}{text}{f' | device list {rows}' if ask else ''}"
 
 
 def close(bench: Bench) -> None:
