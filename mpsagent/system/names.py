@@ -1,15 +1,19 @@
 """Who a uid is, asked of a name service (files, LDAP, SSSD) that may hang, and remembered.
 
 An answer that has grown old is used while a new one is fetched: a name service that is down must not turn a user with
-limits of his own into one without.
+limits of his own into one without. That it is down neither Python tells from a user who does not exist, nor glibc, when
+another service is asked after it: so each one of nsswitch.conf is asked, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import errno
 import grp
 import os
 import pwd
+import re
 import time
 from contextlib import suppress
 
@@ -22,6 +26,14 @@ BY_UID, BY_NAME = Slots(24), Slots(4)
 threads of all else, nor of those who come to the gate."""
 GIVE_UP = 120.0
 """Seconds after which a hanging question is asked again; its answer counts whenever it comes before."""
+AGAIN = 5.0
+"""Seconds until a service that is down is asked again about who is known."""
+NSSWITCH = "/etc/nsswitch.conf"
+_FUNCTIONS = {"passwd": "getpwuid_r", "group": "getgrgid_r"}
+_UNAVAIL, _TRYAGAIN = -1, -2  # enum nss_status
+_heard: set[tuple[str, str]] = set()
+"""Database and service: those that have answered in this process. One that never did is installed and not in use, as
+``sss`` on many machines; nobody is to wait for it."""
 
 
 class Names:
@@ -63,8 +75,8 @@ class Names:
         return await in_thread(_uid_of, name, deadline=self.deadline, slots=BY_NAME)
 
     def forget(self) -> None:
-        """Everything is asked anew from now on (after a change of users or groups)."""
-        self._known.clear()
+        """Everything is asked anew (after a change of users or groups); until then the old answers count."""
+        self._known = {uid: (float("-inf"), identity) for uid, (_, identity) in self._known.items()}
 
     def _is_old(self, entry: tuple[float, Identity]) -> bool:
         return time.monotonic() - entry[0] > self.age
@@ -80,6 +92,8 @@ class Names:
         try:
             identity = await in_thread(_identity, uid, deadline=GIVE_UP, slots=BY_UID)
         except (TimeoutError, OSError):
+            if uid in self._known:
+                self._known[uid] = time.monotonic() - self.age + AGAIN, self._known[uid][1]
             return None
         finally:
             self._asking.pop(uid, None)
@@ -91,6 +105,41 @@ class Names:
 
 
 def _identity(uid: int) -> Identity:
+    """Raises OSError while a service is down, which may be the one that knows this user, or a group of the user's."""
+    _check_services(uid)
+    identity = _entries(uid)
+    _check_services(uid)  # it may have gone down meanwhile
+    return identity
+
+
+def _check_services(uid: int) -> None:
+    try:
+        with open(NSSWITCH, encoding="utf-8", errors="replace") as file:
+            lines = file.read(1 << 16).splitlines()
+    except FileNotFoundError:
+        return
+    for line in lines:
+        database, _, services = line.partition("#")[0].partition(":")
+        for service in re.sub(r"\[.*?\]", " ", services).split() if database.strip() in _FUNCTIONS else ():
+            _check_service(database.strip(), service, uid)
+
+
+def _check_service(database: str, service: str, number: int) -> None:
+    """As glibc asks it. The entry itself is not wanted, so that there is too little room for it is an answer, too."""
+    try:
+        function = getattr(ctypes.CDLL(f"libnss_{service}.so.2"), f"_nss_{service}_{_FUNCTIONS[database]}")
+    except (OSError, AttributeError):  # not installed
+        return
+    entry, space, error = ctypes.create_string_buffer(256), ctypes.create_string_buffer(1024), ctypes.c_int()
+    status = function(ctypes.c_uint(number), entry, space, ctypes.c_size_t(len(space)), ctypes.byref(error))
+    if status == _UNAVAIL or (status == _TRYAGAIN and error.value != errno.ERANGE):
+        if (database, service) in _heard:
+            raise OSError(error.value, f"the name service {service} does not answer")
+    else:
+        _heard.add((database, service))
+
+
+def _entries(uid: int) -> Identity:
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:

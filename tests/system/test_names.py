@@ -6,7 +6,11 @@ import asyncio
 import grp
 import os
 import pwd
+import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -96,11 +100,13 @@ def test_an_old_answer_is_renewed_behind_the_scenes_and_kept_while_nobody_answer
         assert (await names.look_up(1001)).groups == ("staff",)
         service.gate.clear()
         names.deadline = 0.2
+        names.forget()
         assert (await names.look_up(1001)).groups == ("staff",)
+        names.deadline = 60
         service.gate.set()
         names.forget()
-        assert names.known(1001) is None
-        await asyncio.sleep(0.05)
+        service.broken = False
+        assert (await names.look_up(1001)).groups == ("staff",)
 
     play(scenario())
 
@@ -163,3 +169,84 @@ def test_stuck_threads_are_bounded_and_come_back(play: Play) -> None:
             await in_thread(divmod, 1, 0, deadline=60)
 
     play(scenario())
+
+
+AS_AGENT = """
+import asyncio, ctypes, sys
+from mpsagent.system import names as module
+
+module.NSSWITCH, services = sys.argv[1], sys.argv[2]
+for database in (b"passwd", b"group"):
+    ctypes.CDLL(None).__nss_configure_lookup(database, services.encode())
+
+async def main():
+    names = module.Names(deadline=60, age=0.0)
+    module.AGAIN = 0.0
+    for line in sys.stdin:
+        if line.strip() == "forget":
+            names.forget()
+        uid = 4243 if line.strip() == "another" else 4242
+        who = await names.look_up(uid)
+        print(who.name, *who.groups, uid in names._known, flush=True)
+
+asyncio.run(main())
+"""
+
+
+class Agent:
+    """Asks who zoe is, in a process of its own in which glibc has these services."""
+
+    def __init__(self, place: Path, services: str) -> None:
+        compiler = shutil.which("cc")
+        if compiler is None:
+            pytest.skip("needs a C compiler, for the name service")
+        source = Path(__file__).with_name("nss.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", place / "libnss_stand.so.2", source, "-ldl"], check=True)
+        switch = place / "nsswitch.conf"
+        switch.write_text(f"# passwd: ldap\npasswd: {services} # local\ngroup:\t{services}\n")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", AS_AGENT, str(switch), services], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            text=True, env={**os.environ, "LD_LIBRARY_PATH": str(place)},
+        )  # fmt: skip
+
+    def ask(self, what: str = "") -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(what, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().strip()
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.communicate()
+
+
+@pytest.mark.parametrize("services", ["files stand", "files stand [NOTFOUND=return] files", "stand files missing"])
+@pytest.mark.parametrize("down", ["passwd", "group"])
+def test_a_name_service_that_is_down_has_not_said_that_there_is_no_such_user(
+    tmp_path: Path, services: str, down: str
+) -> None:
+    """glibc's own: a service that does not answer looks to Python like a user, or a group, that does not exist, and
+    when another one is asked after it, to glibc, too. What was known stays, also over a reload, until it has answered;
+    who was not known is not taken for a user without a name."""
+    with Agent(tmp_path, services) as agent:
+        zoe = f"zoe {grp.getgrgid(0).gr_name} club True"
+        assert agent.ask() == zoe
+        (tmp_path / f"{down}.down").touch()
+        assert [agent.ask(), agent.ask("forget"), agent.ask()] == [zoe, zoe, zoe]
+        assert agent.ask("another") == "None False"
+        (tmp_path / "deleted").touch()
+        (tmp_path / f"{down}.down").unlink()
+        assert agent.ask() == "None True", "that there is no such user is an answer"
+        assert agent.ask("another") == "None True"
+        (tmp_path / "deleted").unlink()
+        assert agent.ask() == zoe
+
+
+def test_nobody_waits_for_a_name_service_that_is_installed_and_not_in_use(tmp_path: Path) -> None:
+    """``sss`` stands in many machines' nsswitch.conf without a daemon behind it; containers have uids without names."""
+    (tmp_path / "passwd.down").touch()
+    (tmp_path / "group.down").touch()
+    with Agent(tmp_path, "files stand") as agent:
+        assert agent.ask("another") == "None True"
