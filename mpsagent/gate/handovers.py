@@ -7,7 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mpsagent.gate import handover, identity, link
 from mpsagent.gate.announcement import Announcement, Told
@@ -37,7 +37,7 @@ all the same, and each client would be lost. In this time the agent learns of th
 is no agent, and no command that asks for the status, each time one client is lost."""
 FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED = 0.1, 30.0
 """Seconds until limits are told again to a daemon that confirms neither a user's nor the fail-safe ones, doubling: each
-time is a dozen lines of control.log. Other admissions are tried at once."""
+time is a dozen lines of control.log. Other admissions are tried at once, and other users are served beside."""
 CONTEXT = 0.1
 """Seconds between two contexts. The driver makes them one after the other, whoever asks: 0.08 s for one alone, 0.15 s
 each for 46 at once, when no client has one for 4 s; what ends a turn ends 46 clients in the middle of it
@@ -84,7 +84,6 @@ class HandOvers:
         self._cut: deque[tuple[Connection, Announcement]] = deque()
         """Hand-overs that an earlier gate had begun."""
         self._not_ready = 0.0
-        self._unconfirmed = 0.0
         self._pace = pace
         self._limited = self._lifting = False
         """The daemon may have limits that were set here; where limits are to be left alone, they are lifted once."""
@@ -97,9 +96,9 @@ class HandOvers:
 
     def admit(self, admissions: Admissions) -> None:
         """A hand-over that these do not allow is withdrawn, if the daemon has not been told yet."""
-        if self._unconfirmed and replace(admissions, number=self.admissions.number) != self.admissions:
-            self._unconfirmed = 0.0
-            self._lane.rested()
+        for uid in self._queue.resting(self.instance):
+            if _wanted(admissions, uid) != _wanted(self.admissions, uid):
+                self._queue.rested(self.instance, uid)
         self.admissions = admissions
         self._limited = self._limited or admissions.set_limits
         current = self.current
@@ -211,7 +210,8 @@ class HandOvers:
         if outcome.status == SERVER_NOT_READY:
             self._rest_in_fault()
         elif acknowledged:
-            self._not_ready = self._unconfirmed = 0.0
+            self._not_ready = 0.0
+            self._queue.rested(self.instance, who.uid)
         self._processes.passed(connection, outcome.limits, self.instance)
         self._holding.close(connection)
         seconds = self._lane.loop.time() - handing.began
@@ -251,8 +251,7 @@ class HandOvers:
         connection.mark = Mark.HELD
         held.failed(now)
         if outcome.unconfirmed:
-            self._unconfirmed = min(LONGEST_UNCONFIRMED, self._unconfirmed * 2 or FIRST_UNCONFIRMED)
-            self._lane.rest(self._unconfirmed)
+            self._queue.rest(self.instance, who.uid, now, FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED)
         elif outcome.fault:
             self._rest_in_fault()
         elif outcome.daemon:
@@ -373,6 +372,11 @@ class HandOvers:
         if known is None and self._processes.prepare(connection, Limits(), self.instance):
             self._processes.passed(connection, Limits(), self.instance).limits = None
         self._holding.close(connection)
+
+
+def _wanted(table: Admissions, uid: int) -> tuple[object, ...]:
+    """What MPS is told for this user."""
+    return table.user(uid), table.fail_safe, table.devices, table.set_limits
 
 
 def _least(fail_safe: Limits, wanted: Limits) -> Limits:

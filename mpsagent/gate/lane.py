@@ -207,11 +207,6 @@ class Lane:
         self._down_until = max(self._down_until, self.loop.time() + seconds)
         self._wake_at(self._down_until)
 
-    def rested(self) -> None:
-        """What it rested for is no more."""
-        self._down_until = 0.0
-        self.loop.call_soon(self.pump)
-
     @property
     def is_down(self) -> bool:
         return self.loop.time() < self._down_until
@@ -280,6 +275,8 @@ class Lane:
                     return
         finally:
             self._pumping = False
+            if self.is_down:  # the timer may have been an earlier one
+                self._wake_at(self._down_until)
 
     def _start_request(self, *, questions_only: bool = False) -> bool:
         uid = next((one for one, line in self._users.items() if not (questions_only and line[0].sets)), None)
@@ -314,7 +311,11 @@ class Lane:
 
     def _wake_at(self, when: float) -> None:
         if self._timer is not None:
-            if not self._timer.cancelled() and self.loop.time() < self._timer.when() <= when:
+            if self._timer.when() <= when:
                 return
             self._timer.cancel()
-        self._timer = self.loop.call_at(when, self.pump)
+        self._timer = self.loop.call_at(when, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.pump()

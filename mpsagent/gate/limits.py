@@ -96,7 +96,8 @@ def judge(
     said = [line.strip() for answer in answers for line in answer.splitlines() if line.strip()]
     every = [line for line in said if not _NO_PRIORITY.fullmatch(line)]
     lines = [line for line in every if not _NO_MEMORY.fullmatch(line)]
-    none = "none" if len(lines) == len(every) else "none, which this driver's MPS does not have"
+    no_memory = len(lines) < len(every)
+    none = "none, which this driver's MPS does not have" if no_memory else "none"
     found: list[int] = []
     while lines and _PID.fullmatch(lines[0]):
         found.append(int(lines.pop(0)))
@@ -111,8 +112,7 @@ def judge(
         return Verdict(present, "its server is in FAULT and takes no one", fault=True)
     rest, why = _compare(limits, ordinals, lines, "the default", none)
     if why is not None:
-        impossible = len(lines) < len(every) and any(limits.memory.values())
-        return Verdict(present, why, never=impossible)
+        return Verdict(present, why, never=no_memory and any(limits.memory.values()))
     if present != tuple(sorted(servers)):
         return Verdict(present, again=True)
     for server in present:

@@ -100,6 +100,8 @@ class Queue:
         self._own: set[Process] = set()
         """Processes that were, or are being, handed over with limits of their own."""
         self._owes: dict[int, float] = {}
+        self._rests: dict[tuple[str, int], tuple[float, float]] = {}
+        """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         """By user, until when."""
         self._known_in: Counter[str] = Counter()
         self._known_of: dict[int, Counter[str]] = {}
@@ -281,6 +283,21 @@ class Queue:
                 self._owes = {one: until for one, until in self._owes.items() if until > now}
             self._owes[uid] = now + OWES * seconds
 
+    def rest(self, instance: str, uid: int, now: float, first: float, longest: float) -> None:
+        """None of this user's is handed over there for a while, twice as long each time until :meth:`rested`."""
+        if len(self._rests) >= MOST_OWING:
+            self._rests = {one: rest for one, rest in self._rests.items() if rest[0] > now}
+        before = self._rests.get((instance, uid), (0.0, 0.0))[1]
+        pause = min(longest, before * 2 or first)
+        self._rests[instance, uid] = (now + pause, pause)
+
+    def rested(self, instance: str, uid: int) -> None:
+        """What this user has rested for there is no more."""
+        self._rests.pop((instance, uid), None)
+
+    def resting(self, instance: str) -> list[int]:
+        return [uid for where, uid in self._rests if where == instance]
+
     def next(self, now: float, admissions: Admissions, contexts_from: float = 0.0) -> Held | None:
         """The connection to hand over now, in the instance that these admissions are for. ``contexts_from``: when the
         next one may be that of a known process, which is a context."""
@@ -306,7 +323,8 @@ class Queue:
                 user = admissions.user(uid)
                 if user is None or not (known or self._admits(user, uid, instance)):
                     continue
-                at = max(soonest, self._owes.get(uid, 0.0)) if several else soonest
+                at = max(soonest, self._rests.get((instance, uid), (0.0, 0.0))[0])
+                at = max(at, self._owes.get(uid, 0.0)) if several else at
                 of_it = line.kin.values() if known else _named(line.new, user, admissions)
                 found, later = _first(of_it, at)
                 if found is not None and not known and not self._fits(found, user, admissions):

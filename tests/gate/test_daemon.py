@@ -69,19 +69,33 @@ def test_limits_that_are_not_confirmed_lead_to_the_fail_safe(rig: Rig) -> None:
 
 
 def test_a_fail_safe_that_is_not_confirmed_holds_the_client(rig: Rig) -> None:
-    """And is asked for ever more rarely, whoever waits: each time is a dozen lines of control.log."""
+    """And is asked for ever more rarely, each user: each time is a dozen lines of control.log."""
     rig.start_daemon("forget=1")
     rig.start_gate()
     agent = rig.agent()
     agent.say(admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(30, 8)), fail_safe=limits(10, 4)))
     began = time.monotonic()
     client, other = rig.waiting_client(A), rig.waiting_client(B)
-    agent.wait(Failed, 5, stage="limits")
+    agent.wait(Failed, 5, uid=A, stage="limits")
     assert time.monotonic() - began >= 0.1 + 0.2 + 0.4 + 0.8
     assert not client.saw("served")
     assert not other.saw("served")
     agent.say(admissions(User(A, "all", limits(30))))
     client.served()
+
+
+def test_while_one_users_limits_are_not_confirmed_others_are_served(rig: Rig) -> None:
+    """That user came first, and would be asked for first again after each rest of all."""
+    rig.start_daemon("forget=1")
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(20)), fail_safe=limits(10, 4)))
+    client = rig.waiting_client(A)
+    agent.wait(Failed, 3, uid=A, stage="limits")
+    for _ in range(3):
+        assert rig.client(B).served()["threads"] == "20.0"
+    assert not client.saw("served")
+    agent.wait(Failed, 5, uid=A, stage="limits")
 
 
 def test_limits_may_be_left_to_others(rig: Rig) -> None:
