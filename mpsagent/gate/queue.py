@@ -17,7 +17,7 @@ LONGEST_PAUSE = 2.0
 OWES_FROM, OWES = 1.0, 9.0
 """Seconds for which a client may take MPS up with its hand-over and fail; beyond it its user waits so many times as
 long before the next one, where others could be handed over. So one user has a tenth of MPS's time for it at most."""
-MOST_OWING = 1024
+MOST_REMEMBERED = 1024
 LOOK_BEHIND = 16
 """How many connections of one user are looked at behind one that pauses after a failure."""
 
@@ -86,8 +86,8 @@ class _Line:
 
 
 class Queue:
-    """Order of arrival inside a user and among admitted users; known processes before new ones. Each instance has its
-    own lines; a process is known in one of them, and its connections wait there."""
+    """Order of arrival inside a user and among admitted users; known processes before new ones, their users by turns.
+    Each instance has its own lines; a process is known in one of them, and its connections wait there."""
 
     def __init__(self, most: int = MOST_HELD, most_of_a_user: int = MOST_HELD_OF_A_USER) -> None:
         self.most = most
@@ -103,6 +103,8 @@ class Queue:
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         """By user, until when."""
+        self._rounds: dict[int, int] = {}
+        """By user, when a known process's connection was handed over last, in hand-overs; the latest last."""
         self._known_in: Counter[str] = Counter()
         self._known_of: dict[int, Counter[str]] = {}
         """Known processes by instance, of each user."""
@@ -225,6 +227,12 @@ class Queue:
     def take(self, connection: int, instance: str) -> None:
         """It is being handed over there, and stays until :meth:`free`."""
         held = self._held[connection]
+        if held.process in self._known:
+            last = next(reversed(self._rounds.values()), 0)
+            self._rounds.pop(held.uid, None)
+            self._rounds[held.uid] = last + 1
+            if len(self._rounds) > MOST_REMEMBERED:
+                del self._rounds[next(iter(self._rounds))]
         self._leave(held)
         held.instance, held.busy = instance, True
         self._enter(held)
@@ -279,7 +287,7 @@ class Queue:
     def took(self, uid: int, seconds: float, now: float) -> None:
         """A hand-over of this user has failed and taken so long, while MPS answered no one."""
         if seconds >= OWES_FROM:
-            if len(self._owes) >= MOST_OWING:
+            if len(self._owes) >= MOST_REMEMBERED:
                 self._owes = {one: until for one, until in self._owes.items() if until > now}
             self._owes[uid] = now + OWES * seconds
 
@@ -314,7 +322,7 @@ class Queue:
             return None, None
         several = len(admissions.users) > 1 or admissions.others is not None
         wake: float | None = None
-        best: Held | None = None
+        best: tuple[int, int, Held] | None = None
         for known in (True, False):
             if not known and self._known_in[instance] >= admissions.room:
                 break
@@ -331,12 +339,14 @@ class Queue:
                     found = None
                 if found is not None and at > now:
                     found, later = None, at
-                if found is not None and (best is None or found.connection < best.connection):
-                    best = found
+                if found is not None:
+                    # a process may bring a thousand contexts, each a tenth of a second (recording 12, H4)
+                    place = (self._rounds.get(uid, 0) if known else 0, found.connection, found)
+                    best = place if best is None else min(best, place)
                 if later is not None and (wake is None or later < wake):
                     wake = later
             if best is not None:
-                return best, None
+                return best[2], None
         return None, wake
 
     def _admits(self, user: User, uid: int, instance: str) -> bool:

@@ -68,6 +68,24 @@ def test_a_process_that_becomes_known_takes_its_waiting_connections_along() -> N
     assert order(made, admits(A)) == [1, 3, 2]
 
 
+def test_connections_of_known_processes_go_by_turns_of_their_users() -> None:
+    """900 of one user made another wait for 91.6 s (recording 12, H4). One who comes with one at a time has no more."""
+    made = queue(*(held(number, A, pid=77) for number in range(1, 901)), held(901, B, pid=78))
+    made.know(known(77, A))
+    made.know(known(78, B))
+    served = []
+    for number in range(902, 910):
+        one = made.next(0.0, admits(A, B))
+        assert one is not None
+        made.take(one.connection, "")
+        made.free(one.connection)
+        made.remove(one.connection)
+        served.append(one.uid)
+        if one.uid == B:
+            made.add(held(number, B, pid=78))
+    assert served == [A, B] * 4
+
+
 def test_another_process_with_the_same_pid_is_not_known() -> None:
     made = queue(Held(1, 70, A, A, start=6, since=0.0))
     made.know(known(70, A))
