@@ -18,6 +18,8 @@ import re
 import shlex
 import shutil
 import signal
+import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -109,7 +111,19 @@ class Part:
             if now != last:
                 self.row("get_client_list", now)
                 self.row("ps", self.command("ps"))
+                self.row("sockets", self.sockets([int(one) for one in found]))
                 last = now
+
+    def sockets(self, servers: list[int]) -> str:
+        """Who shares how many sockets with a server, and who has NVIDIA's devices open."""
+        pairs, theirs = peers(), {server: descriptors(server)[0] for server in servers}
+        rows = []
+        for one in self.stage.rig.ours():
+            sockets, devices = descriptors(one.pid)
+            shared = {server: len({pairs.get(inode) for inode in sockets} & of) for server, of in theirs.items()}
+            if (any(shared.values()) or devices) and one.pid not in servers:
+                rows.append(f"{one.pid} uid {one.uid} {shared} {devices} {one.arguments[-30:]}")
+        return "; ".join(rows)
 
     def listed(self) -> None:
         last = ""
@@ -201,6 +215,43 @@ def real_nvml() -> Callable[[], str]:
     return ask
 
 
+def peers() -> dict[int, int]:
+    """By inode: the socket at the other end, for every Unix socket (NETLINK_SOCK_DIAG)."""
+    found: dict[int, int] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as ask:
+        ask.settimeout(2)
+        body = struct.pack("=BBHIIIII", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, 4, 0xFFFFFFFF, 0xFFFFFFFF)
+        ask.send(struct.pack("=IHHII", 16 + len(body), 20, 0x301, 1, 0) + body)
+        while True:
+            data = ask.recv(1 << 18)
+            while len(data) >= 16:
+                length, kind = struct.unpack_from("=IH", data)
+                if kind == 3 or length < 16:
+                    return found
+                (inode,) = struct.unpack_from("=I", data, 20)
+                at = 32
+                while kind == 20 and at + 8 <= length:
+                    size, what = struct.unpack_from("=HH", data, at)
+                    if what == 2:
+                        (found[inode],) = struct.unpack_from("=I", data, at + 4)
+                    at += max(4, (size + 3) & ~3)
+                data = data[(length + 3) & ~3 :]
+
+
+def descriptors(pid: int) -> tuple[set[int], list[str]]:
+    """Inodes of its sockets, and its devices."""
+    sockets, devices = set(), []
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                if target.startswith("socket:["):
+                    sockets.add(int(target[8:-1]))
+                elif target.startswith("/dev/nvidia"):
+                    devices.append(target[5:])
+    return sockets, sorted(set(devices))
+
+
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +340,8 @@ def leaves(part: Part) -> None:
     """A context, fork, the parent ends and the child keeps what it inherited: whom do MPS and NVML name?"""
     one = part.user("leaves", 3)
     part.row("do", f"leaves: {one.pid}")
+    one.saw("child: fill", 12)
+    part.row("sockets", part.sockets([int(server) for server in part.servers()]))
     one.saw("child ends", 12)
     time.sleep(0.5)
     part.said(one)
