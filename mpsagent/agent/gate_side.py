@@ -64,10 +64,14 @@ class GateSide:
             case link.Knock():
                 clients.came(message.connection, process)
             case link.Known():
-                if process is not None and clients.get(message.pid, message.start) is None:
-                    clients.known(process)
+                process = process or Process.open(message.pid, started=message.start)
+                if clients.get(message.pid, message.start) is not None:
+                    if process is not None:
+                        process.close()
                 elif process is not None:
-                    process.close()
+                    clients.known(process)
+                else:
+                    ended.append(inp.ProcessEnded(now, message.pid, message.start))  # while the gate told of it
             case link.Left():
                 clients.left(message.connection)
             case link.Passed():

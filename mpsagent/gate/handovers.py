@@ -105,6 +105,13 @@ class HandOvers:
         if current is not None and (not admissions.open or admissions.user(current.connection.peer.uid) is None):
             current.withdraw()
 
+    def released(self, process: Process) -> bool:
+        """Whether a connection of it is being handed over all the same, because the daemon has been told of it."""
+        current = self.current
+        if current is not None and _process_of(current.connection) == process:
+            current.withdraw()
+        return process in map(_process_of, self.under_way())
+
     def under_way(self) -> Iterator[Connection]:
         """Clients that the daemon has been told of, or is about to be."""
         if self.current is not None:
@@ -291,7 +298,7 @@ class HandOvers:
         current = self.current
         if current is not None and current.stage is Stage.ACKNOWLEDGEMENT:
             connection = current.connection
-            if (connection.peer.pid, connection.start) == process:
+            if _process_of(connection) == process:
                 self._holding.look(connection)
                 if self.current is current and current.stage is Stage.ACKNOWLEDGEMENT:
                     self._holding.unwatch(connection)
@@ -367,11 +374,14 @@ class HandOvers:
 
     def was_passed(self, connection: Connection) -> None:
         """By an earlier gate, and it has gone on."""
-        process: Process = (connection.peer.pid, connection.start)
-        known = self._queue.known_process(process)
+        known = self._queue.known_process(_process_of(connection))
         if known is None and self._processes.prepare(connection, Limits(), self.instance):
             self._processes.passed(connection, Limits(), self.instance).limits = None
         self._holding.close(connection)
+
+
+def _process_of(connection: Connection) -> Process:
+    return connection.peer.pid, connection.start
 
 
 def _wanted(table: Admissions, uid: int) -> tuple[object, ...]:

@@ -362,7 +362,9 @@ class Gate:
                 if connection is not None and not self._handing(connection):
                     self._holding.close(connection)
             case link.Release():
-                self._processes.release((message.pid, message.start))
+                process = (message.pid, message.start)
+                given = any([one.hand_overs.released(process) for one in self._instances])
+                self._processes.release(process, given=given)
             case link.Instances():
                 self._forget(message.names)
                 self._use_own(message.own)

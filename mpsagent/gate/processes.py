@@ -102,9 +102,10 @@ class KnownProcesses:
         self._loop.add_reader(pidfd, self._end, process)
         return True
 
-    def release(self, process: Process) -> None:
-        """The agent says that it has left its server."""
-        self._forget(process)
+    def release(self, process: Process, *, given: bool = False) -> None:
+        """The agent says that it has left its server. ``given``: another connection of it is being handed over, and it
+        will be known by that."""
+        self._queue.forget(process) if given else self._forget(process)
 
     def pidfd(self, process: Process) -> int | None:
         """A copy, for another owner to close."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import subprocess
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -31,6 +32,7 @@ from mpsagent.system import database, history
 from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.database import NAME, Query
 from mpsagent.system.names import Names
+from mpsagent.system.processes import start_time
 from tests.agent.inside import NoDaemon, play, records, topics, until
 
 
@@ -444,5 +446,29 @@ def test_a_client_whose_end_came_before_its_pidfd_is_not_kept_for_ever(place: Pa
         agent.gate.decide()
         assert (agent.counts["client.connected"], agent.counts["client.ended"]) == (1, 1)
         assert not agent.state.clients
+
+    play(place, scenario)
+
+
+def test_a_process_that_ends_while_the_gate_tells_of_it_is_not_kept_for_ever(place: Path) -> None:
+    """Known at the gate, it came without a pidfd; the next user was not served in a day. One whose pidfd is missing for
+    another reason is a client until it ends."""
+
+    async def scenario(agent: Agent) -> None:
+        from mpsagent.gate import link
+        from mpsagent.mps.limits import Limits
+
+        now = agent.clock.now()
+        with subprocess.Popen(["sleep", "60"]) as child:
+            start = start_time(child.pid)
+            assert start is not None
+            agent.gate.receive(link.Hello(7, 1.0), None)
+            agent.gate.receive(link.Known(4_000_001, 1001, 1001, 99, now, Limits(20.0)), None)
+            agent.gate.receive(link.Known(child.pid, 1002, 1002, start, now, Limits(20.0)), None)
+            agent.gate.receive(link.Synced(), None)
+            agent.gate.decide()
+            assert list(agent.state.clients) == [child.pid]
+            child.kill()
+            await until(lambda: not agent.state.clients)
 
     play(place, scenario)

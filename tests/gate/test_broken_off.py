@@ -19,6 +19,7 @@ from mpsagent.gate.link import (
     Left,
     Passed,
     Refused,
+    Release,
     Synced,
     User,
 )
@@ -159,6 +160,32 @@ def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> Non
     assert (met["pid"], met["well"]) == (rig.gate_pid(), True)
     assert not daemon.saw("stuck")
     assert not daemon.saw("hung up")
+
+
+def test_a_release_that_crosses_a_hand_over_does_not_make_room_for_another_process(rig: Rig) -> None:
+    """The process has left its server, the agent says so, and its next context is on its way meanwhile."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30), max_clients=1)))
+    client = rig.client(A, "stop")
+    client.stopped()
+    os.kill(client.pid, signal.SIGCONT)
+    client.served()
+    client.more()
+    wait_for(lambda: len(daemon.saw("gave", uid=A)) == 2)
+    client.stopped()
+    agent.say(Release(client.pid, agent.wait(Knock, pid=client.pid).start))
+    agent.say(admissions(User(A, "all", limits(30), max_clients=1), number=7))
+    agent.wait(Applied, number=7)
+    os.kill(client.pid, signal.SIGCONT)
+    client.served(2)
+    other = rig.waiting_client(A)
+    agent.wait(Knock, pid=other.pid)
+    time.sleep(0.5)
+    assert not other.saw("served")
+    client.end()
+    other.served()
 
 
 def test_a_connection_that_changed_hands_is_refused(rig: Rig) -> None:
