@@ -51,6 +51,7 @@ class Cuda:
         self.percentage = 100.0
         self.sms = gpu.MULTIPROCESSORS
         self.limit: int | None = None
+        self.asked = ""  # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT as cuInit found it (11 E4)
         self.allocated = 0
         self.enough = False
 
@@ -69,6 +70,7 @@ class Cuda:
     def initialise(self) -> str:
         """cuInit: find the daemon and wait for a server; where none greets, go on outside MPS, silently (G7)."""
         registry.open_device()
+        self.asked = os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")
         try:
             probe = rendezvous.connect(f"{wire.directories()[0]}/control")
         except OSError:
@@ -180,13 +182,13 @@ class Cuda:
         return SUCCESS
 
     def _take_limits(self, percentage: float, limit: int, at: int) -> None:
-        """The server's limits, and what the client's own environment lowers them to."""
+        """The server's limits, and what the client's own environment makes of them."""
         own = limits.percentage(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")) or 100.0
         partitioning = os.environ.get("CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING") == "1"
         # the server's limit holds only beside one of its own then (docs/measured.md, "A client's own environment")
         self.sms = gpu.multiprocessors(own if partitioning and own == 100.0 else min(own, percentage))
-        asked = limits.client_limits(os.environ.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")).get(at)
-        given = [one for one in (limit or None, asked) if one is not None]
+        asked = limits.client_limits(self.asked, [one.uuid for one in self.instance])
+        given = [] if asked is None else [one for one in (limit, asked.get(at)) if one]
         self.limit = min(given) if given else None
 
     def _register(self) -> None:

@@ -28,11 +28,15 @@ def shown(mebibytes: int) -> str:
     return f"{mebibytes // MIB_PER_GIB}G" if mebibytes >= MIB_PER_GIB else f"{mebibytes}M"
 
 
-def client_limits(text: str) -> dict[int, int]:
-    """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of a client, `0=700M,1=2G`: device ordinal to MiB."""
+def client_limits(text: str, uuids: list[str]) -> dict[int, int] | None:
+    """CUDA_MPS_PINNED_DEVICE_MEM_LIMIT of a client, `0=700M,1=2G`, on devices with these UUIDs: ordinal to MiB. None: a
+    part of it cannot be read, or names a device that is not there, and MPS forgets the client's limits (recording 11).
+    """
     limits = {}
-    for part in text.split(","):
+    for part in text.split(",") if text else ():
         device, _, value = part.partition("=")
-        if device.strip().isdigit() and value:
-            limits[int(device)] = memory(value.strip())
+        known = [at for at, uuid in enumerate(uuids) if device.strip() in (str(at), uuid)]
+        if not known or not value:
+            return None
+        limits[known[0]] = memory(value.strip())
     return {device: limit for device, limit in limits.items() if limit}

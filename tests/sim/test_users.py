@@ -69,11 +69,28 @@ def test_the_daemon_answers_nothing_while_a_server_starts(mps: Mps) -> None:
     assert client.sms() == 132
 
 
-def test_the_environment_of_a_client_only_lowers_its_share(mps: Mps) -> None:
+UUID = "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8"
+LIFTS = ("x", "7=4G", "0=2G,1=4G", "GPU-00000000-0000-0000-0000-000000000000=4G", "0=2G,7=1G")
+"""Values of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT with which MPS forgets a client's limit on a machine with one GPU."""
+
+
+def test_the_environment_of_a_client_lowers_its_memory_limit_or_takes_it_away(mps: Mps) -> None:
+    """11 E1, value by value."""
+    mps.start()
+    mps.ctl("set_default_device_pinned_mem_limit 0 4G")
+    lowers = {"0=2G": 1534, f"{UUID}=2G": 1534, "0=700M": 186}
+    holds = dict.fromkeys((f"{UUID}=100G", "0=100G", "0=1024G", ""), 3582)
+    expected = lowers | holds | dict.fromkeys(LIFTS, 142565)
+    got = {one: mps.client(A, "query", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=one) for one in expected}
+    assert {one: client.free() for one, client in got.items()} == expected
+    over = mps.client(A, "alloc", "8000", "60", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="x")
+    over.saw("cuMemAlloc 8000 MiB: CUDA_SUCCESS")
+
+
+def test_the_environment_of_a_client_only_lowers_its_share_of_the_multiprocessors(mps: Mps) -> None:
     """01 S4."""
     mps.start()
     assert mps.client(A, "query", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="10").sms() == 12
-    assert mps.client(A, "query", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=700M").free() == 186
     mps.ctl(f"set_active_thread_percentage {mps.server()} 20")
     assert mps.client(A, "query", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="90").sms() == 26
 
