@@ -1,0 +1,705 @@
+#!/usr/bin/env python3
+"""Plays recordings 11 and 12 against agent and gate: does what a user's own program does reach others?
+
+    hostile.py [--sim] [--only NAMES] [--ways NAMES] [--lanes N] [--seconds 330] [--out DIR] [--limits TEXT]
+
+    environment  values of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT that take the memory limit away (recording 11)
+    H1           a relay of the user's own; H1-turns: its work goes on in the turns of others, or past its own
+    H2           a false acknowledgement; H2-silent: none; H2-loop: 20 processes again and again
+    H3           20 processes that meet their server and say 807, again and again
+    H4           one process with all the contexts that a server has
+    H5           daemon and agent are killed together
+    H6           a server is stopped, then its daemon killed
+Names with commas; of ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them.
+
+Each attack in each way has an MPS with agent and gate of its own; LANES of them at once (6 on a GPU). Honest users work
+beside it; a table tells what it cost them. It judges by what MPS gives and by the agent's pages, and knows nothing of
+how they come about. As root, with a GPU or --sim; mpsagent importable. hostile.md, hostile.json and hostile-logs.txt go
+to DIR ($OUT). No setting of the GPU is touched, and nothing that was started here is left. Exit status: 0 all held,
+1 not, 2 it could not begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from mpsagent.mps.units import multiprocessors_for_percent
+from mpsagent.system.processes import stopped
+from tests.conformance import rig as rigs
+from tests.gpu.gate_place import TOLERANCE, cell, first
+from tests.gpu.modes_place import serves
+from tests.gpu.run import facts
+from tests.scenes.stage import A, Agent, B, C, Client, D, Json, Machine, Stage, backend_of
+
+ATTACKERS = Path(__file__).with_name("attackers.py")
+PERCENT, LIMIT = 20, 2048
+"""Of every user: percent of the threads, MiB of memory."""
+AFTER, GRACE, TERMINATE, KILL = 4.0, 1.0, 2.0, 2.0
+TURN = AFTER + GRACE + TERMINATE + KILL
+"""Seconds after which the next user has the GPU, whatever the last one does."""
+PATIENCE = 5.0
+"""Seconds that one who says nothing may cost others, once."""
+START = 3.0
+"""Seconds for what begins or is seen at once."""
+POLICY = f"""
+[limits]
+threads = {PERCENT}
+memory = "{LIMIT}M"
+{{limits}}
+[user.{A}]
+{{alice}}
+[switch]
+{{switch}}
+[hang]
+fault = "2s"
+terminate = "{TERMINATE:g}s"
+kill_grace = "{KILL:g}s"
+"""
+SWITCH = f'after = "{AFTER:g}s"\ngrace = "{GRACE:g}s"'
+WAYS = {
+    "own": ("own", ""),
+    "shared": ("shared", ""),
+    "together": ("own", 'sharing = "together"'),
+    "apart": ("own", 'sharing = "apart"'),
+}
+STEP = re.compile(r"\] step \d+ at ([\d.]+)")
+ERROR = re.compile(r"CUDA_ERROR_\w+")
+
+
+@dataclass
+class Row:
+    """What came of an attack in a way of sharing. `waited`: seconds of the honest who waited, `bound` what the policy
+    gives for that; `lost`: whose work ended in an error, who was refused; `limits`: who had others than are right."""
+
+    attack: str
+    way: str
+    held: bool | None = None
+    said: list[str] = field(default_factory=list)
+    broke: list[str] = field(default_factory=list)
+    waited: list[float | None] = field(default_factory=list)
+    bound: float | None = None
+    lost: list[str] = field(default_factory=list)
+    limits: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    logs: str = ""
+
+    @property
+    def word(self) -> str:
+        return {None: "not played", True: "held", False: "BROKE"}[self.held]
+
+    def cells(self) -> list[str]:
+        waited = ", ".join("never" if one is None else f"{one:.1f}" for one in self.waited)
+        return [self.attack, self.way, self.word, "; ".join([*self.broke, *self.said]),
+                waited + (f" (bound {self.bound:g})" if self.bound is not None else ""),
+                "; ".join(self.lost) or "none", "; ".join(self.limits) or "exact"]  # fmt: skip
+
+
+class Watch:
+    """The agent's pages, a few times a second: what they say of a process, and since when."""
+
+    def __init__(self, agent: Callable[[], Agent | None]) -> None:
+        self._agent = agent
+        self.problems: dict[str, float] = {}
+        """Each problem's text, and when it was first read."""
+        self.events: list[tuple[float, Json]] = []
+        self.pids: dict[int, float] = {}
+        """Processes in the list of clients, and since when."""
+        self.states: list[tuple[float, dict[int, str]]] = []
+        self.queue: list[str] = []
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        cursor, of = 0, None
+        while not self._ending.wait(0.25):
+            agent = self._agent()
+            if agent is None:
+                continue
+            if agent is not of:
+                cursor, of = 0, agent
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                api = agent.api
+                now = time.monotonic()
+                for problem in api.problems():
+                    self.problems.setdefault(problem, now)
+                rows = api.get("/v1/clients")["clients"]
+                for one in rows:
+                    self.pids.setdefault(one["pid"], now)
+                self.states.append((now, {one["pid"]: one["state"] for one in rows}))
+                self.queue += [one["why"] for one in api.get("/v1/queue")["queue"] if one["why"] not in self.queue]
+                answer = api.get(f"/v1/events?cursor={cursor}&limit=1000")
+                self.events += [(now, one) for one in answer["events"]]
+                cursor = answer["cursor"]
+
+    def accused(self, pid: int) -> float | None:
+        """When a problem of the agent first named this process."""
+        return min((at for text, at in self.problems.items() if re.search(rf"\b{pid}\b", text)), default=None)
+
+    def told(self, pid: int, what: str) -> list[tuple[float, str]]:
+        """Events of a kind like `what` that name this process."""
+        return [(at, str(one["kind"])) for at, one in self.events
+                if re.search(what, str(one["kind"])) and re.search(rf"\b{pid}\b", json.dumps(one))]  # fmt: skip
+
+
+class Play:
+    """An attack on its stage."""
+
+    def __init__(self, stage: Stage, row: Row, options: argparse.Namespace) -> None:
+        self.stage, self.row, self.options = stage, row, options
+        self.sim = stage.backend.name == "sim"
+        self.slack = options.slack
+        self.watch = Watch(lambda: stage.agents[-1] if stage.agents else None)
+        self.right: tuple[int, int] = (multiprocessors_for_percent(PERCENT, stage.machine.multiprocessors), 0)
+        self.writers: list[int] = []
+        self.honest: list[Client] = []
+
+    # what the attack needs
+
+    def begin(self, alice: str = "", switch: str = SWITCH) -> None:
+        """Agent and gate at work, and what an honest client sees there."""
+        server, extra = WAYS[self.row.way]
+        more = self.options.limits.replace(";", "\n")
+        self.stage.policy(POLICY.format(alice=alice, switch=switch, limits=more), extra=f'server = "{server}"\n{extra}')
+        agent = self.stage.start_agent()
+        self.stage.answering(agent)
+        self.stage.until(lambda: serves(agent) and (self.stage.rig.pipe / "control").exists(), "the instance serves")
+        one = self.stage.client(D)
+        if one.ended(60) != 0 or (seen := one.seen()) is None or seen[0] != self.right[0]:
+            raise AssertionError(f"an honest client alone is not served as the policy says: {one.text()}")
+        self.right = seen
+
+    def hostile(self, uid: int, *words: object) -> rigs.Started:
+        """attackers.py as this user; it ends with its standard input."""
+        program = self.stage.place / "attackers.py"
+        if not program.exists():
+            program.write_bytes(ATTACKERS.read_bytes())
+            program.chmod(0o644)
+        reader, writer = os.pipe()
+        self.writers.append(writer)
+        command = [rigs.other_users_python(uid), "-S", "-E", str(program), *map(str, words)]
+        started = self.stage.rig.run(command, uid=uid, stdin_from=reader)
+        os.close(reader)
+        return started
+
+    @property
+    def socket(self) -> Path:
+        return self.stage.rig.pipe / "control"
+
+    def mind(self, uid: int, seconds: float = 120, **environment: str) -> Client:
+        """Honest work that prints its steps."""
+        one = self.stage.client(uid, "mind", seconds, **environment)
+        self.honest.append(one)
+        return one
+
+    def arrives(self, uid: int, bound: float, timeout: float | None = None) -> Client:
+        """An honest client that waits to be served; how long that takes is judged."""
+        one = self.stage.client(uid)
+        at = first(one, timeout or max(30.0, bound + 10 + self.slack))
+        waited = None if at is None else at - one.started.since
+        self.row.waited.append(None if waited is None else round(waited, 2))
+        self.row.bound = bound
+        if at is None:
+            self.lose(one, "was not served")
+        elif waited is not None and waited > bound + self.slack:
+            self.broke(f"an honest client waited {waited:.1f} s, not {bound:g}")
+        self.exact(one)
+        return one
+
+    def exact(self, one: Client) -> None:
+        got = one.seen()
+        if got is not None and (got[0] != self.right[0] or abs(got[1] - self.right[1]) > TOLERANCE):
+            self.row.limits.append(f"user {one.uid}: {got}, not {self.right}")
+
+    def lose(self, one: Client, what: str) -> None:
+        error = (ERROR.findall(one.text()) or [""])[-1]
+        self.row.lost.append(f"user {one.uid} {what} {error}".strip())
+
+    def broke(self, text: str) -> None:
+        self.row.broke.append(text)
+
+    def say(self, text: str) -> None:
+        self.row.said.append(text)
+
+    def kept_working(self, *, ended: Iterable[Client] = ()) -> None:
+        """Whoever works honestly still does, with the right limits."""
+        for one in self.honest:
+            self.exact(one)
+            if one not in ended and (one.rc is not None or ERROR.search(one.text())):
+                self.lose(one, "lost its work")
+
+    def visitors(self, uid: int, count: int) -> list[float | None]:
+        """Seconds that clients which come one after the other take until they are served."""
+        found: list[float | None] = []
+        for _ in range(count):
+            one = self.stage.client(uid)
+            at = first(one, 20 + self.slack)
+            found.append(None if at is None else round(at - one.started.since, 3))
+            if at is None:
+                self.lose(one, "was not served")
+                break
+            one.ended(10)
+        return found
+
+    def kill(self, what: str) -> list[int]:
+        """SIGKILL at the agent, or at every control daemon."""
+        if what == "agent":
+            found = [self.stage.agents[-1].pid]
+        else:
+            found = [one.pid for one in self.stage.rig.ours() if rigs.CONTROL in one.arguments]
+        for pid in found:
+            rigs.send_signal(pid, signal.SIGKILL)
+        return found
+
+    def end(self) -> None:
+        self.watch.end()
+        for writer in self.writers:
+            with contextlib.suppress(OSError):
+                os.close(writer)
+
+
+def steps(one: Client) -> list[float]:
+    """When it did a step of its work."""
+    return [float(at) for at in STEP.findall(one.text())]
+
+
+def until(true: Callable[[], object], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# --- recording 11 -----------------------------------------------------------------------------------------------------
+
+VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+VALUES = ("x", "7=4G", "0=1G,1=1G", "GPU-00000000-0000-0000-0000-000000000000=1G", "0=1G,7=1G", "inside")
+TOO_MUCH = 3000
+ENOUGH_TIME = 10.0
+"""Seconds over its limit after which a client is ended."""
+
+
+def environment(play: Play) -> None:
+    """alice's clients lift their limits and take twice as much; another client of hers, and bob, keep to theirs."""
+    play.begin(switch='after = "2m"\ngrace = "1s"')
+    stage, row = play.stage, play.row
+    turns = row.way in ("own", "shared")
+    full = stage.client(A, "alloc", play.right[1] - 4, 90)
+    play.honest.append(full)
+    if not turns:
+        play.mind(B)
+    attackers: dict[str, Client] = {}
+    program = stage.place / "attackers.py"
+    program.write_bytes(ATTACKERS.read_bytes())
+    program.chmod(0o644)
+    for value in VALUES:
+        if value == "inside":
+            python = rigs.other_users_python(A)
+            command = [python, "-S", "-E", str(program), "inside", f"{VARIABLE}=x", stage.backend.client[-1],
+                       "alloc", str(TOO_MUCH), "60"]  # fmt: skip
+            started = stage.rig.run(command, uid=A, env=stage.rig.environment())
+            attackers[value] = Client(stage, stage.rig._client(started, A, ("inside",), None), A)
+        else:
+            attackers[value] = stage.client(A, "alloc", TOO_MUCH, 60, **{VARIABLE: value})
+    taken: dict[str, float] = {}
+    for value, one in attackers.items():
+        if one.saw(r"cuMemAlloc .*: CUDA", 20 + play.slack) and "MiB: CUDA_SUCCESS" in one.text():
+            taken[value] = time.monotonic()
+        else:
+            play.say(f"{value}: limit held" if "OUT_OF_MEMORY" in one.text() else f"{value}: {one.text()[-80:]!r}")
+    last = max(taken.values(), default=time.monotonic())
+    ladder = TERMINATE + KILL + START
+    until(lambda: all(attackers[value].rc is not None for value in taken), last - time.monotonic() + START
+          + ENOUGH_TIME + ladder + play.slack)  # fmt: skip
+    ended = {value: time.monotonic() for value in taken if attackers[value].rc is not None}
+    for value, at in taken.items():
+        pid = attackers[value].pid
+        named = play.watch.accused(pid)
+        kinds = [kind for when, kind in play.watch.told(pid, "memory|limit|over|lift") if when >= at - 1]
+        if named is None:
+            play.broke(f"{value}: not named" + (f" (events {sorted(set(kinds))})" if kinds else ""))
+        elif named - at > START + play.slack:
+            play.broke(f"{value}: named after {named - at:.1f} s")
+        else:
+            play.say(f"{value}: named after {max(0.0, named - at):.1f} s, events {sorted(set(kinds))}")
+        if value not in ended:
+            play.broke(f"{value}: not ended")
+    if taken and not ended:
+        play.say(f"none of {len(taken)} ended within {time.monotonic() - last:.0f} s")
+    elif taken:
+        play.say(f"{len(ended)} of {len(taken)} ended, within {max(ended.values()) - last:.1f} s")
+    for one in play.honest:
+        if play.watch.accused(one.pid) is not None:
+            play.broke(f"an honest client of user {one.uid} is named")
+    play.kept_working()
+    if turns:
+        for one in (full, *attackers.values()):
+            one.kill()
+    play.arrives(C, START)
+
+
+# --- recording 12 -----------------------------------------------------------------------------------------------------
+
+
+def relayed(play: Play) -> tuple[rigs.Started, dict[str, str]]:
+    """alice's relay, and the environment of her clients behind it."""
+    directory = play.stage.place / "hers"
+    directory.mkdir(mode=0o755)
+    os.chown(directory, A, A)
+    relay = play.hostile(A, "relay", play.socket, directory)
+    until(lambda: "ready" in relay.read(), 10)
+    return relay, {"CUDA_MPS_PIPE_DIRECTORY": str(directory)}
+
+
+def relay_past_the_count(play: Play) -> None:
+    """Four of alice's clients come through her relay, one each two seconds; she may have one."""
+    play.begin(alice="max_clients = 1")
+    neighbour = play.mind(B) if play.row.way != "own" else None
+    relay, through = relayed(play)
+    hers = []
+    for _ in range(4):
+        hers.append(play.stage.client(A, "mind", 60, **through))
+        time.sleep(2.0)
+    until(lambda: False, START + play.slack)
+    now = time.monotonic()
+    working = [one for one in hers if one.rc is None and (found := steps(one)) and now - found[-1] < 1.0]
+    shown = [one for one in hers if one.pid in play.watch.pids]
+    play.say(
+        f"{len(working)} of 4 at work, {len(shown)} shown, the relay shown: {relay.process.pid in play.watch.pids}"
+    )
+    if len(working) > 1:
+        play.broke(f"{len(working)} clients of alice at work, she may have 1")
+    if any(one not in shown for one in working):
+        play.broke("not shown: " + ", ".join(str(one.pid) for one in working if one not in shown))
+    another = play.stage.client(A)
+    if first(another, 2.0) is not None and working:
+        play.broke("one more of hers is served, without the relay")
+    if neighbour is not None and neighbour.working():
+        play.kept_working()
+    play.arrives(C, START)
+
+
+def relay_past_the_turn(play: Play) -> None:
+    """alice's work goes through her relay; bob comes."""
+    pause = play.row.way == "shared"
+    play.begin(switch='action = "pause"\nslice = "3s"' if pause else SWITCH)
+    _, through = relayed(play)
+    hers = play.stage.client(A, "mind", 120, **through)
+    hers.working()
+    time.sleep(1.0)
+    if not pause:
+        bob = play.arrives(B, TURN)
+        bob.ended(10)
+        play.say(f"alice's program behind the relay: rc {hers.rc}")
+        return
+    bob = play.mind(B)
+    at = first(bob, 30 + play.slack)
+    play.row.waited.append(None if at is None else round(at - bob.started.since, 2))
+    play.row.bound = 3 + START
+    if at is None:
+        play.lose(bob, "was not served")
+        return
+    time.sleep(16)
+    both = overlap(steps(hers), steps(bob))
+    play.say(f"{both:.1f} s of 16 in which both work; {len(steps(hers))} and {len(steps(bob))} steps")
+    if both > 1.0 + play.slack / 2:
+        play.broke(f"alice works for {both:.1f} s in bob's turns")
+    if at - bob.started.since > 3 + START + play.slack:
+        play.broke(f"bob waited {at - bob.started.since:.1f} s")
+    play.exact(bob)
+
+
+def overlap(one: Sequence[float], other: Sequence[float], gap: float = 0.6) -> float:
+    """Seconds in which both do steps."""
+
+    def spans(times: Sequence[float]) -> list[tuple[float, float]]:
+        found: list[tuple[float, float]] = []
+        for at in times:
+            if found and at - found[-1][1] < gap:
+                found[-1] = (found[-1][0], at)
+            else:
+                found.append((at, at))
+        return found
+
+    return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans(one) for b in spans(other))
+
+
+def no_word_to_the_server(play: Play, way: str) -> None:
+    """alice takes her descriptor; the server never hears of her. Twice: it may cost others the gate's patience once."""
+    play.begin()
+    turns = play.row.way in ("own", "shared")
+    if not turns:
+        for uid in (B, C):
+            play.mind(uid).working()
+    bound = TURN + PATIENCE if turns else PATIENCE + START
+    for number in range(2):
+        attack = play.hostile(A, way, play.socket, 1)
+        until(lambda attack=attack: "descriptor" in attack.read() or "refused" in attack.read(), 20)  # type: ignore[misc]
+        play.arrives(D, bound if not number or turns else START + PATIENCE / 2).ended(10)
+        attack.process.kill()
+    play.kept_working()
+
+
+def false_acknowledgement(play: Play) -> None:
+    no_word_to_the_server(play, "acknowledge")
+
+
+def silence(play: Play) -> None:
+    no_word_to_the_server(play, "silent")
+
+
+def loop_of_many(play: Play, way: str) -> None:
+    """20 processes of alice, again and again; how much slower are others?"""
+    play.begin()
+    play.mind(B).working()
+    before = play.visitors(D, 8)
+    play.hostile(A, way, play.socket, 20, 1.0)
+    time.sleep(0.5)
+    row = play.row
+    row.waited = play.visitors(D, 8)
+    quick = [one for one in before if one is not None]
+    usual = statistics.median(quick) if quick else 0.0
+    row.bound = round(usual * 8 * 1.1 + PATIENCE, 1)
+    during = [one for one in row.waited if one is not None]
+    play.say(f"8 clients one after the other: {sum(quick):.2f} s before, {sum(during):.2f} s beside it; "
+             f"healthy: {not play.watch.problems}")  # fmt: skip
+    if len(during) < 8:
+        play.broke("an honest client was not served")
+    elif sum(during) > row.bound + play.slack:
+        play.broke(f"8 honest clients took {sum(during):.1f} s")
+    play.kept_working()
+
+
+def loop_of_false_words(play: Play) -> None:
+    loop_of_many(play, "acknowledge")
+
+
+def loop_of_errors(play: Play) -> None:
+    loop_of_many(play, "error")
+
+
+def all_contexts(play: Play) -> None:
+    """One process makes 60 contexts, then others come."""
+    play.begin(alice="max_clients = 1")
+    play.mind(B).working()
+    greedy = play.stage.client(A, "contexts", 60, 60)
+    made = greedy.saw(r"\] made \d+ contexts", 30 + play.slack)
+    found = re.search(r"made (\d+) contexts, last (\w+)", greedy.text())
+    play.say(
+        f"alice has {found[1]} contexts, then {found[2]}" if made and found else f"alice: {greedy.text()[-100:]!r}"
+    )
+    for uid in (C, D):
+        one = play.arrives(uid, START + PATIENCE, 15 + play.slack)
+        if ERROR.search(one.text()):
+            play.broke(f"user {uid} was refused: {ERROR.findall(one.text())[-1]}")
+    if play.watch.queue:
+        play.say(f"queue: {play.watch.queue[-1]}")
+    play.kept_working()
+
+
+def killed_together(play: Play) -> None:
+    """The daemon and the agent die at once; a program of alice's lives on, and bob comes."""
+    play.begin()
+    careless = play.stage.client(A, "mind", 120, 1)
+    careless.working()
+    play.kill("daemon")
+    play.kill("agent")
+    agent = play.stage.agents.pop()
+    rigs.exited(agent.started.process, 10)
+    time.sleep(0.3)
+    play.stage.start_agent()
+    bound = TURN + START if play.row.way in ("own", "shared") else 2 * START
+    play.arrives(B, bound, 60)
+    play.say(f"alice's program lives: {careless.rc is None}")
+
+
+def stopped_server(play: Play) -> None:
+    """A server is stopped, then its daemon killed: it is to end, and others are to be served."""
+    play.begin()
+    one = play.stage.client(A, "sleep", 120)
+    one.working()
+    servers = [row["pid"] for row in play.stage.agents[-1].api.status()["servers"]]
+    for pid in servers:
+        rigs.send_signal(pid, signal.SIGSTOP)
+    play.kill("daemon")
+    play.arrives(B, TURN + START, 60)
+    gone = until(lambda: not any(stopped(pid) for pid in servers), 10 + play.slack)
+    play.say(f"servers {'have gone' if gone else 'still stand'}")
+    if not gone:
+        play.broke("the stopped server keeps its memory")
+    one.kill()
+
+
+ATTACKS: dict[str, tuple[Callable[[Play], None], tuple[str, ...]]] = {
+    "environment": (environment, ("own", "shared", "together", "apart")),
+    "H1": (relay_past_the_count, ("together", "apart")),
+    "H1-turns": (relay_past_the_turn, ("shared", "own")),
+    "H2": (false_acknowledgement, ("together", "shared", "own")),
+    "H2-silent": (silence, ("together", "shared")),
+    "H2-loop": (loop_of_false_words, ("together",)),
+    "H3": (loop_of_errors, ("together",)),
+    "H4": (all_contexts, ("together",)),
+    "H5": (killed_together, ("own", "shared", "together")),
+    "H6": (stopped_server, ("own", "shared", "together")),
+}
+
+
+# --- the campaign -----------------------------------------------------------------------------------------------------
+
+
+class Campaign:
+    def __init__(self, options: argparse.Namespace, backend: rigs.Backend, machine: Machine, base: Path) -> None:
+        self.options, self.backend, self.machine, self.base = options, backend, machine, base
+        self.end = time.monotonic() + options.seconds
+        wanted = [(name, way) for name, (_, ways) in ATTACKS.items() for way in ways]
+        self.left = [
+            Row(name, way)
+            for name, way in wanted
+            if name in (options.only or ATTACKS) and way in (options.ways or WAYS)
+        ]
+        self.rows: list[Row] = []
+        self.stages: list[Stage] = []
+        self.behind: list[str] = []
+        self.lock = threading.Lock()
+
+    def play(self) -> None:
+        """All rows, in lanes; the time that is left bounds it."""
+        lanes = [threading.Thread(target=self._lane, daemon=True) for _ in range(self.options.lanes)]
+        for number, lane in enumerate(lanes):
+            time.sleep(0.5 * (number > 0))
+            lane.start()
+        while any(lane.is_alive() for lane in lanes) and time.monotonic() < self.end:
+            time.sleep(0.1)
+        self.left.clear()
+        for stage in list(self.stages):  # who is still at it breaks off
+            self._clear(stage)
+        for lane in lanes:
+            lane.join(15)
+
+    def _lane(self) -> None:
+        while self.left:
+            with self.lock:
+                row = self.left.pop(0)
+                number = len(self.rows)
+                self.rows.append(row)
+            if time.monotonic() > self.end - 20:
+                row.said.append("no time was left")
+                continue
+            self._one(row, number)
+            print(f"ANSWER {' | '.join(cell(one) for one in row.cells())}"[:1200], flush=True)
+
+    def _one(self, row: Row, number: int) -> None:
+        echo = (lambda text: print(f"{row.attack} {row.way}: {text}", flush=True)) if self.options.verbose else None
+        stage = Stage(self.backend, self.base / f"s{number}", self.machine, quick=self.backend.name == "sim", echo=echo)
+        self.stages.append(stage)
+        since = time.monotonic()
+        play = Play(stage, row, self.options)
+        try:
+            ATTACKS[row.attack][0](play)
+            row.held = not row.broke and not row.lost and not row.limits
+        except Exception as error:
+            row.said.append(f"broken off: {type(error).__name__}: {str(error)[:300]}")
+            row.logs = traceback.format_exc()[-3000:]
+        finally:
+            play.end()
+            if not row.held:
+                with contextlib.suppress(Exception):
+                    row.logs += stage.last_words()[-12000:]
+            self._clear(stage)
+            row.seconds = round(time.monotonic() - since, 1)
+
+    def _clear(self, stage: Stage) -> None:
+        with contextlib.suppress(Exception):
+            stage.end()
+        self.behind += [one for one in stage.left if one not in self.behind]
+
+    def markdown(self, about: dict[str, str]) -> str:
+        head = ["attack", "sharing", "outcome", "what was seen", "honest: waited (s)", "work lost", "limits"]
+        lines = ["# Hostile users", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
+        lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+        lines += [f"| {' | '.join(cell(one) for one in row.cells())} |" for row in self.ordered()]
+        return "\n".join([*lines, *(f"- LEFT BEHIND: {one}" for one in self.behind)]) + "\n"
+
+    def ordered(self) -> list[Row]:
+        names = list(ATTACKS)
+        return sorted(self.rows, key=lambda row: (names.index(row.attack), list(WAYS).index(row.way)))
+
+    def write(self, out: Path, about: dict[str, str]) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "hostile.md").write_text(self.markdown(about))
+        rows = [{**{key: value for key, value in asdict(row).items() if key != "logs"}, "outcome": row.word}
+                for row in self.ordered()]  # fmt: skip
+        found: dict[str, Any] = {"about": about, "rows": rows, "left behind": self.behind}
+        (out / "hostile.json").write_text(json.dumps(found, indent=1, default=str))
+        logs = "".join(f"##### {row.attack} {row.way}\n{row.logs}\n" for row in self.ordered() if row.logs)
+        (out / "hostile-logs.txt").write_text(logs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = lambda text: [one for one in text.split(",") if one]  # noqa: E731
+    parser.add_argument("--only", type=words, default=[])
+    parser.add_argument("--ways", type=words, default=[])
+    parser.add_argument("--sim", action="store_true")
+    parser.add_argument("--lanes", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=330.0, help="for everything together")
+    parser.add_argument("--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound")
+    parser.add_argument("--limits", default="", help="more keys of [limits]")
+    parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
+    parser.add_argument("--verbose", action="store_true")
+    options = parser.parse_args()
+    if unknown := set(options.only) - set(ATTACKS) | set(options.ways) - set(WAYS):
+        parser.error(f"not known: {', '.join(sorted(unknown))}")
+    if os.getuid() != 0:
+        print("clients of several users are started here: run this as root", file=sys.stderr)
+        return 2
+    options.lanes = options.lanes or (1 if options.sim else 6)
+    options.slack = options.slack if options.slack >= 0 else (4.0 if options.sim else 0.0)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    base = Path(tempfile.mkdtemp(prefix="mpsh", dir="/tmp"))  # short: a socket's path has 108 bytes
+    try:
+        with backend_of("sim" if options.sim else "real", base) as (backend, machine):
+            about = facts(backend, machine)
+            campaign = Campaign(options, backend, machine, base)
+            try:
+                campaign.play()
+            finally:
+                for stage in campaign.stages:
+                    campaign._clear(stage)
+                print(campaign.markdown(about))
+                if options.out is not None:
+                    campaign.write(options.out, about)
+    except rigs.RigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    return 0 if all(row.held for row in campaign.rows) and not campaign.behind else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
