@@ -363,7 +363,7 @@ class Gate:
                     self._holding.close(connection)
             case link.Release():
                 process = (message.pid, message.start)
-                given = any([one.hand_overs.released(process) for one in self._instances])
+                given = any(one.hand_overs.released(process) for one in self._instances)
                 self._processes.release(process, given=given)
             case link.Instances():
                 self._forget(message.names)

@@ -293,7 +293,7 @@ class Queue:
 
     def rest(self, instance: str, uid: int, now: float, first: float, longest: float) -> None:
         """None of this user's is handed over there for a while, twice as long each time until :meth:`rested`."""
-        if len(self._rests) >= MOST_OWING:
+        if len(self._rests) >= MOST_REMEMBERED:
             self._rests = {one: rest for one, rest in self._rests.items() if rest[0] > now}
         before = self._rests.get((instance, uid), (0.0, 0.0))[1]
         pause = min(longest, before * 2 or first)
