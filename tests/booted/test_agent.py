@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted.gate import GATE, PUBLIC, SOCKETS
+from tests.booted.gate import GATE, PUBLIC, SOCKETS, gate_pid
 from tests.booted.machine import Machine
 from tests.booted.service import (
     ALICE,
@@ -92,6 +92,22 @@ def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: st
     worker.finish()
     assert_served_exactly(running, BOB)
     until("ready for users", lambda: ready(running))
+
+
+@pytest.mark.parametrize("end", ["KILL", "ABRT"])
+def test_an_agent_that_starts_again_after_its_end_does_not_open_the_gate(running: Machine, end: str) -> None:
+    """OnFailure= fires at every restart from systemd 254 on, unless the unit says that a restart is none of its business:
+    then the next user was handed over into another's turn."""
+    gate = gate_pid(running)
+    for _ in range(3):
+        pid = agent_pid(running)
+        running.run("kill", f"-{end}", pid)
+        until("a new agent", lambda pid=pid: agent_pid(running) not in ("0", pid))  # type: ignore[misc]
+        until("ready for users", lambda: ready(running))
+    assert gate_pid(running) == gate
+    opened = running.show("mpsagent-open.service", "ExecMainStartTimestampMonotonic")
+    assert opened == {"ExecMainStartTimestampMonotonic": "0"}
+    assert_served_exactly(running, BOB)
 
 
 def test_stopping_the_agent_leaves_mps_running(running: Machine) -> None:

@@ -27,6 +27,11 @@ from tests.booted.machine import Machine
 from tests.booted.service import ALICE, BOB, CLIENT, MULTIPROCESSORS, enough, multiprocessors, until, until_it_computes
 
 
+def command(node: Machine) -> list[str]:
+    """The gate's command line."""
+    return node.path(f"/proc/{gate_pid(node)}/cmdline").read_bytes().decode().split("\0")
+
+
 def stored(node: Machine) -> int:
     """Descriptors in systemd's store."""
     return int(node.show(GATE, "NFileDescriptorStore")["NFileDescriptorStore"])
@@ -208,8 +213,8 @@ def test_the_policy_decides_where_the_sockets_are(node: Machine) -> None:
     node.systemctl("daemon-reload")
     start_gate(node)
     assert sorted(path.name for path in node.path(place).iterdir()) == ["control", "control_privileged"]
-    command = node.path(f"/proc/{gate_pid(node)}/cmdline").read_bytes().decode().split("\0")
-    assert command[command.index("--daemon") + 1] == "/run/mpsagent/instances/gpu0/pipe"
+    words = command(node)
+    assert words[words.index("--daemon") + 1] == "/run/mpsagent/instances/gpu0/pipe"
     assert f"ReadWritePaths=-{log}" in node.systemctl("cat", "mpsagent.service")
     node.path("/etc/mpsagent/policy.d/20-place.toml").write_text("[instance\n")
     node.systemctl("daemon-reload")
@@ -239,6 +244,42 @@ def test_an_agent_that_cannot_start_opens_the_gate_with_the_fail_safe_limits(nod
     until("an agent", lambda: node.systemctl("is-active", "mpsagent.service", check=False) == "active")
     until("closed", lambda: node.systemctl("is-active", "mpsagent-open.service", check=False) == "inactive")
     until("the gate is back", lambda: node.systemctl("is-active", GATE, check=False) == "active")
+    waiting_client(node, BOB).kill()
+
+
+def test_an_agent_that_is_given_up_opens_the_gate(node: Machine) -> None:
+    """The unit never fails for good; with a start limit of the administrator's it does."""
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/limit.conf",
+        "[Unit]\nStartLimitIntervalSec=600\nStartLimitBurst=2\n[Service]\nExecStart=\nExecStart=/bin/false\n",
+    )
+    node.systemctl("daemon-reload")
+    start_gate(node)
+    client = node.start(CLIENT, "query", user=BOB)
+    node.systemctl("start", "--no-block", "mpsagent.service")
+    assert_served(client, 10)
+    assert node.show("mpsagent.service", "ActiveState", "NRestarts") == {"ActiveState": "failed", "NRestarts": "2"}
+
+
+@pytest.mark.parametrize("moment", ["ExecStartPre", "ExecStartPost"])
+def test_an_agent_that_starts_while_the_gate_is_being_opened_closes_it(node: Machine, moment: str) -> None:
+    """It opened after the agent had closed it, and then it stayed open."""
+    node.write("/etc/systemd/system/mpsagent-open.service.d/slow.conf", f"[Service]\n{moment}=/bin/sleep 600\n")
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/started.conf",
+        "[Service]\nType=exec\nExecStart=\nExecStart=/bin/sleep infinity\n",
+    )
+    node.systemctl("daemon-reload")
+    start_gate(node)
+    node.systemctl("start", "--no-block", "mpsagent-open.service")
+    until("it opens", lambda: node.systemctl("is-active", "mpsagent-open.service", check=False) == "activating")
+    if moment == "ExecStartPost":
+        until("the gate is open", lambda: "pass" in command(node))
+    node.systemctl("start", "mpsagent.service")
+    ended = ("inactive", "failed")
+    until("it is closed", lambda: node.systemctl("is-active", "mpsagent-open.service", check=False) in ended)
+    until("the gate is back", lambda: node.systemctl("is-active", GATE, check=False) == "active")
+    assert "pass" not in command(node)
     waiting_client(node, BOB).kill()
 
 
