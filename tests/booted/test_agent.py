@@ -96,8 +96,8 @@ def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: st
 
 @pytest.mark.parametrize("end", ["KILL", "ABRT"])
 def test_an_agent_that_starts_again_after_its_end_does_not_open_the_gate(running: Machine, end: str) -> None:
-    """OnFailure= fires at every restart from systemd 254 on, unless the unit says that a restart is none of its business:
-    then the next user was handed over into another's turn."""
+    """From systemd 254 on OnFailure= fires at every restart, unless the unit says otherwise, and the next user was
+    handed over into another's turn."""
     gate = gate_pid(running)
     for _ in range(3):
         pid = agent_pid(running)
