@@ -53,9 +53,10 @@ def over(view: View, memory: Memory, now: float, *, behind: bool) -> tuple[Memor
     """The turn is over. ``behind``: what its user has waiting is behind all who wait now."""
     assert memory.turn is not None
     uid = memory.turn.uid
-    # Also of those who wait no more, for as long as others do who have waited for that turn's end.
+    # Also of those who wait no more, for as long as others do, held or paused, who have waited for that turn's end.
     held = view.state.held
-    came = min((first.since for one in held.users()[:1] if (first := held.first(one))), default=float("inf"))
+    came = min([*(first.since for one in held.users()[:1] if (first := held.first(one))), *memory.suspended.values()],
+               default=float("inf"))  # fmt: skip
     served = {other: at for other, at in memory.served.items() if at > came or held.first(other) is not None}
     served = dict(sorted(served.items(), key=lambda one: one[1])[-MOST_SERVED:])
     served = {**served, uid: now} if behind else served

@@ -81,7 +81,7 @@ def _suspended(view: View, memory: Memory, now: float) -> tuple[Memory, list[tr.
     state, turn = view.state, memory.turn
     doubtful = view.faulted(now)[0]
     kept = {
-        uid: at for uid, at in memory.suspended.items() if state.clients_of_user(uid) and view.may_pause(uid)
+        uid: at for uid, at in memory.suspended.items() if state.clients_of_user(uid) and view.may_stand(uid)
     } if not doubtful else {}  # fmt: skip
     holder = None if turn is None else turn.uid  # its pause was not over yet
     over = [(uid, at) for uid, at in memory.suspended.items() if uid not in kept and uid != holder]
@@ -119,14 +119,13 @@ def _present(view: View, memory: Memory, now: float) -> Present:
             return memory, [], [], told, []
     contested = view.contested()
     open_to_it = turn.ending is None and not memory.closing and view.identified(turn.uid)
-    if memory.worked:
-        still = _has_time(view, turn, now)
-    else:  # one that has only just begun is its user's; one that no user wanted goes to who comes first
-        still = not memory.idle or contested is None or (first is not None and first.since <= contested)
-    if first is not None and open_to_it and still:
+    until = _has_time(view, turn) if memory.worked else float("inf")
+    # One that has only just begun is its user's; one that no user wanted goes to who comes first.
+    mine = memory.worked or not memory.idle or contested is None or (first is not None and first.since <= contested)
+    if first is not None and open_to_it and mine and now < until:
         memory, wake = _on_its_way(view, memory, turn.uid, now)
         if not memory.closing:
-            return memory, [], [], [], wake
+            return memory, [], [], [], wake if until == float("inf") else [*wake, until]
     memory = replace(memory, closing=True)
     if not view.shut_out(turn.uid):
         return memory, [], [], [], []
@@ -135,14 +134,14 @@ def _present(view: View, memory: Memory, now: float) -> Present:
     return memory, [], [], told, []
 
 
-def _has_time(view: View, turn: Turn, now: float) -> bool:
+def _has_time(view: View, turn: Turn) -> float:
     """Between two processes of a user who has more of them waiting than may work at once (``max_clients``, a total,
-    the gate's pace): the turn lasts as long as anybody's."""
+    the gate's pace): the turn lasts as long as anybody's. Until when."""
     if view.state.drain is not None or view.state.to_end() or view.outdated:
-        return False
+        return float("-inf")
     view = replace(view, turn=turn)
     times = view.deadlines(turn, pausable(view))
-    return times is None or now < times[1]
+    return float("inf") if times is None else times[1]
 
 
 def _on_its_way(view: View, memory: Memory, uid: int, now: float) -> tuple[Memory, list[float]]:

@@ -260,12 +260,16 @@ class View:
         return min(since, default=None)
 
     def may_pause(self, uid: int) -> bool:
-        """The user's processes may be paused: by the policy, and as things are. Not in a drain or where a server is to
-        end, because everybody's work is to end; nor while a fault is to end, which nobody can leave who stands (X13,
-        recording 08, G17)."""
+        """The user's processes may be paused: by the policy, and as things are."""
+        return self.rules(uid).switch_action == "pause" and self.may_stand(uid)
+
+    def may_stand(self, uid: int) -> bool:
+        """The processes of a paused user may go on standing, also where a policy has come that ends turns otherwise:
+        else all who are paused would work at once. Not in a drain or where a server is to end, because everybody's work
+        is to end; nor while a fault is to end, which nobody can leave who stands (X13, recording 08, G17)."""
         rules, control = self.rules(uid), self.state.control
         return (
-            rules.switch_action == "pause" and rules.enforce_switch and not rules.switch_exempt
+            rules.enforce_switch and not rules.switch_exempt
             and self.sharing == "turns" and self.shared and not self.outdated
             and self.identified(uid) and not self.denied(uid)
             and control is not None and control.proven and control.quitting is None

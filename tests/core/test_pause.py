@@ -11,7 +11,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import room
 from mpsagent.core import transitions as tr
-from tests.core.harness import ALICE, BOB, CAROL, GIB, NAMES, USERS, Stage
+from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, NAMES, USERS, Stage
 from tests.core.toy import Proc
 
 PAUSE = """
@@ -269,14 +269,26 @@ def test_a_drain_thaws_everybody_and_they_take_turns_again_after_it() -> None:
     assert len(frozen(stage)) == 1
 
 
-@pytest.mark.parametrize(
-    "text", [TERMINATE, PAUSE + "[user.alice]\nswitch.exempt = true\n", "enforce = false\n" + PAUSE]
-)
+@pytest.mark.parametrize("text", [PAUSE + "[user.alice]\nswitch.exempt = true\n", "enforce = false\n" + PAUSE])
 def test_another_policy_thaws_whom_it_does_not_pause(text: str) -> None:
     stage, _, _ = paused()
     stage.reload(text)
     stage.run(0.5)
     assert ALICE not in frozen(stage)
+
+
+@pytest.mark.parametrize("action", ["terminate", "none"])
+def test_who_is_paused_when_the_policy_ends_turns_otherwise_goes_on_with_the_next_turn(action: str) -> None:
+    """They went on at once, and three users worked together until each one's turn was over."""
+    stage = started()
+    procs = [stage.client(uid) for uid in (ALICE, BOB, CAROL)]
+    stage.run(50)
+    stage.reload(PAUSE.replace('"pause"', f'"{action}"'))
+    for working in sampled(stage, 300):
+        assert len(working) <= 1, "two users at work"
+        if action == "none" and len(working) == 1 and stage.now > 1100:
+            stage.ends(next(proc for proc in procs if proc.uid in working and proc.pid in stage.procs))
+    assert stage.turns() == [ALICE, BOB, CAROL, ALICE, BOB]
 
 
 def test_a_change_to_all_together_thaws_everybody() -> None:
@@ -418,9 +430,9 @@ def test_whatever_happens_one_user_works_and_nobody_stands_for_nothing(seed: int
                 stage.feed(inp.DrainResumed(stage.now))
             case "reload":
                 stage.reload(TERMINATE.replace('memory = "10G"', 'memory = "2G"'))
-                stage.run(0.1)
-                assert not frozen(stage)
+                stage.run(chance.choice([0.1, 3.0]))
                 stage.reload(PAUSE.replace('"20s"', '"2s"').replace('memory = "10G"', 'memory = "2G"'))
+                alone = False
             case "kill":
                 stage.kill_agent()
                 if chance.random() < 0.5:
@@ -457,3 +469,44 @@ def settle(stage: Stage) -> None:
         assert len(left) != 1 or not frozen(stage), left
     assert stage.core is not None
     assert not stage.core.memories.turns.suspended
+
+
+# --- nobody starves, and a slice is a slice ---------------------------------------------------------------------------
+
+
+RANKS = "".join(f"[user.{name}]\npriority = 5\n" for name in ("bob", "carol", "dave"))
+
+
+@pytest.mark.parametrize("queue", [RANKS, '[instance.gpu]\nserver = "shared"\nqueue = "fair"\n'], ids=["rank", "fair"])
+def test_a_paused_user_has_turns_beside_users_who_come_and_go(queue: str) -> None:
+    """Three users come before her by rank, each with one short job after the other: each of them is before her once, not
+    again and again. That they had had their turns was forgotten while none of their connections was held."""
+    stage = started(PAUSE + queue)
+    stage.client(ALICE)
+    stage.run(300)
+    before, job = len(stage.turns()), stage.client(BOB)
+    for number in range(1, 150):
+        stage.run(4)
+        last, job = job, stage.client((BOB, CAROL, DAVE)[number % 3])
+        stage.run(4)
+        stage.ends(last)
+    turns = stage.turns()[before:]
+    assert turns.count(ALICE) > 20, {uid: turns.count(uid) for uid in USERS}
+
+
+@pytest.mark.parametrize("text", [PAUSE, TERMINATE.replace('"1m"', '"15s"')], ids=["pause", "terminate"])
+def test_a_turn_ends_at_its_time_also_between_two_processes_of_its_user(text: str) -> None:
+    """Her next process waits at the gate, which paces her. Nothing else happens, and so nobody looked at the clock."""
+    stage = started(text + "[user.alice]\nmax_clients = 1\n")
+    first = stage.client(ALICE)
+    stage.run(0.5)
+    stage.client(ALICE)
+    bob = stage.client(BOB)
+    stage.run(16.5)
+    waiting = next(one for one in stage.gate.held.values() if one.proc.uid == ALICE)
+    waiting.not_before = stage.now + 60
+    stage.ends(first)
+    stage.run(2.5)
+    assert stage.turns() == [ALICE]
+    stage.run(1.5)
+    assert stage.working(bob)
