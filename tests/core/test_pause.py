@@ -479,7 +479,7 @@ RANKS = "".join(f"[user.{name}]\npriority = 5\n" for name in ("bob", "carol", "d
 
 @pytest.mark.parametrize("queue", [RANKS, '[instance.gpu]\nserver = "shared"\nqueue = "fair"\n'], ids=["rank", "fair"])
 def test_a_paused_user_has_turns_beside_users_who_come_and_go(queue: str) -> None:
-    """Three users come before her by rank, each with one short job after the other: each of them is before her once, not
+    """Three users come before her by rank, each with one short job after the other: each is before her once, not
     again and again. That they had had their turns was forgotten while none of their connections was held."""
     stage = started(PAUSE + queue)
     stage.client(ALICE)
