@@ -119,7 +119,7 @@ def _present(view: View, memory: Memory, now: float) -> Present:
             return memory, [], [], told, []
     contested = view.contested()
     open_to_it = turn.ending is None and not memory.closing and view.identified(turn.uid)
-    until = _has_time(view, turn) if memory.worked else float("inf")
+    until = _own_until(view, turn) if memory.worked else float("inf")
     # One that has only just begun is its user's; one that no user wanted goes to who comes first.
     mine = memory.worked or not memory.idle or contested is None or (first is not None and first.since <= contested)
     if first is not None and open_to_it and mine and now < until:
@@ -134,7 +134,7 @@ def _present(view: View, memory: Memory, now: float) -> Present:
     return memory, [], [], told, []
 
 
-def _has_time(view: View, turn: Turn) -> float:
+def _own_until(view: View, turn: Turn) -> float:
     """Between two processes of a user who has more of them waiting than may work at once (``max_clients``, a total,
     the gate's pace): the turn lasts as long as anybody's. Until when."""
     if view.state.drain is not None or view.state.to_end() or view.outdated:
