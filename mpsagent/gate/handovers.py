@@ -149,7 +149,7 @@ class HandOvers:
         plan = Plan(limits, fail_safe, setting, table.devices, self._lane.servers, priority)
         if self._queue.known_process(held.process) is not None:
             self._pace.contexts_from = now + CONTEXT
-        self._queue.take(held.connection, self.instance)
+        self._queue.take(held.connection, self.instance, now)
         connection.mark = Mark.HELD  # an earlier gate may have got further; the client has stayed silent
         handing = self._handing(connection, HandOver(plan))
         self._tell(link.Handing(held.connection, held.pid, held.uid, time.time()))
@@ -343,7 +343,7 @@ class HandOvers:
             else:
                 connection.attempt = announcement.name.generation
                 self._cut.append((connection, announcement))
-                self._queue.take(number, self.instance)
+                self._queue.take(number, self.instance, self._lane.loop.time())
         # who has a descriptor goes first: MPS waits for them
         self._cut = deque(sorted(self._cut, key=lambda one: -one[0].mark))
         self._go_on()

@@ -1,4 +1,4 @@
-"""How fast the front-ends of users go on: each user's commands may make control.log grow by so much. No I/O, no clock.
+"""How fast users go on: front-ends, whose commands make control.log grow, and new clients. No I/O, no clock.
 
 What a command costs is what the control daemon writes about it: 270 bytes for a short one, 1.7 KB for a ``ps`` beside
 10 clients, 6.7 KB beside 48. At 1 KiB a second a user's loop writes 88 MB a day, whatever it asks and by however many
@@ -27,13 +27,17 @@ MOST_REMEMBERED = 4096
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Bytes of control.log: ``rate`` a second for each user after the first ``burst``; ``rate_all``, ``burst_all``: for
-    all users together, because one may come with thousands of uids (subordinate ids)."""
+    """Of front-ends, in bytes of control.log: ``rate`` a second for each user after the first ``burst``; ``rate_all``,
+    ``burst_all``: for all users together, because one may come with thousands of uids (subordinate ids)."""
 
     rate: float = 1024.0
     burst: float = 256 * 1024.0
     rate_all: float = 10 * 1024.0
     burst_all: float = 640 * 1024.0
+
+
+NEW_CLIENTS = Rates(rate=20, burst=100, rate_all=200, burst_all=1000)
+"""Each new client makes the logs grow by 2.4 KB: 133 to 203 a second of one user wrote 28 to 42 GB a day."""
 
 
 def command_cost(command: str) -> int:
@@ -45,15 +49,36 @@ def answers_cost(answers: Iterable[str]) -> int:
     return min(MOST_COUNTED, sum(LINE * (1 + text.count("\n")) + len(text) for text in answers))
 
 
-class PacedLine(Generic[T]):
-    """Who waits, users by turns. For each user it keeps until when what was used is paid; a user who owes nothing any
-    more is forgotten. As each charge counts for all users too, few can owe anything at a time."""
+class Account:
+    """For each user until when what was used is paid; a user who owes nothing any more is forgotten. As each charge
+    counts for all users too, few can owe anything at a time."""
 
-    def __init__(self, rates: Rates | None = None) -> None:
-        self._rates = rates or Rates()
-        self._waiting: OrderedDict[int, dict[T, None]] = OrderedDict()
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
         self._paid: dict[int, float] = {}
         self._paid_all = float("-inf")
+
+    def charge(self, uid: int, size: float, now: float) -> None:
+        rates = self._rates
+        if len(self._paid) >= MOST_REMEMBERED and uid not in self._paid:
+            self._paid = {one: paid for one, paid in self._paid.items() if paid > now}
+        self._paid[uid] = max(self._paid.get(uid, now), now) + size / rates.rate
+        self._paid_all = max(self._paid_all, now) + size / rates.rate_all
+
+    def free_from(self, uid: int) -> float:
+        """When this user may go on, as far as the user's own use counts."""
+        return self._paid.get(uid, float("-inf")) - self._rates.burst / self._rates.rate
+
+    def all_free_from(self) -> float:
+        return self._paid_all - self._rates.burst_all / self._rates.rate_all
+
+
+class PacedLine(Generic[T]):
+    """Who waits, users by turns."""
+
+    def __init__(self, rates: Rates | None = None) -> None:
+        self._account = Account(rates or Rates())
+        self._waiting: OrderedDict[int, dict[T, None]] = OrderedDict()
 
     def enter(self, uid: int, one: T) -> None:
         self._waiting.setdefault(uid, {})[one] = None
@@ -70,9 +95,9 @@ class PacedLine(Generic[T]):
 
     def next(self, now: float) -> T | None:
         """Who may go on, and waits no more."""
-        if self._all_from() > now:
+        if self._account.all_free_from() > now:
             return None
-        uid = next((one for one in self._waiting if self._from(one) <= now), None)
+        uid = next((one for one in self._waiting if self._account.free_from(one) <= now), None)
         if uid is None:
             return None
         one = next(iter(self._waiting[uid]))
@@ -84,17 +109,7 @@ class PacedLine(Generic[T]):
         """When someone may go on; None: nobody waits."""
         if not self._waiting:
             return None
-        return max(self._all_from(), min(map(self._from, self._waiting)))
+        return max(self._account.all_free_from(), min(map(self._account.free_from, self._waiting)))
 
     def charge(self, uid: int, size: int, now: float) -> None:
-        rates = self._rates
-        if len(self._paid) >= MOST_REMEMBERED and uid not in self._paid:
-            self._paid = {one: paid for one, paid in self._paid.items() if paid > now}
-        self._paid[uid] = max(self._paid.get(uid, now), now) + size / rates.rate
-        self._paid_all = max(self._paid_all, now) + size / rates.rate_all
-
-    def _from(self, uid: int) -> float:
-        return self._paid.get(uid, float("-inf")) - self._rates.burst / self._rates.rate
-
-    def _all_from(self) -> float:
-        return self._paid_all - self._rates.burst_all / self._rates.rate_all
+        self._account.charge(uid, size, now)

@@ -13,6 +13,7 @@ from mpsagent.gate.connection import Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Is, Mark, More, Refuse
 from mpsagent.gate.linger import accept_descriptors
+from mpsagent.gate.pacing import Account, Rates
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
 
@@ -26,29 +27,14 @@ PATIENCE = 10.0
 """Seconds a peer may take to say what it is."""
 UNSURE = 0.2
 """Seconds after which a restored connection that has said nothing is taken for one that was never greeted."""
-STORE_RATE = 100.0
-STORE_BURST = 200.0
-STORE_RATE_ALL = 400.0
-STORE_BURST_ALL = 800.0
+STORED = Rates(rate=100, burst=200, rate_all=400, burst_all=800)
 """Connections a user may bring a second, and at once, that are stored before they have said what they are, and all
 users together, because one may come with thousands of uids. Service managers must not be flooded by one user; what is
 beyond is stored as soon as it is held."""
 SHORTAGE_PAUSE = 0.1
-MOST_BUCKETS = 4096
 
 _CLIENT = kind_bytes(Kind.CLIENT)
 _SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-
-
-Bucket = tuple[float, float]
-"""How much is in it, and when that was."""
-
-
-def _draw(bucket: Bucket | None, rate: float, burst: float, now: float) -> tuple[bool, Bucket]:
-    """Whether there is one more in it, and what is left."""
-    level, then = (burst, now) if bucket is None else bucket
-    level = min(burst, level + (now - then) * rate)
-    return level >= 1, (level - 1 if level >= 1 else level, now)
 
 
 class PublicSockets:
@@ -75,9 +61,7 @@ class PublicSockets:
         self._unfinished: dict[Connection, float] = {}
         self._of_user: dict[int, dict[Connection, None]] = {}
         self._counts = Counts()
-        self._buckets: dict[int, Bucket] = {}
-        self._bucket: Bucket | None = None
-        """Of all users."""
+        self._stored = Account(STORED)
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, listener: socket.socket, *, privileged: bool) -> None:
@@ -155,11 +139,9 @@ class PublicSockets:
 
     def _may_store(self, uid: int) -> bool:
         now = self._loop.time()
-        if len(self._buckets) >= MOST_BUCKETS and uid not in self._buckets:
-            self._buckets.clear()
-        allowed, self._buckets[uid] = _draw(self._buckets.get(uid), STORE_RATE, STORE_BURST, now)
+        allowed = max(self._stored.free_from(uid), self._stored.all_free_from()) <= now
         if allowed:
-            allowed, self._bucket = _draw(self._bucket, STORE_RATE_ALL, STORE_BURST_ALL, now)
+            self._stored.charge(uid, 1, now)
         return allowed
 
     # --- until it is clear what they are ---

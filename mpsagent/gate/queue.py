@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.link import Admissions, User
+from mpsagent.gate.pacing import NEW_CLIENTS, Account
 from mpsagent.mps.limits import Limits
 
 MOST_HELD = 8192
@@ -100,9 +101,10 @@ class Queue:
         self._own: set[Process] = set()
         """Processes that were, or are being, handed over with limits of their own."""
         self._owes: dict[int, float] = {}
+        """By user, until when."""
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
-        """By user, until when."""
+        self._new = Account(NEW_CLIENTS)
         self._rounds: dict[int, int] = {}
         """By user, when a known process's connection was handed over last, in hand-overs; the latest last."""
         self._known_in: Counter[str] = Counter()
@@ -224,10 +226,12 @@ class Queue:
         held.instance = instance
         self._enter(held)
 
-    def take(self, connection: int, instance: str) -> None:
+    def take(self, connection: int, instance: str, now: float) -> None:
         """It is being handed over there, and stays until :meth:`free`."""
         held = self._held[connection]
-        if held.process in self._known:
+        if held.process not in self._known:
+            self._new.charge(held.uid, 1, now)
+        else:
             last = next(reversed(self._rounds.values()), 0)
             self._rounds.pop(held.uid, None)
             self._rounds[held.uid] = last + 1
@@ -326,12 +330,12 @@ class Queue:
         for known in (True, False):
             if not known and self._known_in[instance] >= admissions.room:
                 break
-            soonest = max(now, contexts_from) if known else now
             for uid, line in self._lines.get(instance, {}).items():
                 user = admissions.user(uid)
                 if user is None or not (known or self._admits(user, uid, instance)):
                     continue
-                at = max(soonest, self._rests.get((instance, uid), (0.0, 0.0))[0])
+                paced = contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
+                at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])
                 at = max(at, self._owes.get(uid, 0.0)) if several else at
                 of_it = line.kin.values() if known else _named(line.new, user, admissions)
                 found, later = _first(of_it, at)

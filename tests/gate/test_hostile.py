@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.gate.link import Knock, Refused, Synced, User
-from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER, STORE_BURST_ALL, STORE_RATE_ALL
+from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER, STORED
 from mpsagent.gate.queue import MOST_HELD, MOST_HELD_OF_A_USER
 from tests.gate.rig import A, B, Rig, admissions, introduce, limits, raw, wait_for
 from tests.lingering import SECONDS, lingering, needs_refusal
@@ -240,7 +240,7 @@ def test_a_user_with_many_uids_does_not_flood_the_service_manager(rig: Rig) -> N
             finally:
                 os.seteuid(0)
         rig.client(A).served()
-        most = STORE_BURST_ALL + STORE_RATE_ALL * (time.monotonic() - begun)
+        most = STORED.burst_all + STORED.rate_all * (time.monotonic() - begun)
         assert descriptors(keeper) <= usual + most + 20
     finally:
         for sock in kept:

@@ -72,7 +72,7 @@ def test_a_known_process_stays_in_its_instance() -> None:
 def test_a_connection_that_is_being_handed_over_is_not_taken_away() -> None:
     queue = Queue()
     queue.add(Held(1, 70, A, A, 5, 0.0, instance=ONE))
-    queue.take(1, ONE)
+    queue.take(1, ONE, 0.0)
     queue.place(A, TWO)
     assert queue.next(0.0, admit(TWO, A)) is None
     queue.free(1)

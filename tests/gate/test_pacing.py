@@ -147,9 +147,9 @@ def test_users_are_forgotten_when_they_owe_nothing() -> None:
     now = 0.0
     for uid in range(100_000, 160_000):
         now = asks(line, uid, now, SESSION)
-        assert len(line._paid) <= MOST_REMEMBERED
+        assert len(line._account._paid) <= MOST_REMEMBERED
     asks(line, A, now + 1e4)
     line.charge(A, 2 * int(RATES.burst), now + 1e4)
     for uid in range(100_000, 110_000):
         asks(line, uid, now + 1e4, SESSION)
-    assert A in line._paid, "who owes something is not forgotten with the others"
+    assert A in line._account._paid, "who owes something is not forgotten with the others"
