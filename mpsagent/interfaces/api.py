@@ -122,7 +122,7 @@ class Api:
         connection = connection_of(request)
         connection.request_begins()
         try:
-            return await handler(request)
+            return await http.in_pieces(request, await handler(request), connection.flows)
         except Problem as problem:
             return problem_answer(problem)
         except web.HTTPException as error:

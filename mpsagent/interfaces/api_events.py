@@ -96,6 +96,7 @@ class Events:
         """One event a line, for as long as the reader reads. A heartbeat carries the cursor and finds dead peers. A
         user whose streams cost more than its allowance gets them later, several at a time."""
         connection = connection_of(request)
+        connection.goes_on()
         found = await self._read(request, cursor, limit)
         stream = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"})
         await stream.prepare(request)
@@ -105,7 +106,8 @@ class Events:
         one = _Follower(connection, request.transport, chunked, self._after(found, cursor))
         try:
             while not self._news.ended and not connection.lost.done():
-                await self._send(stream, one, found)
+                for start in range(0, max(1, len(found)), _AT_ONCE):
+                    await self._send(stream, one, found[start : start + _AT_ONCE])
                 found = await self._next(one)
         except CursorGone as gone:  # so slow that the history went past it
             async with asyncio.timeout(self._bounds.write_time):
@@ -122,6 +124,7 @@ class Events:
         data = b"\n".join(lines) + b"\n"
         async with asyncio.timeout(self._bounds.write_time):
             await stream.write(data)
+            await one.connection.flows.wait()
         one.pay(len(data), work)
 
     async def _next(self, one: _Follower) -> list[Json]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
@@ -13,6 +14,8 @@ from mpsagent.interfaces.backend import Problem
 from mpsagent.interfaces.queries import number
 
 PROBLEM = "application/problem+json"
+PIECE = 8 * 1024
+"""Bytes that are written at a time."""
 MOST = 1000
 """Entries of a page."""
 
@@ -34,7 +37,7 @@ def aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.Respo
     hint = {
         404: "GET /openapi.json lists what there is",
         405: f"allowed: {error.headers.get('Allow', '')}",
-        413: "the body may have 64 KiB",
+        413: "the body may have 16 KiB",
     }.get(error.status, "")
     answer = problem_answer(Problem(error.status, error.reason, request.path[:200], hint))
     if "Allow" in error.headers:
@@ -45,6 +48,22 @@ def aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.Respo
 async def unannounced(request: web.Request, answer: web.StreamResponse) -> None:
     """aiohttp says its version and Python's in each answer, which clients do not need."""
     answer.headers.pop(hdrs.SERVER, None)
+
+
+async def in_pieces(request: web.Request, answer: web.StreamResponse, flows: asyncio.Event) -> web.StreamResponse:
+    """An answer, written as its reader takes it. Small ones are left to aiohttp."""
+    body = answer.body if isinstance(answer, web.Response) else None
+    if not isinstance(body, bytes) or len(body) <= PIECE or request.method == "HEAD":
+        return answer
+    stream = web.StreamResponse(status=answer.status, headers=answer.headers)
+    stream.content_length = len(body)
+    await stream.prepare(request)
+    for start in range(0, len(body), PIECE):
+        if request.transport is None:  # an exception's frames would keep the body until they are collected
+            break
+        await stream.write(body[start : start + PIECE])
+        await flows.wait()
+    return stream
 
 
 class _Unannounced(web.Response):

@@ -4,9 +4,10 @@ A :class:`Connection` stands before aiohttp's own protocol on each connection of
 kernel, bounds header and body, and drops a peer that does not read what it asked for. No peer is ever waited for: each
 of these is a timer and an abort.
 
-It also sees to it that aiohttp has one request of a connection at a time, and that a user's requests come no faster
-than the user's allowance. aiohttp parses whatever has come at once, and a buffer full of small requests would hold up
-the loop for longer than a client at the gate should wait.
+It also sees to it that aiohttp has one request of a user at a time, streams apart, that this one's answer has been
+taken before the next, and that a user's requests come no faster than the user's allowance. aiohttp parses whatever has
+come at once, and a buffer full of small requests would hold up the loop for longer than a client at the gate should
+wait; and the answers of 320 connections that do not read took 833 MiB.
 
 :class:`Peers` counts. Each user has a bound of its own, and when all places are taken, the user who has the most gives
 one up for a user who has fewer: no user is locked out by others, however many they are. Root, and whoever comes by the
@@ -46,12 +47,12 @@ class Bounds:
     connections_reserve: int = 48
     connections_per_uid: int = 16
     header_size: int = 16 * 1024
-    body_size: int = 64 * 1024
+    body_size: int = 16 * 1024
     header_time: float = 5.0
     body_time: float = 5.0
     idle_time: float = 15.0
     write_time: float = 10.0
-    write_buffer: int = 256 * 1024
+    write_buffer: int = 8 * 1024
     heartbeat: float = 15.0
     rates: Rates = field(default_factory=Rates)
 
@@ -115,6 +116,30 @@ class Places:
         )
 
 
+class Line:
+    """One request of each user at a time, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[Connection, Callable[[], None]]] = {}
+
+    def enter(self, uid: int, one: Connection, go: Callable[[], None]) -> None:
+        line = self._of.setdefault(uid, {})
+        line[one] = go
+        if len(line) == 1:
+            go()
+
+    def leave(self, uid: int, one: Connection) -> None:
+        line = self._of.get(uid, {})
+        if one not in line:
+            return
+        first = next(iter(line)) is one
+        del line[one]
+        if not line:
+            del self._of[uid]
+        elif first:
+            asyncio.get_running_loop().call_soon(next(iter(line.values())))
+
+
 class Peers:
     """All connections of the API's sockets. ``inner`` makes aiohttp's protocol for one."""
 
@@ -122,6 +147,7 @@ class Peers:
         self.bounds = bounds
         self.inner = inner
         self.allowances = Allowances(bounds.rates)
+        self.line = Line()
         per_uid = bounds.connections_per_uid
         self._places = {
             Share.USERS: Places(bounds.connections, per_uid),
@@ -191,9 +217,13 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._paying: asyncio.TimerHandle | None = None
         self._coming = bytearray()
         self._in_header, self._answered, self._body_left = True, True, 0
         self._refused = self._lingers = self._held = self._unheard = False
+        self.flows = asyncio.Event()
+        """The peer has taken most of what was written, or has gone."""
+        self.flows.set()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     # --- called by the API
@@ -202,8 +232,13 @@ class Connection(asyncio.Protocol):
         """aiohttp has understood the header; from here on the handler has its own deadlines."""
         self._timed(None)
 
+    def goes_on(self) -> None:
+        """The answer is a stream: the user's other requests do not wait for its end."""
+        self._peers.line.leave(self.peer.uid, self)
+
     def request_ends(self) -> None:
         """The answer is on its way; the peer has a while to read it and to ask again."""
+        self.goes_on()
         self._timed(self._bounds.idle_time)
         self._answered = True
         self._advance()
@@ -230,15 +265,13 @@ class Connection(asyncio.Protocol):
         self._unheard = True
         self._peers.unheard += 1
         self._timed(self._bounds.header_time)
-        self._inner = self._peers.inner()
-        self._inner.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._inner is None or self._refused:
+        if self._refused:
             return
         self._coming += data
         self._advance()
-        if not self._in_header and len(self._coming) > self._bounds.header_size + self._bounds.body_size:
+        if not self._in_header and len(self._coming) > self._bounds.header_size + self._body_left:
             self._drop()  # it goes on sending while it has not even got its answer
 
     def eof_received(self) -> bool | None:
@@ -247,6 +280,7 @@ class Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The peer has let ``write_buffer`` bytes pile up: from now on it has ``write_time`` to read most of them."""
         self._stall = asyncio.get_running_loop().call_later(self._bounds.write_time, self._drop)
+        self.flows.clear()
         if self._inner is not None:
             self._inner.pause_writing()
 
@@ -254,14 +288,20 @@ class Connection(asyncio.Protocol):
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+        self.flows.set()
         if self._inner is not None:
             self._inner.resume_writing()
+        self._advance()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._heard()
         self._timed(None)
-        if self._stall is not None:
-            self._stall.cancel()
+        for pending in (self._stall, self._paying):
+            if pending is not None:
+                pending.cancel()
+        self._over()
+        self.flows.set()
+        self._peers.line.leave(self.peer.uid, self)
         self._peers.leave(self.peer.uid, self._share, self)
         if self._lingers:
             self._peers.lingering -= 1
@@ -274,12 +314,12 @@ class Connection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Pass on what belongs to the present request, and begin the next one when that has been answered."""
-        if self._inner is None or self._refused:
+        if self._refused:
             return
         if not self._in_header:
             self._pass_body()
             self._in_header = self._answered and not self._body_left
-        if self._in_header:
+        if self._in_header and self.flows.is_set():
             self._begin()
 
     def _begin(self) -> None:
@@ -312,11 +352,19 @@ class Connection(asyncio.Protocol):
         if wait > patience:
             where = f"uid {self.peer.uid} is {wait:.0f} s ahead of its share"
             problem = Problem(429, "too much was asked of mpsagent", where, "ask less often, or for less at a time")
-            loop.call_later(patience, self._refuse, problem)
+            self._paying = loop.call_later(patience, self._refuse, problem)
         elif wait:
-            loop.call_later(wait, self._pass_header, header)
+            self._paying = loop.call_later(wait, self._stand_in_line, header)
         else:
+            self._stand_in_line(header)
+
+    def _stand_in_line(self, header: bytes) -> None:
+        if self._share is Share.RESERVE:
             self._pass_header(header)
+            return
+        self._held = True
+        self._timed(None)
+        self._peers.line.enter(self.peer.uid, self, lambda: self._pass_header(header))
 
     def _heard(self) -> None:
         if self._unheard:
@@ -325,9 +373,15 @@ class Connection(asyncio.Protocol):
 
     def _pass_header(self, header: bytes) -> None:
         self._held = False
-        if self._inner is not None and not self.lost.done():
-            self._inner.data_received(header)
-            self._pass_body()
+        transport = self._transport
+        if self._refused or transport is None or transport.is_closing():  # aiohttp fails on what comes then
+            return
+        if self._inner is None:
+            self._inner = self._peers.inner()
+            self._inner.connection_made(transport)
+        self._timed(self._bounds.header_time)
+        self._inner.data_received(header)
+        self._pass_body()
 
     def _pass_body(self) -> None:
         part = bytes(self._coming[: self._body_left])
@@ -344,8 +398,14 @@ class Connection(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._timer = None if span is None else loop.call_later(span, self._drop)
 
+    def _over(self) -> None:
+        """Nothing more of it is passed on; what has come is not kept until the last timer has let go of it."""
+        self._refused = True
+        self._coming.clear()
+
     def _drop(self) -> None:
         self._peers.dropped += 1
+        self._over()
         if self._transport is not None:
             self._transport.abort()
 
@@ -357,8 +417,7 @@ class Connection(asyncio.Protocol):
             f"HTTP/1.1 {problem.status} {HTTPStatus(problem.status).phrase}\r\n"
             f"Content-Type: application/problem+json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
         )
-        self._refused = True
-        self._coming.clear()
+        self._over()
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(head.encode() + body)

@@ -275,6 +275,61 @@ print(data[:12], b"less at a time" in data)
             assert child.communicate("go\n", timeout=60)[0] == "b'HTTP/1.1 429' True\n"
 
 
+_UNREAD = """
+import socket, sys, threading, time
+def loop():
+    while True:
+        sock = socket.socket(socket.AF_UNIX); sock.settimeout(20)
+        try:
+            sock.connect(sys.argv[1])
+            sock.sendall(b"GET /v1/events?limit=1000&cursor=0 HTTP/1.1\\r\\nHost: m\\r\\n\\r\\n" * 200)
+            while True: time.sleep(1); sock.send(b"G")
+        except OSError: pass
+        sock.close()
+for _ in range(16): threading.Thread(target=loop, daemon=True).start()
+print("on", flush=True)
+sys.stdin.read()
+"""
+_API = """
+import sys
+from tests.interfaces.stand_in import StandIn, serve
+backend = StandIn(events_kept=2000)
+for number in range(2000):
+    backend.happen("action", action="TerminateClient", pid=number, uid=20001, server=500, reason="the turn " * 10)
+with serve(backend) as served:
+    print(served.path, flush=True)
+    sys.stdin.read()
+"""
+
+
+@as_users
+@pytest.mark.root
+def test_twenty_users_who_do_not_read_take_less_than_20_mib() -> None:
+    """16 connections of each with 200 requests in each, for long lists, and more as soon as one is dropped: 833 MiB, of
+    which much stayed. The API has a process of its own here, so that its memory is its own."""
+    code = [sys.executable, "-c", _API]
+    checkout = Path(__file__).parents[2]
+    with subprocess.Popen(code, cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as api:
+        assert api.stdout is not None
+        served = Served(Path(api.stdout.readline().strip()), StandIn())
+        assert client.request(str(served.path), "GET", "/v1/events?limit=1000&cursor=0")[0] == 200
+        before, most = _memory(api.pid), 0
+        with flooding(served, _UNREAD, tuple(range(20011, 20031))):
+            end = time.monotonic() + 15
+            while time.monotonic() < end:
+                most = max(most, _memory(api.pid))
+                time.sleep(0.05)
+            _root(served, 5)
+        assert most - before < 20 << 20
+        api.communicate("")
+        assert api.returncode == 0
+
+
+def _memory(pid: int) -> int:
+    """Resident bytes."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 # --- the parts --------------------------------------------------------------------------------------------------------
 
 
