@@ -1,12 +1,18 @@
 """A clock that reads like the wall clock and does not jump.
 
 Policies count in durations; a step of the machine's clock must neither end a user's turn nor freeze it. So time is
-the wall clock at the agent's start plus what the monotonic clock has run since.
+the wall clock at the agent's start plus what the monotonic clock has run since. The gate's times are of the
+monotonic clock, and those of an earlier agent are moved where the wall clock was set between the two.
 """
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
+
+BOOT = "/proc/sys/kernel/random/boot_id"
+STEP = 0.5
+"""Seconds; clocks that differ by less are the same."""
 
 
 class SteadyClock:
@@ -21,8 +27,24 @@ class SteadyClock:
     def shift(self) -> float:
         """What to add to a time that the wall clock has just stamped; 0.0 unless the clock was set since the start."""
         difference = self.now() - time.time()
-        return difference if abs(difference) > 0.5 else 0.0
+        return difference if abs(difference) > STEP else 0.0
 
     def at(self, monotonic: float) -> float:
         """A reading of ``time.monotonic()`` in this clock."""
         return self._offset + monotonic
+
+    def kept(self) -> list[str | float]:
+        """For the next agent's :meth:`carry_on`."""
+        return [Path(BOOT).read_text().strip(), self._offset]
+
+    def carry_on(self, kept: object) -> float:
+        """Goes on as the clock of an agent before, unless the wall clock was set since that one's start. Returns what
+        its times have to be moved by. What an earlier boot has left is of the wall clock as far as anyone knows."""
+        boot = self.kept()[0]
+        if not isinstance(kept, list) or len(kept) != 2 or kept[0] != boot or not isinstance(kept[1], float):
+            return 0.0
+        by = self._offset - kept[1]
+        if abs(by) > STEP:
+            return by
+        self._offset = kept[1]
+        return 0.0

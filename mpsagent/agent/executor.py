@@ -314,13 +314,9 @@ class Executor:
 
 
 def control_runs(found: Running, where: directories.Directories, now: float) -> inp.ControlRuns:
-    started = min(now, started_at(found.process))
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - found.process.started / TICKS
+    started = min(now, now - age - 1.0)  # a second early rather than late
     return inp.ControlRuns(now, found.pid, started, f"{where.hidden}/control", found.multiuser)
-
-
-def started_at(process: Process) -> float:
-    """When a process started, seconds since the epoch; a second early rather than late."""
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started / TICKS - 1.0
 
 
 def mps_environment(policy: Policy, where: directories.Directories) -> dict[str, str]:

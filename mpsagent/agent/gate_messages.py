@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.gate import link
 from mpsagent.mps.limits import Limits
 
 
-def to_input(message: link.FromGate, now: float) -> inp.GateInput:
-    """What a message of the gate means to the engine."""
+def to_input(message: link.FromGate, now: float, at: Callable[[float], float]) -> inp.GateInput:
+    """What a message of the gate means to the engine. ``at``: a time of the gate's in the clock of ``now``."""
     match message:
         case link.Hello():
             return inp.GateConnected(now, message.gate)
@@ -20,11 +22,11 @@ def to_input(message: link.FromGate, now: float) -> inp.GateInput:
                 message.pid, message.uid, message.gid, message.start, message.cgroup, message.pid_namespace,
                 message.command,
             )  # fmt: skip
-            return inp.Knocked(now, message.connection, peer, min(message.since, now))
+            return inp.Knocked(now, message.connection, peer, min(at(message.since), now))
         case link.Known():
             peer = inp.Peer(message.pid, message.uid, message.gid, message.start, message.cgroup)
             limits = message.limits or Limits()
-            return inp.Known(now, peer, min(message.since, now), limits, message.connections)
+            return inp.Known(now, peer, min(at(message.since), now), limits, message.connections)
         case link.Left():
             return inp.Left(now, message.connection)
         case link.Handing():

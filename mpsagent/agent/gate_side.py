@@ -31,7 +31,9 @@ class GateSide:
         for the decisions on each of these."""
         history = agent.history
         earlier = [] if agent.node.begun else history.since(0, history.newest)
-        self._open = missed.open_ends([one for one in earlier if agent.is_mine(one)])
+        moved = agent.node.moved
+        mine = [{**one, "at": float(str(one["at"])) + moved} for one in earlier if agent.is_mine(one)]
+        self._open = missed.open_ends(mine)
 
     def is_new(self, one: ClientWaiting) -> bool:
         """False for what an earlier agent has written down."""
@@ -39,7 +41,7 @@ class GateSide:
 
     def waited_here(self, knock: link.Knock) -> bool:
         """Whether an earlier agent has written down that this connection waits at this instance."""
-        return missed.mark(knock.pid, knock.since) in self._open.waiting
+        return missed.mark(knock.pid, self._agent.clock.at(knock.since)) in self._open.waiting
 
     def keep(self) -> None:
         """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
@@ -82,7 +84,7 @@ class GateSide:
                     clients.left(message.connection)
             case _:
                 pass
-        event = to_input(message, now)
+        event = to_input(message, now, agent.clock.at)
         if isinstance(event, inp.Knocked) and any(one.process for one in agent.state.leases):
             event = event._replace(peer=event.peer._replace(lineage=lineage(event.peer.pid)))
         events: list[inp.Input] = [event, *ended]
@@ -112,7 +114,7 @@ class GateSide:
         if first is None:
             agent.take(told)
             return
-        kept.take_up_turn(agent.core, first, told)
+        kept.take_up_turn(agent.core, first, told, now)
         kept.take_up_usage(agent.core, first, now)
         agent.take([*told, *kept.shutdowns(first, agent.core, now), kept.ending(first, now)])
         for one in missed.missed(self._open, agent.state, told, now) if agent.inherited else ():

@@ -22,8 +22,26 @@ from mpsagent.policy.shares import Lease, Share
 
 LEASE = "lease"
 """The number of the last lease, of all instances; everything else is one instance's."""
+CLOCK = "clock"
+"""What the times of all instances are of, see :mod:`mpsagent.agent.clock`."""
+TIMES = ("turn", "served", "suspended", "usage", "leases", "drain", "shutdowns")
+SINCE_1970 = 1e8
+"""Floats of this size are times."""
 MOST = 1000
 """Clients that are being ended; a server has 48."""
+
+
+def moved(values: Mapping[str, Any], by: float) -> dict[str, Any]:
+    """With the times of an earlier agent in this one's clock."""
+    return {key: _moved(value, by) if key.rpartition("/")[2] in TIMES else value for key, value in values.items()}
+
+
+def _moved(value: Any, by: float) -> Any:
+    if isinstance(value, list):
+        return [_moved(one, by) for one in value]
+    if isinstance(value, dict):
+        return {key: _moved(one, by) for key, one in value.items()}
+    return value + by if isinstance(value, float) and value > SINCE_1970 else value
 
 
 def ending_rows(core: Core) -> list[list[Any]]:
@@ -139,19 +157,19 @@ def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:
     return inp.Resumed(now, tuple(found))
 
 
-def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input]) -> None:
+def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input], now: float) -> None:
     """Before the engine decides for the first time: the turn goes on where the earlier agent was with it, when its user
-    has a client among what the gate has ``told``."""
+    has a client among what the gate has ``told``. No time is later than ``now``: nobody is to wait for it."""
     with suppress(ValueError, TypeError, KeyError):
-        served = {int(uid): float(at) for uid, at in kept["served"][:MOST]}
+        served = {int(uid): min(now, float(at)) for uid, at in kept["served"][:MOST]}
         core.memories = replace(core.memories, turns=Memory(served=served))
     with suppress(ValueError, TypeError, KeyError):
-        suspended = {int(uid): float(at) for uid, at in kept["suspended"][:MOST]}
+        suspended = {int(uid): min(now, float(at)) for uid, at in kept["suspended"][:MOST]}
         core.memories = replace(core.memories, turns=replace(core.memories.turns, suspended=suspended))
     with suppress(ValueError, TypeError, KeyError):
         uid, since, contested, warned, end = kept["turn"]
-        contested, warned, end = (None if at is None else float(at) for at in (contested, warned, end))
-        turn = Turn(int(uid), float(since), contested, warned, end)
+        contested, warned, end = (None if at is None else min(now, float(at)) for at in (contested, warned, end))
+        turn = Turn(int(uid), min(now, float(since)), contested, warned, end)
         if any(isinstance(one, inp.Known) and one.peer.uid == turn.uid for one in told):
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
             core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn, suspended=rest))

@@ -53,6 +53,8 @@ class Node(Recorder):
         self.inherited = history.newest
         """Number of the last record of the agent before."""
         self.started = self.clock.now()
+        self.moved = 0.0
+        """Seconds by which the wall clock was set since the start of the agent before."""
         self.policy = Policy()
         self.policy_errors: tuple[PolicyError, ...] = ()
         self.left: str | None = None  # of the policy, and has to wait until the agent is started again
@@ -122,6 +124,12 @@ class Node(Recorder):
         earlier = self.store.load()
         for text in self.store.notes:
             log.warning("store", text=text)
+        self.moved = self.clock.carry_on(earlier.pop(kept.CLOCK, None))
+        if self.moved:
+            earlier = kept.moved(earlier, self.moved)
+            for key, value in earlier.items():
+                self.store.put(key, value)
+        self.store.put(kept.CLOCK, self.clock.kept())
         await self._first_policy()
         self.make_supervisor = make_supervisor
         found = self.apart.found(await self._instances())

@@ -129,7 +129,7 @@ def give_lease(agent: Agent, asked: Asked, by: int) -> Lease | str:
         process = line[0]
     number = int(agent.node.store.get(kept.LEASE, 0)) + 1
     share = Share(f"lease {number}", asked.threads, asked.memory)
-    until = now + asked.seconds if asked.seconds is not None else asked.until or now
+    until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + agent.clock.shift()
     lease = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
     agent.node.store.put(kept.LEASE, number)
     ended = [inp.LeaseEnded(now, one.number, by) for one in earlier]

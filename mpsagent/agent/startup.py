@@ -70,7 +70,8 @@ async def read_logs(agent: Agent) -> dict[str, tuple[Position | None, LogParser]
         )
         if caught.passed_over:
             log.warning("logs", text=f"{caught.passed_over} bytes of the logs were not read: rotate them (logrotate)")
-        happened = agent.absorb(caught.events)
+        now = agent.clock.now()  # lines from before the wall clock was set back are of the future
+        happened = agent.absorb([one if one.at <= now else one._replace(at=now) for one in caught.events])
         old = agent.history.since(0, agent.inherited)
         since = float(str(old[-1]["at"])) - OVERLAP if old else agent.started
         fresh = [one for one in happened if one.at > since]

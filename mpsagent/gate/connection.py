@@ -22,8 +22,8 @@ SIOCOUTQ = termios.TIOCOUTQ
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """``number`` is the time of its arrival in microseconds since 1970, made unique: it orders connections across
-    restarts of the gate, and tells ``since``."""
+    """``number`` is the time of its arrival in microseconds of CLOCK_MONOTONIC, made unique: it orders connections
+    across restarts of the gate, and tells ``since``."""
 
     number: int
     sock: socket.socket
@@ -82,18 +82,19 @@ def mark_of(sock: socket.socket) -> Mark:
 
 
 class Numbers:
-    """Connection numbers: microseconds since 1970, each greater than the one before."""
+    """Connection numbers: microseconds of CLOCK_MONOTONIC, which nobody sets and which a later gate has, too; each is
+    greater than the one before."""
 
     def __init__(self) -> None:
         self._last = 0
 
     def new(self) -> int:
-        self._last = max(self._last + 1, time.time_ns() // 1000)
+        self._last = max(self._last + 1, time.monotonic_ns() // 1000)
         return self._last
 
     def seen(self, number: int) -> None:
         """A number of an earlier gate. One from a clock that was far ahead is not followed for ever."""
-        if number < time.time_ns() // 1000 + 3_600_000_000:
+        if number < time.monotonic_ns() // 1000 + 3_600_000_000:
             self._last = max(self._last, number)
 
 

@@ -222,7 +222,7 @@ class FrontEnd:
     def _run(self, command: str) -> None:
         refusal = forbidden(command, self._peer.uid, contained=self._contained)
         if changes(command) and (refusal is not None or self._peer.uid == 0):
-            self._owner.report(self._lane, self._peer, command, time.time(), refusal is not None)
+            self._owner.report(self._lane, self._peer, command, time.monotonic(), refusal is not None)
         if refusal is not None:
             self._channel.send(answer_message(refusal))
             return

@@ -152,7 +152,7 @@ class HandOvers:
         self._queue.take(held.connection, self.instance, now)
         connection.mark = Mark.HELD  # an earlier gate may have got further; the client has stayed silent
         handing = self._handing(connection, HandOver(plan))
-        self._tell(link.Handing(held.connection, held.pid, held.uid, time.time()))
+        self._tell(link.Handing(held.connection, held.pid, held.uid, time.monotonic()))
         handing.start()
         return True
 
@@ -230,7 +230,7 @@ class HandOvers:
                 connection.start,
                 outcome.limits,
                 seconds,
-                time.time(),
+                time.monotonic(),
                 outcome.fail_safe,
                 acknowledged,
                 outcome.status,
@@ -355,7 +355,7 @@ class HandOvers:
         connection, announcement = self._cut.popleft()
         limits = announcement.name.limits or Limits()
         handing = self._handing(connection, HandOver(Plan(limits, limits)))
-        self._tell(link.Handing(connection.number, connection.peer.pid, connection.peer.uid, time.time()))
+        self._tell(link.Handing(connection.number, connection.peer.pid, connection.peer.uid, time.monotonic()))
         handing.resume(announcement)
 
     def resume_passing(self, connection: Connection) -> None:

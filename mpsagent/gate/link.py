@@ -1,7 +1,7 @@
 """What agent and gate say to each other: one JSON object a packet, encoded and checked here for both ends. Pure.
 
-Times are seconds since 1970 (CLOCK_REALTIME), sizes bytes, percentages with one decimal. ``instance`` is the name of
-the instance that a message is about; empty: the one that the gate was started for. A pidfd may come along with
+Times are seconds of CLOCK_MONOTONIC, which nobody sets, sizes bytes, percentages with one decimal. ``instance`` is the
+name of the instance that a message is about; empty: the one that the gate was started for. A pidfd may come along with
 ``Knock`` and ``Known`` (SCM_RIGHTS). A peer that says anything else is broken or hostile: :class:`LinkError`.
 """
 

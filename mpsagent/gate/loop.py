@@ -59,7 +59,7 @@ class Gate:
     def __init__(self, loop: asyncio.AbstractEventLoop, options: Options, inherited: list[tuple[str, int]]) -> None:
         self._loop = loop
         self._options = options
-        self._started = time.time()
+        self._started = time.monotonic()
         self._link: LinkServer | None = None
         self._status = ""
         self._started_up = False
@@ -339,7 +339,7 @@ class Gate:
         yield from self._holding.knocks()
         for instance in self._instances:
             for one in instance.hand_overs.under_way():
-                yield link.Handing(one.number, one.peer.pid, one.peer.uid, time.time(), instance.name), None
+                yield link.Handing(one.number, one.peer.pid, one.peer.uid, time.monotonic(), instance.name), None
         yield link.Synced(), None
 
     def _pidfd_of(self, process: Process) -> Callable[[], int | None]:

@@ -47,7 +47,7 @@ class KnownProcesses:
         if identity.has_ended(pidfd):
             os.close(pidfd)
             return False
-        since = known.since if known is not None else time.time()
+        since = known.since if known is not None else time.monotonic()
         who = connection.peer
         name = str(KnownName(who.uid, who.gid, connection.start, since, limits, instance))
         self._replace(process, pidfd, name)
@@ -75,7 +75,9 @@ class KnownProcesses:
         known = self._queue.known_process(process)
         if known is None:
             who = connection.peer
-            known = KnownProcess(who.pid, who.uid, who.gid, connection.start, time.time(), limits, instance=instance)
+            known = KnownProcess(
+                who.pid, who.uid, who.gid, connection.start, time.monotonic(), limits, instance=instance
+            )
             self._queue.know(known)
         known.limits = limits
         known.connections += 1

@@ -76,3 +76,22 @@ def test_a_step_of_the_machines_clock_moves_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
     assert 0.0 <= clock.now() - before < 60.0
     assert clock.shift() == pytest.approx(-3600.0, abs=1.0)
+
+
+def test_a_later_agent_goes_on_with_the_clock_unless_it_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times that an agent has kept are moved where the wall clock was set between the two; without that one who had a
+    turn waited for hours, and a drain, a lease and a grace ended at once or hours late."""
+    first, real = SteadyClock(), time.time
+    same = SteadyClock()
+    assert same.carry_on(first.kept()) == 0.0
+    assert same.kept() == first.kept(), "exactly: records are told apart by the millisecond"
+    served = first.now()
+    for step in (-3 * 3600.0, 3 * 3600.0):
+        monkeypatch.setattr(time, "time", lambda step=step: real() + step)
+        later = SteadyClock()
+        by = later.carry_on(first.kept())
+        assert by == pytest.approx(step, abs=1.0)
+        assert 0.0 <= later.now() - (served + by) < 60.0
+        assert later.carry_on(["another boot", 5.0]) == 0.0
+        for broken in (None, 7, [], ["x"], {"a": 1}, [None, None, None], [first.kept()[0], "x"]):
+            assert later.carry_on(broken) == 0.0

@@ -3,6 +3,7 @@ and nothing done to a process that was not meant."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() 
     assert row is not None
     assert row[:4] == [1001, 900.0, 980.0, NOW], "warned now, ten seconds after bob came"
     second, later, events = core(), NOW + 15.0, told(at_work(), waits())
-    kept.take_up_turn(second, {"turn": row}, events)
+    kept.take_up_turn(second, {"turn": row}, events, later)
     assert "turn.warning" not in kinds(second.receive_all(events, later).actions)
     assert "turn.ending" in kinds(second.tick(NOW + 20.1).actions), "20 s after the first warning"
     third = core()
@@ -146,14 +147,14 @@ def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() 
 def test_a_turn_of_a_user_who_has_gone_is_over() -> None:
     """Kept for a user without a client it would hold up everybody."""
     one, events = core(), told(waits())
-    kept.take_up_turn(one, {"turn": [1001, 900.0, 980.0, 990.0, None]}, events)
+    kept.take_up_turn(one, {"turn": [1001, 900.0, 980.0, 990.0, None]}, events, NOW)
     assert holder(one, events) == 1002
 
 
 def test_who_had_a_turn_stays_behind_who_came_meanwhile() -> None:
     """The order of the queue outlives the agent."""
     one, events = core(), told(inp.Knocked(NOW, 1, ALICE, 940.0), waits(950.0))
-    kept.take_up_turn(one, {"served": [[1001, 960.0]]}, events)
+    kept.take_up_turn(one, {"served": [[1001, 960.0]]}, events, NOW)
     assert holder(one, events) == 1002
     assert [1001, 960.0] in kept.served_rows(one)
 
@@ -162,7 +163,7 @@ def test_who_had_a_turn_stays_behind_who_came_meanwhile() -> None:
 def test_what_is_no_turn_is_none(broken: object) -> None:
     one = core()
     before = one.memories
-    kept.take_up_turn(one, {"turn": broken, "served": broken or None}, told(at_work()))
+    kept.take_up_turn(one, {"turn": broken, "served": broken or None}, told(at_work()), NOW)
     assert one.memories is before
 
 
@@ -252,3 +253,32 @@ def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None
     assert start("left") == [None]
     assert start("left", "right") == [None, None]
     assert store.get(kept.LEASE) == 7
+
+
+# --- the wall clock ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_kept_moves_with_the_wall_clock() -> None:
+    """Every time that an agent keeps, and nothing else: MPS's logs have stamps of their own."""
+    at, hour = 1_800_000_000.5, 3600.0
+    values = {
+        "turn": [1001, at, at, None, None], "gpu/served": [[1002, at]], "suspended": [[1003, at]],
+        "usage": {"hours": [[1001, [[500_000, 12.5]]]], "since": [[1001, at]]},
+        "leases": [{"number": 1, "since": at, "until": at, "memory": {"0": 20 << 30}, "threads": 12.5}],
+        "drain": {"since": at, "until": at, "restart": False}, "shutdowns": [[70, at, 0, at, False]],
+        "logs": {"control": [5, at]}, "lease": 4,
+    }  # fmt: skip
+    text, there = json.dumps(values), json.dumps(kept.moved(values, hour))
+    assert text.count(str(at)) == 12
+    assert there.count(str(at + hour)) == 11
+    assert kept.moved(values, hour)["logs"] == values["logs"]
+    assert json.loads(there.replace(str(at + hour), str(at))) == values
+
+
+@pytest.mark.parametrize("row", [{"served": [[1001, NOW + 9000.0]]}, {"suspended": [[1001, NOW + 9000.0]]}])
+def test_a_time_from_the_future_keeps_no_user_waiting(row: dict[str, Any]) -> None:
+    """A machine whose clock was set back while it was off."""
+    one, events = core(), told(inp.Knocked(NOW, 1, ALICE, NOW))
+    kept.take_up_turn(one, row, events, NOW)
+    assert holder(one, events) == 1001
+    assert all(at <= NOW for _, at in [*kept.served_rows(one), *kept.suspended_rows(one)])

@@ -183,7 +183,7 @@ def test_who_was_refused_by_its_server_says_so_itself() -> None:
     state, happened = reduce(knocked(State()), ev.ClientRefused(2, 100, 200, "status 807"))
     assert happened == []
     message = link.Passed(1, 200, 1001, 77, Limits(), 0.1, 2.0, status=807)
-    _, happened = reduce(state, to_input(message, 2.0))
+    _, happened = reduce(state, to_input(message, 2.0, float))
     (refused,) = (one for one in happened if isinstance(one, tr.ClientRefused))
     assert (refused.pid, refused.uid) == (200, 1001)
     assert "807" in refused.why
