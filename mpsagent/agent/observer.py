@@ -27,6 +27,8 @@ CPU_EVERY = 5.0
 """Seconds between two readings of the CPU time of clients."""
 FRESH, FRESH_CLIENT = 5.0, 1.0
 """Seconds for which what the GPUs have said is good enough for who asks; while there is a client that came later."""
+MEMORY_EVERY = 2.0
+"""Seconds between two looks at what clients use that have a memory limit."""
 BLIND = "faults and server ends are not seen meanwhile"
 
 
@@ -59,8 +61,8 @@ class Observer:
             self.outside()
         agent.conditions.set("bypass", agent.bypass.trouble(), now, bypass.advice(agent.policy.pipe_directory))
         agent.unlimited.look()
-        do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, or the policy's partitioning"
-        agent.conditions.set("thread limits", agent.unlimited.trouble(), now, do)
+        do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, or the policy's over_limits"
+        agent.conditions.set("over limits", agent.unlimited.trouble(), now, do)
         agent.conditions.expire(now)
         if self._other is not None and start_time(self._other) is None:
             self._other = None
@@ -69,6 +71,9 @@ class Observer:
         due = min(self._survey_at, self._memory_at + FRESH) if self._memory_counts() else self._survey_at
         if not self._survey_busy and now >= due and (busy or agent.bypass.found):
             self.survey()
+        limited = any(client.most_memory for client in state.clients.values())
+        if limited and not self._outside_busy and now >= self._memory_at + MEMORY_EVERY:
+            self.outside()
         if first and not self._foreign_busy and now >= self._foreign_at:
             self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
             agent.spawn(self._foreign())
@@ -102,7 +107,7 @@ class Observer:
         agent.clients.forget_idle(frozen)
         for pid in frozen:
             self._idle.pop(pid, None)
-        return inp.ProcessesSeen(now, found, dict(self._idle), frozenset(agent.unlimited.found))
+        return inp.ProcessesSeen(now, found, dict(self._idle), dict(agent.unlimited.found))
 
     def _gate(self, now: float) -> None:
         agent, path = self._agent, self._agent.policy.pipe_directory
@@ -230,10 +235,9 @@ class Observer:
         if isinstance(listed, str):  # it is asked again, and said
             return
         self._memory, self._memory_at = gpus.memory_by_pid(listed), agent.clock.now()
+        agent.take([inp.MemorySeen(agent.clock.now(), gpus.memory_by_device(listed))])
         if agent.policy.user is not None:
             return  # the template looks for all
-        if agent.policy.pauses:
-            agent.take([inp.MemorySeen(agent.clock.now(), gpus.memory_by_device(listed))])
         for one in await agent.bypass.look(listed):
             seen = one.seen
             agent.record(

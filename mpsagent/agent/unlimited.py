@@ -1,9 +1,9 @@
-"""Clients that MPS does not hold to a thread limit, because their environment asks for partitioning by context.
+"""Processes whose environment takes limits away that MPS should hold them to, and who is beyond them.
 
-Measured on driver 580.159.04 (docs/measured.md, "A client's own environment"): such a client of a server with 20
-percent saw and used all multiprocessors, unless it had a percentage of its own below 100. Nothing in MPS prevents it;
-what becomes of it is the policy's (:mod:`mpsagent.core.caps`). Only the environment that a process was started with can
-be seen: who sets the variable in the process itself is not found.
+With partitioning by context a client uses all multiprocessors (docs/measured.md, "A client's own environment"), with a
+text in CUDA_MPS_PINNED_DEVICE_MEM_LIMIT that MPS cannot read it has no memory limit (recording 11). Nothing in MPS
+prevents either; what becomes of it is the policy's (:mod:`mpsagent.core.caps`). Only the environment that a process was
+started with can be seen: who sets a variable in the process itself is found by the memory that it uses.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mpsagent.core import caps
+from mpsagent.core import inputs as inp
 from mpsagent.system import outsider
 from mpsagent.system.threads import in_thread
 
@@ -26,39 +27,43 @@ SHOWN = 5
 
 
 class Unlimited:
-    """Of one instance. Each client is looked at once, soon after it was let in."""
+    """Of one instance. Each process is looked at once, soon after it came or was let in."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._looked: dict[int, int] = {}
         """Start times by pid."""
         self._busy = False
-        self.found: set[int] = set()
+        self.found: dict[int, inp.Lifts] = {}
 
     def look(self) -> None:
         """Begin to look at those who are new, aside."""
-        clients = {pid: client.peer.start for pid, client in self._agent.state.clients.items()}
-        self._looked = {pid: start for pid, start in self._looked.items() if clients.get(pid) == start}
-        self.found &= self._looked.keys()
-        fresh = [one for one in clients.items() if one[0] not in self._looked][:MOST]
+        state = self._agent.state
+        here = {pid: client.peer.start for pid, client in state.clients.items()}
+        here |= {held.peer.pid: held.peer.start for held in state.held.values()}
+        self._looked = {pid: start for pid, start in self._looked.items() if here.get(pid) == start}
+        self.found = {pid: one for pid, one in self.found.items() if pid in self._looked}
+        fresh = [one for one in here.items() if one[0] not in self._looked][:MOST]
         if fresh and not self._busy:
             self._busy = True
             self._agent.spawn(self._look(fresh))
 
     async def _look(self, fresh: list[tuple[int, int]]) -> None:
-        asking = list[bool]()
+        shown = list[tuple[bool, str | None]]()
+        devices = {name for one in self._agent.devices for name in (str(one.ordinal), one.uuid)}
         try:
             with suppress(TimeoutError, OSError):
-                asking = await in_thread(outsider.unlimited, fresh, deadline=DEADLINE, slots=outsider.LOOKS)
+                shown = await in_thread(outsider.lifts, fresh, devices, deadline=DEADLINE, slots=outsider.LOOKS)
         finally:
             self._busy = False
         self._looked |= dict(fresh)
-        self.found |= {pid for (pid, _), asks in zip(fresh, asking, strict=False) if asks}
+        for (pid, start), (threads, memory) in zip(fresh, shown, strict=False):
+            if threads or memory is not None:
+                self.found[pid] = inp.Lifts(start, threads, memory)
 
     def trouble(self) -> str | None:
-        found = caps.unlimited(self._agent.core.view())
+        found = caps.beyond(self._agent.core.view())
         if not found:
             return None
-        who = "; ".join(f"process {client.pid} of user {client.uid}" for client in found[:SHOWN])
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        return f"may use all multiprocessors, whatever its thread limit: {who}{more}"
+        return f"MPS does not hold them to their limits: {'; '.join(reason for _, _, reason in found[:SHOWN])}{more}"

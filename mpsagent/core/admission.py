@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from mpsagent.core import actions as act
+from mpsagent.core import over
 from mpsagent.core.model import CLIENTS_PER_SERVER
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
@@ -108,13 +109,14 @@ def _processes(view: View, users: list[int]) -> Iterator[tuple[int, int, Limits]
 
 def _admission(view: View, uid: int) -> act.Admission:
     rules = view.rules(uid)
+    total = rules.total(view.state.devices) if rules.enforce_limits else None
     return act.Admission(
         uid=uid,
         limits=_at_most(view.limits(uid)),
         known_only=view.state.drain is not None or bool(view.state.to_end()),
         max_clients=rules.max_clients if rules.enforce_limits else None,
         named=view.shares,
-        total=rules.total(view.state.devices) if rules.enforce_limits else None,
+        total=None if total is None else over.left(view.state, uid, total),
     )
 
 

@@ -1,5 +1,5 @@
-"""What a user's clients may do beside their limits: how long, how idle while other users wait, and whether by their
-environment they may pass the thread limit. How many of them there may be is the gate's to keep (see
+"""What a user's clients may do beside their limits: how long, how idle while other users wait, and what becomes of one
+that MPS does not hold to its limits. How many of them there may be is the gate's to keep (see
 :mod:`mpsagent.core.admission`)."""
 
 from __future__ import annotations
@@ -7,26 +7,31 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mpsagent.core import actions as act
-from mpsagent.core.model import Client
+from mpsagent.core.inputs import Lifts
+from mpsagent.core.model import Client, Over
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.view import View
-from mpsagent.mps.units import duration_text
+from mpsagent.mps.units import duration_text, limit_text
 from mpsagent.policy.policy import Rules
 
 NEARLY_FULL = 0.8
 ALL = 100.0
 """Percent: no thread limit, so nothing that could be passed."""
+PATIENCE = 10.0
+"""Seconds in sum for which a client may be beyond its limits before it is ended for that."""
+VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
     """``warned``: servers whose clients came near the most that a server takes (48 since Volta; recording 02);
-    ``reported``: clients that would have been ended, were the rule enforced; ``unlimited``: clients of which was said
-    that they pass their thread limit."""
+    ``reported``: clients that would have been ended, were the rule enforced; ``beyond``: clients of which was said that
+    they are beyond their limits, and by which means; ``lifting``: processes whose environment was spoken of."""
 
     warned: frozenset[int] = frozenset()
     reported: frozenset[int] = frozenset()
-    unlimited: frozenset[int] = frozenset()
+    beyond: frozenset[tuple[int, str]] = frozenset()
+    lifting: frozenset[int] = frozenset()
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
@@ -41,13 +46,19 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             reason = f"server {server.pid} has {len(server.attached)} of at most {server.max_clients} clients"
             todo.append(act.Report(kind="clients.nearly_full", reason=reason, rule="built-in", server=server.pid))
         warned = warned | {server.pid} if full else warned - {server.pid}
-    told = memory.unlimited & view.state.clients.keys()
-    for client in unlimited(view):
-        if client.pid not in told:
-            told |= {client.pid}
-            rule = view.rules(client.uid).origin("partitioning").key
-            reason = _passing(client)
+    told = frozenset(one for one in memory.beyond if one[0] in view.state.clients)
+    for client, means, reason in beyond(view):
+        if (client.pid, means) not in told:
+            told |= {(client.pid, means)}
+            rule = view.rules(client.uid).origin("over_limits").key
             todo.append(act.Report(kind="client.unlimited", reason=reason, rule=rule, uid=client.uid, pid=client.pid))
+    lifting = memory.lifting & view.state.lifts.keys()
+    for pid in view.state.lifts.keys() - lifting:
+        uid, words = lifted(view, pid)
+        if words:
+            lifting |= {pid}
+            reason = f"process {pid} of user {uid}: {words}; mpsagent-cli env prints what does no harm"
+            todo.append(act.Report(kind="client.environment", reason=reason, rule="built-in", uid=uid, pid=pid))
     for uid in filter(view.identified, view.state.users()):
         ends, at = _over(view, uid, view.state.clients_of_user(uid), now)
         wakes += at
@@ -63,22 +74,48 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 reported |= {client.pid}
                 reason += "; this is not enforced"
                 todo.append(act.Report(kind="client.over", reason=reason, rule=rule, uid=uid, pid=client.pid))
-    fresh = Memory(warned, reported, told)
+    fresh = Memory(warned, reported, told, lifting)
     return Decision(fresh if fresh != memory else memory, tuple(todo), tuple(requests), wake=min(wakes, default=None))
 
 
-def unlimited(view: View) -> list[Client]:
-    """Clients that pass their thread limit, where the policy wants to hear of it."""
-    return [
-        client for pid in sorted(view.state.unlimited)
-        if (client := view.state.clients.get(pid)) is not None and client.limits.threads < ALL
-        and view.identified(client.uid) and view.rules(client.uid).partitioning != "allow"
-    ]  # fmt: skip
+def beyond(view: View) -> list[tuple[Client, str, str]]:
+    """Clients that are beyond their limits now, each with the limit and what it does."""
+    state, found = view.state, list[tuple[Client, str, str]]()
+    for pid in sorted(state.over.keys() | state.lifts.keys()):
+        client, one, lifts = state.clients.get(pid), state.over.get(pid), state.lifts.get(pid, Lifts())
+        if client is None or not view.identified(client.uid):
+            continue
+        if one is not None and one.now:
+            found.append((client, "memory", _uses(client, one, lifts)))
+        if lifts.threads and client.limits.threads < ALL:
+            found.append((client, "threads", _passing(client)))
+    return found
+
+
+def _uses(client: Client, one: Over, lifts: Lifts) -> str:
+    who, used, given = f"client {client.pid} of user {client.uid}", limit_text(one.used), limit_text(one.limit)
+    has = f"{who} uses {used} on device {one.device}, and was given {given}"
+    return has if lifts.memory is None else f"{has}: its environment has {VARIABLE}={lifts.memory}"
 
 
 def _passing(client: Client) -> str:
-    may = f"client {client.pid} may use all multiprocessors, whatever its thread limit"
+    may = f"client {client.pid} of user {client.uid} may use all multiprocessors, whatever its thread limit"
     return f"{may}: its environment asks for partitioning by context"
+
+
+def lifted(view: View, pid: int) -> tuple[int | None, str]:
+    """The user of a process that is held or was let in, and which of its limits its environment takes away, in words;
+    empty where that is none. Of a client with partitioning by context :func:`beyond` speaks."""
+    state, lifts, client = view.state, view.state.lifts[pid], view.state.clients.get(pid)
+    peer = client.peer if client is not None else next((one.peer for one in state.held.of((pid, lifts.start))), None)
+    if peer is None or not view.identified(peer.uid):
+        return None, ""
+    limits = view.limits_of(peer) if client is None else client.limits
+    if lifts.memory is not None and limits.memory:
+        return peer.uid, f"its environment may take its memory limit away ({VARIABLE}={lifts.memory})"
+    if client is None and lifts.threads and limits.threads < ALL:
+        return peer.uid, "its environment asks for partitioning by context, which takes its thread limit away"
+    return peer.uid, ""
 
 
 def _over(
@@ -91,10 +128,17 @@ def _over(
     if not rules.enforce_limits:
         ends += _let_in_all_the_same(rules, uid, clients)
     for client in clients:
-        if client.pid in view.state.unlimited and rules.partitioning == "terminate":
+        if rules.over_limits == "terminate":
+            lifts, one = view.state.lifts.get(client.pid, Lifts()), view.state.over.get(client.pid)
+            rule = rules.origin("over_limits").key
+            if one is not None and one.now and one.seconds >= PATIENCE:
+                ends.append((client, _uses(client, one, lifts), rule))
             limits = client.limits if rules.enforce_limits else rules.limits(view.state.devices)
-            if limits.threads < ALL:
-                ends.append((client, _passing(client), rules.origin("partitioning").key))
+            if lifts.threads and limits.threads < ALL:
+                if now >= client.since + PATIENCE:
+                    ends.append((client, _passing(client), rule))
+                else:
+                    wakes.append(client.since + PATIENCE)
     if rules.max_runtime is not None:
         rule = rules.origin("max_runtime").key
         for client in clients:

@@ -55,13 +55,19 @@ def back(client: Client) -> Client:
     return replace(client, said_left=None, detached=None, outcome=outcome)
 
 
+def more(left: Mapping[int, int], right: Mapping[int, int]) -> dict[int, int]:
+    """The larger memory limit on each device; none where one of them has none."""
+    return {device: max(size, right[device]) for device, size in left.items() if device in right}
+
+
 def known_again(client: Client, event: inp.Known) -> Client:
     """One that passed more often than we know did so while the link was down. Whether that was before or after its
     server was lost is not known, so MPS is asked before it counts as one that has left."""
     if event.connections <= client.connections:
         return client
     limits = client.limits if event.limits is None else event.limits
-    client = replace(client, connections=event.connections, limits=limits)
+    most = more(client.most_memory, limits.memory)
+    client = replace(client, connections=event.connections, limits=limits, most_memory=most)
     return client if client.detached is None else replace(client, detached=None, said_left=event.at)
 
 

@@ -179,14 +179,23 @@ class ControlGone(NamedTuple):
     pid: int
 
 
+class Lifts(NamedTuple):
+    """Which limits the environment takes away that a process (``start``) was started with. ``threads``: by partitioning
+    by context; ``memory``: its CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, where MPS forgets the limit over that; else None."""
+
+    start: int = 0
+    threads: bool = False
+    memory: str | None = None
+
+
 class ProcessesSeen(NamedTuple):
-    """A look at the processes that matter: which are stopped, since when clients have used no CPU time, which clients
-    MPS holds to no thread limit, because of their environment."""
+    """A look at the processes that matter: which are stopped, since when clients have used no CPU time, and which
+    processes, clients or held, would lift their limits."""
 
     at: float
     stopped: frozenset[int]
     idle_since: Mapping[int, float]
-    unlimited: frozenset[int] = frozenset()
+    lifts: Mapping[int, Lifts] = {}
 
 
 class MemorySeen(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from mpsagent.core.inputs import Peer
+from mpsagent.core.inputs import Lifts, Peer
 from mpsagent.core.queue import Held as Held
 from mpsagent.core.queue import Queue
 from mpsagent.mps.limits import Device, Limits
@@ -131,6 +131,8 @@ class Client:
     since: float
     waited: float = 0.0
     limits: Limits = field(default_factory=Limits)
+    most_memory: Mapping[int, int] = field(default_factory=dict)
+    """Bytes by device: the most that any of its hand-overs gave it."""
     fail_safe: bool = False
     connections: int = 1
     server: int | None = None
@@ -192,6 +194,19 @@ class StartFailure:
     reason: str = ""
 
 
+class Over(NamedTuple):
+    """A client that has used more memory than it was given. ``now``: it did at the last look, at ``looked``;
+    ``seconds``: for how long in sum; ``used`` and ``limit`` in bytes, on the device where the difference was largest.
+    """
+
+    device: int
+    used: int
+    limit: int
+    looked: float
+    seconds: float = 0.0
+    now: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Everything the agent believes about one instance of MPS, and what it was told by people."""
@@ -212,8 +227,8 @@ class State:
     """Hand-overs in a row that failed at the control daemon, whoever it was."""
     stopped: frozenset[int] = frozenset()
     cpu_idle_since: Mapping[int, float] = field(default_factory=dict)
-    unlimited: frozenset[int] = frozenset()
-    """Clients whose environment asks for partitioning by context, so that MPS holds them to no thread limit."""
+    lifts: Mapping[int, Lifts] = field(default_factory=dict)
+    """By pid, of clients and of those who are held: which limits their environment takes away."""
     silent_since: float | None = None
     """When the oldest command was sent that the control daemon has still not answered."""
     drain: Drain | None = None
@@ -228,6 +243,8 @@ class State:
     """When ``get_server_list`` was answered last."""
     memory: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Device memory of processes as NVML said last: bytes by pid and the device's UUID."""
+    over: Mapping[int, Over] = field(default_factory=dict)
+    """Clients that have used more memory than they were given, by pid."""
     left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
     """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
     ended: Mapping[int, float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpsagent.core import inputs as inp
-from mpsagent.core import reduce_answers, reduce_logs, reduce_people
+from mpsagent.core import over, reduce_answers, reduce_logs, reduce_people
 from mpsagent.core import transitions as tr
 from mpsagent.core.actions import (
     Done,
@@ -23,7 +23,7 @@ from mpsagent.core.actions import (
     TerminateClient,
     Thaw,
 )
-from mpsagent.core.changes import Out, back, bounded, known_again, lost, server_ended, without
+from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, server_ended, without
 from mpsagent.core.model import Client, Control, Gate, Held, Outcome, State
 from mpsagent.core.queue import Queue
 
@@ -100,7 +100,10 @@ def _known(state: State, event: inp.Known, out: Out) -> State:
     state = _another(state, peer, event.at, out)
     before = state.before.get((peer.pid, peer.start))
     number, job = state.job(peer)
-    client = Client(peer, event.since, limits=event.limits, connections=event.connections, lease=number, job=job)
+    client = Client(
+        peer, event.since, limits=event.limits, most_memory=event.limits.memory, connections=event.connections,
+        lease=number, job=job,
+    )  # fmt: skip
     if before is not None:  # it passed while the link was down
         client = replace(client, waited=max(0.0, event.since - before.since))
         told = (event.since, peer.pid, peer.uid, client.waited, event.limits, False)
@@ -170,11 +173,15 @@ def _passed(state: State, event: inp.Passed, out: Out) -> State:
     if _is_client(state, peer):
         client = back(state.clients[peer.pid])
         client = replace(
-            client, limits=event.limits, fail_safe=event.fail_safe, connections=client.connections + 1
+            client, limits=event.limits, most_memory=more(client.most_memory, event.limits.memory),
+            fail_safe=event.fail_safe, connections=client.connections + 1,
         )  # fmt: skip
         return replace(state, clients={**state.clients, peer.pid: client})
     number, job = state.job(peer)
-    client = Client(peer, event.at, max(0.0, event.at - since), event.limits, event.fail_safe, lease=number, job=job)
+    client = Client(
+        peer, event.at, max(0.0, event.at - since), event.limits, event.limits.memory, event.fail_safe, lease=number,
+        job=job,
+    )  # fmt: skip
     state = _another(state, peer, event.at, out)
     took = None if held is None or held.handing is None else max(0.0, event.at - held.handing)
     told = (event.at, peer.pid, peer.uid, client.waited, event.limits, event.fail_safe)
@@ -262,7 +269,8 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
         clients=without(state.clients, event.pid),
         stopped=state.stopped - {event.pid},
         cpu_idle_since=without(state.cpu_idle_since, event.pid),
-        unlimited=state.unlimited - {event.pid},
+        lifts=without(state.lifts, event.pid) if event.pid in state.lifts else state.lifts,
+        over=without(state.over, event.pid) if event.pid in state.over else state.over,
     )
 
 
@@ -303,10 +311,10 @@ def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
         if client.frozen is not None and event.at > client.frozen and client.pid not in event.stopped:
             out.append(tr.ClientResumed(event.at, client.pid, client.uid))
             state = _frozen(state, client.pid, client.peer.start, None)
-    seen = (event.stopped, event.idle_since, event.unlimited)
-    if (state.stopped, state.cpu_idle_since, state.unlimited) == seen:
+    seen = (event.stopped, event.idle_since, event.lifts)
+    if (state.stopped, state.cpu_idle_since, state.lifts) == seen:
         return state
-    return replace(state, stopped=event.stopped, cpu_idle_since=event.idle_since, unlimited=event.unlimited)
+    return replace(state, stopped=event.stopped, cpu_idle_since=event.idle_since, lifts=event.lifts)
 
 
 def _frozen(state: State, pid: int, start: int, since: float | None) -> State:
@@ -318,7 +326,10 @@ def _frozen(state: State, pid: int, start: int, since: float | None) -> State:
 
 
 def _memory(state: State, event: inp.MemorySeen, out: Out) -> State:
-    return state if state.memory == event.memory else replace(state, memory=event.memory)
+    found = over.seen(state, event.at, event.memory)
+    if (state.memory, state.over) == (event.memory, found):
+        return state
+    return replace(state, memory=event.memory, over=found)
 
 
 def _silent(state: State, event: inp.DaemonSilent, out: Out) -> State:

@@ -252,10 +252,8 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "policy.loaded": _loaded,
     "policy.rejected": _rejected,
     "bypass": _bypass,
-    "client.unlimited": lambda w: (
-        f"client {w['pid']}{w.of_user()} may use all multiprocessors, whatever its thread limit: "
-        "its environment asks for partitioning by context"
-    ),
+    "client.unlimited": lambda w: w.text(),
+    "client.environment": lambda w: w.text(),
     "bypass.warned": lambda w: (
         f"process {w['pid']}{w.of_user()} is outside MPS and is to be ended for it in "
         f"{duration_text(max(0.0, w['ends'] - w['at']))}"

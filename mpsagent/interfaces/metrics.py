@@ -42,6 +42,7 @@ _COUNTERS: dict[str, tuple[str, str]] = {
     tr.ServerReady.kind: ("server_starts", "MPS servers that got ready."),
     tr.ServerStartFailed.kind: ("server_start_failures", "MPS servers that did not start."),
     tr.TurnBegan.kind: ("turns", "Turns that began."),
+    "client.unlimited": ("clients_over_limits", "Clients that were found beyond their limits."),
     "limits.mismatch": ("limit_mismatches", "Servers that started with other limits than their first client's."),
 }
 """Transitions and reports that are only counted: the name without ``_total``."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mpsagent.core import room
+from mpsagent.core import caps, over, room
 from mpsagent.core.model import State, Status
 from mpsagent.core.view import SHARED_UID, View
 from mpsagent.mps.limits import Limits, Total
@@ -81,7 +81,10 @@ def reasons(view: View, waiting: Sequence[Group], now: float) -> Iterator[Why]:
     for client in view.state.clients.values():
         counts[client.peer.uid] = counts.get(client.peer.uid, 0) + 1
     for group in waiting:
-        yield _reason(view, group, everybody, counts)
+        why = _reason(view, group, everybody, counts)
+        lifts = [(pid, caps.lifted(view, pid)[1]) for pid in group.pids if pid in view.state.lifts]
+        words = next((f"; process {pid}: {words}" for pid, words in lifts if words), "")
+        yield why._replace(text=why.text + words)
 
 
 def _everybody(view: View, now: float) -> Why | None:
@@ -157,7 +160,7 @@ def _own(view: View, group: Group, counts: dict[int, int]) -> Why:
         return Why("max_clients", f"this user may have {count} at a time")
     total = rules.total(state.devices) if rules.enforce_limits else None
     if total is not None:
-        used = [client.limits for client in state.clients_of_user(uid)]
+        used = [over.counted(state, client) for client in state.clients_of_user(uid)]
         more = next((view.limits_of(one.peer) for one in state.held_of(uid) if not one.of_client), view.limits(uid))
         if not total.fits((), more):
             return Why("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")

@@ -112,14 +112,13 @@ KEYS: tuple[Key, ...] = (
         _WHO, "MPS's own priority, of each client process", "normal",
     ),
     Key(
-        "limits", "partitioning",
+        "limits", "over_limits",
         kinds.choice({
             "report": "it is reported",
-            "allow": "nothing is said of it",
-            "terminate": "it is reported and ended, gently first",
+            "terminate": "it is reported, and ended, gently first, when it has been so for 10 s in sum",
         }),
-        _WHO, "what becomes of a client that asks MPS for partitioning by context in its environment, and so is not "
-        "held to `threads`", "report",
+        _WHO, "what becomes of a client that MPS does not hold to its limits: it uses more memory than it was given, "
+        "or asks for partitioning by context in its environment", "report",
     ),
     Key(
         "limits", "max_runtime", kinds.duration(1, LONG, never=True), _WHO,

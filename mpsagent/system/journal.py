@@ -53,8 +53,7 @@ ACTION_IDS: Mapping[str, str] = {
 _GRAVE = {
     "policy.rejected", "server.fault", "server.start_failed", "server.full", "limits.unconfirmed", "control.ended",
     "control.unsafe", "directory.taken", "gate.lost", "gate.handshake_unknown", "bypass", "client.unkillable",
-    "client.unlimited",
-    "client.refused", "agent.error", "action.failed",
+    "client.environment", "client.unlimited", "client.refused", "agent.error", "action.failed",
 }  # fmt: skip
 _FIELDS = {"uid": "MPS_UID", "server": "MPS_SERVER_PID", "rule": "MPSAGENT_RULE"}
 _PIDS = {"server": "MPS_SERVER_PID", "control": "MPS_CONTROL_PID"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -38,10 +38,14 @@ LONGEST = 300
 VARIABLE = b"CUDA_MPS_PIPE_DIRECTORY="
 PARTITIONING = b"CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING="
 PERCENTAGE = b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="
+MEMORY = b"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="
 # How MPS reads the two, docs/measured.md, "A client's own environment".
 _YES = re.compile(rb"\s*\+?0*1(?!\d)")
 _NUMBER = re.compile(rb"\s*\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _LONGEST_NUMBER = 32
+_SIZE = re.compile(r"\d+[GM]$", re.ASCII)
+SHOWN = 60
+"""Characters of a process's own that are told."""
 _LEAST, _MOST = 0.04, 99.9
 """The percentages with which MPS was seen to hold such a client to its limit; with 0, 100 and more it did not."""
 
@@ -69,10 +73,26 @@ def _facts(pid: int, start: int, public: str) -> Shown:
     return Shown(command, began, directory, reaches)
 
 
-def unlimited(processes: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether MPS holds each (pid, start time) to no thread limit, because it was started with partitioning by context
-    and without a percentage of its own. May block as ``facts`` does."""
-    return [_asks_for_all(environment_of(pid) or b"") and start_time(pid) == start for pid, start in processes]
+def lifts(processes: Sequence[tuple[int, int]], devices: Collection[str]) -> list[tuple[bool, str | None]]:
+    """Which limits MPS forgets of each (pid, start time), because of what it was started with: that of threads, by
+    partitioning by context without a percentage of its own; that of memory, by the text that is shown, which cannot be
+    read or names none of ``devices`` (ordinals and UUIDs; empty: not known). May block as ``facts`` does."""
+    found = []
+    for pid, start in processes:
+        environment = environment_of(pid) or b""
+        if start_time(pid) != start:  # another process has the number now
+            environment = b""
+        found.append((_asks_for_all(environment), _forgotten(_value(environment, MEMORY), devices)))
+    return found
+
+
+def _forgotten(text: bytes, devices: Collection[str]) -> str | None:
+    """The text, where MPS forgets the memory limit over it (recording 11)."""
+    said = text.decode(errors="replace")
+    parts = [part.partition("=") for part in said.split(",")] if said else []
+    if all((device in devices or not devices) and _SIZE.match(size) for device, _, size in parts):
+        return None
+    return "".join(one if one.isprintable() else "?" for one in said[:SHOWN])
 
 
 def _asks_for_all(environment: bytes) -> bool:

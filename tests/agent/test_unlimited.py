@@ -1,5 +1,5 @@
-"""A client that asks for partitioning by context in its environment: MPS does not hold it to its limit, and it is told
-of."""
+"""Clients that MPS does not hold to their limits, because of their environment: they are found, told of, and ended where
+the policy says so."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def test_a_client_that_asks_for_partitioning_by_context_is_told_of_while_it_live
     assert "] sms 26 " in says_no.text()
     found = stage.record("client.unlimited")
     assert (found["pid"], found["uid"]) == (asking.pid, B)
-    assert f"process {asking.pid} of user {B}" in stage.problem(agent, "whatever its thread limit")
+    assert f"client {asking.pid} of user {B}" in stage.problem(agent, "whatever its thread limit")
     asking.kill()
-    stage.until(lambda: not any("thread limit" in one for one in agent.api.problems()), "over when it has ended")
+    stage.until(lambda: not any("limits" in one for one in agent.api.problems()), "over when it has ended")
     assert [one["pid"] for one in stage.records("client.unlimited")] == [asking.pid]
     assert stage.records("action", action="TerminateClient") == []
 
 
 def test_it_is_ended_where_the_policy_says_so_unless_it_keeps_to_its_limit(stage: Stage) -> None:
-    """One with the environment of `mpsagent-cli env --partitioning` keeps to it; of one that may, nothing is
-    said."""
-    policy = f'[limits]\nthreads = 20\npartitioning = "terminate"\n[user.{C}]\npartitioning = "allow"\n'
+    """One with the environment of `mpsagent-cli env --partitioning` keeps to it; of one that has all multiprocessors
+    anyway, nothing is said."""
+    policy = f'[limits]\nthreads = 20\nover_limits = "terminate"\n[user.{C}]\nthreads = 100\n'
     agent = stage.with_agent(policy, extra='sharing = "together"')
     status, text = stage.cli(agent, "env", "--partitioning", "--json")
     assert status == 0, text
@@ -66,9 +66,82 @@ def test_it_is_ended_where_the_policy_says_so_unless_it_keeps_to_its_limit(stage
     assert passing.ended() is not None
     assert "] sms 132 " in passing.text()
     asked = stage.record("action.done", action="TerminateClient")
-    assert (asked["pid"], asked["rule"]) == (passing.pid, "limits.partitioning")
+    assert (asked["pid"], asked["rule"]) == (passing.pid, "limits.over_limits")
     assert [one["pid"] for one in stage.records("client.unlimited")] == [passing.pid]
     assert all(alive(client.pid) for client in (*keeping, allowed))
+
+
+MEMORY = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+WAYS = {
+    "own": "",
+    "shared": 'server = "shared"',
+    "together": 'sharing = "together"',
+    "apart": 'sharing = "apart"',
+}
+IN_ITSELF = """
+import os, runpy, sys
+os.environ["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = "x"
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def limited(stage: Stage, way: str, text: str = "") -> Agent:
+    stage.policy(f'[limits]\nmemory = "4G"\n{text}[hang]\nkill_grace = "1s"\n', extra=WAYS[way])
+    agent = stage.start_agent()
+    stage.answering(agent)
+    stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate has its table")
+    return agent
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that_fills_its_limit(
+    stage: Stage, way: str
+) -> None:
+    """Recording 11, E1 and E5: 8,516 MiB in use under a limit of 4G, in every way of sharing."""
+    agent = limited(stage, way, 'over_limits = "terminate"\n')
+    honest = stage.client(A, "alloc", 3582, 600)
+    assert honest.saw("3582 MiB: CUDA_SUCCESS")
+    lifting = stage.client(A, "alloc", 8000, 600, **{MEMORY: "x"})
+    assert lifting.saw("8000 MiB: CUDA_SUCCESS")
+    problem = stage.problem(agent, "MPS does not hold them to their limits")
+    words = f"client {lifting.pid} of user {A} uses 8516M on device 0, and was given 4G"
+    assert f"{words}: its environment has {MEMORY}=x" in problem
+    assert str(honest.pid) not in problem
+    assert lifting.ended() is not None
+    asked = stage.record("action.done", action="TerminateClient")
+    assert (asked["pid"], asked["rule"]) == (lifting.pid, "limits.over_limits")
+    assert [one["pid"] for one in stage.records("client.unlimited")] == [lifting.pid]
+    stage.until(lambda: not any("limits" in one for one in agent.api.problems()), "over when it has ended")
+    assert alive(honest.pid)
+
+
+def test_one_that_does_so_in_itself_is_named_by_the_memory_that_it_uses(stage: Stage) -> None:
+    """Recording 11, E4: its environment shows nothing. And unless the policy says so it goes on."""
+    agent = limited(stage, "together")
+    *python, program = stage.rig.backend.renamed_client
+    started = stage.rig.run([*python, "-c", IN_ITSELF, program, "alloc", "8000", "600"], uid=A)
+    stage.until(lambda: "8000 MiB: CUDA_SUCCESS" in started.read(), "it has its memory")
+    client = started.process
+    problem = stage.problem(agent, "MPS does not hold them to their limits")
+    assert f"client {client.pid} of user {A} uses 8516M on device 0, and was given 4G" in problem
+    assert MEMORY not in problem
+    assert stage.records("client.environment") == []
+    assert alive(client.pid)
+
+
+def test_who_waits_learns_that_its_environment_would_lift_its_limit(stage: Stage) -> None:
+    """In `queue` and in an event, before anybody is ended for it; whoever has a right value hears nothing."""
+    agent = limited(stage, "own")
+    holder = stage.client(A, "sleep", 600, **{MEMORY: "0=2G"})
+    holder.working()
+    waiting = stage.client(B, "query", **{MEMORY: "0=2G,1=4G"})
+    told = stage.record("client.environment")
+    assert (told["pid"], told["uid"]) == (waiting.pid, B)
+    status, text = stage.cli(agent, "queue")
+    assert status == 0, text
+    assert f"its environment may take its memory limit away ({MEMORY}=0=2G,1=4G)" in " ".join(text.split())
+    assert [one["pid"] for one in stage.records("client.environment")] == [waiting.pid]
 
 
 _NEVER_COMES = """
@@ -98,8 +171,9 @@ def test_clients_whose_environment_never_comes_do_not_take_the_threads_of_all_el
 
     async def scenario(pid: int) -> None:
         peer = SimpleNamespace(start=start_time(pid))
-        state, looks = SimpleNamespace(clients={pid: SimpleNamespace(peer=peer)}), list[asyncio.Task[None]]()
-        agent = SimpleNamespace(state=state, spawn=lambda work: looks.append(asyncio.create_task(work)))
+        state = SimpleNamespace(clients={pid: SimpleNamespace(peer=peer)}, held={})
+        looks = list[asyncio.Task[None]]()
+        agent = SimpleNamespace(state=state, devices=(), spawn=lambda work: looks.append(asyncio.create_task(work)))
         for _ in range(THREADS):
             Unlimited(cast("Agent", agent)).look()
         await asyncio.gather(*looks)

@@ -111,7 +111,7 @@ class Stage:
         self._running = False
         self._stopped: frozenset[int] = frozenset()
         self.cpu_idle: dict[int, float] = {}
-        self.unlimited: set[int] = set()
+        self.lifts: dict[int, inp.Lifts] = {}
 
     def _policy(self, text: str) -> Policy:
         if "[instance" in text:
@@ -282,9 +282,9 @@ class Stage:
         stopped |= {s.pid for s in self.mps.servers.values() if s.stopped}
         stopped |= {self.mps.control} if self.mps.control and self.mps.stopped else frozenset()
         frozen = any(c.frozen for c in core.state.clients.values())
-        if stopped != self._stopped or self.cpu_idle or self.unlimited or frozen:
+        if stopped != self._stopped or self.cpu_idle or self.lifts or frozen:
             self._stopped = stopped
-            self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle), frozenset(self.unlimited)))
+            self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle), dict(self.lifts)))
         if self.silent and not self.mps.blocked():
             self.silent = False
             self.feed(inp.DaemonSilent(self.now, False))

@@ -113,50 +113,40 @@ def test_whom_the_gate_keeps_out_it_lets_in_where_nothing_is_enforced(rule: str,
     assert says in reports[0].reason
 
 
-@pytest.mark.parametrize(("rule", "told", "ended"), [("report", 1, 0), ("allow", 0, 0), ("terminate", 1, 1)])
-def test_what_becomes_of_a_client_that_passes_its_thread_limit(rule: str, told: int, ended: int) -> None:
-    stage = Stage(PATIENT + f'[user.carol]\npartitioning = "{rule}"\n').up()
+@pytest.mark.parametrize(("rule", "ended"), [("report", 0), ("terminate", 1)])
+def test_what_becomes_of_a_client_that_passes_its_thread_limit(rule: str, ended: int) -> None:
+    stage = Stage(PATIENT + f'[user.carol]\nover_limits = "{rule}"\n').up()
     carol, other = stage.client(CAROL), stage.client(CAROL)
-    stage.unlimited = {carol.pid}
-    stage.run(30)
+    stage.lifts = {carol.pid: inp.Lifts(carol.start, threads=True)}
+    stage.run(9)
+    assert stage.working(carol)
+    stage.run(21)
     reports = stage.reports("client.unlimited")
-    assert [(one.pid, one.uid, one.rule) for one in reports] == [(carol.pid, CAROL, "user.carol.partitioning")] * told
+    assert [(one.pid, one.uid, one.rule) for one in reports] == [(carol.pid, CAROL, "user.carol.over_limits")]
     asked = stage.actions(act.TerminateClient)
-    assert [(one.pid, one.rule) for one in asked] == [(carol.pid, "user.carol.partitioning")] * ended
+    assert [(one.pid, one.rule) for one in asked] == [(carol.pid, "user.carol.over_limits")] * ended
     assert stage.working(other)
     assert stage.working(carol) == (not ended)
 
 
 def test_a_client_without_a_thread_limit_passes_none() -> None:
-    stage = Stage(PATIENT + '[user.carol]\nthreads = 100\npartitioning = "terminate"\n').up()
+    stage = Stage(PATIENT + '[user.carol]\nthreads = 100\nover_limits = "terminate"\n').up()
     carol = stage.client(CAROL)
-    stage.unlimited = {carol.pid}
+    stage.lifts = {carol.pid: inp.Lifts(carol.start, threads=True)}
     stage.run(30)
     assert stage.working(carol)
     assert stage.reports("client.unlimited") == []
 
 
 def test_one_that_would_be_ended_for_passing_its_limit_is_reported_where_limits_are_not_enforced() -> None:
-    stage = Stage(PATIENT.replace("[limits]", '[limits]\nenforce = false\npartitioning = "terminate"')).up()
+    stage = Stage(PATIENT.replace("[limits]", '[limits]\nenforce = false\nover_limits = "terminate"')).up()
     carol = stage.client(CAROL)
-    stage.unlimited = {carol.pid}
+    stage.lifts = {carol.pid: inp.Lifts(carol.start, threads=True)}
     stage.run(30)
     assert stage.working(carol)
     (report,) = stage.reports("client.over")
-    assert (report.pid, report.rule) == (carol.pid, "limits.partitioning")
+    assert (report.pid, report.rule) == (carol.pid, "limits.over_limits")
     assert "not enforced" in report.reason
-
-
-def test_a_policy_that_comes_later_counts_for_clients_that_were_seen_before() -> None:
-    stage = Stage(PATIENT.replace("[limits]", '[limits]\npartitioning = "allow"')).up()
-    carol = stage.client(CAROL)
-    stage.unlimited = {carol.pid}
-    stage.run(30)
-    assert stage.reports("client.unlimited") == []
-    stage.reload(PATIENT.replace("[limits]", '[limits]\npartitioning = "terminate"'))
-    stage.run(30)
-    assert [one.pid for one in stage.reports("client.unlimited")] == [carol.pid]
-    assert not stage.working(carol)
 
 
 def test_a_nearly_full_server_is_reported_once() -> None:

@@ -90,7 +90,7 @@ _GOOD = {
     "action": ['"quit"', '"none"'],
     "exempt": ["true"],
     "client_priority": ['"normal"', '"below-normal"'],
-    "partitioning": ['"report"', '"allow"', '"terminate"'],
+    "over_limits": ['"report"', '"terminate"'],
     "otherwise": ['"none"'],
     "apart_users": ["1", "128"],
     "devices": ["[]", '["GPU-a", "MIG-b"]'],

@@ -221,11 +221,11 @@ def test_the_lower_client_priority_is_of_users_and_of_the_fail_safe_limits() -> 
     assert again.fail_safe([H200]).below_normal
 
 
-def test_partitioning_is_of_users_groups_and_everybody() -> None:
-    assert policy("").rules(BOB).partitioning == "report"
-    made = policy('[limits]\npartitioning = "terminate"\n[group.students]\npartitioning = "allow"\n')
-    assert [made.rules(one).partitioning for one in (ALICE, BOB)] == ["allow", "terminate"]
-    assert made.rules(ALICE).origin("partitioning") == Origin("group.students.partitioning", "0.toml", 4)
+def test_over_limits_is_of_users_groups_and_everybody() -> None:
+    assert policy("").rules(BOB).over_limits == "report"
+    made = policy('[limits]\nover_limits = "terminate"\n[group.students]\nover_limits = "report"\n')
+    assert [made.rules(one).over_limits for one in (ALICE, BOB)] == ["report", "terminate"]
+    assert made.rules(ALICE).origin("over_limits") == Origin("group.students.over_limits", "0.toml", 4)
 
 
 def test_times_may_be_never_again_for_one_user() -> None:

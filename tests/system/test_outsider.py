@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.system.outsider import Shown, environment_of, facts, unlimited
+from mpsagent.system.outsider import Shown, environment_of, facts, lifts
 from mpsagent.system.processes import start_time
 
 
@@ -67,4 +67,25 @@ def test_who_is_held_to_no_thread_limit(switch: str | None, percentage: str | No
     given = {name: value for name, value in zip(names, (switch, percentage), strict=True) if value is not None}
     with sleeper({"A": "1", **given}) as process:
         start = start_time(process.pid) or 0
-        assert unlimited([(process.pid, start), (process.pid, start + 1)]) == [right, False]
+        found = lifts([(process.pid, start), (process.pid, start + 1)], ())
+        assert found == [(right, None), (False, None)]
+
+
+UUID = "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        *((one, None) for one in (None, "", "0=2G", "0=100G", "0=700M", f"{UUID}=2G")),
+        *((one, one) for one in ("x", "7=4G", "0=2G,1=4G", "0=2G,7=1G", f"{UUID[:-1]}9=4G", "0=", "=2G", ",")),
+        ("x\x1b[31m\n" + "y" * 100, "x?[31m?" + "y" * 53),
+    ],
+)
+def test_who_is_held_to_no_memory_limit(text: str | None, shown: str | None) -> None:
+    """Recording 11, E1; and no control character of a process's comes out."""
+    given = {} if text is None else {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": text}
+    with sleeper({"A": "1", **given}) as process:
+        start = start_time(process.pid) or 0
+        found = lifts([(process.pid, start), (process.pid, start + 1)], ("0", UUID))
+        assert found == [(False, shown), (False, None)]
