@@ -1,5 +1,5 @@
-"""Clients that MPS does not hold to their limits, because of their environment: they are found, told of, and ended where
-the policy says so."""
+"""Clients that MPS does not hold to their limits, because of their environment: found, told of, and ended where the
+policy says so."""
 
 from __future__ import annotations
 
