@@ -252,8 +252,8 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "policy.loaded": _loaded,
     "policy.rejected": _rejected,
     "bypass": _bypass,
-    "client.unlimited": lambda w: w.text(),
-    "client.environment": lambda w: w.text(),
+    "client.unlimited": lambda w: f"not held to its limits: {w.text()}",
+    "client.environment": lambda w: f"not held to its limits if it goes on so: {w.text()}",
     "bypass.warned": lambda w: (
         f"process {w['pid']}{w.of_user()} is outside MPS and is to be ended for it in "
         f"{duration_text(max(0.0, w['ends'] - w['at']))}"
