@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from mpsagent.agent.clients import Clients
@@ -14,8 +14,12 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.gate_messages import to_gate
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core.admission import at_most
 from mpsagent.core.model import State
+from mpsagent.core.view import View
+from mpsagent.gate import link
 from mpsagent.mps import commands
+from mpsagent.mps.limits import Limits
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
@@ -30,6 +34,8 @@ RESUME_EVERY = 0.1
 BUSY_FIRST, BUSY_MOST = 0.002, 0.5
 """Seconds until a command that was turned away is sent again, doubling, and until it is given up: the daemon listens to
 one front-end at a time (X25), and the gate's own sessions last a millisecond."""
+SKEW = 0.5
+"""Seconds by which a time of a log may be off, see :meth:`SteadyClock.shift`."""
 SHORT = 2.0
 """Seconds for a question that is only asked to hear whether the daemon answers again."""
 
@@ -217,7 +223,48 @@ class Executor:
         for pid in (*action.servers, *fresh):
             found += await self._examine(pid)
         self._tell(found)
+        for one in found:
+            if isinstance(one, inp.ClientsListed):
+                await self._meet(one)
         return True, ""
+
+    async def _meet(self, listed: inp.ClientsListed) -> None:
+        """Processes that MPS lists and the gate has not told of: they came through another one. The gate counts them
+        from now on, if MPS lists them once more while the kernel holds them for us; and if they are older than what
+        the log says of them: a pid may have come to be another's."""
+        strangers = self._strangers(listed.server)
+        held = [one for pid in sorted(strangers) if pid in listed.pids and (one := Process.open(pid)) is not None]
+        try:
+            if not held:
+                return
+            reply = await self._ask(commands.client_list(listed.server))
+            if not reply.ok or commands.refusal(reply.out) is not None:
+                return
+            again, strangers = set(commands.parse_client_list(reply.out)), self._strangers(listed.server)
+            for one in held:
+                since = strangers.get(one.pid)
+                if since is not None and one.pid in again and one.alive and self._born(one) <= since + SKEW:
+                    limits = self._limits_of_stranger(one.uid)
+                    self._gate.send(link.Found(one.pid, one.uid, one.started, limits, self.policy.instance))
+        finally:
+            for one in held:
+                one.close()
+
+    def _limits_of_stranger(self, uid: int) -> Limits:
+        """MPS has set those of the process that it came through: of this user, and one that no server names."""
+        state = self._state()
+        carriers = [one for one in state.clients.values() if state.server_of(one.pid) is None]
+        carrier = max(carriers, key=lambda one: (one.uid == uid, one.since), default=None)
+        return at_most(View(state).limits(uid)) if carrier is None else carrier.limits
+
+    def _born(self, process: Process) -> float:
+        return self._clock.now() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started / TICKS
+
+    def _strangers(self, server: int) -> Mapping[int, float]:
+        """Since when each has been there."""
+        state = self._state()
+        known = state.servers.get(server)
+        return {} if known is None else {pid: known.attached[pid].since for pid in state.strangers(known)}
 
     async def _examine(self, server: int) -> list[inp.Input]:
         """A server's status and clients. (`ps` is never asked: it prints other people's command names into control.log;

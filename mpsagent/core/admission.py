@@ -104,7 +104,7 @@ def _processes(view: View, users: list[int]) -> Iterator[tuple[int, int, Limits]
     for uid in users:
         new = (held for held in view.state.held.line(uid) if not held.of_client)
         for held in islice(new, OF_ONE_USER):
-            yield (*held.process, _at_most(view.limits_of(held.peer)))
+            yield (*held.process, at_most(view.limits_of(held.peer)))
 
 
 def _admission(view: View, uid: int) -> act.Admission:
@@ -112,7 +112,7 @@ def _admission(view: View, uid: int) -> act.Admission:
     total = rules.total(view.state.devices) if rules.enforce_limits else None
     return act.Admission(
         uid=uid,
-        limits=_at_most(view.limits(uid)),
+        limits=at_most(view.limits(uid)),
         known_only=view.state.drain is not None or bool(view.state.to_end()),
         max_clients=rules.max_clients if rules.enforce_limits else None,
         named=view.shares,
@@ -120,7 +120,7 @@ def _admission(view: View, uid: int) -> act.Admission:
     )
 
 
-def _at_most(limits: Limits) -> Limits:
+def at_most(limits: Limits) -> Limits:
     """0.1 is the smallest percentage that MPS takes (recording 01, S2)."""
     return replace(limits, threads=min(100.0, max(0.1, limits.threads)))
 

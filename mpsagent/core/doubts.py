@@ -1,10 +1,11 @@
 """What a log says against a client or a server is asked of MPS before anything rests on it.
 
 Lines can be forged and can be late. So these are only hints until MPS's own answer (``get_server_list``,
-``get_server_status``, ``get_client_list``) confirms them: that there is a server; that a client has left its server
-while its process lives on, which would move a turn; that a server is in FAULT, after which signals come first, or in
-none any more; that the control daemon quits, so that everybody is held; and where a client is at work that is to be
-ended, of whom no line says it. One question for all, and rarely: it writes into the log that is read.
+``get_server_status``, ``get_client_list``) confirms them: that there is a server; that a process works there that did
+not pass the gate; that a client has left its server while its process lives on, which would move a turn; that a server
+is in FAULT, after which signals come first, or in none any more; that the control daemon quits, so that everybody is
+held; and where a client is at work that is to be ended, of whom no line says it. One question for all, and rarely: it
+writes into the log that is read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from mpsagent.core import actions as act
-from mpsagent.core.model import Client, Status
+from mpsagent.core.model import NAMED_FOR, Client, Status
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 
@@ -24,6 +25,13 @@ FAULT_FOR = 0.15
 """Seconds from the line of a fault until it is asked about: an answer must not be older than the fault."""
 SERVER_FOR = 2.0
 """Seconds from a server's first line until it is asked about; a start takes 0.06 to 0.6."""
+STRANGER_FOR, ADOPTED_FOR = 0.05, 2.0
+"""Seconds from the line of a context whose process did not pass the gate until it is asked about, and from the moment
+the gate was met: what it has to tell comes by another way than the log."""
+STRANGER_FOR, ADOPTED_FOR = 0.05, 2.0
+"""Seconds from the line of a context whose process did not pass the gate until it is asked about, and from the moment
+the gate was met: what it has to tell comes by another way than the log."""
+STRANGER = "process"
 QUIT_FOR = 1.1
 """Seconds from the line of a ``quit`` until it is asked about; an answer is believed from a second after it."""
 AGAIN, AGAIN_MOST = 0.3, 5.0
@@ -37,14 +45,15 @@ Key = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class Memory:
     """``asked``: for each doubt, how often MPS was asked and when last; ``since``: when the question was sent that is
-    not answered yet."""
+    not answered yet; ``strangers``: when processes that did not pass the gate may be asked about next."""
 
     asked: Mapping[Key, tuple[int, float]] = field(default_factory=dict)
     since: float | None = None
+    strangers: float = float("-inf")
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
-    doubts = _doubts(view, now)
+    doubts = _doubts(view, memory, now)
     asked = {key: times for key, times in memory.asked.items() if key in doubts}
     if asked != memory.asked:
         memory = replace(memory, asked=asked)
@@ -60,14 +69,15 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     what = ", ".join(f"{kind} {pid}" for kind, pid in sorted(due)[:5])
     ask = act.Reconcile(servers=servers, reason=f"confirm what a log says: {what}", rule=RULE)
     fresh = {**asked, **{key: (asked.get(key, (0, now))[0] + 1, now) for key in due}}
-    return Decision(Memory(fresh, now), (ask,), wake=now + UNANSWERED)
+    strangers = now + AGAIN if any(kind == STRANGER for kind, _ in due) else memory.strangers
+    return Decision(Memory(fresh, now, strangers), (ask,), wake=now + UNANSWERED)
 
 
 def _due(asked: tuple[int, float] | None, first: float) -> float:
     return first if asked is None else asked[1] + min(AGAIN_MOST, AGAIN * 2.0 ** (asked[0] - 1))
 
 
-def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
+def _doubts(view: View, memory: Memory, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
     """Each with the time when it is to be asked about and the servers that it concerns."""
     state = view.state
     if not view.control_alive or state.control is None:
@@ -82,6 +92,11 @@ def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
             found["end of the FAULT of server", server.pid] = (server.mended, (server.pid,))
         elif not server.confirmed:  # one that does not exist would stand in the way of the next user
             found["server", server.pid] = (server.started + SERVER_FOR, ())
+    if state.gate is not None:
+        least = max(memory.strangers, state.gate.since + ADOPTED_FOR)
+        for server in state.servers.values():
+            for pid in state.strangers(server):
+                found[STRANGER, pid] = (max(least, server.attached[pid].since + STRANGER_FOR), (server.pid,))
     for client in state.clients.values():
         leaving = view.ending.get(client.pid)
         if leaving is not None and not leaving.blocks and not leaving.signalled:
@@ -89,6 +104,8 @@ def _doubts(view: View, now: float) -> dict[Key, tuple[float, tuple[int, ...]]]:
                 found["end of client", client.pid] = (leaving.at, _servers(view, client))
         elif client.said_left is not None and client.detached is None:
             found["leaving of client", client.pid] = (client.said_left + LEFT_FOR, _servers(view, client))
+        elif client.detached is None and state.carries(client, client.since + NAMED_FOR):
+            found["client", client.pid] = (client.since + NAMED_FOR, _servers(view, client))
     return found
 
 

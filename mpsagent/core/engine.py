@@ -23,6 +23,7 @@ from mpsagent.core import (
     ladder,
     limits,
     pause,
+    relayed,
     shutdown,
     starts,
     turn_memory,
@@ -67,6 +68,7 @@ class Memories:
     handovers: handovers.Memory = field(default_factory=handovers.Memory)
     starts: starts.Memory = field(default_factory=starts.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
+    relayed: relayed.Memory = field(default_factory=relayed.Memory)
     drain: drain.Memory = field(default_factory=drain.Memory)
     shutdown: shutdown.Memory = field(default_factory=shutdown.Memory)
     apart: apart.Memory = field(default_factory=apart.Memory)
@@ -298,6 +300,7 @@ _RULES = (
     ("pause", pause),
     ("faults", faults),
     ("caps", caps),
+    ("relayed", relayed),
     ("drain", drain),
     ("shutdown", shutdown),
     ("apart", apart),

@@ -23,6 +23,9 @@ from mpsagent.policy.shares import Lease
 CLIENTS_PER_SERVER = 48
 """Volta and later (driver 580, H200: the 49th is refused; recording 02)."""
 
+NAMED_FOR = 2.0
+"""Seconds within which a server has named a client that was handed over to it; its line comes in the same moment."""
+
 
 class Status(StrEnum):
     """A server's status, in MPS's own words where it has them."""
@@ -124,8 +127,9 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A process that passed the gate and lives. ``since``: its first hand-over; ``waited``: seconds at the gate before
-    that; ``connections``: how often it passed, once for its channel and once for each context."""
+    """A process that passed the gate, or came through another one that did (``unseen``), and lives. ``since``: its
+    first hand-over; ``waited``: seconds at the gate before that; ``connections``: how often it passed, once for its
+    channel and once for each context."""
 
     peer: Peer
     since: float
@@ -160,6 +164,11 @@ class Client:
     @property
     def uid(self) -> int:
         return self.peer.uid
+
+    @property
+    def unseen(self) -> bool:
+        """The gate has not seen it: it came through another process (a relay, a sandbox; recording 12, H1)."""
+        return self.connections == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +285,26 @@ class State:
         known = self.servers.get(server)
         return () if known is None else tuple(self.clients[pid] for pid in known.attached if pid in self.clients)
 
+    def strangers(self, server: Server) -> tuple[int, ...]:
+        """Who has a context there by its log or by MPS's own list, and is no client: the gate has told of everybody
+        who passed, and hands none of these over."""
+        gate = self.gate
+        if gate is None or not gate.synced or gate.known_handshake is False:
+            return ()
+        return tuple(
+            pid for pid, one in server.attached.items()
+            if one.contexts - {0} and pid not in self.clients
+            and all(held.handing is None for held in self.held.of_pid(pid))
+        )  # fmt: skip
+
+    def carries(self, client: Client, now: float) -> bool:
+        """It passed the gate and no server has named it, while others came past the gate: it may be whom they came
+        through, and no client itself."""
+        return (
+            client.server is None and now >= client.since + NAMED_FOR and self.server_of(client.pid) is None
+            and not self.held.of((client.pid, client.peer.start)) and any(one.unseen for one in self.clients.values())
+        )  # fmt: skip
+
     def working_on(self, server: Server) -> tuple[Client, ...]:
         """Clients that may be at work there, whatever the logs say: who passed the gate, lives, has not been confirmed
         to have left, and is of that server's user."""
@@ -284,7 +313,8 @@ class State:
     def fits(self, client: Client, server: Server) -> bool:
         """Whether the control daemon hands this client over to such a server."""
         shared = self.control is not None and self.control.multiuser
-        return shared or server.uid is None or server.uid == client.uid
+        here = client.unseen and client.server == server.pid  # it came through another user's process
+        return shared or here or server.uid is None or server.uid == client.uid
 
     def candidates(self, client: Client) -> tuple[Server, ...]:
         """Servers where this client may have a context."""

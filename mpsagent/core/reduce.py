@@ -109,6 +109,9 @@ def _known(state: State, event: inp.Known, out: Out) -> State:
         told = (event.since, peer.pid, peer.uid, client.waited, event.limits, False)
         out.append(tr.ClientConnected(*told, lease=number, job=job))
         state = replace(state, before=without(state.before, before.process))
+    if client.unseen and state.gate is not None and state.gate.synced:  # before that: an earlier agent has said it
+        told = (client.since, peer.pid, peer.uid, 0.0, client.limits, False)
+        out.append(tr.ClientConnected(*told, lease=number, job=job, unseen=True))
     return _with_logs(state, client, event.since - LOGS_EARLY)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.changes import Out, back, put, recovered, server_ended, without
-from mpsagent.core.model import Attachment, Server, State, Status
+from mpsagent.core.model import NAMED_FOR, Attachment, Server, State, Status
 
 _LONG_ENOUGH = 1.0
 """Seconds after a ``quit`` line in which an answer may still be one to an earlier question."""
@@ -73,6 +73,8 @@ def _confirmed(state: State) -> State:
     clients = dict(state.clients)
     for client in state.clients.values():
         left, asked = client.said_left, state.listed_at
+        if left is None and asked is not None and state.carries(client, asked):
+            left = client.since + NAMED_FOR
         if left is None or client.detached is not None or asked is None or asked < left:
             continue
         if all(s.listed_at is not None and s.listed_at >= left and client.pid not in s.listed

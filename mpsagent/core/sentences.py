@@ -115,6 +115,9 @@ def _client_ended(w: _Words) -> str:
 def _connected(w: _Words) -> str:
     strict = " (the fail-safe limits)" if w.get("fail_safe") else ""
     waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
+    if w.get("unseen"):
+        through = "it came through another process and was not seen by the gate"
+        return f"process {w['pid']}{w.of_user()} works with {limits_words(w['limits'])}; {through}"
     return f"process {w['pid']}{w.of_user()} was let in{waited} with {limits_words(w['limits'])}{strict}"
 
 

@@ -104,7 +104,8 @@ class ClientLeft:
 @dataclass(frozen=True, slots=True)
 class ClientConnected:
     """A process was handed over to MPS for the first time, with these limits. ``handover``: seconds that it took, None
-    where the gate has not said when it began. ``lease``, ``job``: number and name of the lease that it came with."""
+    where the gate has not said when it began. ``lease``, ``job``: number and name of the lease that it came with.
+    ``unseen``: it was not, MPS has it all the same: it came through another process."""
 
     kind: ClassVar[str] = "client.connected"
     at: float
@@ -116,6 +117,7 @@ class ClientConnected:
     handover: float | None = None
     lease: int | None = None
     job: str | None = None
+    unseen: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,15 @@ def start_of_users(pid: int, uid: int) -> int:
     return 0
 
 
+def real_gid(pid: int, uid: int) -> int | None:
+    """The group of a process whose real user this is; None where it is another's, or has gone."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        said = {row[0]: row[1] for line in file.read(16384).splitlines() if len(row := line.split()) > 1}
+        if said.get(b"Uid:") == b"%d" % uid:
+            return int(said.get(b"Gid:", b"0"))
+    return None
+
+
 def peer_pidfd(sock: socket.socket, pid: int, start: int) -> int | None:
     """A new pidfd of the process that connected, or None when it has gone: its pid may be another's by then. Where the
     kernel cannot say it by the socket, the start time proves that the pid is still that process."""

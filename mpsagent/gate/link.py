@@ -66,7 +66,8 @@ class Knock:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A process that was handed over and lives. ``limits`` None: handed over by an earlier gate that could not say."""
+    """A process that was handed over and lives. ``limits`` None: handed over by an earlier gate that could not say;
+    ``connections`` 0: it came through another process (:class:`Found`)."""
 
     kind: ClassVar[str] = "known"
     pid: int
@@ -274,6 +275,19 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """MPS has this process as a client of the instance, though it never came to the gate: it came through another one.
+    From now on it is known, counts for its user, and is told of as :class:`Known`."""
+
+    kind: ClassVar[str] = "found"
+    pid: int
+    uid: int
+    start: int
+    limits: Limits
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Instances:
     """The instances that there are: the gate forgets all others, once no process is known there. ``own``: those that
     have a public directory of their own; all others but the first one have none then."""
@@ -283,7 +297,7 @@ class Instances:
     own: tuple[str, ...] = ()
 
 
-FromAgent = Admissions | Refuse | Release | Instances
+FromAgent = Admissions | Refuse | Release | Found | Instances
 Message = FromGate | FromAgent
 
 # --- codec -----------------------------------------------------------------------------------------------------------

@@ -324,23 +324,19 @@ class Gate:
             if instance.greeting is not None:
                 yield instance.greeting, None
         for known in self._queue.known():
-            message = link.Known(
-                known.pid,
-                known.uid,
-                known.gid,
-                known.start,
-                known.since,
-                known.limits,
-                identity.cgroup(known.pid),
-                known.connections,
-                known.instance,
-            )
-            yield message, self._pidfd_of(known.process)
+            yield self._known(known)
         yield from self._holding.knocks()
         for instance in self._instances:
             for one in instance.hand_overs.under_way():
                 yield link.Handing(one.number, one.peer.pid, one.peer.uid, time.monotonic(), instance.name), None
         yield link.Synced(), None
+
+    def _known(self, one: KnownProcess) -> Outgoing:
+        message = link.Known(
+            one.pid, one.uid, one.gid, one.start, one.since, one.limits, identity.cgroup(one.pid), one.connections,
+            one.instance,
+        )  # fmt: skip
+        return message, self._pidfd_of(one.process)
 
     def _pidfd_of(self, process: Process) -> Callable[[], int | None]:
         return lambda: self._processes.pidfd(process)
@@ -365,6 +361,11 @@ class Gate:
                 process = (message.pid, message.start)
                 given = any(one.hand_overs.released(process) for one in self._instances)
                 self._processes.release(process, given=given)
+            case link.Found():
+                name = self._instances.get(message.instance).name
+                found = self._processes.found((message.pid, message.start), message.uid, message.limits, name)
+                if found is not None:
+                    self._tell(*self._known(found))
             case link.Instances():
                 self._forget(message.names)
                 self._use_own(message.own)

@@ -99,10 +99,30 @@ class KnownProcesses:
             with suppress(OSError):
                 os.close(pidfd)
             return False
-        self._queue.know(KnownProcess(pid, said.uid, said.gid, said.start, said.since, said.limits, 1, instance))
+        self._queue.know(
+            KnownProcess(
+                pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance
+            )
+        )
         self._watched[process] = _Watched(pidfd, name)
         self._loop.add_reader(pidfd, self._end, process)
         return True
+
+    def found(self, process: Process, uid: int, limits: Limits, instance: str) -> KnownProcess | None:
+        """One that MPS has and that came through another: it counts from now on. None when it is no process of that
+        user's, or has ended."""
+        known = self._queue.known_process(process)
+        pidfd = identity.open_pidfd(*process) if known is None else None
+        if pidfd is None:
+            return known
+        gid = identity.real_gid(process[0], uid)
+        if gid is None or identity.has_ended(pidfd):
+            os.close(pidfd)
+            return None
+        known = KnownProcess(process[0], uid, gid, process[1], time.time(), limits, instance=instance)
+        self._queue.know(known)
+        self._replace(process, pidfd, str(KnownName(uid, gid, process[1], known.since, limits, instance, True)))
+        return known
 
     def release(self, process: Process, *, given: bool = False) -> None:
         """The agent says that it has left its server. ``given``: another connection of it is being handed over, and it

@@ -42,7 +42,7 @@ class ConnectionName:
 
 @dataclass(frozen=True, slots=True)
 class KnownName:
-    """The pidfd of a process that was handed over. ``since`` in seconds."""
+    """The pidfd of a process that was handed over, or came through another one (``unseen``). ``since`` in seconds."""
 
     uid: int
     gid: int
@@ -50,12 +50,13 @@ class KnownName:
     since: float
     limits: Limits | None = None
     instance: str = ""
+    unseen: bool = False
 
     def __str__(self) -> str:
         words = [_short(self.uid), _short(self.gid), _short(self.start), _short(round(self.since * 1000))]
         if self.limits is not None:
             words += _limit_words(self.limits)
-        text = "k" + ".".join(words) + _at(self.instance)
+        text = ("u" if self.unseen else "k") + ".".join(words) + _at(self.instance)
         return text if len(text) < 250 else str(replace(self, limits=None))
 
 
@@ -105,10 +106,10 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
     try:
         if text[:1] in ("c", "p") and len(words) == 2:
             return ConnectionName(_long(words[0]), _long(words[1]), text[0] == "p")
-        if text[:1] == "k" and len(words) >= 4:
+        if text[:1] in ("k", "u") and len(words) >= 4:
             uid, gid, start, since = map(_long, words[:4])
             limits = _limits_of(words[4:]) if len(words) > 4 else None
-            return KnownName(uid, gid, start, since / 1000, limits, instance)
+            return KnownName(uid, gid, start, since / 1000, limits, instance, text[:1] == "u")
         if text[:1] == "d" and len(words) >= 5:
             number, generation, uid, gid, fail_safe = map(_long, words[:5])
             limits = _limits_of(words[5:]) if len(words) > 5 else None
@@ -193,7 +194,7 @@ class Store:
         self._names.add(name)
         self._used += len(name) + 1
         # systemd would drop a socket that hangs up, and with it the client's last word (FDPOLL, systemd 246)
-        poll = "" if name[:1] == "k" else "\nFDPOLL=0"
+        poll = "" if name[:1] in ("k", "u") else "\nFDPOLL=0"
         self._tell(f"FDSTORE=1\nFDNAME={name}{poll}".encode(), descriptor)
         return True
 

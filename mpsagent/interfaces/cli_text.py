@@ -232,7 +232,7 @@ def clients(found: list[Json], width: int = WIDE) -> list[str]:
         [
             str(one["pid"]),
             user(one),
-            safe(one["state"]),
+            safe(one["state"]) + (" (not seen by the gate)" if one.get("unseen") else ""),
             duration_text(one["seconds"]),
             "-" if one["waited"] is None else duration_text(one["waited"]),
             size(one["memory"]),

@@ -73,6 +73,12 @@ def _limits(view: View) -> list[str]:
     strict = [f"{client.pid} ({user_text(state, client.uid)})" for client in state.clients.values() if client.fail_safe]
     if strict:
         found.append(f"clients with the fail-safe limits instead of their own: {_some(strict)}")
+    unseen = [f"{client.pid} ({user_text(state, client.uid)})" for client in state.clients.values() if client.unseen]
+    if unseen:
+        found.append(
+            f"clients that came through another process and were not seen by the gate: {_some(unseen)}; they count, "
+            "pause and end with their user, but nobody could hold them before they worked"
+        )
     if any(server.unnamed for server in state.servers.values()):
         found.append(
             "server.log does not name its clients (a driver before 580): a client counts as at work until its process "

@@ -84,7 +84,8 @@ class Client(TypedDict):
     ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
     ``detached`` (left its server and lives), ``ending`` (being ended by the
     agent). ``memory``: device memory in use, null: not known. ``limits``: those it was handed over with;
-    ``fail_safe``: the strictest, because its own were not confirmed. ``outcome``: how it will have ended, as far as
+    ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen by the gate, it came through
+    another process. ``outcome``: how it will have ended, as far as
     that is known."""
 
     pid: int
@@ -102,6 +103,7 @@ class Client(TypedDict):
     memory: int | None
     limits: Limits | None
     fail_safe: bool
+    unseen: bool
     paused: str | None
     detached: str | None
     outcome: str | None

@@ -441,6 +441,10 @@ class Stage:
                 told.append(inp.ServerStatusSeen(now, pid, word))
                 told.append(inp.ClientsListed(now, pid, frozenset(p for p, one in server.clients.items() if one.made)))
         self.feed(*told)
+        for server in list(core.state.servers.values()):  # as the executor does, when MPS has said it twice
+            for pid in core.state.strangers(server) if self.link else ():
+                if pid in server.listed and pid in self.procs:
+                    self.gate.found(self.procs[pid])
 
     # --- by the kernel ------------------------------------------------------------------------------------------------
 
@@ -499,6 +503,15 @@ class Stage:
         self.procs[proc.pid] = proc
         self.came[proc.pid] = self.now
         self.gate.knock(proc)
+        return proc
+
+    def relayed(self, uid: int, through: Proc) -> Proc:
+        """A process that comes through another one, on that one's server."""
+        assert through.server is not None
+        proc = Proc(next(self._pids), uid, next(self._starts))
+        self.procs[proc.pid] = proc
+        self.overlaps = True
+        self.mps.relayed(through.server, proc)
         return proc
 
     def ends(self, proc: Proc) -> None:

@@ -218,6 +218,11 @@ class Mps:
         server.clients[proc.pid] = proc
         self.log(ev.ContextConnected(self.clock.now, server.pid, proc.pid, context))
 
+    def relayed(self, server: Server, proc: Proc) -> None:
+        """It comes with the descriptor that another process got, for its channel and for a context."""
+        for _ in range(2):
+            self._attach(server, proc)
+
     def leave(self, proc: Proc) -> None:
         """A client lets go of its server, by its end or by itself."""
         server = proc.server
@@ -323,6 +328,12 @@ class Gate:
         self.table, self.unapplied = table, number
         self._applied()
         self.pump()
+
+    def found(self, proc: Proc) -> None:
+        """It came through another process."""
+        self.known[proc.key], self.ever[proc.key], self.connections[proc.key] = proc, proc.uid, 0
+        self.passed[proc.key] = self.clock.now, Limits()
+        self.tell(inp.Known(self.clock.now, _peer(proc), *self.passed[proc.key], 0))
 
     def refuse(self, number: int) -> None:
         one = self.held.get(number)

@@ -10,6 +10,7 @@ import pytest
 
 from mpsagent.gate.link import (
     Failed,
+    Found,
     Handing,
     HandshakeSeen,
     Hello,
@@ -117,6 +118,33 @@ def test_known_processes_only(rig: Rig) -> None:
     agent.say(admissions(User(A, "all", limits(30))))
     new.served()
     old.served(3)
+
+
+def test_a_process_that_came_through_another_counts_until_it_ends(rig: Rig) -> None:
+    """The agent says who it is; the gate asks the kernel, and tells of it, to a later agent too."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    hidden = rig.waiting_client(A)
+    knock = agent.wait(Knock, pid=hidden.pid)
+    agent.say(Found(hidden.pid, B, knock.start, limits(30)))  # not this user's
+    agent.say(Found(hidden.pid, A, knock.start + 1, limits(30)))  # another process
+    agent.say(admissions(User(B, "all", limits(30), max_clients=1)))
+    before = rig.client(B)
+    before.served()
+    before.end()
+    agent.say(Found(hidden.pid, A, knock.start, limits(30)))
+    known = agent.wait(Known, pid=hidden.pid)
+    assert (known.uid, known.connections, known.limits) == (A, 0, limits(30))
+    assert not select.select([agent.pidfds["known", hidden.pid]], [], [], 0)[0]
+    again = rig.agent()
+    assert again.wait(Known, pid=hidden.pid).connections == 0
+    again.say(admissions(User(A, "all", limits(30), max_clients=1)))
+    new = rig.waiting_client(A)
+    hidden.served()  # its own connection is one of a known process
+    assert not new.saw("served")
+    hidden.end()
+    new.served()
 
 
 def test_room_is_counted_in_processes_and_freed_by_their_end(rig: Rig) -> None:

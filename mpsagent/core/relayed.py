@@ -1,0 +1,89 @@
+"""Clients that the gate has not seen: they came through another process of a user's (a relay, a sandbox; recording 12,
+H1). They count, pause and end as all others do; the gate could not hold them, so who may not work now is ended: whom
+the policy denies, who comes in another user's turn, and the youngest beyond ``max_clients`` and a total.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mpsagent.core import actions as act
+from mpsagent.core.model import Client
+from mpsagent.core.rule import Decision, EndClient, Section
+from mpsagent.core.view import View
+from mpsagent.mps.limits import Limits
+
+Wrong = tuple[Client, str, str, Section]
+"""Why it may not work now, and by which rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Nothing has to be remembered."""
+
+
+def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
+    if not any(one.unseen for one in view.state.clients.values()):
+        return Decision(memory)
+    requests = tuple(
+        EndClient(
+            pid=one.pid, start=one.peer.start, uid=one.uid, rule=rule, section=section, hook=True,
+            reason=f"{why}; client {one.pid} came through another process",
+        )
+        for one, why, rule, section in _wrong(view)
+    )  # fmt: skip
+    return Decision(memory, (), requests)
+
+
+def _wrong(view: View) -> Iterator[Wrong]:
+    for uid in filter(view.identified, view.state.users()):
+        mine = [one for one in view.state.clients_of_user(uid) if one.detached is None]
+        unseen = [one for one in mine if one.unseen]
+        if not unseen:
+            continue
+        rules, turn = view.rules(uid), view.turn
+        if rules.access == "deny":
+            rule = rules.origin("access").key
+            yield from ((one, f"the policy denies user {uid} MPS", rule, "limits") for one in unseen)
+        elif view.sharing == "turns" and turn is not None and turn.uid != uid and uid not in view.suspended:
+            rule = rules.origin("switch.after").key
+            late = (one for one in unseen if _came_late(view, one))
+            yield from ((one, f"it is the turn of user {turn.uid}", rule, "switch") for one in late)
+        else:
+            yield from _too_many(view, uid, mine)
+
+
+def _came_late(view: View, client: Client) -> bool:
+    """Since this gate is there. Who was at work before is taken over as it is."""
+    gate, server = view.state.gate, view.state.server_of(client.pid)
+    since = client.since if server is None else server.attached[client.pid].since
+    return gate is not None and since > gate.since
+
+
+def _too_many(view: View, uid: int, mine: list[Client]) -> Iterator[Wrong]:
+    """Those that do not fit beside the older ones. Who has no context yet takes no room."""
+    rules = view.rules(uid)
+    most, total = rules.max_clients, rules.total(view.state.devices)
+    fitting: list[Limits] = []
+    for client in sorted(mine, key=lambda one: (one.unseen, one.since, one.pid)):
+        if client.pid in view.ending or view.state.server_of(client.pid) is None:
+            continue
+        crowd = most is not None and len(fitting) >= most
+        if client.unseen and crowd:
+            s = "" if most == 1 else "s"
+            yield client, f"user {uid} may have {most} client{s} at a time", rules.origin("max_clients").key, "limits"
+        elif client.unseen and total is not None and not total.fits(fitting, client.limits):
+            yield client, f"user {uid} has its total in use", _total_rule(view, uid), "limits"
+        else:
+            fitting.append(client.limits)
+
+
+def _total_rule(view: View, uid: int) -> str:
+    rules = view.rules(uid)
+    key = "total_memory" if rules.total_memory is not None else "total_threads"
+    return rules.origin(key).key
+
+
+def note(memory: Memory, done: act.Done) -> Memory:
+    return memory

@@ -1,0 +1,180 @@
+"""Processes that come through another process of their user's (recording 12, H1): the gate sees one, MPS has many. They
+are clients of their user, and their user's turn, pause and policy are theirs."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.agent.stage import A, Agent, B, Client, Stage
+from tests.conformance.backends import other_users_python
+
+PROGRAM = Path(__file__).parents[1] / "gpu/user_relay.py"
+LIMITS = '[limits]\nthreads = 20\nmemory = "8G"\n'
+FAST = '[hang]\nterminate = "2s"\nkill_grace = "1s"\n'
+TOGETHER = 'sharing = "together"\n'
+SHARED = 'sharing = "turns"\nserver = "shared"\n'
+
+
+def user(stage: Stage, uid: int, what: str, *arguments: object) -> Client:
+    """user_relay.py of this user at work."""
+    place = stage.place / f"of-{uid}"
+    if not place.exists():
+        place.mkdir()
+        os.chown(place, uid, uid)
+        shutil.copy(PROGRAM, place)
+        (place / PROGRAM.name).chmod(0o644)
+    command = [other_users_python(uid), "-S", "-E", str(place / PROGRAM.name), what, *map(str, arguments)]
+    started = stage.rig.run(command, uid=uid)
+    return Client(stage, stage.rig._client(started, uid, (what,), None), uid)
+
+
+def relay(stage: Stage, uid: int) -> Client:
+    found = user(stage, uid, "relay", stage.place / f"of-{uid}", stage.rig.pipe / "control")
+    assert found.saw("listens"), found.started.err.read_text()
+    return found
+
+
+def through(stage: Stage, uid: int, mode: str = "sleep", *arguments: float, of: int | None = None) -> Client:
+    """A client through the relay of this user, or ``of`` another."""
+    return stage.client(uid, mode, *(arguments or (600,)), CUDA_MPS_PIPE_DIRECTORY=str(stage.place / f"of-{of or uid}"))
+
+
+def listed(agent: Agent) -> dict[int, dict[str, Any]]:
+    return {one["pid"]: one for one in agent.api.get("/v1/clients")["clients"]}
+
+
+def unseen(stage: Stage, agent: Agent, *clients: Client) -> None:
+    """Waits until these are clients that the gate has not seen."""
+    stage.until(
+        lambda: all(listed(agent).get(one.pid, {}).get("unseen") for one in clients),
+        f"not seen by the gate: {[one.pid for one in clients]}, not {listed(agent)}",
+    )
+
+
+def at_work(stage: Stage, clients: list[Client]) -> list[Client]:
+    """Those that MPS itself lists."""
+    pids: set[int] = set()
+    for server in map(int, re.findall(r"\d+", stage.front_end("get_server_list").out)):
+        pids |= set(map(int, re.findall(r"\d+", stage.front_end(f"get_client_list {server}").out)))
+    return [one for one in clients if one.pid in pids]
+
+
+def test_processes_through_a_relay_count_for_max_clients_and_the_relay_does_not(stage: Stage) -> None:
+    """Four at once with max_clients = 1: one works. The next one waits until it has ended."""
+    agent = stage.with_agent(LIMITS + FAST + f"[user.{A}]\nmax_clients = 1\n", extra=TOGETHER)
+    carrier = relay(stage, A)
+    clients = [through(stage, A) for _ in range(4)]
+    stage.until(lambda: any(one.get("unseen") for one in listed(agent).values()), "one is found")
+    stage.until(
+        lambda: (
+            len(at_work(stage, clients)) == 1 == len([o for o in listed(agent).values() if o["state"] == "running"])
+        ),
+        "one of them works",
+    )
+    direct = stage.client(A)
+    stage.waiting(direct)
+    stage.until(
+        lambda: listed(agent).get(carrier.pid, {}).get("state") in (None, "waiting"), "the relay is no client itself"
+    )
+    assert stage.served(B), "others are served as ever"
+    (working,) = at_work(stage, clients)
+    assert listed(agent)[working.pid]["limits"] == {"threads": 20.0, "memory": {"0": 8 << 30}}
+    assert direct.rc is None, direct.text()
+    carrier.kill()
+    for one in clients:
+        one.kill()
+    assert direct.ended() == 0, direct.text()
+    assert direct.inside(20)
+    record = stage.record("client.connected", pid=working.pid)
+    assert record["unseen"]
+    assert record["uid"] == A
+
+
+def test_a_relayed_client_stands_in_another_users_turn(stage: Stage) -> None:
+    policy = LIMITS + '[switch]\naction = "pause"\nslice = "1s"\n'
+    agent = stage.with_agent(policy, extra=SHARED)
+    relay(stage, A)
+    hers = through(stage, A)
+    assert hers.working()
+    unseen(stage, agent, hers)
+    his = stage.client(B, "sleep", 600)
+    stage.until(lambda: listed(agent).get(hers.pid, {}).get("state") == "paused", "her work stands in his turn")
+    assert his.working()
+    his.finish()
+    stage.until(lambda: listed(agent).get(hers.pid, {}).get("state") == "running", "hers goes on in her turn")
+    assert hers.finish() == 0, hers.text()
+
+
+def test_a_relayed_client_ends_with_its_users_turn(stage: Stage) -> None:
+    """A server for each turn: bob is served when switch.after and grace are over, not when her work is."""
+    policy = LIMITS + FAST + '[switch]\nafter = "1s"\ngrace = "1s"\n'
+    agent = stage.with_agent(policy, extra='server = "own"\n')
+    relay(stage, A)
+    hers = through(stage, A)
+    assert hers.working()
+    unseen(stage, agent, hers)
+    his = stage.client(B)
+    assert his.ended() == 0, his.text()
+    assert his.inside(20)
+    assert hers.ended() is not None
+    assert stage.record("action.done", action="TerminateClient", pid=hers.pid)
+    assert not stage.records("action", action="KillServer")
+
+
+def test_a_user_whom_the_policy_denies_does_not_work_through_anothers_relay(stage: Stage) -> None:
+    """bob's process through alice's relay is bob's."""
+    policy = LIMITS + FAST + f'[user.{B}]\naccess = "deny"\n'
+    agent = stage.with_agent(policy, extra=TOGETHER)
+    relay(stage, A)
+    hers, his = through(stage, A), through(stage, B, of=A)
+    assert hers.working()
+    stage.record("client.connected", pid=his.pid, uid=B, unseen=True)
+    assert his.ended() is not None
+    asked = stage.record("action.done", action="TerminateClient", pid=his.pid)
+    assert "came through another process" in asked["reason"]
+    assert asked["rule"] == f"user.{B}.access"
+    unseen(stage, agent, hers)
+    assert hers.finish() == 0, hers.text()
+
+
+def test_what_is_not_enforced_only_reports_a_relayed_client(stage: Stage) -> None:
+    policy = f'enforce = false\n{LIMITS}[user.{A}]\naccess = "deny"\n'
+    agent = stage.with_agent(policy, extra=TOGETHER)
+    relay(stage, A)
+    hers = through(stage, A)
+    assert hers.working()
+    unseen(stage, agent, hers)
+    stage.record("client.over", pid=hers.pid)
+    assert hers.finish() == 0, hers.text()
+    assert not stage.records("action", action="TerminateClient")
+    assert not stage.records("action", action="SignalClient")
+
+
+def test_an_innocent_proxy_goes_on_and_its_clients_count(stage: Stage) -> None:
+    """A sandbox whose processes all come through one: no limit of theirs is passed, so nothing happens to them. They
+    outlive a new agent and a new gate, and are known to both."""
+    agent = stage.with_agent(LIMITS + f"[user.{A}]\nmax_clients = 3\n", extra=TOGETHER)
+    relay(stage, A)
+    clients = [through(stage, A), through(stage, A)]
+    assert all(one.working() for one in clients)
+    unseen(stage, agent, *clients)
+    assert any("not seen by the gate" in one for one in agent.api.status()["not_guaranteed"])
+    assert stage.cli(agent, "clients")[1].count("not seen by the gate") == 2
+    stage.killed(agent)
+    agent = stage.again()
+    unseen(stage, agent, *clients)
+    os.kill(stage.gate(agent), 9)
+    stage.until(lambda: agent.api.status()["gate"]["connected"] and not stage.waits_for(agent), "another gate is there")
+    unseen(stage, agent, *clients)
+    one, two = stage.client(A, "sleep", 600), stage.client(A)
+    assert one.working(), one.text()
+    stage.waiting(two)
+    assert [c.finish() for c in clients] == [0, 0], [c.text() for c in clients]
+    assert two.ended() == 0, two.text()
+    assert not stage.records("action", action="TerminateClient")
+    assert not stage.records("bypass")
+    stage.no_problem(agent)

@@ -1,0 +1,122 @@
+"""Processes that MPS has and the gate has not seen: they came through another one (recording 12, H1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core.model import NAMED_FOR, Client
+from mpsagent.mps import events as ev
+from tests.core.harness import ALICE, BOB, PATIENT, Stage
+from tests.core.toy import Proc
+
+
+def client(stage: Stage, proc: Proc) -> Client | None:
+    assert stage.core is not None
+    return stage.core.state.clients.get(proc.pid)
+
+
+def at_work(stage: Stage, uid: int = ALICE, **how: bool) -> Proc:
+    proc = stage.client(uid)
+    stage.run(3)
+    assert stage.working(proc)
+    return proc
+
+
+def test_mps_itself_makes_it_a_client_and_not_a_line() -> None:
+    """Nobody is one by a line, however often it comes: not a process that is not there, nor one that MPS does not
+    list."""
+    stage = Stage(PATIENT, shared=True).up()
+    first = at_work(stage)
+    assert first.server is not None
+    innocent = Proc(77, BOB, 3)
+    stage.procs[77] = innocent
+    for _ in range(20):
+        lines = [ev.ContextConnected(stage.now, first.server.pid, pid, n) for pid in (77, 78) for n in (0, 1)]
+        stage.forge(*lines)
+        stage.run(1)
+    assert client(stage, innocent) is None
+    assert stage.actions(act.TerminateClient, act.SignalClient) == []
+    real = stage.relayed(ALICE, first)
+    stage.run(1)
+    found = client(stage, real)
+    assert found is not None
+    assert found.unseen
+    assert found.server == first.server.pid
+
+
+def test_it_is_asked_about_rarely() -> None:
+    """A line that names whom MPS does not list: each question writes into the log that is read."""
+    stage = Stage(PATIENT, shared=True).up()
+    first = at_work(stage)
+    assert first.server is not None
+    before = len(stage.actions(act.Reconcile))
+    for _ in range(100):
+        stage.forge(ev.ContextConnected(stage.now, first.server.pid, 77, 1))
+        stage.run(0.1)
+    assert 1 <= len(stage.actions(act.Reconcile)) - before <= 40
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_its_turn_is_its_users_turn(shared: bool) -> None:
+    stage = Stage(shared=shared).up()
+    hers = stage.relayed(ALICE, at_work(stage))
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(18)  # after, grace and a little
+    assert stage.working(bob)
+    assert hers.pid not in stage.procs
+    assert [one.pid for one in stage.actions(act.TerminateClient) if one.pid == hers.pid]
+    assert stage.mps.hurt == set()
+
+
+def test_who_comes_in_another_users_turn_is_ended() -> None:
+    """With a descriptor that was got in a turn of hers and kept for later."""
+    stage = Stage(PATIENT, shared=True).up()
+    bob = at_work(stage, BOB)
+    hers = stage.relayed(ALICE, bob)
+    stage.run(3)
+    assert hers.pid not in stage.procs
+    assert stage.working(bob)
+    (asked,) = [one for one in stage.actions(act.TerminateClient) if one.pid == hers.pid]
+    assert f"it is the turn of user {BOB}" in asked.reason
+    assert stage.mps.hurt == set()
+
+
+def test_who_was_at_work_before_the_gate_was_is_taken_over() -> None:
+    """mpsagent was taken away and comes again, and the gate knows nobody: a wrong end is worse than a late one."""
+    stage = Stage(PATIENT, shared=True).up()
+    first, other = at_work(stage), stage.client(ALICE)
+    stage.run(1)
+    stage.kill_agent()
+    stage.gate.known.clear()
+    stage.gate.connections.clear()
+    stage.overlaps = True
+    stage.start_agent()
+    stage.run(5)
+    for one in (first, other):
+        found = client(stage, one)
+        assert found is not None, one
+        assert found.unseen
+    bob = stage.client(BOB)
+    stage.run(30)
+    assert stage.actions(act.TerminateClient, act.SignalClient) == []
+    assert not stage.working(bob)
+
+
+def test_the_process_that_they_came_through_is_released_once_mps_says_that_it_has_no_context() -> None:
+    stage = Stage(PATIENT, shared=True).up()
+    first = at_work(stage)
+    assert first.server is not None
+    carrier = stage.client(ALICE)
+    stage.mps.leave(carrier)
+    peer = inp.Peer(carrier.pid, ALICE, 100, carrier.start)
+    stage.run(0.5)
+    stage.mps.leave(carrier)
+    assert stage.core is not None
+    stage.relayed(ALICE, first)
+    stage.run(NAMED_FOR + 3)
+    assert peer.pid not in stage.core.state.clients or stage.core.state.clients[peer.pid].detached is not None
+    assert stage.working(first)
+    assert [one.pid for one in stage.actions(act.ReleaseClient)] == [carrier.pid]
