@@ -1,4 +1,4 @@
-# mpsagent: everything a developer needs. Two targets matter: `make demo` and `make test`.
+# mpsagent: everything a developer needs. Three targets matter: `make demo`, `make test` and `make test-all`.
 # On a fresh Debian 12 or 13, as root, they install what they need: Debian packages first, then a virtual environment
 # whose packages are pinned with hashes.
 
@@ -13,15 +13,16 @@ PY      := $(VENV)/bin/python
 STAMP   := $(VENV)/.up-to-date
 # Tests mostly wait: two of them leave a quarter of two cores idle.
 WORKERS ?= 3
-# A test that hangs is ended after this many seconds; the whole of `make test` stays under 15 minutes on two cores.
+# A test that hangs is ended after this many seconds.
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint style types run-tests format schema modules docs test demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm clean
+.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm clean
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
-	@echo 'make test             lint, types and all tests that need no GPU'
+	@echo 'make test             lint, types and the tests for after each change: about 5 minutes on two cores'
+	@echo 'make test-all         all other tests that need no GPU: booted systems, NVIDIA'"'"'s daemons, Slurm, scenes'
 	@echo 'make bench            the figures in docs/, measured here'
 	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
 	@echo '                      (SHARING=together|apart, SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
@@ -74,13 +75,20 @@ docs: $(STAMP)
 # Bytecode first: hundreds of agents and gates are started, and where none may be written (PYTHONDONTWRITEBYTECODE, other
 # users) each start of an agent compiles for 0.6 s, measured.
 # The types beside the tests, because mypy has use for one core only; and once more at the end, where a failure is looked for.
-test: style
-	@packaging/system-packages.sh $(PYTHON) tests
-	@$(PY) -m compileall -q mpsagent
+test: style test-packages
 	@$(MAKE) --jobs 2 --keep-going types run-tests || { status=$$?; $(MAKE) types; exit $$status; }
 
+# What `make test` leaves out; tests/conftest.py lists it.
+test-all: test-packages
+	@$(MAKE) run-tests WHICH=long
+
+test-packages: $(STAMP)
+	@packaging/system-packages.sh $(PYTHON) tests
+	@$(PY) -m compileall -q mpsagent
+
+WHICH ?= not long
 run-tests: $(STAMP)
-	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(WORKERS) --dist worksteal --timeout $(TEST_TIMEOUT) -m '$(WHICH)' $(PYTEST_ARGS)
 
 demo: $(STAMP)
 	@$(PY) demo/demo.py

@@ -1,12 +1,35 @@
-"""For all tests: signals as a terminal's user has them, and no test that fails because the machine is slow.
+"""For all tests: which of them `make test` leaves to `make test-all`; signals as a terminal's user has them; and no
+test that fails because the machine is slow.
 
 A shell ignores SIGINT and SIGQUIT for what it runs in the background, nohup ignores SIGHUP, and children inherit it:
 programs under test would then not hear what the tests send.
 """
 
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+LONG = (
+    # whole systems: a booted systemd, NVIDIA's daemons, Slurm, Kubernetes, the demo, the pages
+    "booted", "nvidia", "slurm", "kubernetes", "bench", "scenes", "test_demo.py", "test_docs_built.py",
+    # the same work ten times as large
+    "test_linear.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py", "gate/test_hostile.py",
+    # the whole agent beside the simulator, where core and gate have the same in small
+    "agent/test_adoption.py", "agent/test_apart.py", "agent/test_bypass.py", "agent/test_containers.py",
+    "agent/test_device_plugin.py", "agent/test_instances.py", "agent/test_restarts.py", "agent/test_shutdown.py",
+)  # fmt: skip
+"""Files and folders that take more than half of the time: `make test` is for after each change, and ends in 5 minutes
+on two cores."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = [Path(__file__).parent / one for one in LONG]
+    for item in items:
+        if any(item.path.is_relative_to(place) for place in places):
+            item.add_marker("long")
+
 
 # An example may take long when other programs have the processors; the usual bound is 200 ms.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
