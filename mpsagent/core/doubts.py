@@ -28,9 +28,6 @@ SERVER_FOR = 2.0
 STRANGER_FOR, ADOPTED_FOR = 0.05, 2.0
 """Seconds from the line of a context whose process did not pass the gate until it is asked about, and from the moment
 the gate was met: what it has to tell comes by another way than the log."""
-STRANGER_FOR, ADOPTED_FOR = 0.05, 2.0
-"""Seconds from the line of a context whose process did not pass the gate until it is asked about, and from the moment
-the gate was met: what it has to tell comes by another way than the log."""
 STRANGER = "process"
 QUIT_FOR = 1.1
 """Seconds from the line of a ``quit`` until it is asked about; an answer is believed from a second after it."""
