@@ -156,7 +156,7 @@ def _devices() -> list[dict[str, object]]:
     for row in cuda:
         known = nvml.get(str(row["uuid"]))
         if known is not None:
-            row.update(name=known["name"], memory=known["memory"])
+            row.update(name=known["name"])  # the memory is CUDA's: of NVML's total programs cannot have all
     return cuda
 
 
@@ -211,8 +211,17 @@ def _from_nvml() -> dict[str, dict[str, object]]:
         small = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)) in SMALL_SMS
         sms = pynvml.nvmlDeviceGetNumGpuCores(handle) // (64 if small else 128)
         uuid, name = _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle))
-        rows[uuid] = _row(index, uuid, name, int(pynvml.nvmlDeviceGetMemoryInfo(handle).total), sms)
+        rows[uuid] = _row(index, uuid, name, _memory(pynvml, handle), sms)
     return rows
+
+
+def _memory(pynvml: Any, handle: Any) -> int:
+    """As CUDA counts it: without what the driver reserves (docs/measured.md), where this one says how much that is."""
+    try:
+        info = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+    except (pynvml.NVMLError, AttributeError):
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return int(info.total) - int(info.reserved)
 
 
 def _row(ordinal: int, uuid: str, name: str, memory: int, sms: int) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -108,6 +109,50 @@ def test_the_helper_is_never_a_client_of_mps(
     assert f"CUDA_MPS_PIPE_DIRECTORY={devices.NOWHERE}" in given
     assert not Path(devices.NOWHERE).exists()
     assert "CUDA_VISIBLE_DEVICES=GPU-2" in given
+
+
+CUDAS, NVMLS, RESERVED = 143_155, 143_771, 615
+"""MiB of an H200 (driver 580.159.04): what CUDA says that it has, what NVML does, and what of this is reserved."""
+
+
+class FakeNvml:
+    """As pynvml is; ``reserved`` None: a driver that does not say."""
+
+    nvmlMemory_v2 = 2
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, reserved: int | None) -> None:
+        self.reserved = reserved
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object, version: int | None = None) -> SimpleNamespace:
+        if version is not None and self.reserved is None:
+            raise self.NVMLError
+        return SimpleNamespace(total=NVMLS << 20, reserved=(self.reserved or 0) << 20)
+
+    def __getattr__(self, name: str) -> object:
+        answers = {"Count": 1, "Capability": (9, 0), "Cores": 132 * 128, "UUID": "GPU-1", "Name": "NVIDIA H200"}
+        return lambda *_: next((one for part, one in answers.items() if name.endswith(part)), None)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "reserved", "memory"), [(True, None, CUDAS), (True, RESERVED, CUDAS), (False, RESERVED, NVMLS - RESERVED)]
+)
+def test_a_device_has_the_memory_that_cuda_says(
+    monkeypatch: pytest.MonkeyPatch, cuda: bool, reserved: int | None, memory: int
+) -> None:
+    """A quarter of NVML's total would be 154 MiB more than a quarter of what programs can have."""
+    row = {**ROW, "name": "cuda's", "memory": CUDAS << 20}
+    monkeypatch.setattr(devices, "_from_cuda", lambda: [dict(row)] if cuda else None)
+    monkeypatch.setattr(devices.importlib, "import_module", lambda name: FakeNvml(reserved))
+    assert parse_devices(devices._devices()) == (Device(0, "GPU-1", "NVIDIA H200", memory << 20, 132),)
+
+
+def test_without_cuda_and_with_an_old_driver_it_is_nvmls_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_from_cuda", lambda: None)
+    monkeypatch.setattr(devices.importlib, "import_module", lambda name: FakeNvml(None))
+    assert [row["memory"] for row in devices._devices()] == [NVMLS << 20]
 
 
 @pytest.mark.parametrize(
