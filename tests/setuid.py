@@ -1,4 +1,4 @@
-"""A program of root's that anyone may start and only root may signal, as `passwd` is."""
+"""A program of root's, or of another user's, that anyone may start and only they may signal, as `passwd` is."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from pathlib import Path
 
 from tests.conformance.backends import other_users_python
 
-BECOME_ROOT = "import os, time; os.setuid(0); print('is root', flush=True); time.sleep(600)"
+
+def become(uid: int) -> str:
+    """What the program does: it is of that user in all ids."""
+    return f"import os, time; os.setresuid({uid}, {uid}, {uid}); print('is {uid}', flush=True); time.sleep(600)"
 
 
-def setuid_python(directory: Path) -> list[str]:
-    """The words that start it; after them comes what it is to do as root."""
-    program = directory / "setuid"
+def setuid_python(directory: Path, uid: int = 0) -> list[str]:
+    """The words that start it; after them comes what it is to do as that user."""
+    program = directory / f"setuid-{uid}"
     shutil.copy(os.path.realpath(other_users_python(65534)), program)
+    os.chown(program, uid, uid)
     program.chmod(0o4755)
     return [str(program), "-I", "-S", "-c"]

@@ -291,7 +291,7 @@ class Executor:
         if held.uid != action.uid:
             return False, f"client {action.pid} is of user {held.uid}, not of {action.uid}: nothing was sent"
         problem = held.send(action.signal)
-        if problem is not None and held.became_root():
+        if problem is not None and held.is_anothers():
             # its CUDA context went with the program that it was: it must not keep its place for as long as it likes
             release = act.ReleaseClient(
                 pid=action.pid, start=action.start, uid=action.uid, reason=problem, rule=action.rule

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import resource
 import select
 import signal
+import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 LONGEST_LINEAGE = 64
+NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -63,13 +66,13 @@ class Process:
         return self._fd >= 0 and not _ended(self._fd)
 
     def send(self, number: int) -> str | None:
-        """Sends a signal. None when it was sent, else why not. Only SIGCONT goes to a user's that is root's now."""
+        """Sends a signal. None when it was sent, else why not. Only SIGCONT goes to one that is another user's now."""
         if self._fd < 0:
             return f"process {self.pid} is not held any more"
         if _ended(self._fd):
             return f"process {self.pid} has already ended"
-        if number != signal.SIGCONT and self.became_root():
-            return f"process {self.pid} of uid {self.uid} runs a setuid program as root now: nothing was sent"
+        if number != signal.SIGCONT and self.is_anothers():
+            return f"process {self.pid} of uid {self.uid} runs a setuid program of another user: nothing was sent"
         try:
             signal.pidfd_send_signal(self._fd, number)
         except ProcessLookupError:
@@ -90,12 +93,11 @@ class Process:
 
         loop.add_reader(self._fd, gone)
 
-    def became_root(self) -> bool:
-        """It has executed a setuid program, and is the same process for all that (pid, start, pidfd). Where its real
-        or saved uid is the user's still, the user may signal it, too."""
+    def is_anothers(self) -> bool:
+        """It has executed a setuid program, and is the same process for all that (pid, start, pidfd). By the kernel's
+        rule the user may signal it where its real or saved uid is the user's still, or its user namespace is."""
         uids = _uids(self.pid)
-        mine = (self.uid,) if uids is None else (uids[0], uids[2])
-        return 0 in mine and self.uid not in mine
+        return uids is not None and self.uid not in (uids[0], uids[2]) and self.uid not in _namespace_owners(self.pid)
 
     def stopped(self) -> bool:
         """True when it is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
@@ -246,6 +248,18 @@ def _stat(pid: int) -> list[str] | None:
         fields = file.read(4096).rpartition(b")")[2].decode("ascii").split()
         return fields if len(fields) > 19 else None
     return None
+
+
+def _namespace_owners(pid: int) -> list[int]:
+    """Who made the user namespace of a process, and those around it, up to ours; the kernel nests at most 32."""
+    found: list[int] = []
+    with suppress(OSError), ExitStack() as opened:
+        space = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        while True:
+            opened.callback(os.close, space)
+            found.append(int.from_bytes(fcntl.ioctl(space, NS_GET_OWNER_UID, bytes(4)), sys.byteorder))
+            space = fcntl.ioctl(space, NS_GET_PARENT)
+    return found
 
 
 def _facts(pid: int) -> tuple[int, int] | None:

@@ -18,11 +18,11 @@ import pytest
 
 from mpsagent.system.processes import Process, Watcher, real_uid, start_time
 from tests.conformance.backends import other_users_python
-from tests.setuid import BECOME_ROOT, setuid_python
+from tests.setuid import become, setuid_python
 from tests.system.conftest import Play, until
 
 ROOT = os.geteuid() == 0
-A_USER = 30001
+A_USER, ANOTHER_USER = 30001, 30002
 pytestmark = pytest.mark.usefixtures("no_leak")
 
 
@@ -308,7 +308,8 @@ def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said(play: P
 
 @pytest.mark.root
 @pytest.mark.skipif(not ROOT, reason="needs other users")
-def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("uid", [0, ANOTHER_USER])
+def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path, uid: int) -> None:
     """It is the same process to a pidfd. `passwd` makes itself root's so that no user stops or ends it half-way."""
     for directory in (tmp_path, *tmp_path.parents[:2]):
         directory.chmod(0o755)
@@ -319,14 +320,14 @@ def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path)
         "-c",
         "import os, sys; input(); os.execv(sys.argv[1], sys.argv[1:])",
     ]
-    words = [*before, *setuid_python(tmp_path), BECOME_ROOT]
+    words = [*before, *setuid_python(tmp_path, uid), become(uid)]
     with _talks(words, user=A_USER, group=A_USER, extra_groups=[]) as child:
         process = Process.open(child.pid, A_USER)
         assert process is not None
-        assert not process.became_root()
-        assert _said(child) == "is root"
+        assert not process.is_anothers()
+        assert _said(child) == f"is {uid}"
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGKILL):
-            assert "runs a setuid program as root" in (process.send(number) or "")
+            assert "runs a setuid program of another user" in (process.send(number) or "")
         assert process.alive
         assert process.send(signal.SIGCONT) is None
         process.close()
@@ -335,12 +336,13 @@ def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path)
 @pytest.mark.root
 @pytest.mark.skipif(not ROOT, reason="needs other users")
 def test_another_uid_of_a_user_namespace_keeps_no_signal_off() -> None:
-    """Root of a container has many uids, and none of them is root here."""
+    """Root of a container has many uids, and signals all of them: it has all rights in its user namespace."""
     script = (
         "import ctypes, os; print(ctypes.CDLL(None).unshare(0x10000000), flush=True); input()\n"
         "os.setresuid(0, 0, 0); print(0, flush=True); input(); os.setresuid(5, 5, 5); print(5, flush=True); input()"
     )
-    with _talks([sys.executable, "-I", "-S", "-c", script]) as child:
+    words = [other_users_python(A_USER), "-I", "-S", "-c", script]
+    with _talks(words, user=A_USER, group=A_USER, extra_groups=[]) as child:
         assert child.stdout is not None
         if child.stdout.readline() != b"0\n":
             pytest.skip("no user namespaces, as in a chroot")
