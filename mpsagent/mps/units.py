@@ -113,7 +113,7 @@ def multiprocessors_for_percent(percent: float, present: int) -> int:
 
 def nearest(word: str, known: list[str]) -> str | None:
     """The entry of ``known`` a person most likely meant by ``word``, or None when nothing is near."""
-    best, best_distance = None, max(2, len(word) // 3) + 1
+    best, best_distance = None, min(len(word) // 2, max(2, len(word) // 3)) + 1
     for candidate in known:
         row = list(range(len(candidate) + 1))
         for i, left in enumerate(word, 1):

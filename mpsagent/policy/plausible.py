@@ -26,7 +26,7 @@ MOST_NEAREST = 20
 
 def in_itself(policy: Policy) -> tuple[PolicyError, ...]:
     """What the policy alone shows: that it admits no one, or says what is of no use."""
-    found = (*_of_no_use(policy), *doubts(policy))
+    found = (*_of_no_use(policy), *doubts(policy), *_too_small(policy))
     access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
     if everybody is not None and everybody.value == "deny" and all(one.value == "deny" for _, one in access):
@@ -41,6 +41,13 @@ def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
     if lower and all(of(policy, name).sharing != "together" for name in names(policy)):
         problem = 'changes nothing: no instance has sharing = "together", where users share a server'
         yield _warning(lower[0].origin, problem, 'write sharing = "together" in an instance, or leave it out')
+
+
+def _too_small(policy: Policy) -> Iterator[PolicyError]:
+    for path, setting in policy.settings.items():
+        for one in setting.value.values() if path[-1] == "memory" else ():
+            if isinstance(one.value, int) and one.value < SMALL:
+                yield _hardly_more(one.origin, one.value)
 
 
 def names_in(policy: Policy) -> tuple[list[str], list[str]]:
@@ -143,9 +150,13 @@ def _memory(path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator
             has = units.limit_text(largest.memory - largest.memory % units.MIB)
             problem = f"{units.limit_text(one.value)} is more than GPU {largest.ordinal} has ({has})"
             yield _warning(origin, problem, 'it limits nothing; write "100%" if that is meant')
-        elif size is not None and size < SMALL:
-            problem = f"{units.limit_text(size)} is hardly more than CUDA itself needs of it"
-            yield _warning(origin, problem, 'most programs will find no memory; write at least "512M"')
+        elif size is not None and size < SMALL and not isinstance(one.value, int):
+            yield _hardly_more(origin, size)
+
+
+def _hardly_more(origin: Origin, size: int) -> PolicyError:
+    problem = f"{units.limit_text(size)} is hardly more than CUDA itself needs of it"
+    return _warning(origin, problem, 'most programs will find no memory; write at least "512M"')
 
 
 def _nearest(name: str, known: list[str]) -> str | None:

@@ -362,9 +362,10 @@ class Policy:
                 )  # fmt: skip
         return None
 
-    def section(self, path: Path) -> Rules:
-        """What applies to a user of whom only this section speaks (an empty path: none), beside everybody's."""
-        return self._resolve(Identity(-1), [path] if path else [])
+    def section(self, *paths: Path) -> Rules:
+        """What applies to a user of whom only these sections speak (an empty path: none), beside everybody's."""
+        users_first = sorted((path for path in paths if path), key=lambda path: path[0] != "user")
+        return self._resolve(Identity(-1), users_first)
 
     def _resolve(self, who: Identity, levels: Sequence[Path]) -> Rules:
         given: dict[str, Any] = {}

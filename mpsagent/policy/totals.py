@@ -2,30 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from mpsagent.mps.limits import Device
 from mpsagent.policy import values
-from mpsagent.policy.origins import Path, PolicyError
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.origins import Path, PolicyError, printable
 from mpsagent.policy.policy import Policy, Rules
 
 
 def mistakes(policy: Policy) -> tuple[PolicyError, ...]:
-    """What is wrong on every GPU: for everybody, and for each section of a user or a group by itself."""
-    return tuple(dict.fromkeys(one for rules in _sections(policy) for one in _in_itself(rules)))
+    """What is wrong on every GPU: for everybody, and for a section of a user or a group, whatever groups its users are
+    in beside it."""
+    return _in_sections(policy, _in_itself)
 
 
 def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyError, ...]:
     """What is wrong on these GPUs, where sizes and parts or percentages and multiprocessors have to be compared."""
-    return tuple(dict.fromkeys(one for rules in _sections(policy) for one in _on(rules, devices)))
+    return _in_sections(policy, lambda rules: _on(rules, devices))
 
 
-def _sections(policy: Policy) -> Iterator[Rules]:
-    paths: list[Path] = [(), *(path for path in policy.named if path[0] in ("user", "group"))]
+def of_users(policy: Policy, users: Iterable[Identity], devices: Sequence[Device]) -> tuple[PolicyError, ...]:
+    """What is wrong for these users, with the groups that they are in."""
+    rules = (policy.rules(who) for who in users)
+    return tuple(one for its in rules if its.access == "allow" for one in (*_in_itself(its), *_on(its, devices)))
+
+
+def needs_users(policy: Policy) -> bool:
+    return any(path[-1] in ("total_threads", "total_memory") for path in policy.settings)
+
+
+def _in_sections(policy: Policy, wrong: Callable[[Rules], Iterable[PolicyError]]) -> tuple[PolicyError, ...]:
+    """A section's mistake is not told when another section, which may speak of the same users, takes it away: whether
+    it does only the name service knows."""
+    sections = [path for path in policy.named if path[0] in ("user", "group")]
+    found: dict[PolicyError, None] = {}
+    paths: list[Path] = [(), *sections]
     for path in paths:
-        rules = policy.section(path)
-        if rules.access == "allow":
-            yield rules
+        alone = policy.section(path)
+        for one in wrong(alone) if alone.access == "allow" else ():
+            if one in found:
+                continue
+            name = one.key.rpartition(".")[2]
+            beside = [other for other in sections if path and _beside(policy, path, other, name)]
+            both = (policy.section(*sorted((path, other), key=sections.index)) for other in beside)
+            if all(any(again.key.endswith(name) for again in wrong(rules)) for rules in both):
+                found[one] = None
+    return tuple(found)
+
+
+def _beside(policy: Policy, path: Path, other: Path, name: str) -> bool:
+    """Whether somebody may be in both sections, and the other one changes something."""
+    keys = (name, name.removeprefix("total_"))
+    return other != path and "group" in (path[0], other[0]) and any((*other, key) in policy.settings for key in keys)
 
 
 def _in_itself(rules: Rules) -> Iterator[PolicyError]:
@@ -70,5 +99,7 @@ def _on(rules: Rules, devices: Sequence[Device]) -> Iterator[PolicyError]:
 def _never(rules: Rules, name: str, why: str) -> PolicyError:
     origin = rules.origin(name)
     key = name.removeprefix("total_")
-    problem = f"no client process ever fits: {why}"
+    who = rules.who
+    whose = f" of {printable(who.name or str(who.uid))}" if who.uid >= 0 else ""
+    problem = f"no client process{whose} ever fits: {why}"
     return PolicyError(origin.file, origin.line, origin.key, problem, f"lower {key}, or raise {name}")

@@ -90,7 +90,7 @@ class Names:
 
     async def _fetch(self, uid: int) -> Identity | None:
         try:
-            identity = await in_thread(_identity, uid, deadline=GIVE_UP, slots=BY_UID)
+            identity = await in_thread(identity_of, uid, deadline=GIVE_UP, slots=BY_UID)
         except (TimeoutError, OSError):
             if uid in self._known:
                 self._known[uid] = time.monotonic() - self.age + AGAIN, self._known[uid][1]
@@ -104,7 +104,7 @@ class Names:
         return identity
 
 
-def _identity(uid: int) -> Identity:
+def identity_of(uid: int) -> Identity:
     """Raises OSError while a service is down, which may be the one that knows this user, or a group of the user's."""
     _check_services(uid)
     identity = _entries(uid)

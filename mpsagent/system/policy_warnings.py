@@ -10,15 +10,18 @@ import os
 import pwd
 import shutil
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.mps.limits import Device
 from mpsagent.policy import plausible, totals
+from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
+from mpsagent.system.names import identity_of
 from mpsagent.system.policy_files import passed_over
 from mpsagent.system.threads import in_thread
 
@@ -27,6 +30,8 @@ HOMES = ("/home/", "/root/", "/run/user/")
 HIDDEN = "in a home directory, which mpsagent.service cannot see (ProtectHome=)"
 SYSTEMD = Path("/run/systemd/system")
 """There where systemd is the first process."""
+MOST_PEOPLE = 500
+"""Users whose groups are asked for."""
 MOST_LISTED = 5000
 """Entries of a directory that are listed; it may have hundreds of thousands."""
 
@@ -50,17 +55,29 @@ async def warnings(
     """
     found = [*policy.warnings, *plausible.against_devices(policy, devices), *totals.against_devices(policy, devices)]
     with suppress(TimeoutError, OSError):
-        found += await in_thread(_of_this_machine, policy, parts, deadline=deadline)
-    return tuple(sorted(found, key=lambda one: (one.file, one.line)))
+        found += await in_thread(_of_this_machine, policy, parts, devices, deadline=deadline)
+    return tuple(sorted(dict.fromkeys(found), key=lambda one: (one.file, one.line)))
 
 
-def _of_this_machine(policy: Policy, parts: Path | None) -> list[PolicyError]:
+def _of_this_machine(policy: Policy, parts: Path | None, devices: Sequence[Device]) -> list[PolicyError]:
     """May block."""
     over = [] if parts is None else passed_over(parts)
     users, groups = plausible.names_in(policy)
     here = known(users, groups, plausible.programs_in(policy))
     unknown = plausible.unknown_names(policy, here.users, here.groups)
-    return [*over, *unknown, *plausible.unusable_programs(policy, here.programs)]
+    waiting = totals.of_users(policy, _people(policy), devices) if totals.needs_users(policy) else ()
+    return [*over, *unknown, *plausible.unusable_programs(policy, here.programs), *waiting]
+
+
+def _people(policy: Policy) -> Iterator[Identity]:
+    """Those of whom a section speaks, as far as the name service lists them: users, and members of groups."""
+    names = dict.fromkeys(path[1] for path in policy.named if path[0] == "user")
+    for _, name in (path for path in policy.named if path[0] == "group"):
+        with suppress(KeyError, ValueError):
+            names |= dict.fromkeys(grp.getgrnam(name).gr_mem)
+    for name in islice(names, MOST_PEOPLE):
+        with suppress(KeyError, ValueError, OverflowError, OSError):
+            yield identity_of(int(name) if name.isascii() and name.isdigit() else pwd.getpwnam(name).pw_uid)
 
 
 def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) -> Known:

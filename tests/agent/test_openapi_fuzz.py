@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,3 +45,64 @@ def test_no_request_is_a_fault_of_ours_and_nothing_stays(stage: Stage) -> None:
     assert {400, 404, 405} <= set(fuzz.statuses)
     assert "fault in mpsagent" not in agent.log()
     assert agent.api.ask("GET", "/v1/status")[0] == 200
+
+
+_VALUES = [
+    None, True, False, 0, -1, 1 << 70, 10**400, -(10**4000), 1e308, 1e-320, -0.0, float("inf"), float("nan"), "", "x",
+    "\0", "\ud800", "é\n\u202e", "9" * 400 + "s", "9" * 300 + "G", "1e400s", "2h", "1G", "1e999%", "２h", "infs",
+    "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "/user.slice", "/" + "a" * 5000, "../..", 7, 50,
+]  # fmt: skip
+_BYTES = [
+    b"[" * 16000, b'{"a":' * 3000, b'"' * 9, b'{"threads":' + b"9" * 16000 + b"}", b'{"threads":1e' + b"9" * 900 + b"}",
+    b"\xef\xbb\xbf{}",
+    "{}".encode("utf-16"), "{}".encode("utf-32"), b'{"uid":1,"uid":{}}', b"-", b"NaN", b"\xed\xa0\x80",
+    b'"\\ud800"', b'{"threads":' + b"[" * 900 + b"]" * 900 + b"}", b"\0" * 16000,
+]  # fmt: skip
+_NAMES = ["sms", "clients", "0", "1", "-1", "9" * 50, "", "\ud800", "²", "x"]
+_LEASE = {"uid": 20001, "threads": 20, "until": "2h", "memory": "1G"}
+_KEYS = ["now", "dry_run", "timeout", "instance", "force", "uid", "cgroup", "pid", "threads", "memory", "until", "name"]
+_ORDERS = ["drain", "resume", "restart", "reload", "clients/501/terminate", "servers/500/shutdown"]
+
+
+def _value(draw: random.Random, depth: int = 0) -> Any:
+    if depth > 4 or draw.random() < 0.75:
+        return draw.choice(_VALUES)
+    if draw.random() < 0.5:
+        return [_value(draw, depth + 1) for _ in range(draw.randrange(4))]
+    return {draw.choice(_NAMES): _value(draw, depth + 1) for _ in range(draw.randrange(4))}
+
+
+def _body(draw: random.Random) -> bytes:
+    if draw.random() < 0.15:
+        return draw.choice([*_BYTES, draw.randbytes(draw.randrange(300))])
+    some = {key: _value(draw) for key in draw.sample(_KEYS, draw.randrange(1, 6))}
+    if draw.random() < 0.6:
+        some = _LEASE | {draw.choice([*_LEASE, "cgroup", "pid", "name"]): _value(draw)}
+    raw = bytearray(json.dumps(some).encode())
+    if draw.random() < 0.3:
+        for _ in range(3):
+            raw[draw.randrange(len(raw))] = draw.randrange(256)
+    return bytes(raw[:16000])
+
+
+def test_no_body_of_roots_is_a_fault_of_ours(stage: Stage) -> None:
+    """A user's body is refused for lack of rights before it is parsed; root's is parsed. What is accepted can be shown
+    and ended."""
+    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    draw = random.Random(SEED)
+    fuzz = Fuzz(stage.place / "agent.sock", SEED, acts=0)
+    found: dict[int, int] = {}
+    for number in range(REQUESTS // 2):
+        orders = _ORDERS if number % 25 == 0 else [one for one in _ORDERS if one not in ("drain", "restart")]
+        target = "/v1/" + draw.choice([*["leases"] * 6, *orders])
+        body = _body(draw)
+        status, _, got = fuzz._ask(b"POST", target, body, {})
+        found[status] = found.get(status, 0) + 1
+        assert status < 500, f"{target} {body[:300]!r}: {got[:300]!r}"
+        if status == 201:
+            assert agent.api.ask("GET", "/v1/leases")[0] == 200
+            assert agent.api.ask("DELETE", f"/v1/leases/{json.loads(got)['id']}")[0] == 200
+    assert found[201] > 10, found
+    assert found[400] > REQUESTS / 4, found
+    assert "fault in mpsagent" not in agent.log()
+    assert "Traceback" not in agent.log()

@@ -73,3 +73,6 @@ def test_the_nearest_word_is_suggested_and_a_stranger_is_not() -> None:
     assert units.nearest("thread", ["threads", "memory"]) == "threads"
     assert units.nearest("memroy", ["threads", "memory"]) == "memory"
     assert units.nearest("zzzzzz", ["threads", "memory"]) is None
+    assert units.nearest("zoe", ["bob", "joe"]) == "joe"
+    assert units.nearest("zoe", ["bob"]) is None
+    assert units.nearest("x", ["bob", "y"]) is None

@@ -133,7 +133,6 @@ def test_what_fits_one_of_the_gpus_is_meant(text: str) -> None:
         ('[limits]\nmemory = { 0 = "1G", 5 = "1G" }\n', 2, "limits.memory.5", "there is no GPU 5 here"),
         ('[limits]\nmemory = { GPU-x = "1G" }\n', 2, "limits.memory.GPU-x", "there is no GPU GPU-x here"),
         ('[instance.a]\ndevices = ["GPU-x"]\n', 2, "instance.a.devices", "there is no GPU GPU-x here"),
-        ('[limits]\nmemory = "200M"\n', 2, "limits.memory", "200M is hardly more than CUDA itself needs of it"),
         ('[limits]\nmemory = "0.1%"\n', 2, "limits.memory", "143M is hardly more than CUDA itself needs of it"),
     ],
 )
@@ -149,6 +148,16 @@ def test_without_gpus_nothing_is_compared() -> None:
     assert against_devices(made, [Device(0, "", "unknown GPU", 4 << 30, 256)]) == ()
     assert needs_devices(made)
     assert not needs_devices(policy('[switch]\nafter = "1m"\n'))
+
+
+def test_a_memory_limit_that_no_program_can_work_under_needs_no_gpus_to_be_seen() -> None:
+    """1M was called good where no GPU was known; and it is said once."""
+    made = policy('[limits]\nmemory = "1M"\n')
+    assert [one[:3] for one in told(made.warnings)] == [
+        (2, "limits.memory", "1M is hardly more than CUDA itself needs of it")
+    ]
+    assert against_devices(made, [H200]) == ()
+    assert policy('[limits]\nmemory = "512M"\n').warnings == ()
 
 
 @pytest.mark.parametrize(

@@ -101,3 +101,30 @@ def test_what_depends_on_the_gpus_is_a_warning_there() -> None:
     assert [one.key for one in totals.against_devices(mixed, [SMALL])] == ["limits.total_threads"]
     memory = policy('[limits]\nmemory = "10G"\ntotal_memory = "40%"\n')
     assert [one.key for one in totals.against_devices(memory, [SMALL])] == ["limits.total_memory"]
+
+
+def test_a_section_that_another_one_completes_is_no_mistake() -> None:
+    """[user.alice] has the total and her group the threads: it was refused without her groups."""
+    made = policy("[group.lab]\nthreads = 20\n[user.alice]\ntotal_threads = 60\n")
+    assert totals.of_users(made, [ALICE], [H200]) == ()
+    assert made.rules(ALICE).threads == 20.0
+    assert [one.problem for one in totals.of_users(made, [Identity(1001, "alice")], [H200])] == [
+        "no client process of alice ever fits: threads of a client process are 100 %, which is more"
+    ]
+    made = policy('[group.lab]\nmemory = "1G"\n[group.big]\ntotal_memory = "4G"\n')
+    assert totals.of_users(made, [Identity(1001, "alice", ("lab", "big"))], [H200]) == ()
+
+
+def test_a_user_whose_groups_leave_no_room_is_told_of() -> None:
+    """Each section is right by itself, and alice would have waited for ever."""
+    made = policy("[user.alice]\nthreads = 70\n[group.lab]\nthreads = 20\ntotal_threads = 60\n")
+    found = totals.of_users(made, [ALICE, Identity(1002, "bob", ("lab",))], [H200])
+    assert [(one.line, one.key) for one in found] == [(5, "group.lab.total_threads")]
+    assert found[0].problem.startswith("no client process of alice ever fits: ")
+    mixed = policy("[user.alice]\nthreads = { sms = 60 }\n[group.lab]\nthreads = 20\ntotal_threads = 40\n")
+    assert totals.of_users(mixed, [ALICE], [H200])[0].problem.startswith("no client process of alice ever fits: on the")
+
+
+def test_a_mistake_that_no_group_takes_away_stays_one() -> None:
+    errors = load([("p.toml", "[user.alice]\nthreads = 70\ntotal_threads = 60\n[group.lab]\nthreads = 20\n")])[1]
+    assert [f"{one.line} {one.key}" for one in errors] == ["3 user.alice.total_threads"]

@@ -52,7 +52,7 @@ class Service:
         self.asked = 0
         self.groups: tuple[str, ...] = ("students",)
         self.broken = False
-        monkeypatch.setattr(module, "_identity", self.answer)
+        monkeypatch.setattr(module, "identity_of", self.answer)
 
     def answer(self, uid: int) -> Identity:
         self.asked += 1

@@ -120,3 +120,11 @@ def test_a_program_of_another_user_is_warned_about(tmp_path: Path) -> None:
     path.chmod(0o755)
     os.chown(path, 65534, 65534)
     assert "changed by others" in known([], [], [str(path)]).programs[str(path)]
+
+
+def test_a_user_whose_groups_leave_no_room_is_warned_of() -> None:
+    """root is in the group root wherever there is one: what the name service says is held against the totals."""
+    made = policy("[user.root]\nthreads = 70\n[group.root]\nthreads = 20\ntotal_threads = 60\n")
+    found = asyncio.run(warnings(made, []))
+    assert [(one.line, one.problem[:39]) for one in found] == [(5, "no client process of root ever fits: th")]
+    assert asyncio.run(warnings(policy("[group.root]\nthreads = 20\n[user.root]\ntotal_threads = 60\n"), [])) == ()
