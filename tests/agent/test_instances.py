@@ -152,7 +152,8 @@ def test_each_gpu_has_an_instance_and_users_are_spread_and_stay(stage: Stage) ->
     assert heads.index("gpu0") < heads.index("gpu1") < heads.index("policy"), page
     assert stage.cli(agent, "env") == (
         0,
-        f"export CUDA_MPS_PIPE_DIRECTORY={stage.rig.pipe}\nexport CUDA_VISIBLE_DEVICES=0\n",
+        f"export CUDA_MPS_PIPE_DIRECTORY={stage.rig.pipe}\nexport CUDA_VISIBLE_DEVICES=0\n"
+        "export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=''\n",
     )
 
 
@@ -388,7 +389,8 @@ def test_a_client_goes_to_the_instance_in_whose_directory_it_looks(stage: Stage)
         lambda: [where(agent, one) for one in (clients["gpu0"], third)] == ["gpu0", "gpu1"], "another agent knows them"
     )
     environment = stage.cli(agent, "env", "--instance", "gpu1", "--json")
-    assert json.loads(environment[1]) == {**at(stage, "gpu1"), "CUDA_VISIBLE_DEVICES": "0"}
+    given = {**at(stage, "gpu1"), "CUDA_VISIBLE_DEVICES": "0", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ""}
+    assert json.loads(environment[1]) == given
 
 
 def test_a_fault_in_a_users_own_daemon_is_said_of_its_section(stage: Stage) -> None:

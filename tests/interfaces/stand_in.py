@@ -157,6 +157,7 @@ class StandIn:
             "uid": USER,
             "groups": ["students"],
             "threads": {"value": 20.0, "written": 20, "from": origin},
+            "memory": {"value": {"0": 1 << 30}, "written": "1G", "devices": {}, "from": origin},
         }
 
     async def policy_diff(self) -> Any:
