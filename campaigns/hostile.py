@@ -338,14 +338,16 @@ def environment(play: Play) -> None:
     ended = {value: time.monotonic() for value in taken if attackers[value].rc is not None}
     for value, at in taken.items():
         pid = attackers[value].pid
-        named = play.watch.accused(pid)
-        kinds = [kind for when, kind in play.watch.told(pid, "memory|limit|over|lift") if when >= at - 1]
-        if named is None:
-            play.broke(f"{value}: not named" + (f" (events {sorted(set(kinds))})" if kinds else ""))
-        elif named - at > START + play.slack:
-            play.broke(f"{value}: named after {named - at:.1f} s")
+        told = [one for one in play.watch.told(pid, "memory|limit|over|lift") if one[0] >= at - 1]
+        kinds = sorted({kind for _, kind in told})
+        # a page names the first few, an event each
+        times = [when for when, _ in told] + [when for when in [play.watch.accused(pid)] if when is not None]
+        if not times or not play.watch.problems:
+            play.broke(f"{value}: not named (events {kinds}, healthy: {not play.watch.problems})")
+        elif min(times) - at > START + play.slack:
+            play.broke(f"{value}: named after {min(times) - at:.1f} s")
         else:
-            play.say(f"{value}: named after {max(0.0, named - at):.1f} s, events {sorted(set(kinds))}")
+            play.say(f"{value}: named after {max(0.0, min(times) - at):.1f} s, events {kinds}")
         if value not in ended:
             play.broke(f"{value}: not ended")
     if taken and not ended:
@@ -668,7 +670,7 @@ def main() -> int:
     parser.add_argument("--lanes", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=330.0, help="for everything together")
     parser.add_argument("--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound")
-    parser.add_argument("--limits", default="", help="more keys of [limits]")
+    parser.add_argument("--limits", default='over_limits = "terminate"', help="more keys of [limits]")
     parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
