@@ -83,8 +83,7 @@ class Torch:
 
         def step() -> None:
             with suppress(OSError):  # it has ended: its last words say why
-                process.stdin.write(b"\n")  # type: ignore[union-attr]
-                process.stdin.flush()  # type: ignore[union-attr]
+                os.write(process.stdin.fileno(), b"\n")  # type: ignore[union-attr]
             _line(process, process.stdout, errors)  # type: ignore[arg-type]
 
         return stepping(about["gpu"], about["multiprocessors"], step, lambda: _ended(process))

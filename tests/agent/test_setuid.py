@@ -25,10 +25,11 @@ def test_a_client_that_has_become_a_program_of_another_user_is_not_signalled(sta
     script.write_bytes(Path(__file__).with_name("fake_client.py").read_bytes())
     script.chmod(0o644)
     python = [other_users_python(B), "-S", "-E", str(script), str(stage.rig.pipe), "exec"]
-    became = stage.rig.run([*python, *setuid_python(stage.place, uid), become(uid)], uid=B)
-    stage.until(lambda: f"is {uid}" in became.read(), "it runs as another user")
-    stage.exact(A, 40)
-    assert alive(became.process.pid)
-    assert "setuid" in stage.record("action.failed", pid=became.process.pid)["text"]
-    stage.record("client.ended", pid=became.process.pid)
-    stage.no_problem(agent)
+    with setuid_python(uid) as setuid:
+        became = stage.rig.run([*python, *setuid, become(uid)], uid=B)
+        stage.until(lambda: f"is {uid}" in became.read(), "it runs as another user")
+        stage.exact(A, 40)
+        assert alive(became.process.pid)
+        assert "setuid" in stage.record("action.failed", pid=became.process.pid)["text"]
+        stage.record("client.ended", pid=became.process.pid)
+        stage.no_problem(agent)

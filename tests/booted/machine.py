@@ -32,6 +32,8 @@ work=$1
 mount --make-rprivate /
 mount -t tmpfs -o mode=755 tmpfs "$work"
 mkdir "$work/upper" "$work/work" "$work/root"
+# Nobody of this machine lives there: a whiteout.
+[ -n "$3$4" ] || mknod "$work/upper/home" c 0 0
 [ -z "$4" ] || tar -xf "$4" --xattrs --xattrs-include='*' --numeric-owner -C "$work/upper"
 if [ -n "$3" ]; then
     tar -xf "$3" --numeric-owner -C "$work/root"
@@ -43,7 +45,16 @@ cd "$work/root"
 rm -rf etc/systemd/system etc/systemd/user etc/init.d etc/rc?.d etc/rcS.d
 # Container images tell packages to start nothing; here they may.
 rm -f usr/sbin/policy-rc.d
-mkdir -p etc/systemd/system etc/init.d etc/systemd/journald.conf.d
+mkdir -p etc/systemd/system etc/init.d etc/systemd/journald.conf.d home
+# The names and numbers of this machine's people are free for the tests' own.
+if [ -z "$3$4" ]; then
+    people=$(awk -F: '$3 >= 1000 && $3 < 60000 { printf " %s ", $1 }' etc/passwd etc/group)
+    for file in etc/passwd etc/group etc/shadow etc/gshadow; do
+        awk -F: -v people="$people" '!index(people, " " $1 " ")' "$file" >"$file.new"
+        cat "$file.new" >"$file"
+        rm "$file.new"
+    done
+fi
 : >etc/fstab
 printf '%s\n' "$2" >etc/machine-id
 printf 'mpstest\n' >etc/hostname

@@ -46,7 +46,7 @@ VERBS: dict[str, list[str]] = {
     "server shutdown": ["500", "--yes", "--no-wait"],
     "servers": [],
     "status": [],
-    "timeline": ["--svg", "-"],
+    "timeline": ["--json"],
     "top": [],
 }
 LEASE = '{"uid": 1001, "threads": 30, "until": "2h"}'

@@ -239,6 +239,7 @@ def front_end(driver: Driver, pipe: Path, text: str, uid: int = 0) -> subprocess
         env={**driver.environment(), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)},
         input=text,
         text=True,
+        errors="replace",  # those of 470 and 535 print what lies behind the longest answer, too
         capture_output=True,
         timeout=LIMIT,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -169,7 +170,7 @@ def test_closing_later_is_no_refusal(nvidia: Driver, place: Path, uid: int, mess
 def test_an_answer_as_long_as_can_be(nvidia: Driver, place: Path) -> None:
     with listening(place / "control", session(rv.answer_message("z" * 5000), rv.exit_message(0))):
         done = front_end(nvidia, place, "ps\n")
-    assert done.stdout == "z" * 4096 + "\n"
+    assert re.match(r"z{4096}[^z]*\n$", done.stdout), done.stdout
 
 
 @USERS

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
 from tests.scenes.stage import REPOSITORY, USERS, StageError
 
-HOOKS = REPOSITORY / "packaging" / "slurm"
 TREE = os.environ.get("MPSAGENT_SLURM_TREE")
 FREEZER = Path("/sys/fs/cgroup/freezer")
 _PROGRAMS = {
@@ -55,6 +55,10 @@ hostname "$1.host"
 ip link set lo up
 ip address add 10.9.8.7/32 dev lo
 for file in passwd group hosts; do mount --bind "$file" "/etc/$file"; done
+# For jobs: the way to both may be closed to their users.
+mkdir repository libraries
+mount --bind "$REPOSITORY" repository
+[ ! -d "$LIBRARIES" ] || mount --bind "$LIBRARIES" libraries
 munged --force --foreground --key-file="$PWD/key" --socket="$PWD/munge.sock" --pid-file="$PWD/munge.pid" \\
     --log-file="$PWD/munge.log" --seed-file="$PWD/seed" &
 until [ -S munge.sock ]; do sleep 0.05; done
@@ -115,7 +119,7 @@ class Cluster:
             [*inside, "sh", "-ec", _ROOT if TREE else _BELOW if below else _INSIDE, "sh", self.node], cwd=place,
             env={
                 **self._environment, "TREE": TREE or "", "BELOW": str(below), "REPOSITORY": str(REPOSITORY),
-                "INSIDE": _INSIDE,
+                "LIBRARIES": sysconfig.get_path("purelib"), "INSIDE": _INSIDE,
             },
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
         )  # fmt: skip
@@ -135,11 +139,11 @@ class Cluster:
         (self.place / "settings").write_text("\n".join(lines))
         for name in ("prolog", "epilog", "task-prolog", "health-check"):
             hook = self.place / name
-            settings = f"MPSAGENT_SLURM_SETTINGS={self.place}/settings"
+            command = f"MPSAGENT_SLURM_SETTINGS={self.place}/settings {self.place}/repository/packaging/slurm/{name}"
             note = "" if name == "task-prolog" else f"echo {name} >>{self.place}/ran\n"
             # slurmd starts one each interval, also beside others that have not ended: on a busy machine ever more
             alone = f"exec 9>{hook}.lock; flock -n 9 || exit 0\n" if name == "health-check" else ""
-            hook.write_text(f"#!/bin/sh\n{alone}{settings} {HOOKS / name} || exit 1\n{note}")
+            hook.write_text(f"#!/bin/sh\n{alone}{command} || exit 1\n{note}")
             hook.chmod(0o755)
         (self.place / "gres.conf").write_text(
             f"AutoDetect=off\nName=gpu Type=fake File={device}\nName=mps Type=fake Count=100 File={device}\n"

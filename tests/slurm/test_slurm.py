@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sysconfig
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.agent.stage import USERS, Agent, Stage, alive
-from tests.conformance.backends import REPOSITORY, other_users_python
+from tests.conformance.backends import other_users_python
 from tests.slurm.cluster import Cluster, why_not
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -46,7 +45,7 @@ def slurm(
     if why := why_not():
         pytest.skip(why)
     agent = stage.with_agent(policy, extra=f"{instance}\n")
-    found = os.pathsep.join([str(REPOSITORY), sysconfig.get_path("purelib")])
+    found = os.pathsep.join(str(stage.place / "slurm" / name) for name in ("repository", "libraries"))
     program = ["env", f"PYTHONPATH={found}", other_users_python(USERS[0]), "-m", "mpsagent.interfaces.cli"]
     words, settings = [*program, "--socket", str(agent.api.path)], ["answer=30", "patience=60", "memory=share", *more]
     cluster = Cluster(stage.place / "slurm", words, "\n".join(settings), proctrack, check)

@@ -309,10 +309,8 @@ def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said(play: P
 @pytest.mark.root
 @pytest.mark.skipif(not ROOT, reason="needs other users")
 @pytest.mark.parametrize("uid", [0, ANOTHER_USER])
-def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path, uid: int) -> None:
+def test_one_that_has_executed_a_setuid_program_is_not_signalled(uid: int) -> None:
     """It is the same process to a pidfd. `passwd` makes itself root's so that no user stops or ends it half-way."""
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
     before = [
         other_users_python(A_USER),
         "-I",
@@ -320,8 +318,10 @@ def test_one_that_has_executed_a_setuid_program_is_not_signalled(tmp_path: Path,
         "-c",
         "import os, sys; input(); os.execv(sys.argv[1], sys.argv[1:])",
     ]
-    words = [*before, *setuid_python(tmp_path, uid), become(uid)]
-    with _talks(words, user=A_USER, group=A_USER, extra_groups=[]) as child:
+    with (
+        setuid_python(uid) as setuid,
+        _talks([*before, *setuid, become(uid)], user=A_USER, group=A_USER, extra_groups=[]) as child,
+    ):
         process = Process.open(child.pid, A_USER)
         assert process is not None
         assert not process.is_anothers()
