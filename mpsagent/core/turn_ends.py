@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from mpsagent.core import actions as act
@@ -19,6 +20,26 @@ FREEZE = 10.0
 
 Present = tuple[Memory, list[act.Action], list[EndClient], list[tr.Transition], list[float]]
 """What becomes of the present turn; at the end when to look again."""
+
+
+def warnings(view: View, uid: int, clients: tuple[Client, ...], reason: str, left: float) -> list[act.Action]:
+    """What the user's programs see of the warning, ``left`` seconds before the end: a signal to each client, at which
+    training scripts save; and what the hook tells whom it likes."""
+    rules, program = view.rules(uid), view.policy.warning_hook
+    clients = tuple(one for one in clients if one.detached is None)
+    found: list[act.Action] = []
+    if rules.switch_warning_signal != "none":
+        number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("switch.warning_signal").key
+        for one in clients:
+            why = f"{reason}; {number.name} to client {one.pid} of user {uid}"
+            found.append(
+                act.SignalClient(pid=one.pid, start=one.peer.start, uid=uid, signal=int(number), reason=why, rule=rule)
+            )
+    if program is not None:
+        told: dict[str, object] = {"uid": uid, "pids": [one.pid for one in clients], "seconds": left, "reason": reason}
+        deadline = view.policy.hook_deadline
+        found.append(act.RunHook(program=program, subject=told, deadline=deadline, reason=reason, rule="hooks.warning"))
+    return found
 
 
 def pausing(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...], now: float) -> Present:

@@ -24,7 +24,7 @@ from mpsagent.core import transitions as tr
 from mpsagent.core.model import Client
 from mpsagent.core.room import pausable
 from mpsagent.core.rule import Decision, EndClient
-from mpsagent.core.turn_ends import AGAIN, Present, ending, pausing
+from mpsagent.core.turn_ends import AGAIN, Present, ending, pausing, warnings
 from mpsagent.core.turn_memory import Memory, begin, ended, over
 from mpsagent.core.turn_next import SHUTDOWN_AGAIN, following
 from mpsagent.core.view import Turn, View
@@ -205,6 +205,8 @@ def _at_work(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...]
         held = duration_text(now - (turn.contested or now))
         reason = f"user {turn.uid} has had the GPU for {held} while user {waiting[0]} waits; {kept or ends}"
         todo.append(act.Report(kind="turn.warning", reason=reason, rule=rule, uid=turn.uid))
+        if not kept:
+            todo += warnings(view, turn.uid, clients, reason, end - now)
     end = (view.deadlines(turn, pauses) or (now, now))[1]
     if now < end:
         return memory, todo, [], [], [end]

@@ -162,6 +162,12 @@ KEYS: tuple[Key, ...] = (
         "terminate", attribute="switch_otherwise", label="switch.otherwise",
     ),
     Key(
+        "switch", "warning_signal",
+        kinds.choice(dict.fromkeys(("none", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM"), "")), _WHO,
+        "sent with the warning to the clients of the user whose turn ends; a program without a handler ends by it",
+        "none", attribute="switch_warning_signal", label="switch.warning_signal",
+    ),
+    Key(
         "switch", "exempt", FLAG, _WHO, "`true`: the GPU is never taken from this user", False,
         attribute="switch_exempt", label="switch.exempt",
     ),
@@ -329,6 +335,11 @@ KEYS: tuple[Key, ...] = (
         "hooks", "before_end", kinds.path(1024), _ALL,
         "a program that is run before a client is ended by force, with JSON on its stdin", None, "none",
         rules="before_end_hook",
+    ),
+    Key(
+        "hooks", "warning", kinds.path(1024), _ALL,
+        "a program that is run with the warning before a turn's end, with JSON on its stdin", None, "none",
+        attribute="warning_hook",
     ),
     Key(
         "hooks", "deadline", kinds.duration(0.1, 600), _ALL, "how long it may take", 5.0, attribute="hook_deadline",

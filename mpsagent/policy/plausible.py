@@ -15,7 +15,7 @@ from mpsagent.policy.instances import doubts, names, of
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy
 
-PROGRAMS = ("before_end", "control_program")
+PROGRAMS = ("before_end", "warning", "control_program")
 SMALL = 256 << 20
 """Bytes. CUDA's own overhead took 120 to 220 MiB of a client's memory limit on an H200."""
 MOST_COMPARED = 500

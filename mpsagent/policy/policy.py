@@ -59,6 +59,7 @@ class Rules:
     switch_action: Literal["terminate", "quit", "pause", "none"] = default("switch", "action")
     switch_slice: float = default("switch", "slice")
     switch_otherwise: Literal["terminate", "none"] = default("switch", "otherwise")
+    switch_warning_signal: str = default("switch", "warning_signal")
     switch_exempt: bool = default("switch", "exempt")
     kill_grace: float = default("hang", "kill_grace")
     before_end_hook: str | None = default("hooks", "before_end")
@@ -253,6 +254,7 @@ class Policy:
     kill_grace: float = default("hang", "kill_grace")
 
     before_end: str | None = default("hooks", "before_end")
+    warning_hook: str | None = default("hooks", "warning")
     hook_deadline: float = default("hooks", "deadline")
 
     history_keep: float = default("history", "keep")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from mpsagent.core import actions as act
@@ -29,6 +31,40 @@ def test_warning_and_end_come_at_their_edges(shared: bool) -> None:
     assert asked - came == pytest.approx(15, abs=0.1)
     assert stage.working(bob)
     assert stage.mps.hurt == set()
+
+
+@both
+def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> None:
+    """It stood in events alone, where no program sees it."""
+    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n'
+    stage = Stage(POLICY + hook, shared=shared).up()
+    first, second = stage.client(ALICE), stage.client(ALICE)
+    stage.run(3)
+    stage.client(BOB)
+    stage.run(9.9)
+    assert stage.actions(act.SignalClient, act.RunHook) == []
+    stage.run(4)
+    told = [one for one in stage.actions(act.SignalClient) if isinstance(one, act.SignalClient)]
+    assert [(one.pid, one.signal, one.rule) for one in told] == [
+        (pid, signal.SIGUSR1, "switch.warning_signal") for pid in (first.pid, second.pid)
+    ]
+    assert "its turn ends in 5" in told[0].reason
+    assert f"while user {BOB} waits" in told[0].reason
+    (ran,) = [one for one in stage.actions(act.RunHook) if isinstance(one, act.RunHook)]
+    assert (ran.subject["uid"], ran.subject["pids"]) == (ALICE, [first.pid, second.pid])
+    assert ran.subject["seconds"] == pytest.approx(5, abs=0.1)
+    assert stage.actions(act.TerminateClient) == []
+
+
+@pytest.mark.parametrize("how", ['action = "none"\n', "enforce = false\n"])
+def test_who_keeps_the_gpu_is_sent_no_signal(how: str) -> None:
+    stage = Stage(POLICY + how + 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n').up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(60)
+    assert len(stage.reports("turn.warning")) == 1
+    assert stage.actions(act.SignalClient, act.RunHook) == []
 
 
 @both

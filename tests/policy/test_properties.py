@@ -111,6 +111,8 @@ _GOOD = {
     "cdi_file": ['"/etc/cdi/mpsagent.json"'],
     "admin_group": ['"wheel"'],
     "before_end": ['"/bin/true"'],
+    "warning": ['"/bin/true"'],
+    "warning_signal": ['"SIGUSR1"', '"none"'],
     "keep": ['"30d"'],
     "size": ['"512M"', '"2G"'],
 }
