@@ -92,6 +92,12 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     users = ", ".join(f"user {uid}: {why}" for uid, why in list(state.unconfirmed.items())[:5])
     what = f"MPS does not confirm limits, so the fail-safe ones are tried instead ({users})" if users else None
     conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
+    what, do = None, "end what that user has left behind (ps -u USER): MPS gives nothing back before"
+    kept = [(pid, uid, server) for server in state.servers.values() for pid, uid in state.kept_open(server).items()]
+    if kept:
+        who = ", ".join(f"client {pid} of uid {uid} on server {server.pid}" for pid, uid, server in kept[:MOST_NAMED])
+        what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
+    conditions.set("kept open", what, now, do)
     gate = state.gate
     unknown = "the control daemon greets in a way that is not known" if gate and gate.known_handshake is False else None
     conditions.set("handshake", unknown, now, "connections are passed on untouched, with the fail-safe limits for all")

@@ -93,7 +93,9 @@ def _doubts(view: View, memory: Memory, now: float) -> dict[Key, tuple[float, tu
         least = max(memory.strangers, state.gate.since + ADOPTED_FOR)
         for server in state.servers.values():
             for pid in state.strangers(server):
-                found[STRANGER, pid] = (max(least, server.attached[pid].since + STRANGER_FOR), (server.pid,))
+                one = server.attached[pid]
+                at = one.since + STRANGER_FOR if one.ended is None else one.ended[0] + LEFT_FOR
+                found[STRANGER, pid] = (max(least, at), (server.pid,))
     for client in state.clients.values():
         leaving = view.ending.get(client.pid)
         if leaving is not None and not leaving.blocks and not leaving.signalled:

@@ -26,6 +26,9 @@ CLIENTS_PER_SERVER = 48
 NAMED_FOR = 2.0
 """Seconds within which a server has named a client that was handed over to it; its line comes in the same moment."""
 
+ENDED_FOR = 2.0
+"""Seconds within which MPS takes a client whose process has ended off its list; it takes 15 to 30 ms."""
+
 
 class Status(StrEnum):
     """A server's status, in MPS's own words where it has them."""
@@ -72,6 +75,9 @@ class Attachment:
     since: float
     contexts: frozenset[int] = frozenset()
     devices: frozenset[str] = frozenset()
+    ended: tuple[float, int] | None = None
+    """When a client's process has ended, and its user: if MPS lists it still, another process, which it has forked or
+    given its descriptors, keeps its place and its memory (measured on an H200, 2026-11-23)."""
 
 
 class Shutdown(NamedTuple):
@@ -296,6 +302,14 @@ class State:
             if one.contexts - {0} and pid not in self.clients
             and all(held.handing is None for held in self.held.of_pid(pid))
         )  # fmt: skip
+
+    def kept_open(self, server: Server) -> dict[int, int]:
+        """Clients, with their users, that MPS lists though their processes have ended."""
+        at = server.listed_at
+        return {
+            pid: one.ended[1] for pid, one in server.attached.items()
+            if one.ended is not None and at is not None and at >= one.ended[0] + ENDED_FOR and pid in server.listed
+        }  # fmt: skip
 
     def carries(self, client: Client, now: float) -> bool:
         """It passed the gate and no server has named it, while others came past the gate: it may be whom they came

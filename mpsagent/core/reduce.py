@@ -23,7 +23,7 @@ from mpsagent.core.actions import (
     TerminateClient,
     Thaw,
 )
-from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, server_ended, without
+from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, put, server_ended, without
 from mpsagent.core.model import Client, Control, Gate, Held, Outcome, State
 from mpsagent.core.queue import Queue
 
@@ -267,6 +267,10 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
             max(0.0, event.at - client.since), client.waited, client.lease, client.job,
         )
     )  # fmt: skip
+    server = state.server_of(client.pid)
+    if server is not None:
+        left = replace(server.attached[client.pid], ended=(event.at, client.uid))
+        state = put(state, replace(server, attached={**server.attached, client.pid: left}))
     return replace(
         state,
         clients=without(state.clients, event.pid),

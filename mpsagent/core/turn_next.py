@@ -87,6 +87,9 @@ def _make_way(
     if now < due:
         return memory, [], [], [due]
     reason = f"the last client of {view.server_text(server)} has gone and user {uid} waits"
-    action = act.ShutdownServer(server=server.pid, reason=reason, rule=PROMISE)
+    force = bool(server.listed) and server.listed <= view.state.kept_open(server).keys()
+    if force:
+        reason += "; another process keeps its place there"
+    action = act.ShutdownServer(server=server.pid, force=force, reason=reason, rule=PROMISE)
     asked = Asked(server.pid, now, now, 1) if asked is None else asked._replace(last=now, times=asked.times + 1)
     return replace(memory, shutdown=asked), [action], [], []

@@ -11,6 +11,7 @@
     init SECONDS            cuInit only
     two SECONDS             two contexts
     contexts N SECONDS      contexts until there are N or an error comes
+    leave SECONDS           fork; it ends, and the other one stays with all that was open
     limit [STEP]            allocate in steps of so many MiB (64) until there is no more, and say how much there was
 `--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. With SAY_MPS it also says `mps yes` or `mps no`.
 Exit status as the probe's.
@@ -408,6 +409,13 @@ def _contexts(cuda: Cuda, number: float, seconds: float) -> int:
     return 0 if result == SUCCESS else 12
 
 
+def _leave(cuda: Cuda, seconds: float, _: float) -> int:
+    if os.fork():
+        os._exit(0)
+    time.sleep(seconds)
+    os._exit(0)
+
+
 def _work(cuda: Cuda, kernels: float, _: float) -> int:
     count, last = 0, SUCCESS
     while count < kernels and last == SUCCESS:
@@ -428,5 +436,5 @@ def _limit(cuda: Cuda, step: float, _: float) -> int:
 
 _MODES = {
     "query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two,
-    "limit": _limit, "mind": _mind, "fault": _fault, "contexts": _contexts,
+    "limit": _limit, "mind": _mind, "fault": _fault, "contexts": _contexts, "leave": _leave,
 }  # fmt: skip

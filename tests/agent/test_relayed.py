@@ -178,3 +178,29 @@ def test_an_innocent_proxy_goes_on_and_its_clients_count(stage: Stage) -> None:
     assert not stage.records("action", action="TerminateClient")
     assert not stage.records("bypass")
     stage.no_problem(agent)
+
+
+def test_who_leaves_a_fork_behind_keeps_no_server_from_the_next_user(stage: Stage) -> None:
+    """MPS has the ended client as long as any process holds its connection (measured on an H200, 2026-11-23)."""
+    stage.with_agent(LIMITS + FAST, extra='server = "own"\n')
+    hers = stage.client(A, "leave", 600)
+    assert hers.ended() == 0, hers.text()
+    his = stage.client(B)
+    assert his.ended() == 0, his.text()
+    assert his.inside(20)
+    assert stage.record("action.done", action="ShutdownServer", force=True)["ok"]
+    assert not stage.records("action", action="KillServer")
+
+
+def test_who_leaves_a_fork_behind_on_a_server_of_all_users_is_named(stage: Stage) -> None:
+    agent = stage.with_agent(LIMITS, extra=TOGETHER)
+    neighbour, hers = stage.client(B, "sleep", 600), stage.client(A, "leave", 600)
+    assert neighbour.working()
+    assert hers.ended() == 0, hers.text()
+    said = stage.problem(agent, "keeps its place and its memory")
+    assert f"client {hers.pid} of uid {A}" in said
+    assert not stage.records("action", action="SignalClient")
+    (left,) = [one for one in stage.rig.ours() if one.uid == A]
+    os.kill(left.pid, 9)
+    stage.no_problem(agent)
+    assert neighbour.finish() == 0, neighbour.text()

@@ -14,6 +14,7 @@
     cuda_client.py init SECONDS         cuInit only: connected to MPS, but without a CUDA context
     cuda_client.py two SECONDS          two CUDA contexts in one process
     cuda_client.py contexts N SECONDS   CUDA contexts until there are N or an error comes; then stay
+    cuda_client.py leave SECONDS        fork; it ends, and the other one stays with all that was open
     cuda_client.py steps                cuInit, a context, a second one, the end: a line on standard input before each
 
 `--ignore-term` makes it ignore SIGTERM. The environment variable DEV is the device ordinal (0); with SAY_MPS=1 it also
@@ -379,6 +380,11 @@ def main(arguments):
         return 12 if result else 0
     if mode == "contexts":
         return contexts(cuda, device, int(first), second)
+    if mode == "leave":
+        if os.fork():
+            os._exit(0)
+        until(first)
+        os._exit(0)
     if mode == "sleep":
         return sleep(cuda, first)
     if mode == "work":
