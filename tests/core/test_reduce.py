@@ -222,6 +222,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "start": st.sampled_from([None, 1, 2]), "silent": st.booleans(),
     "stopped": st.frozensets(_SMALL, max_size=2), "idle_since": st.dictionaries(_SMALL, st.floats(0, 9), max_size=2),
     "lifts": st.dictionaries(_SMALL, st.builds(inp.Lifts), max_size=2),
+    "memory": st.dictionaries(_SMALL, st.just({"GPU-0": 1 << 20}), max_size=2),
 }  # fmt: skip
 _KINDS = [*get_args(ev.LogEvent), *get_args(inp.GateInput), *get_args(inp.KernelInput), *get_args(inp.AnswerInput)]
 _STATUS = st.sampled_from([*Status, "GARBAGE"])
