@@ -27,8 +27,9 @@ CPU_EVERY = 5.0
 """Seconds between two readings of the CPU time of clients."""
 FRESH, FRESH_CLIENT = 5.0, 1.0
 """Seconds for which what the GPUs have said is good enough for who asks; while there is a client that came later."""
-MEMORY_EVERY = 2.0
-"""Seconds between two looks at what clients use that have a memory limit."""
+MEMORY_EVERY = 1.5
+"""Seconds after which it is looked again what clients with a memory limit use; with a round each second that is every
+other one, so who is beyond it is found within 3 s."""
 BLIND = "faults and server ends are not seen meanwhile"
 
 

@@ -17,7 +17,7 @@ from mpsagent.mps.units import MIB
 ALLOWANCE = 128 * MIB
 """What an honest client that fills its limit may show beyond it: 2 MiB for each context (322 clients on an H200 with
 PyTorch, CuPy, JAX, shared and managed memory, and with several contexts showed at most 4), and a server takes 60."""
-SETTLED = 2.0
+SETTLED = 1.0
 """Seconds as a client until NVML's word is about it: an answer may be a second old, and pids come again."""
 GAP = 5.0
 """Seconds that one look can count for at most: NVML may have said nothing meanwhile."""

@@ -69,6 +69,16 @@ def test_unless_the_policy_says_so_it_is_only_told_of() -> None:
     assert told.reason.endswith("was given 10G: its environment has CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=7=4G")
 
 
+def test_a_policy_that_comes_later_ends_nobody_who_is_within_the_limit_again() -> None:
+    stage, carol = started_with(PATIENT)
+    looks(stage, carol, *[LIMIT + GIB] * 10, LIMIT)
+    stage.reload(ENDS)
+    looks(stage, carol, *[LIMIT] * 3)
+    assert stage.working(carol)
+    looks(stage, carol, LIMIT + GIB)
+    assert not stage.working(carol)
+
+
 @pytest.mark.parametrize("text", [ENDS, PATIENT], ids=["terminate", "report"])
 def test_who_fills_its_limit_to_the_last_piece_is_not_named(text: str) -> None:
     """2 MiB for each context, as measured on an H200, and a server takes 60."""
