@@ -53,10 +53,10 @@ ERRORS: dict[int, CudaError] = {
     ),
     810: CudaError(
         "CUDA_ERROR_MPS_CLIENT_TERMINATED",
-        "mpsagent or an administrator ended the client: its turn was over, it ran too long or lay idle, a drain's time "
-        "was over, or a person asked for it",
+        "mpsagent or an administrator ended the client: its turn was over, it ran too long, lay idle or was beyond its "
+        "limits, a drain's time was over, or a person asked for it",
         "mpsagent-cli policy explain USER says how long a turn lasts",
-        ("turn.ending", "client.end_ordered", "action.done"),
+        ("turn.ending", "client.unlimited", "client.end_ordered", "action.done"),
     ),
 }
 
