@@ -21,10 +21,9 @@ AT_A_TIME = 32
 """Connections accepted before everything else has its turn."""
 MOST_UNFINISHED_OF_A_USER = 1024
 MOST_UNFINISHED = 4096
-"""Peers that have not said yet what they are. An honest one needs milliseconds, but a crowd that starts together is
-here all at once, and who is closed is refused: as many as one user may have held. Beyond that its oldest goes."""
-PATIENCE = 10.0
-"""Seconds a peer may take to say what it is."""
+"""Peers that have not said yet what they are. An honest one needs milliseconds, on a busy machine seconds, and a crowd
+that starts together is here all at once; who is closed is refused. So none is for its slowness: as many as one user may
+have held, and beyond that its oldest goes."""
 UNSURE = 0.2
 """Seconds after which a restored connection that has said nothing is taken for one that was never greeted."""
 STORED = Rates(rate=100, burst=200, rate_all=400, burst_all=800)
@@ -58,11 +57,10 @@ class PublicSockets:
         self._refused = refused
         self.numbers = Numbers()
         self._listeners: list[socket.socket] = []
-        self._unfinished: dict[Connection, float] = {}
+        self._unfinished: set[Connection] = set()
         self._of_user: dict[int, dict[Connection, None]] = {}
         self._counts = Counts()
         self._stored = Account(STORED)
-        self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, listener: socket.socket, *, privileged: bool) -> None:
         """``listener`` is bound and listens. Raises OSError."""
@@ -151,14 +149,12 @@ class PublicSockets:
         line = self._of_user.setdefault(uid, {})
         line[connection] = None
         self._counts.add(uid)
-        self._unfinished[connection] = self._loop.time() + PATIENCE
+        self._unfinished.add(connection)
         self._loop.add_reader(connection.sock.fileno(), self._read, connection)
         if len(line) > MOST_UNFINISHED_OF_A_USER:
             self._close(next(iter(line)))
         elif len(self._unfinished) > MOST_UNFINISHED:
             self._drop_oldest()
-        if self._timer is None:
-            self._timer = self._loop.call_later(PATIENCE, self._sweep)
 
     def _drop_oldest(self) -> None:
         """The oldest connection of the user who has most of them."""
@@ -166,17 +162,9 @@ class PublicSockets:
         if most is not None:
             self._close(next(iter(self._of_user[most])))
 
-    def _sweep(self) -> None:
-        self._timer = None
-        now = self._loop.time()
-        for connection, limit in list(self._unfinished.items()):
-            if limit > now:
-                self._timer = self._loop.call_at(limit, self._sweep)
-                return
-            self._close(connection)
-
     def _forget(self, connection: Connection) -> None:
-        if self._unfinished.pop(connection, None) is not None:
+        if connection in self._unfinished:
+            self._unfinished.remove(connection)
             self._loop.remove_reader(connection.sock.fileno())
             line = self._of_user[connection.peer.uid]
             del line[connection]
