@@ -59,7 +59,13 @@ def to_gate(action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient
             table = action.admissions
             users = {
                 one.uid: link.User(
-                    one.uid, "known" if one.known_only else "all", one.limits, one.max_clients, one.total, one.named
+                    one.uid,
+                    "known" if one.known_only else "all",
+                    one.limits,
+                    one.max_clients,
+                    one.total,
+                    one.named,
+                    one.max_contexts,
                 )
                 for one in table.users
             }

@@ -21,8 +21,8 @@ class Action:
 @dataclass(frozen=True, slots=True)
 class Admission:
     """One user at the gate. ``known_only``: only processes that passed already (their further contexts). ``named``: of
-    those that are new, only processes that the table names. ``max_clients``: processes at a time, ``total``: what they
-    may use together; None: no limit."""
+    those that are new, only processes that the table names. ``max_clients``: processes at a time, ``max_contexts``:
+    their contexts, ``total``: what they may use together; None: no limit."""
 
     uid: int
     limits: Limits
@@ -30,12 +30,13 @@ class Admission:
     max_clients: int | None = None
     total: Total | None = None
     named: bool = False
+    max_contexts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Admissions:
     """A whole table for the gate: who is let in, with which limits. Users who are not named are held. ``open`` False:
-    everybody is held. ``room``: processes that may be known at a time. ``devices``: ordinals whose memory limits are
+    everybody is held. ``room``: contexts that a server takes on a device. ``devices``: ordinals whose memory limits are
     set (to none, for those that a user's limits do not name). ``set_limits`` False: limits are left alone.
     ``processes``: held ones, by pid and start time, with limits of their own."""
 

@@ -18,6 +18,7 @@ from mpsagent.core.model import CLIENTS_PER_SERVER
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
+from mpsagent.policy.policy import Rules
 
 RULE = "admission"
 RELEASE_AFTER = 0.5
@@ -27,6 +28,8 @@ MOST_USERS = 128
 """Users in one table; 48 processes fit at a time, so who is not in it yet is still to wait anyway."""
 MOST_PROCESSES, OF_ONE_USER = 128, 8
 """Processes in one table, where each has limits of its own."""
+OF_ALL = 0.75
+"""The part of a shared server's places that one user may have unless the policy says otherwise."""
 AGAIN = 0.2
 """Seconds until the gate is told again what it did not read."""
 
@@ -115,6 +118,7 @@ def _admission(view: View, uid: int) -> act.Admission:
         limits=at_most(view.limits(uid)),
         known_only=view.state.drain is not None or bool(view.state.to_end()),
         max_clients=rules.max_clients if rules.enforce_limits else None,
+        max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
         named=view.shares,
         total=None if total is None else over.left(view.state, uid, total),
     )
@@ -126,16 +130,15 @@ def at_most(limits: Limits) -> Limits:
 
 
 def _room(view: View) -> int:
-    """Processes that fit: a server takes 48 contexts, and a process may have several: as many as its server's log says,
-    and no more than the gate has passed on."""
-    state, more = view.state, 0
-    most = min((server.max_clients for server in state.servers.values()), default=CLIENTS_PER_SERVER)
-    for server in state.servers.values():
-        for pid, one in server.attached.items():
-            client = state.clients.get(pid)
-            if client is not None:
-                more += max(0, min(len(one.contexts - {0}), client.connections - 1) - 1)
-    return max(1, most - more)
+    """Contexts that a server takes on a device."""
+    return min((server.max_clients for server in view.state.servers.values()), default=CLIENTS_PER_SERVER)
+
+
+def _most_contexts(view: View, rules: Rules) -> int | None:
+    """Where users share a server no user can take all places (recording 12, H4)."""
+    if rules.max_contexts is not None or not view.shared or view.policy.user is not None:
+        return rules.max_contexts
+    return int(_room(view) * OF_ALL)
 
 
 def _refusals(view: View, before: frozenset[int]) -> tuple[frozenset[int], list[act.Action]]:

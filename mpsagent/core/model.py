@@ -125,6 +125,9 @@ class Server:
     """Its log does not say which client a line is about (drivers before 580)."""
     last_context: int = 0
     """pid of the client whose context connected last: the owner of the next ``is associated`` line."""
+    turned_away: int = 0
+    """pid of the client that it has just refused a context because it is full. Its log says then that this process has
+    disconnected, which it has not (an H200)."""
     shutdown: Shutdown | None = None
     listed_at: float | None = None
     listed: frozenset[int] = frozenset()

@@ -16,6 +16,7 @@ from mpsagent.core import transitions as tr
 from mpsagent.core.changes import Out, bounded, put, recovered, server_ended, without
 from mpsagent.core.model import Attachment, Control, Outcome, Server, StartFailure, State, Status
 from mpsagent.mps import events as ev
+from mpsagent.mps.versions import places
 
 _KEPT_LEFT = 256
 _LEAST_CLIENTS = 16
@@ -244,6 +245,8 @@ def _disconnected(state: State, event: ev.ClientDisconnected, out: Out) -> State
     known = server.attached.get(event.pid)
     if known is not None and known.since > event.at:
         return state
+    if server.turned_away == event.pid:
+        return put(state, replace(server, turned_away=0))
     attached = without(server.attached, event.pid)
     server = replace(server, attached=attached, idle_since=server.idle_since if attached else event.at)
     if event.pid in server.sticky:
@@ -275,8 +278,17 @@ def _full(state: State, event: ev.ClientsFull, out: Out) -> State:
     if server is None:
         return state
     out.append(tr.ServerFull(event.at, event.server, event.limit))
+    pid, attached = server.last_context, server.attached
+    if pid in attached:  # its context was said to be connected before it was refused
+        one = attached[pid]
+        attached = {**attached, pid: replace(one, contexts=one.contexts - {max(one.contexts, default=0)} | {0})}
     limit = max(_LEAST_CLIENTS, event.limit)
-    return state if server.max_clients == limit else put(state, replace(server, max_clients=limit))
+    return put(state, replace(server, max_clients=limit, attached=attached, turned_away=pid))
+
+
+def _driver(state: State, event: ev.DriverNamed, out: Out) -> State:
+    server = _server(state, event.server, event.at)
+    return state if server is None else put(state, replace(server, max_clients=places(event.driver)))
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
@@ -359,6 +371,7 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     ev.ClientDisconnected: _disconnected,
     ev.DeviceAssociated: _associated,
     ev.ClientsFull: _full,
+    ev.DriverNamed: _driver,
     ev.FaultStarted: _fault,
     ev.FaultDevice: _fault_device,
     ev.FaultClient: _fault_client,

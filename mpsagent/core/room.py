@@ -20,8 +20,9 @@ def misfit(view: View, uid: int) -> str | None:
     waiting = {held.process: held.peer for held in state.held.line(uid)}
     most, rules = CLIENTS_PER_SERVER if view.sent is None else view.sent[1].room, view.rules(uid)
     wanted = min(len(waiting), rules.max_clients or len(waiting))
-    if len(state.clients) + wanted > most:
-        return f"the server has room for {most} processes, and {wanted} more come to {len(state.clients)}"
+    taken = sum(view.contexts().values())
+    if taken + wanted > most:
+        return f"the server has room for {most} contexts, and {wanted} more come to {taken}"
     for device in state.devices:
         used, needed = _used(state, device), _needed(view, uid, waiting.values(), wanted, device)
         if needed is not None and used + needed > device.memory:

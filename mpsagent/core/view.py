@@ -212,10 +212,20 @@ class View:
         users = dict.fromkeys((*self.state.held.users(), *self.suspended))
         return [uid for uid in users if uid != holder and self.identified(uid) and not self.denied(uid)]
 
+    def contexts(self) -> dict[int, int]:
+        """Places of the server that each user has, as its log says: a client without a context has one, too."""
+        found: dict[int, int] = {}
+        for client in self.state.clients.values():
+            server = self.state.server_of(client.pid)
+            one = _NONE if server is None else server.attached[client.pid]
+            count = min(len(one.contexts - {0}), client.connections - 1)
+            found[client.uid] = found.get(client.uid, 0) + max(1, -(-count // max(1, len(one.devices))))
+        return found
+
     @property
     def full(self) -> bool:
-        """No further process fits on the server."""
-        return self.sent is not None and len(self.state.clients) >= self.sent[1].room
+        """No further context fits on the server."""
+        return self.sent is not None and sum(self.contexts().values()) >= self.sent[1].room
 
     @property
     def ranked(self) -> bool:

@@ -16,11 +16,13 @@ from mpsagent.gate.handing import Handing
 from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding
-from mpsagent.gate.lane import Lane
+from mpsagent.gate.lane import Lane, Run
 from mpsagent.gate.link import Admissions
 from mpsagent.gate.orphans import Orphans
+from mpsagent.gate.places import LIST
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.queue import Process, Queue
+from mpsagent.gate.session import How, Session
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, SERVER_NOT_READY, Credentials
@@ -38,6 +40,9 @@ is no agent, and no command that asks for the status, each time one client is lo
 FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED = 0.1, 30.0
 """Seconds until limits are told again to a daemon that confirms neither a user's nor the fail-safe ones, doubling: each
 time is a dozen lines of control.log. Other admissions are tried at once, and other users are served beside."""
+FIRST_LIST_PAUSE, LONGEST_LIST_PAUSE = 0.1, 2.0
+"""Seconds between two questions for MPS's list of contexts while one waits for a place, doubling: 2 KB of control.log
+each beside a full server. The end of a process is seen at once without."""
 CONTEXT = 0.1
 """Seconds between two contexts. The driver makes them one after the other, whoever asks: 0.08 s for one alone, 0.15 s
 each for 46 at once, when no client has one for 4 s; what ends a turn ends 46 clients in the middle of it
@@ -85,6 +90,8 @@ class HandOvers:
         """Hand-overs that an earlier gate had begun."""
         self._not_ready = 0.0
         self._pace = pace
+        self._list_from = self._list_pause = 0.0
+        """When MPS may be asked again which contexts there are."""
         self._limited = self._lifting = False
         """The daemon may have limits that were set here; where limits are to be left alone, they are lifted once."""
         self._normal = False
@@ -127,9 +134,14 @@ class HandOvers:
             return False
         while True:
             now = self._lane.loop.time()
-            held = self._queue.next(now, self.admissions, self._pace.contexts_from)
+            held, wake, short = self._queue.choose(now, self.admissions, self._pace.contexts_from)
+            if held is None and short and now >= self._list_from:
+                self._ask_for_contexts()
+                return True
             if held is None:
-                self._lane.wake_at(self._queue.wake(now, self.admissions, self._pace.contexts_from))
+                self._lane.wake_at(wake)
+                if short:
+                    self._lane.wake_at(self._list_from)
                 return False
             connection = self._holding.get(held.connection)
             assert connection is not None
@@ -155,6 +167,22 @@ class HandOvers:
         self._tell(link.Handing(held.connection, held.pid, held.uid, time.monotonic()))
         handing.start()
         return True
+
+    def _ask_for_contexts(self) -> None:
+        """MPS's own list says which contexts have ended; who waits for a place is looked after again soon."""
+
+        def answered(session: Session | None, _why: str) -> None:
+            done = session is not None and session.how is How.DONE
+            now = self._lane.loop.time()
+            self._queue.places(self.instance).listed(session.answers if session is not None and done else None, now)
+            self._list_pause = min(LONGEST_LIST_PAUSE, self._list_pause * 2 or FIRST_LIST_PAUSE)
+            self._list_from = now + self._list_pause
+            self._lane.handing = False
+            self._lane.loop.call_soon(self._lane.pump)
+
+        self._lane.handing = True
+        self._lane.open_to_questions = False
+        Run(self._lane, [LIST], self._own, self._patience.limits, answered)
 
     def _handing(self, connection: Connection, machine: HandOver) -> Handing:
         def passing() -> bool:
@@ -219,7 +247,10 @@ class HandOvers:
         elif acknowledged:
             self._not_ready = 0.0
             self._queue.rested(self.instance, who.uid)
-        self._processes.passed(connection, outcome.limits, self.instance)
+        known = self._processes.passed(connection, outcome.limits, self.instance)
+        if known.connections > 1 and not outcome.status:  # the first is its channel
+            self._queue.places(self.instance).opened(known.process, self._lane.loop.time())
+        self._list_pause = 0.0
         self._holding.close(connection)
         seconds = self._lane.loop.time() - handing.began
         self._tell(
@@ -375,6 +406,7 @@ class HandOvers:
     def was_passed(self, connection: Connection) -> None:
         """By an earlier gate, and it has gone on."""
         known = self._queue.known_process(_process_of(connection))
+        self._queue.places(self.instance).doubtful = True
         if known is None and self._processes.prepare(connection, Limits(), self.instance):
             self._processes.passed(connection, Limits(), self.instance).limits = None
         self._holding.close(connection)

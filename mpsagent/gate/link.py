@@ -209,7 +209,8 @@ FromGate = (
 @dataclass(frozen=True, slots=True)
 class User:
     """``admit``: ``all``, or ``known``: only processes that have passed already. ``max_clients``: processes at a
-    time; ``total``: what they may use together. Both are counted in one instance. ``named``: new processes pass only
+    time; ``max_contexts``: their contexts on a device, one for a process that has none yet; ``total``: what they may
+    use together. All are counted in one instance. ``named``: new processes pass only
     when they are named, with limits of their own."""
 
     uid: int
@@ -218,6 +219,7 @@ class User:
     max_clients: int | None = None
     total: Total | None = None
     named: bool = False
+    max_contexts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,9 +236,9 @@ class Admissions:
     """Who may pass in an instance, with what. Always the whole; a user who is not named is held, unless ``others`` says
     otherwise. Who is named waits in that instance from then on, wherever it waited before.
 
-    ``open`` False: hold everybody. ``room``: processes that may be known at a time. ``set_limits`` False: the daemon's
-    limits are not touched. ``devices``: ordinals whose memory limits are set, or taken away where a user has none.
-    ``parallel`` is reserved.
+    ``open`` False: hold everybody. ``room``: contexts that its server takes on a device. ``set_limits`` False: the
+    daemon's limits are not touched. ``devices``: ordinals whose memory limits are set, or taken away where a user has
+    none. ``parallel`` is reserved.
     """
 
     kind: ClassVar[str] = "admissions"
@@ -366,7 +368,7 @@ def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]
 def _user(value: Any, name: str = "users") -> User:
     if not isinstance(value, dict) or value.get("admit") not in ("all", "known"):
         raise LinkError(f'"{name}" has an entry that does not say whom it admits')
-    most = value.get("max_clients")
+    most, contexts = value.get("max_clients"), value.get("max_contexts")
     return User(
         values.integer(value.get("uid"), "uid"),
         value["admit"],
@@ -374,6 +376,7 @@ def _user(value: Any, name: str = "users") -> User:
         None if most is None else values.integer(most, "max_clients"),
         values.total(value.get("total")),
         values.truth(value.get("named", False), "named"),
+        None if contexts is None else values.integer(contexts, "max_contexts"),
     )
 
 

@@ -311,6 +311,7 @@ class Gate:
                 continue
             if not self._queue.known_in(instance.name) and not any(instance.hand_overs.under_way()):
                 self._instances.drop(instance.name)
+                self._queue.drop(instance.name)
 
     # --- link and status ---------------------------------------------------------------------------------------------
 

@@ -104,6 +104,7 @@ class KnownProcesses:
                 pid, said.uid, said.gid, said.start, said.since, said.limits, 0 if said.unseen else 1, instance
             )
         )
+        self._queue.places(instance).doubtful = True
         self._watched[process] = _Watched(pidfd, name)
         self._loop.add_reader(pidfd, self._end, process)
         return True

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.pacing import NEW_CLIENTS, Account
+from mpsagent.gate.places import Places
 from mpsagent.mps.limits import Limits
 
 MOST_HELD = 8192
@@ -105,6 +106,7 @@ class Queue:
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         self._new = Account(NEW_CLIENTS)
+        self._places: dict[str, Places] = {}
         self._rounds: dict[int, int] = {}
         """By user, when a known process's connection was handed over last, in hand-overs; the latest last."""
         self._known_in: Counter[str] = Counter()
@@ -173,6 +175,7 @@ class Queue:
         if known.process not in self._known:
             self._known_in[known.instance] += 1
             self._known_of.setdefault(known.uid, Counter())[known.instance] += 1
+        self.places(known.instance).know(known.process, known.uid)
         self._known[known.process] = known
         self._sort(known.process)
 
@@ -181,6 +184,7 @@ class Queue:
         self._own.discard(process)
         if known is not None:
             self._known_in[known.instance] -= 1
+            self.places(known.instance).forget(process)
             of_user = self._known_of[known.uid]
             of_user[known.instance] -= 1
             if not of_user[known.instance]:
@@ -189,6 +193,13 @@ class Queue:
                 del self._known_of[known.uid]
             self._sort(process)
         return known
+
+    def places(self, instance: str) -> Places:
+        return self._places.setdefault(instance, Places())
+
+    def drop(self, instance: str) -> None:
+        """It is not there any more, and no process is known there."""
+        self._places.pop(instance, None)
 
     def known_in(self, instance: str) -> int:
         """How many processes are known there."""
@@ -313,31 +324,43 @@ class Queue:
     def next(self, now: float, admissions: Admissions, contexts_from: float = 0.0) -> Held | None:
         """The connection to hand over now, in the instance that these admissions are for. ``contexts_from``: when the
         next one may be that of a known process, which is a context."""
-        return self._choose(now, admissions, contexts_from)[0]
+        return self.choose(now, admissions, contexts_from)[0]
 
     def wake(self, now: float, admissions: Admissions, contexts_from: float = 0.0) -> float | None:
         """When a connection that only pauses may be tried again; None when none does."""
-        chosen, wake = self._choose(now, admissions, contexts_from)
+        chosen, wake, _ = self.choose(now, admissions, contexts_from)
         return now if chosen is not None else wake
 
-    def _choose(self, now: float, admissions: Admissions, contexts_from: float) -> tuple[Held | None, float | None]:
+    def choose(
+        self, now: float, admissions: Admissions, contexts_from: float
+    ) -> tuple[Held | None, float | None, bool]:
+        """The next one; else when one that only pauses may be tried again, and whether one waits for a place."""
         instance = admissions.instance
-        if not admissions.open:
-            return None, None
+        lines = self._lines.get(instance, {})
+        if not admissions.open or not lines:
+            return None, None, False
+        places = self.places(instance)
+        if places.doubtful:
+            return None, None, True
         several = len(admissions.users) > 1 or admissions.others is not None
         wake: float | None = None
         best: tuple[int, int, Held] | None = None
+        short = False
+        full = places.taken() >= admissions.room
         for known in (True, False):
-            if not known and self._known_in[instance] >= admissions.room:
-                break
-            for uid, line in self._lines.get(instance, {}).items():
+            for uid, line in lines.items():
                 user = admissions.user(uid)
                 if user is None or not (known or self._admits(user, uid, instance)):
                     continue
                 paced = contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
                 at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])
                 at = max(at, self._owes.get(uid, 0.0)) if several else at
-                of_it = line.kin.values() if known else _named(line.new, user, admissions)
+                mine = line.kin if known else line.new
+                if mine and (full or (user.max_contexts is not None and places.taken(uid) >= user.max_contexts)):
+                    # a known process without a context has its place already
+                    mine = {n: one for n, one in mine.items() if known and not places.has_any(one.process)}
+                    short = True
+                of_it = mine.values() if known else _named(mine, user, admissions)
                 found, later = _first(of_it, at)
                 if found is not None and not known and not self._fits(found, user, admissions):
                     found = None
@@ -350,8 +373,8 @@ class Queue:
                 if later is not None and (wake is None or later < wake):
                     wake = later
             if best is not None:
-                return best[2], None
-        return None, wake
+                return best[2], None, False
+        return None, wake, short
 
     def _admits(self, user: User, uid: int, instance: str) -> bool:
         """Whether a new process of this user may pass."""

@@ -41,8 +41,8 @@ ERRORS: dict[int, CudaError] = {
     ),
     808: CudaError(
         "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
-        "the server had all the clients it takes (48); the gate holds further ones, so others came around the gate",
-        "mpsagent-cli servers; max_clients in the policy bounds each user",
+        "the server had all the contexts it takes on a device (48); the gate holds more, so others came around it",
+        "mpsagent-cli servers; max_contexts in the policy bounds each user",
         ("server.full", "clients.nearly_full"),
     ),
     809: CudaError(

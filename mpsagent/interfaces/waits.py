@@ -39,6 +39,16 @@ class Group:
     paused: int = 0
 
 
+class _Use(NamedTuple):
+    """Of the server's places. ``processes``, ``contexts``: of each user; ``most``: contexts that a user may have;
+    ``full``: there is no place left."""
+
+    processes: dict[int, int]
+    contexts: dict[int, int]
+    most: dict[int, int | None]
+    full: Why | None
+
+
 _NEXT = Why("next", "is let in next")
 
 
@@ -76,15 +86,26 @@ def groups(view: View) -> list[Group]:
 
 def reasons(view: View, waiting: Sequence[Group], now: float) -> Iterator[Why]:
     """For each of these, in their order, why it is held at this moment."""
-    everybody = _everybody(view, now)
-    counts: dict[int, int] = {}
-    for client in view.state.clients.values():
-        counts[client.peer.uid] = counts.get(client.peer.uid, 0) + 1
+    everybody, use = _everybody(view, now), _use(view)
     for group in waiting:
-        why = _reason(view, group, everybody, counts)
+        why = _reason(view, group, everybody, use)
         lifts = [(pid, caps.lifted(view, pid)[1]) for pid in group.pids if pid in view.state.lifts]
         words = next((f"; process {pid}: {words}" for pid, words in lifts if words), "")
         yield why._replace(text=why.text + words)
+
+
+def _use(view: View) -> _Use:
+    processes: dict[int, int] = {}
+    for client in view.state.clients.values():
+        processes[client.peer.uid] = processes.get(client.peer.uid, 0) + 1
+    contexts, full = view.contexts(), None
+    if view.full:
+        most = sorted(contexts.items(), key=lambda one: -one[1])
+        whose = [f"{count} context{'s' * (count > 1)} of {user_text(view.state, uid)}" for uid, count in most[:3]]
+        others = [f"{sum(count for _, count in most[3:])} of others"] if most[3:] else []
+        full = Why("full", f"the server is full: {', '.join([*whose, *others])}")
+    users = () if view.sent is None else view.sent[1].users
+    return _Use(processes, contexts, {one.uid: one.max_contexts for one in users}, full)
 
 
 def _everybody(view: View, now: float) -> Why | None:
@@ -120,7 +141,7 @@ def _by(state: State, uid: int) -> str:
     return "root" if uid == 0 else user_text(state, uid)
 
 
-def _reason(view: View, group: Group, everybody: Why | None, counts: dict[int, int]) -> Why:
+def _reason(view: View, group: Group, everybody: Why | None, use: _Use) -> Why:
     state, turn, uid = view.state, view.turn, group.uid
     if group.handing:
         return Why("handover", "is being handed over to MPS")
@@ -131,7 +152,7 @@ def _reason(view: View, group: Group, everybody: Why | None, counts: dict[int, i
     if not view.identified(uid):
         return Why("name", "the name service has not said who this is")
     if view.together:
-        return _own(view, group, counts)
+        return _own(view, group, use)
     if turn is None:
         blocking = [s for s in state.servers.values() if s.uid not in (uid, SHARED_UID)]
         if blocking and not view.shared:
@@ -146,16 +167,19 @@ def _reason(view: View, group: Group, everybody: Why | None, counts: dict[int, i
         return Why("turn", whose if why is None else f"{whose}, who cannot be paused for it: {why}")
     if turn.ending is not None or view.closing:
         return Why("turn", "this user's own turn is over")
-    return _own(view, group, counts)
+    return _own(view, group, use)
 
 
-def _own(view: View, group: Group, counts: dict[int, int]) -> Why:
+def _own(view: View, group: Group, use: _Use) -> Why:
     """For a user who is let in."""
     state, uid = view.state, group.uid
+    most = use.most.get(uid)
+    if most is not None and use.contexts.get(uid, 0) >= most:
+        return Why("max_contexts", f"this user may have {most} context{'s' * (most > 1)} on a server at a time")
     if group.further:
-        return Why("next", "a further context of a client is let in next")
+        return use.full or Why("next", "a further context of a client is let in next")
     rules = view.rules(uid)
-    if rules.max_clients is not None and rules.enforce_limits and counts.get(uid, 0) >= rules.max_clients:
+    if rules.max_clients is not None and rules.enforce_limits and use.processes.get(uid, 0) >= rules.max_clients:
         count = "1 process" if rules.max_clients == 1 else f"{rules.max_clients} processes"
         return Why("max_clients", f"this user may have {count} at a time")
     total = rules.total(state.devices) if rules.enforce_limits else None
@@ -166,8 +190,8 @@ def _own(view: View, group: Group, counts: dict[int, int]) -> Why:
             return Why("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")
         if not total.fits(used, more):
             return Why("total", f"this user's total is in use: {_total_text(total, used, more)}")
-    if view.full:
-        return Why("full", f"the server is full ({len(state.clients)} clients)")
+    if use.full is not None:
+        return use.full
     if group.failed is not None:
         return Why("handover_failed", f"could not be handed over to MPS, and is tried again: {group.failed}")
     return _NEXT

@@ -312,6 +312,14 @@ class ClientsFull(NamedTuple):
     limit: int
 
 
+class DriverNamed(NamedTuple):
+    """``Display Driver version: 580``"""
+
+    at: float
+    server: int
+    driver: int
+
+
 # --- either log ------------------------------------------------------------------------------------------------------
 
 
@@ -389,6 +397,7 @@ LogEvent = (
     | TerminationDone
     | ClientRefused
     | ClientsFull
+    | DriverNamed
     | Unknown
 )
 Event = LogEvent | ProcessGone | ServerStatusSeen | ControlGone

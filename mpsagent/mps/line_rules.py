@@ -172,7 +172,7 @@ SERVER = _rules(
         (r"Server Priority set to -?\d{1,10}", _server_line),
         (r"All clients belonging to error trigging process \d{1,10} will be torn down", _server_line),
         (r"CUDA MPS Server for Linux/Unix\. Binary version: \d{1,10}", _server_line),
-        (r"Display Driver version: [\d.]{1,30}", _server_line),
+        (r"Display Driver version: (\d{1,5})[\d.]{0,24}", lambda at, pid, m: ev.DriverNamed(at, pid, int(m[1]))),
         (r"Using log directory: .{1,4096}", _server_line),
         (r"Startup", lambda at, pid, m: ev.ServerStartup(at, pid)),
         (r"Exiting", lambda at, pid, m: ev.ServerStopping(at, pid)),

@@ -48,6 +48,12 @@ ROWS: dict[str, Ability] = {
 }
 
 
+def places(driver: int) -> int:
+    """Contexts that a server takes on a device: 48 since Volta (recording 02, R13; 580 on two H200), 60 from 590 on by
+    NVIDIA's pages."""
+    return 60 if driver >= 590 else 48
+
+
 @dataclass(frozen=True, slots=True)
 class Abilities:
     """What this driver's MPS can do. An ability that is not known to be there counts as missing."""

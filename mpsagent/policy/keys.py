@@ -91,6 +91,11 @@ KEYS: tuple[Key, ...] = (
         "limits", "max_clients", kinds.whole(1, 1000), _WHO, "client processes of one user at a time", None, "no limit",
     ),
     Key(
+        "limits", "max_contexts", kinds.whole(1, 1000), _WHO,
+        "CUDA contexts of one user at a time on a server and device; what is beyond waits", None,
+        "three quarters of what a server takes, where users share it",
+    ),
+    Key(
         "limits", "total_threads", kinds.TOTAL_THREADS, _WHO,
         "share of the multiprocessors of all client processes of one user together", None, "no limit",
     ),

@@ -47,6 +47,7 @@ class Rules:
     memory: tuple[Setting, ...] = default("limits", "memory")
     """Memory tables that apply, nearest first; the first one that speaks about a device counts for it."""
     max_clients: int | None = default("limits", "max_clients")
+    max_contexts: int | None = default("limits", "max_contexts")
     total_threads: float | values.Multiprocessors | None = None
     total_memory: values.Memory | None = None
     priority: int = default("limits", "priority")

@@ -265,13 +265,18 @@ class Server:
         if client is None or at >= len(self.devices):
             self.refuse(connection, "MPS_RPC_FAILURE")
             return
-        if number and len(self._contexts()) >= MAX_CLIENTS:
-            self.log.write(texts.MAX_CLIENTS.format(count=MAX_CLIENTS))
+        self.log.write(texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number))
+        if number and sum(link.device == at for link in self._contexts()) >= MAX_CLIENTS:
+            # in these words, of a process that goes on (campaigns/contexts_full.py on two H200)
+            self.log.write(
+                texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid),
+                texts.MAX_CLIENTS.format(count=MAX_CLIENTS),
+                texts.DISCONNECTED.format(pid=pid),
+            )
             self.refuse(connection, "MPS_MAX_CLIENTS_REACHED")
             return
         link = Link(wire.Lines(connection), client, number, at)
         self.links[connection.fileno()] = link
-        self.log.write(texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number))
         if number == 0:
             client.channel = link
             wire.send(connection, f"OK {self.delays.speed} " + ",".join(str(one.ordinal) for one in self.devices))

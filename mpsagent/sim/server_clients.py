@@ -5,6 +5,7 @@ from __future__ import annotations
 from mpsagent.sim import wire
 
 MAX_CLIENTS = 48
+"""Contexts on each device, channels apart (driver 580)."""
 
 
 class Link:

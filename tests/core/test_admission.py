@@ -8,6 +8,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Drain
+from mpsagent.interfaces.waits import groups, reasons
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
 from tests.core.toy import Proc, Server
@@ -24,11 +25,12 @@ def test_more_than_a_server_takes_are_held_and_follow_one_by_one(shared: bool) -
     stage = Stage(PATIENT, shared=shared).up()
     crowd = [stage.client(ALICE) for _ in range(60)]
     stage.run(3)
-    assert sum(stage.working(p) for p in crowd) == 48
+    most = 36 if shared else 48
+    assert sum(stage.working(p) for p in crowd) == most
     for proc in [p for p in crowd if stage.working(p)][:5]:
         stage.ends(proc)
     stage.run(1)
-    assert sum(stage.working(p) for p in crowd) == 48
+    assert sum(stage.working(p) for p in crowd) == most
     assert stage.mps.refused == []
 
 
@@ -41,7 +43,36 @@ def test_a_process_with_several_contexts_takes_the_room_of_several(shared: bool)
     for _ in range(60):
         stage.client(ALICE)
     stage.run(3)
-    assert len(stage.gate.known) == 48 - 8
+    assert len(stage.gate.known) == (36 if shared else 48) - 8
+
+
+def test_no_user_takes_all_places_of_a_server_for_all() -> None:
+    """One process made 48 contexts, and everybody else was refused (recording 12, H4). Now it waits beyond a bound,
+    others work beside it, and who finds the server full is held."""
+    stage = Stage(PATIENT, together=True).up()
+    stage.client(ALICE, contexts=60)
+    stage.run(3)
+    crowd = [stage.client(BOB) for _ in range(14)]
+    stage.run(1)
+    assert sum(stage.working(p) for p in crowd) == 12
+    assert stage.core is not None
+    view = stage.core.view()
+    waiting = groups(view)
+    told = {one.uid: why for one, why in zip(waiting, reasons(view, waiting, stage.now), strict=True)}
+    assert told[ALICE].text == "this user may have 36 contexts on a server at a time"
+    assert told[BOB].text == "the server is full: 36 contexts of alice, 12 contexts of bob"
+    assert stage.mps.refused == []
+    assert stage.gate.turned_away == []
+
+
+def test_the_bound_of_a_users_contexts_is_the_policys() -> None:
+    stage = Stage(PATIENT.replace("[user.alice]", "[user.alice]\nmax_contexts = 5")).up()
+    alice = stage.client(ALICE, contexts=9)
+    stage.run(1)
+    assert alice.made == 5
+    stage.client(ALICE)
+    stage.run(1)
+    assert len(stage.gate.known) == 1
 
 
 def test_lines_about_contexts_that_never_passed_the_gate_take_no_room() -> None:

@@ -205,7 +205,7 @@ def test_a_process_that_does_not_stop_ends_the_pause() -> None:
 
 
 def test_a_full_server_has_no_room_for_another_user() -> None:
-    stage = started(PAUSE.replace('"10G"', '"1G"'))
+    stage = started(PAUSE.replace('"10G"', '"1G"\nmax_contexts = 48'))
     crowd = [stage.client(ALICE) for _ in range(48)]
     stage.run(25)
     stage.client(BOB)

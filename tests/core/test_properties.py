@@ -289,6 +289,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "path": st.just(""),
     "size": st.integers(0, 1 << 40),
     "limit": st.integers(0, 48),
+    "driver": st.sampled_from([470, 580, 590]),
     "timeout": st.integers(0, 5),
     "status": st.integers(0, 3),
     "threads": st.integers(0, 5),

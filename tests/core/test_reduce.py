@@ -113,6 +113,21 @@ def test_the_server_itself_says_how_many_clients_it_takes() -> None:
     assert apply(state, ev.ClientsFull(2, 100, 1)).servers[100].max_clients == 16
 
 
+def test_a_process_that_is_refused_one_more_context_has_not_left() -> None:
+    """An H200: after the line that says that it is full, the server says of that process that it has disconnected; it
+    goes on with the contexts that it has."""
+    lines = [ev.ContextConnected(2, 100, 200, context) for context in range(3)]
+    refused = [ev.ContextConnected(3, 100, 200, 3), ev.ClientsFull(3, 100, 48), ev.ClientDisconnected(3, 100, 200)]
+    state = apply_all(daemon(*READY), [*lines, *refused])
+    assert state.servers[100].attached[200].contexts == {0, 1, 2}
+    assert 200 not in apply(state, ev.ClientDisconnected(4, 100, 200)).servers[100].attached
+
+
+def test_how_many_contexts_fit_is_known_by_the_driver_that_the_server_names() -> None:
+    assert apply(daemon(*READY), ev.DriverNamed(2, 100, 580)).servers[100].max_clients == 48
+    assert apply(daemon(*READY), ev.DriverNamed(2, 100, 590)).servers[100].max_clients == 60
+
+
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 PEER = inp.Peer(200, 1001, 1001, 77, "/user.slice", 4026531836, "python")
@@ -210,6 +225,7 @@ _SMALL = st.integers(0, 5)
 _LIMITS = st.builds(Limits, st.floats(0, 100))
 _PEERS = st.builds(inp.Peer, _SMALL, _SMALL, _SMALL, _SMALL)
 _FIELDS: dict[str, st.SearchStrategy[object]] = {
+    "driver": st.just(590),
     "at": st.floats(0, 100), "started": st.floats(0, 100), "since": st.floats(0, 100), "seconds": st.floats(0, 9),
     "socket": st.just("/s"), "text": st.sampled_from(["quit", "ps", "x"]), "source": st.just("control"),
     "uuid": st.sampled_from(["GPU-0", "GPU-1"]), "backoff": st.booleans(), "percent": st.floats(0, 100),

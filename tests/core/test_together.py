@@ -44,7 +44,7 @@ def test_no_turn_ends_however_long_others_work() -> None:
 
 def test_a_full_server_lets_in_by_arrival_whoever_it_is() -> None:
     stage = started()
-    crowd = [stage.client(ALICE) for _ in range(48)]
+    crowd = [stage.client((ALICE, BOB)[number % 2]) for number in range(48)]
     stage.run(2)
     late = [stage.client(uid) for uid in (BOB, ALICE, CAROL)]
     stage.run(2)
@@ -148,8 +148,8 @@ def test_idle_clients_are_ended_only_when_there_is_no_room_for_another_user() ->
     bob = stage.client(BOB)
     stage.run(1)
     assert all_of([alice, bob], stage)
-    for _ in range(46):
-        stage.client(CAROL)
+    for number in range(46):
+        stage.client((BOB, CAROL)[number % 2])
     stage.run(3)
     stage.client(BOB)
     stage.run(3)

@@ -391,8 +391,7 @@ class Gate:
         if not self.table.open:
             return None
         for kin in (True, False):
-            if not kin and len(self.known) >= self.table.room:
-                return None
+            places = {key: max(1, proc.made) for key, proc in self.known.items()}
             for one in self.held.values():
                 user = self._user(one.proc.uid)
                 if user is None or (one.proc.key in self.known) is not kin:
@@ -403,6 +402,10 @@ class Gate:
                 full = full or (user.total is not None and not user.total.fits(used, self._limits(one, user)))
                 full = full or (user.named and one.proc.key not in self._named())
                 if not kin and (user.known_only or full):
+                    continue
+                has = sum(places[p.key] for p in self.known.values() if p.uid == one.proc.uid)
+                full = sum(places.values()) >= self.table.room or has >= (user.max_contexts or 1000)
+                if full and not (kin and one.proc.made == 0):
                     continue
                 if one.not_before > self.clock.now:
                     self.clock.after(one.not_before - self.clock.now + 0.0001, self.pump)

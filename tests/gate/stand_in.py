@@ -208,7 +208,7 @@ class Daemon:
         elif word.endswith("device_pinned_mem_limit"):
             answers = self.limit(rest[0], rest[1:], word)
         elif word == "get_device_client_list":
-            answers = ["x" * 4000] * int(rest[0])
+            answers = ["x" * 4000] * int(rest[0]) if rest else []
         elif word == "sleep":
             time.sleep(float(rest[0]))
             answers = ["slept"]

@@ -94,6 +94,32 @@ def test_a_client_that_is_at_work_keeps_its_limits_while_others_come(gated: Gate
     assert "ERROR" not in worker.text()
 
 
+@pytest.mark.parametrize("gated", ["shared"], indirect=True)
+def test_one_process_that_makes_contexts_without_end_beside_others(gated: Gated, present: int) -> None:
+    """Recording 12, H4: it filled the server, and everybody else was refused. It has its user's places and waits;
+    others have theirs; who finds none is held until there is one, also when the gate was killed meanwhile."""
+    users = [User(uid, "all", Limits(20), max_contexts=4) for uid in (A, B)]
+    gated.agent.say(admissions(*users, room=6, number=2))
+    gated.agent.wait(Applied, number=2)
+    greedy = gated.client(A, "contexts", "60", "600")
+    wait_for(lambda: len([one for one in gated.agent.all(Passed) if one.uid == A]) == 5)  # channel and 4
+    beside = [gated.client(B, "sleep", "600") for _ in range(2)]
+    for client in beside:
+        assert sms(client, 20, present)
+    late = [gated.client(B, "query")]
+    os.kill(gated.rig.gate_pid(), signal.SIGKILL)
+    late.append(gated.client(B, "query"))
+    time.sleep(2.5)  # MPS is asked several times meanwhile
+    assert [one.process.poll() for one in late] == [None, None]
+    assert gated.mps.ctl("get_device_client_list").count(f"{greedy.pid}.") == 4
+    beside[0].process.kill()
+    for client in late:
+        assert client.end() == 0
+    assert greedy.process.poll() is None
+    assert "ERROR" not in greedy.text() + beside[1].text()
+    assert "Failed to accept new client" not in gated.mps.log("server.log")
+
+
 def test_kills_of_the_gate_under_load(gated: Gated, present: int) -> None:
     gated.agent.say(admissions(others=User(0, "all", Limits(20)), number=2))
     gated.agent.wait(Applied, number=2)

@@ -204,6 +204,14 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
         "server": (View(state), 8),
         "next": (View(replace(state, servers={})), 8),
         "max_clients": (View(replace(state, clients=at_work), turn=mine, sent=(1, replace(table, room=9))), 10),
+        "max_contexts": (
+            View(
+                replace(state, clients=at_work),
+                turn=mine,
+                sent=(1, replace(table, room=9, users=(Admission(uid=10, limits=Limits(), max_contexts=1),))),
+            ),
+            10,
+        ),
         "full": (View(replace(state_of("", 10), clients=at_work), turn=mine, sent=(1, table)), 10),
         "handover": (
             View(replace(state, held=state.held.put(replace(held[8], handing=20.0))), turn=Turn(8, 20.0)),

@@ -65,7 +65,15 @@ def test_the_default_policy_shows_the_true_defaults() -> None:
             assert getattr(shown, name) == getattr(built_in, name), name
     rules, default = shown.rules(Identity(7)), Rules(Identity(7))
     for name in Rules.__dataclass_fields__:
-        if name not in {"max_clients", "total_threads", "total_memory", "before_end_hook", "memory", "origins"}:
+        if name not in {
+            "max_clients",
+            "max_contexts",
+            "total_threads",
+            "total_memory",
+            "before_end_hook",
+            "memory",
+            "origins",
+        }:
             assert getattr(rules, name) == getattr(default, name), name
     assert rules.limits([H200]) == Limits(100.0, {})
 

@@ -19,8 +19,8 @@ USERS, GROUPS = ("alice", "bob", "1003"), ("g1", "g2", "g3")
 # --- texts
 
 _keys = st.sampled_from(
-    "enforce limits user group switch hang instance agent hooks access threads memory max_clients max_runtime "
-    "idle_timeout server front_end "
+    "enforce limits user group switch hang instance agent hooks access threads memory max_clients max_contexts "
+    "max_runtime idle_timeout server front_end "
     "after grace action exempt control server kill_grace devices compute_mode pipe_directory on_stop "
     "before_end deadline sms clients weight rule 0 GPU-a alice x".split()
 )
@@ -87,6 +87,7 @@ _GOOD = {
     "total_threads": ["100"],
     "total_memory": ['"100%"'],
     "max_clients": ["1", "1000"],
+    "max_contexts": ["1", "1000"],
     "action": ['"quit"', '"none"'],
     "exempt": ["true"],
     "client_priority": ['"normal"', '"below-normal"'],

@@ -260,12 +260,16 @@ def test_the_forty_ninth_client(mps: Mps) -> None:
 
 def test_contexts_of_one_process_fill_a_server(mps: Mps) -> None:
     """Recording 12, H4."""
-    mps.start(MPSSIM_SPEED="10")
+    mps.start(MPSSIM_SPEED="10", MPSSIM_GPUS="2")
     one = mps.client(A, "contexts", "60", "600")
     one.saw("made 48 contexts, last CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
     late = mps.client(A, "query")
     assert late.end() == 12
     assert "ctx CUDA_ERROR_MPS_MAX_CLIENTS_REACHED" in late.text()
+    said = messages(mps.log("server.log"))
+    assert f"Client process {one.pid} disconnected" in said, "in these words, of a process that goes on"
+    assert mps.ctl("get_device_client_list").count(f"{one.pid}.") == 48
+    assert mps.client(A, "query", DEV="1").end() == 0, "each device has places of its own"
 
 
 def kinds(mps: Mps, monkeypatch: pytest.MonkeyPatch) -> dict[object, object]:

@@ -1,0 +1,111 @@
+"""How many places of an instance's servers are taken: contexts, of which a server has 48 on each device. Pure.
+
+A hand-over is seen here, the end of a context is not: so what was handed over counts until MPS's own list
+(``get_device_client_list``) says otherwise, which is right 3 ms after a context's end. Channels do not count, primary
+contexts do, and each device has places of its own (campaigns/contexts_full.py on two H200). A process has one place
+from its hand-over on, so that its first context finds it; on which device a context will be the list alone says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+LIST = "get_device_client_list"
+SETTLED = 1.0
+"""Seconds after its hand-over in which a context may not be in the list yet; it takes 0.15 s to be made."""
+MOST_DEVICES = 16
+
+_DEVICE = re.compile(r"\[(\d{1,4})\] .*", re.ASCII)
+_CONTEXT = re.compile(r"(\d{1,10})\.\d{1,10}", re.ASCII)
+
+Process = tuple[int, int]
+
+
+@dataclass(slots=True)
+class _Process:
+    """``listed``: its contexts by device; ``since``: when further ones were handed over."""
+
+    uid: int
+    listed: Counter[int] = field(default_factory=Counter)
+    since: list[float] = field(default_factory=list)
+
+    def on(self, device: int) -> int:
+        return self.listed[device] + len(self.since) if self.has_any else 1
+
+    @property
+    def has_any(self) -> bool:
+        return bool(self.listed or self.since)
+
+
+class Places:
+    """Of one instance. ``doubtful``: an earlier gate has handed over processes here, and how many contexts they have
+    only MPS knows."""
+
+    def __init__(self) -> None:
+        self.doubtful = False
+        self._processes: dict[Process, _Process] = {}
+        self._others: Counter[int] = Counter()
+        """Contexts by device of processes that have not passed here."""
+        self._listable = True
+        self._taken: dict[int | None, int] = {}
+        """What :meth:`taken` has found since something changed."""
+
+    def know(self, process: Process, uid: int) -> None:
+        self._processes.setdefault(process, _Process(uid))
+        self._taken.clear()
+
+    def forget(self, process: Process) -> None:
+        self._processes.pop(process, None)
+        self._taken.clear()
+
+    def opened(self, process: Process, now: float) -> None:
+        """A context of a known process was handed over."""
+        one = self._processes.get(process)
+        if one is not None and self._listable:
+            one.since.append(now)
+            self._taken.clear()
+
+    def has_any(self, process: Process) -> bool:
+        """Whether it may have a context."""
+        one = self._processes.get(process)
+        return one is not None and one.has_any
+
+    def taken(self, uid: int | None = None) -> int:
+        """Places on the fullest device, of this user alone or of everybody."""
+        if not self._taken:
+            devices = {0}.union(self._others, *(one.listed for one in self._processes.values()))
+            everybody = Counter(self._others)
+            of_users: dict[int, Counter[int]] = {}
+            for one in self._processes.values():
+                mine = of_users.setdefault(one.uid, Counter())
+                for device in devices:
+                    mine[device] += one.on(device)
+                    everybody[device] += one.on(device)
+            self._taken = {None: max(everybody.values(), default=0)}
+            self._taken |= {one: max(mine.values()) for one, mine in of_users.items()}
+        return self._taken.get(uid, 0)
+
+    def listed(self, answers: Iterable[str] | None, now: float) -> None:
+        """What MPS has answered to :data:`LIST`; None: nothing. Before driver 580 there is no such list, nor a server
+        for several users; then each process counts as one."""
+        self.doubtful = False
+        if answers is None:
+            return
+        lines = [line.strip() for answer in answers for line in answer.splitlines()]
+        if any(line.startswith("Unknown command") for line in lines):
+            self._listable = False
+        of_pid: dict[int, Counter[int]] = {}
+        device = 0
+        for line in lines:
+            if match := _DEVICE.fullmatch(line):
+                device = min(MOST_DEVICES, int(match[1]))
+            elif match := _CONTEXT.fullmatch(line):
+                of_pid.setdefault(int(match[1]), Counter())[device] += 1
+        for (pid, _), one in self._processes.items():
+            one.listed = of_pid.pop(pid, Counter())
+            one.since = [at for at in one.since if at > now - SETTLED and self._listable]
+        self._others = sum(of_pid.values(), Counter())
+        self._taken.clear()

@@ -1,0 +1,154 @@
+"""How many places are taken, by hand-overs and by MPS's list; who waits for one, and who does not. Pure."""
+
+from __future__ import annotations
+
+from mpsagent.gate.link import Admissions, User
+from mpsagent.gate.places import SETTLED, Places
+from mpsagent.gate.queue import Held, KnownProcess, Queue
+from mpsagent.mps.limits import Limits
+
+A, B, C = 1101, 1102, 1103
+
+
+def listed(*contexts: str, device: int = 0) -> list[str]:
+    return [f"[{device}] 00:00.0, NVIDIA H200", *contexts]
+
+
+def admits(*users: User, room: int = 48) -> Admissions:
+    return Admissions(open=True, users={user.uid: user for user in users}, room=room)
+
+
+def user(uid: int, most: int | None = None) -> User:
+    return User(uid, "all", Limits(), max_contexts=most)
+
+
+class Stage:
+    """A queue whose hand-overs succeed at once, and what MPS would list."""
+
+    def __init__(self) -> None:
+        self.queue = Queue()
+        self.number = 0
+        self.contexts: dict[int, int] = {}
+        self.now = 100.0
+
+    def come(self, pid: int, uid: int, count: int = 1) -> None:
+        for _ in range(count):
+            self.number += 1
+            self.queue.add(Held(self.number, pid, uid, uid, 5, float(self.number)))
+
+    def serve(self, table: Admissions) -> list[tuple[int, int]]:
+        """(pid, uid) of all that pass now."""
+        passed = []
+        while (one := self.queue.next(self.now, table)) is not None:
+            self.queue.take(one.connection, "", self.now)
+            self.queue.free(one.connection)
+            self.queue.remove(one.connection)
+            known = self.queue.known_process(one.process)
+            if known is None:
+                self.queue.know(KnownProcess(one.pid, one.uid, one.gid, one.start, 0.0, Limits()))
+            else:
+                self.contexts[one.pid] = self.contexts.get(one.pid, 0) + 1
+                self.queue.places("").opened(one.process, self.now)
+            passed.append((one.pid, one.uid))
+        return passed
+
+    def look(self) -> None:
+        self.now += 2 * SETTLED
+        rows = [f"{pid}.{n}" for pid, count in self.contexts.items() for n in range(1, count + 1)]
+        self.queue.places("").listed(listed(*rows), self.now)
+
+
+def test_one_process_that_makes_contexts_takes_no_other_users_place() -> None:
+    """Recording 12, H4: it made 48, and everybody else was refused. All others have their places, and it waits."""
+    stage, table = Stage(), admits(user(A, 36), user(B, 36))
+    stage.come(70, A)
+    stage.serve(table)
+    stage.come(70, A, 60)
+    assert len(stage.serve(table)) == 36
+    stage.look()
+    assert stage.serve(table) == []
+    assert stage.queue.choose(stage.now, table, 0.0) == (None, None, True), "it waits for a place, and MPS is asked"
+    for pid in range(80, 92):
+        stage.come(pid, B, 2)
+    assert len(stage.serve(table)) == 24, "twelve others, each with its context"
+    stage.come(92, B)
+    assert stage.serve(table) == [], "the server is full: held, not refused"
+    stage.queue.forget((85, 5))
+    assert stage.serve(table) == [(92, B)]
+
+
+def test_a_context_that_was_destroyed_gives_its_place_back_when_mps_says_so() -> None:
+    stage, table = Stage(), admits(user(A), room=3)
+    stage.come(70, A, 5)
+    assert len(stage.serve(table)) == 4
+    stage.contexts[70] -= 1
+    assert stage.serve(table) == []
+    stage.look()
+    assert stage.serve(table) == [(70, A)]
+
+
+def test_a_process_has_a_place_before_it_has_a_context() -> None:
+    """What passed finds its first context's place, whoever comes meanwhile."""
+    stage, table = Stage(), admits(user(A), user(B), room=2)
+    for pid, uid in ((70, A), (71, B), (72, B)):
+        stage.come(pid, uid)
+    assert stage.serve(table) == [(70, A), (71, B)]
+    stage.come(70, A, 2)
+    stage.come(71, B)
+    assert stage.serve(table) == [(70, A), (71, B)]
+
+
+def test_each_device_has_places_of_its_own() -> None:
+    """48 on the first and 48 on the second of two GPUs, of one process (an H200)."""
+    places = Places()
+    places.know((70, 5), A)
+    places.know((71, 5), B)
+    rows = [*listed(*(f"70.{n}" for n in range(20))), *listed(*(f"70.{n}" for n in range(20, 50)), "71.1", device=1)]
+    places.listed(rows, 10.0)
+    assert (places.taken(), places.taken(A), places.taken(B), places.taken(C)) == (31, 30, 1, 0)
+
+
+def test_contexts_of_processes_that_came_through_another_take_places() -> None:
+    places = Places()
+    places.know((70, 5), A)
+    places.listed(listed("70.1", "99.1", "99.2", "98.1"), 10.0)
+    assert (places.taken(), places.taken(A)) == (4, 1)
+    places.listed(listed("70.1"), 10.0)
+    assert places.taken() == 1
+
+
+def test_a_context_that_the_list_does_not_have_yet_counts() -> None:
+    places = Places()
+    places.know((70, 5), A)
+    places.opened((70, 5), 10.0)
+    places.listed(listed(), 10.1)
+    assert places.has_any((70, 5))
+    places.listed(listed("70.1"), 20.0)
+    assert places.taken() == 1
+
+
+def test_before_driver_580_each_process_counts_as_one() -> None:
+    """Its MPS has no such list, and what has ended could never be known."""
+    places = Places()
+    places.know((70, 5), A)
+    places.opened((70, 5), 10.0)
+    places.opened((70, 5), 10.0)
+    places.listed(['Unknown command "get_device_client_list"'], 20.0)
+    places.opened((70, 5), 30.0)
+    assert places.taken() == 1
+    assert not places.has_any((70, 5))
+
+
+def test_after_a_restart_mps_is_asked_first() -> None:
+    """How many contexts a process has that an earlier gate handed over, only MPS knows."""
+    stage, table = Stage(), admits(user(A), room=2)
+    stage.queue.know(KnownProcess(70, A, A, 5, 0.0, Limits()))
+    stage.queue.places("").doubtful = True
+    stage.come(71, A)
+    assert stage.queue.choose(0.0, table, 0.0) == (None, None, True)
+    stage.contexts[70] = 2
+    stage.look()
+    assert stage.serve(table) == []
+    stage.contexts[70] = 1
+    stage.look()
+    assert stage.serve(table) == [(71, A)]
