@@ -122,7 +122,7 @@ LOGS_EARLY = 1.0
 def _with_logs(state: State, client: Client, since: float) -> State:
     """A new client, with what the logs said of it before the gate did."""
     server, left = state.server_of(client.pid), state.left.get(client.pid)
-    if server is not None and state.fits(client, server):
+    if server is not None and (client.unseen or state.fits(client, server)):
         client = replace(client, server=server.pid)
     elif left is not None and left[0] >= since:
         client = replace(client, said_left=left[0], server=left[1])

@@ -1,6 +1,7 @@
 """Clients that the gate has not seen: they came through another process of a user's (a relay, a sandbox; recording 12,
 H1). They count, pause and end as all others do; the gate could not hold them, so who may not work now is ended: whom
-the policy denies, who comes in another user's turn, and the youngest beyond ``max_clients`` and a total.
+the policy denies, who comes in another user's turn or at another user's own control daemon, and the youngest beyond
+``max_clients`` and a total.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ def _wrong(view: View) -> Iterator[Wrong]:
         if rules.access == "deny":
             rule = rules.origin("access").key
             yield from ((one, f"the policy denies user {uid} MPS", rule, "limits") for one in unseen)
+        elif view.policy.user not in (None, uid):
+            owner, rule = view.policy.user, view.instance_rule("sharing")
+            yield from ((one, f"this control daemon is user {owner}'s own", rule, "switch") for one in unseen)
         elif view.sharing == "turns" and turn is not None and turn.uid != uid and uid not in view.suspended:
             rule = rules.origin("switch.after").key
             late = (one for one in unseen if _came_late(view, one))

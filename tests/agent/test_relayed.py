@@ -141,6 +141,23 @@ def test_a_user_whom_the_policy_denies_does_not_work_through_anothers_relay(stag
     assert hers.finish() == 0, hers.text()
 
 
+def test_nobody_works_at_another_users_own_control_daemon(stage: Stage) -> None:
+    """And who tried that is served at his own afterwards."""
+    stage.policy(LIMITS + FAST, extra='sharing = "apart"\n')
+    agent = stage.start_agent()
+    stage.answering(agent)
+    stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate has its table")
+    relay(stage, A)
+    hers, his = through(stage, A), through(stage, B, of=A)
+    assert hers.working()
+    assert his.ended() is not None
+    asked = stage.record("action.done", action="TerminateClient", pid=his.pid)
+    assert f"this control daemon is user {A}'s own" in asked["reason"]
+    assert stage.served(B)
+    unseen(stage, agent, hers)
+    assert hers.finish() == 0, hers.text()
+
+
 def test_what_is_not_enforced_only_reports_a_relayed_client(stage: Stage) -> None:
     policy = f'enforce = false\n{LIMITS}[user.{A}]\naccess = "deny"\n'
     agent = stage.with_agent(policy, extra=TOGETHER)

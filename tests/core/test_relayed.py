@@ -71,9 +71,10 @@ def test_its_turn_is_its_users_turn(shared: bool) -> None:
     assert stage.mps.hurt == set()
 
 
-def test_who_comes_in_another_users_turn_is_ended() -> None:
-    """With a descriptor that was got in a turn of hers and kept for later."""
-    stage = Stage(PATIENT, shared=True).up()
+@pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
+def test_who_comes_in_another_users_turn_is_ended(shared: bool) -> None:
+    """With a descriptor that was got in a turn of hers and kept for later, or on his own server, through his relay."""
+    stage = Stage(PATIENT, shared=shared).up()
     bob = at_work(stage, BOB)
     hers = stage.relayed(ALICE, bob)
     stage.run(3)
