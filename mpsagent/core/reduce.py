@@ -104,6 +104,8 @@ def _known(state: State, event: inp.Known, out: Out) -> State:
         peer, event.since, limits=event.limits, most_memory=event.limits.memory, connections=event.connections,
         lease=number, job=job,
     )  # fmt: skip
+    if state.control is not None and state.control.proven:
+        client = _of_earlier(client, state.control, event.at)
     if before is not None:  # it passed while the link was down
         client = replace(client, waited=max(0.0, event.since - before.since))
         told = (event.since, peer.pid, peer.uid, client.waited, event.limits, False)
@@ -113,6 +115,13 @@ def _known(state: State, event: inp.Known, out: Out) -> State:
         told = (client.since, peer.pid, peer.uid, 0.0, client.limits, False)
         out.append(tr.ClientConnected(*told, lease=number, job=job, unseen=True))
     return _with_logs(state, client, event.since - LOGS_EARLY)
+
+
+def _of_earlier(client: Client, control: Control, at: float) -> Client:
+    """One that passed before this control daemon was there, and nobody has told of the end of the one before (recording
+    12, H5). It may have passed again since then, so MPS is asked."""
+    before = client.since < control.started and client.detached is None
+    return replace(client, said_left=at) if before and client.said_left is None else client
 
 
 LOGS_EARLY = 1.0
@@ -286,6 +295,8 @@ def _control_runs(state: State, event: inp.ControlRuns, out: Out) -> State:
     multiuser = state.policy.multiuser if event.multiuser is None else event.multiuser
     asked = multiuser if event.asked is None else event.asked
     if known is not None and known.pid == event.pid:
+        if not known.proven:  # its first line was there before
+            state = replace(state, clients={p: _of_earlier(c, known, event.at) for p, c in state.clients.items()})
         return replace(state, control=replace(known, proven=True, multiuser=multiuser, asked_multiuser=asked))
     state = _no_servers(state, event.at, out)
     out.append(tr.ControlStarted(event.at, event.pid))

@@ -95,9 +95,12 @@ class Process:
 
     def is_anothers(self) -> bool:
         """It has executed a setuid program, and is the same process for all that (pid, start, pidfd). By the kernel's
-        rule the user may signal it where its real or saved uid is the user's still, or its user namespace is."""
+        rule the user may signal it where its real or saved uid is the user's still, or its user namespace is; and root
+        may signal anybody's."""
         uids = _uids(self.pid)
-        return uids is not None and self.uid not in (uids[0], uids[2]) and self.uid not in _namespace_owners(self.pid)
+        if uids is None or self.uid in (0, uids[0], uids[2]):
+            return False
+        return self.uid not in _namespace_owners(self.pid)
 
     def stopped(self) -> bool:
         """True when it is stopped (SIGSTOP, Ctrl-Z, a debugger)."""

@@ -198,3 +198,22 @@ def test_several_users_found_at_work_end_one_after_the_other(shared: bool) -> No
     stage.run(60)
     assert stage.turns() == [BOB, CAROL]  # ALICE had hers already
     assert stage.working(carol)
+
+
+@both
+@pytest.mark.parametrize("lag", [0.001, 0.2], ids=["daemon later", "daemon first"])
+def test_clients_of_a_daemon_that_died_with_the_agent_do_not_hold_the_gpu(shared: bool, lag: float) -> None:
+    """Nobody has told the new agent of that daemon's end. Its clients live on without a server, and the gate knows them
+    (recording 12, H5)."""
+    stage = Stage(PATIENT, shared=shared, lag=lag).up()
+    alice = stage.client(ALICE, stays=True)
+    stage.run(2)
+    bob = stage.client(BOB)
+    stage.run(1)
+    stage.kill_agent()
+    stage.mps.end()
+    stage.run(2)
+    stage.start_agent()
+    stage.run(5)
+    assert stage.working(bob)
+    assert stage.procs.get(alice.pid) is alice
