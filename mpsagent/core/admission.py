@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice, zip_longest
 
 from mpsagent.core import actions as act
 from mpsagent.core import over
@@ -103,11 +103,10 @@ def admissions(view: View, now: float) -> act.Admissions:
 
 
 def _processes(view: View, users: list[int]) -> Iterator[tuple[int, int, Limits]]:
-    """The next ones of each user."""
-    for uid in users:
-        new = (held for held in view.state.held.line(uid) if not held.of_client)
-        for held in islice(new, OF_ONE_USER):
-            yield (*held.process, at_most(view.limits_of(held.peer)))
+    """The next ones of each user, by turns: those that may not pass for another reason take nobody's place."""
+    lines = [islice((held for held in view.state.held.line(uid) if not held.of_client), OF_ONE_USER) for uid in users]
+    for held in filter(None, chain.from_iterable(zip_longest(*lines))):
+        yield (*held.process, at_most(view.limits_of(held.peer)))
 
 
 def _admission(view: View, uid: int) -> act.Admission:

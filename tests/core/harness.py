@@ -303,7 +303,7 @@ class Stage:
     def _check_table(self, table: act.Admissions) -> None:
         assert self.together or len(table.users) <= 1
         for one in table.users:
-            rules = self.policy.rules(Identity(one.uid, NAMES[one.uid]))
+            rules = self.policy.rules(self.identities.get(one.uid) or Identity(one.uid, NAMES[one.uid]))
             exact = rules.limits((H200,)) if rules.enforce_limits else Limits()
             assert one.limits == exact, (one, exact)
             assert rules.access == "allow" or not rules.enforce_limits

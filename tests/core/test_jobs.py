@@ -7,6 +7,7 @@ import random
 import pytest
 
 from mpsagent.mps.limits import Limits
+from mpsagent.policy.identity import Identity
 from tests.core.harness import ALICE, BOB, Stage
 
 TEXT = """
@@ -102,3 +103,18 @@ def test_only_reported_limits_stay_off() -> None:
     proc = stage.client(BOB, cgroup="/jobs/small")
     stage.run(1)
     assert stage.given(proc)[0] == Limits()
+
+
+def test_processes_that_may_not_pass_anyway_take_no_other_users_place() -> None:
+    """16 users with one client each and eight more that wait took all places in the table that names processes: a 17th
+    was not served in 600 s, with 16 of 48 places used."""
+    stage = Stage(TEXT.replace("threads = 20\n[user", "threads = 2\nmax_clients = 1\n[user", 1), together=True)
+    uids = range(2001, 2018)
+    stage.identities.update({uid: Identity(uid, f"user{uid}") for uid in uids})
+    stage.up()
+    crowd = [stage.client(uid, cgroup="/jobs/small") for uid in uids[:-1] for _ in range(9)]
+    stage.run(5)
+    assert sum(map(stage.working, crowd)) == 16
+    late = stage.client(uids[-1], cgroup="/jobs/small")
+    stage.run(1)
+    assert stage.working(late)
