@@ -294,7 +294,7 @@ class Agent(Recorder):
     def _carry_out(self, step: Step, now: float) -> None:
         """The gate first: it is told at once. What came of it is on record as transitions."""
         for rule, error in step.mistakes:
-            self.failed(f"rule {rule} failed, the others go on", error)
+            self.failed(f"{rule} failed, everything else goes on", error)
         outcomes: list[act.Done] = []
         for action in step.actions:
             if isinstance(action, act.SetAdmissions | act.RefuseConnection | act.ReleaseClient):

@@ -48,8 +48,8 @@ RETRY = 1.0
 
 
 class Step(NamedTuple):
-    """What is to be done now, and what happened. ``mistakes``: rules that failed, each with its exception; the others
-    have decided all the same."""
+    """What is to be done now, and what happened. ``mistakes``: rules and reducers that failed, each with its exception;
+    the others have done their part all the same."""
 
     actions: tuple[act.Action, ...]
     transitions: tuple[Transition, ...]
@@ -102,8 +102,7 @@ class Core:
         actions: list[act.Action] = []
         before = self.state, self.memories
         for event in events:
-            self.state, told = reduce(self.state, event)
-            happened += told
+            happened += self._reduce(event)
             if isinstance(event, inp.Applied):
                 self._applied(event)
             actions += self._person(event, now)
@@ -121,10 +120,20 @@ class Core:
         """Take in what happened earlier, without deciding anything: for the start."""
         happened: list[Transition] = []
         for event in events:
-            self.state, told = reduce(self.state, event)
-            happened += told
+            happened += self._reduce(event)
         self._at_rest = False
         return happened
+
+    def _reduce(self, event: inp.Input | act.Done) -> list[Transition]:
+        """A mistake in what is made of one input keeps no other from being taken in."""
+        try:
+            self.state, told = reduce(self.state, event)
+        except Exception as error:
+            what = f"reduce({type(event).__name__})"
+            if all(what != name for name, _ in self._mistakes):
+                self._mistakes.append((what, error))
+            return []
+        return told
 
     def tick(self, now: float) -> Step:
         """Decide because of the time."""
@@ -133,8 +142,7 @@ class Core:
         self._at_rest = False
         for lease in self.state.leases:
             if now >= lease.until:
-                self.state, told = reduce(self.state, inp.LeaseEnded(now, lease.number))
-                happened += told
+                happened += self._reduce(inp.LeaseEnded(now, lease.number))
         for _ in range(PASSES):
             before = self.memories
             made, told = self._pass(now)

@@ -121,7 +121,7 @@ def _everybody(view: View, now: float) -> Why | None:
         return Why("apart", state.apart_held or "a control daemon of this user's own is being started")
     if control is None or not control.proven:
         return Why("control", "the control daemon does not run")
-    if control.quitting is not None:
+    if control.quitting is not None or view.retiring:
         return Why("control", "the control daemon is quitting")
     if view.faulted(now)[0]:
         faulted = [str(one.pid) for one in state.servers.values() if one.status is Status.FAULT]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.core import actions as act
+from mpsagent.interfaces import waits
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
 from tests.core.harness import ALICE, BOB, CAROL, POLICY, Stage, policy
@@ -118,3 +119,21 @@ def test_the_old_way_holds_until_nothing_works_and_then_the_daemon_ends() -> Non
     assert stage.core is not None
     assert not stage.core.view().control_alive
     assert stage.core.view().sharing == "apart"
+
+
+def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:
+    """It said that he is let in next, and nobody was."""
+    stage = of_alice()
+    one = stage.client(ALICE)
+    stage.run(2)
+    stage.ends(one)
+    while not quits(stage):
+        stage.run(0.0005)
+    assert stage.core is not None
+    stage.client(ALICE)
+    stage.run(0.0012)
+    view = stage.core.view()
+    assert view.state.control is not None
+    assert view.state.control.quitting is None
+    (why,) = waits.reasons(view, waits.groups(view), stage.now)
+    assert why.text == "the control daemon is quitting"

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
-from mpsagent.core import engine
+from mpsagent.core import engine, reduce
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.queue import Held, Queue
 from mpsagent.core.rule import Decision
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
+from mpsagent.policy.identity import Identity
 from tests.core.harness import ALICE, BOB, PATIENT, Stage, policy
 
 
@@ -199,3 +200,22 @@ def test_the_queue_is_what_a_plain_sort_says(changes: list[Held | int]) -> None:
             assert queue.hands_over(uid) == any(h.uid == uid and h.handing is not None for h in in_order)
         for pid in (1, 2, 3, 4):
             assert {h.connection for h in queue.of_pid(pid)} == {h.connection for h in in_order if h.peer.pid == pid}
+
+
+@pytest.mark.parametrize("absorbed", [False, True])
+def test_a_mistake_in_what_is_made_of_an_input_keeps_no_other_from_being_taken_in(
+    monkeypatch: pytest.MonkeyPatch, absorbed: bool
+) -> None:
+    """What came together with it was lost: a process that had ended worked for ever."""
+
+    def broken(*_: object) -> None:
+        raise Broken
+
+    monkeypatch.setitem(reduce._RULES, inp.DevicesFound, broken)
+    core, told = Core(), [inp.DevicesFound(1.0, ()), inp.PeopleKnown(1.0, {7: Identity(7, "zoe")})]
+    if absorbed:
+        core.absorb(told)
+    step = core.tick(1.0) if absorbed else core.receive_all(told, 1.0)
+    assert core.state.identities == {7: Identity(7, "zoe")}
+    assert [(what, type(error)) for what, error in step.mistakes] == [("reduce(DevicesFound)", Broken)]
+    assert core.tick(2.0).mistakes == ()
