@@ -14,6 +14,7 @@ from mpsagent.agent.recorder import FORGET
 from mpsagent.core import inputs as inp
 from mpsagent.system import devices as gpus
 from mpsagent.system.control_search import foreign
+from mpsagent.system.nvml import ComputeProcess
 from mpsagent.system.processes import start_time, stopped
 from mpsagent.system.threads import in_thread
 
@@ -48,6 +49,7 @@ class Observer:
         self._memory: dict[int, int] = {}
         self._memory_at = self._looked_at = float("-inf")
         self._surveying: asyncio.Task[None] | None = None
+        self._listing: asyncio.Task[None] | None = None
 
     def once(self) -> list[inp.Input]:
         """One round, without waiting for anything; what the engine should know of it."""
@@ -73,8 +75,9 @@ class Observer:
         if not self._survey_busy and now >= due and (busy or agent.bypass.found):
             self.survey()
         limited = any(client.most_memory for client in state.clients.values())
-        if limited and not self._outside_busy and now >= self._memory_at + MEMORY_EVERY:
-            self.outside()
+        idle = self._listing is None or self._listing.done()
+        if limited and idle and now >= self._memory_at + MEMORY_EVERY:
+            self._listing = agent.spawn(self._weigh())
         if first and not self._foreign_busy and now >= self._foreign_at:
             self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
             agent.spawn(self._foreign())
@@ -231,13 +234,8 @@ class Observer:
 
     async def _processes_on_gpus(self) -> None:
         """Those outside MPS, and the memory of all."""
-        agent = self._agent
-        listed = await agent.node.gpus.processes()
-        if isinstance(listed, str):  # it is asked again, and said
-            return
-        self._memory, self._memory_at = gpus.memory_by_pid(listed), agent.clock.now()
-        agent.take([inp.MemorySeen(agent.clock.now(), gpus.memory_by_device(listed))])
-        if agent.policy.user is not None:
+        agent, listed = self._agent, await self._listed()
+        if listed is None or agent.policy.user is not None:
             return  # the template looks for all
         for one in await agent.bypass.look(listed):
             seen = one.seen
@@ -246,6 +244,19 @@ class Observer:
                 command=one.facts.command, began=one.facts.began, reason=one.why,
                 text=f"process {seen.pid} of user {seen.uid} computes on {seen.device} outside MPS: {one.why}",
             )  # fmt: skip
+
+    async def _weigh(self) -> None:
+        await self._listed()
+
+    async def _listed(self) -> tuple[ComputeProcess, ...] | None:
+        """What computes on the GPUs, and with how much memory; None: NVML does not say."""
+        agent = self._agent
+        listed = await agent.node.gpus.processes()
+        if isinstance(listed, str):  # it is asked again, and said
+            return None
+        self._memory, self._memory_at = gpus.memory_by_pid(listed), agent.clock.now()
+        agent.take([inp.MemorySeen(self._memory_at, gpus.memory_by_device(listed))])
+        return listed
 
     async def _gpus(self) -> None:
         """The GPUs themselves, and their compute modes."""
