@@ -29,6 +29,8 @@ AGAIN = 2.0
 REST, LONGEST_REST = 0.3, 10.0
 """Seconds from the end of a keeper or gate to the look at what is left, doubling while they do not last."""
 LASTED = 10.0
+BINDS = 10.0
+"""Seconds that a keeper may take until the public sockets are there."""
 UNITS_AGAIN, UNITS_AGAIN_MOST = 5.0, 60.0
 """Seconds until systemd is asked again about the gate's units, doubling while that is no help."""
 
@@ -68,6 +70,11 @@ class GateKeeper:
         for note in directories.prepare_public(self._public):
             agent.record("directory", now, text=note)
         process = await self._run()
+        end = now + BINDS  # who starts before runs outside MPS: until then nobody is told that all is well
+        while directories.listener_of(f"{self._public}/control") is None and process.returncode is None:
+            if agent.clock.now() > end:
+                break
+            await asyncio.sleep(0.02)
         for topic in ("public directory taken", "gate directory", "gate keeper"):
             agent.conditions.set(topic, None, now)
         self._hold(Process.open(process.pid), "the gate's keeper")

@@ -334,8 +334,9 @@ def gate_command(arguments: Sequence[str]) -> list[str]:
 
 
 def check_state_directory(directory: Path) -> None:
-    """Makes it, and makes sure that only we may write there. Raises OSError."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Makes it, and makes sure that only we may write there (others may enter: the API's socket may lie there, too).
+    Raises OSError."""
+    directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(f"{directory} must be a directory of user {os.geteuid()} that nobody else may write to")

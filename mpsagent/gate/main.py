@@ -23,10 +23,11 @@ from mpsagent.gate.loop import Gate, Options, say
 from mpsagent.gate.store import inherited
 from mpsagent.mps.limits import Limits
 
-DAEMON = "/run/mpsagent/mps"
+# Where `mpsagent run` and the default policy have them, too.
+DAEMON = "/run/mpsagent/instances/default/pipe"
 PUBLIC = "/tmp/nvidia-mps"
-LINK = "/run/mpsagent/gate/link"
-STATE = "/run/mpsagent/gate"
+LINK = "/run/mpsagent/gate.sock"
+STATE = "/run/mpsagent"
 SETTLED = 5.0
 """Seconds after a start from which on an error of its own makes the gate start again."""
 _Made = TypeVar("_Made")

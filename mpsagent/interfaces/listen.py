@@ -66,7 +66,8 @@ def bind_administrators(path: Path, group: str | None) -> socket.socket:
 
 def bind(path: Path) -> socket.socket:
     """A listening socket at ``path`` that everybody may connect to. What a dead agent left there is replaced in one
-    step; a living one is an error (OSError), and so is anything that is not a socket."""
+    step; a living one is an error (OSError), and so is anything that is not a socket. The directory is made."""
+    path.parent.mkdir(mode=0o755, exist_ok=True)
     return _bind(path, 0o666, -1)  # who may do what is decided by the peer's uid
 
 
