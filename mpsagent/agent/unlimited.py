@@ -23,6 +23,8 @@ DEADLINE = 5.0
 """Seconds for a process to show its environment; one that hangs in the kernel may show nothing for ever."""
 MOST = 64
 """Processes that are looked at in one go."""
+MOST_FOUND = 256
+"""Processes that are spoken of, beside clients: a user may have thousands at the gate."""
 SHOWN = 5
 
 
@@ -57,8 +59,9 @@ class Unlimited:
         finally:
             self._busy = False
         self._looked |= dict(fresh)
+        clients = self._agent.state.clients
         for (pid, start), (threads, memory) in zip(fresh, shown, strict=False):
-            if threads or memory is not None:
+            if (threads or memory is not None) and (len(self.found) < MOST_FOUND or pid in clients):
                 self.found[pid] = inp.Lifts(start, threads, memory)
 
     def trouble(self) -> str | None:

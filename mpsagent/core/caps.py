@@ -55,8 +55,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     lifting = memory.lifting & view.state.lifts.keys()
     for pid in view.state.lifts.keys() - lifting:
         uid, words = lifted(view, pid)
+        lifting |= set() if uid is None else {pid}
         if words:
-            lifting |= {pid}
             reason = f"process {pid} of user {uid}: {words}; mpsagent-cli env prints what does no harm"
             todo.append(act.Report(kind="client.environment", reason=reason, rule="built-in", uid=uid, pid=pid))
     for uid in filter(view.identified, view.state.users()):
@@ -81,9 +81,9 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 def beyond(view: View) -> list[tuple[Client, str, str]]:
     """Clients that are beyond their limits now, each with the limit and what it does."""
     state, found = view.state, list[tuple[Client, str, str]]()
-    for pid in sorted(state.over.keys() | state.lifts.keys()):
-        client, one, lifts = state.clients.get(pid), state.over.get(pid), state.lifts.get(pid, Lifts())
-        if client is None or not view.identified(client.uid):
+    for pid in sorted(state.over.keys() | (state.lifts.keys() & state.clients.keys())):
+        client, one, lifts = state.clients[pid], state.over.get(pid), state.lifts.get(pid, Lifts())
+        if not view.identified(client.uid):
             continue
         if one is not None and one.now:
             found.append((client, "memory", _uses(client, one, lifts)))

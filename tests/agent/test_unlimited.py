@@ -16,6 +16,7 @@ import pytest
 from mpsagent.agent import unlimited
 from mpsagent.agent.host import Agent
 from mpsagent.agent.unlimited import Unlimited
+from mpsagent.core.inputs import Lifts
 from mpsagent.system.processes import start_time
 from mpsagent.system.threads import THREADS, in_thread
 from tests.agent.stage import A, B, C, Stage, alive
@@ -141,6 +142,30 @@ def test_who_waits_learns_that_its_environment_would_lift_its_limit(stage: Stage
     assert status == 0, text
     assert f"its environment may take its memory limit away ({MEMORY}=0=2G,1=4G)" in " ".join(text.split())
     assert [one["pid"] for one in stage.records("client.environment")] == [waiting.pid]
+
+
+def test_thousands_that_wait_with_such_an_environment_are_not_all_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each decision goes through them; a client is always one of them."""
+    monkeypatch.setattr(unlimited.outsider, "lifts", lambda fresh, devices: [(True, "x")] * len(fresh))
+    held = {pid: SimpleNamespace(peer=SimpleNamespace(pid=pid, start=1)) for pid in range(10_000, 11_000)}
+    state = SimpleNamespace(clients={}, held=held)
+
+    async def scenario() -> dict[int, Lifts]:
+        looks = list[asyncio.Task[None]]()
+        agent = SimpleNamespace(
+            state=state, devices=(), spawn=lambda work: looks.append(asyncio.create_task(work))
+        )  # fmt: skip
+        one = Unlimited(cast("Agent", agent))
+        for _ in range(20):
+            one.look()
+            await looks[-1]
+            if len(looks) == 10:
+                state.clients[20_000] = SimpleNamespace(peer=SimpleNamespace(start=1))
+        return one.found
+
+    found = asyncio.run(scenario())
+    assert len(found) == unlimited.MOST_FOUND + 1
+    assert found[20_000] == Lifts(1, True, "x")
 
 
 _NEVER_COMES = """
