@@ -62,6 +62,8 @@ class Executor:
         self.multiuser_problem: str | None = None
         """Why each turn has a server of its own though the policy wants a shared one."""
         self.silent = False
+        self._heard = float("-inf")
+        """When the control daemon last wrote to its log."""
         self._where = where
         self._front_end = front_end
         self._supervisor = supervisor
@@ -164,7 +166,8 @@ class Executor:
             await asyncio.sleep(pause)
             reply, pause = await self._run(batch, limit, urgent), 2 * pause
         if reply.status is Status.SILENT and not may_block:
-            self._silence(asked, True)
+            # on a busy machine the question itself may be late, and others be answered meanwhile
+            self._silence(max(asked, self._heard), True)
         elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):
             self._silence(self._clock.now(), False)
         if reply.status in (Status.MISSING, Status.FAILED):
@@ -180,7 +183,8 @@ class Executor:
             self._tell([inp.DaemonSilent(at, silent)])
 
     def heard(self, at: float) -> None:
-        """The control daemon has written to its log: it is not silent."""
+        """The control daemon has written to its log: it is not silent. A name in it can forge a line's time."""
+        self._heard = min(at, self._clock.now())
         since = self._state().silent_since
         if since is not None and at > since:
             self._silence(at, False)
