@@ -55,7 +55,7 @@ class Handing:
         done: Callable[[Outcome], None],
     ) -> None:
         self.connection = connection
-        self.began = lane.loop.time()
+        self.began = self.given = lane.loop.time()
         self._lane = lane
         self._patience = patience
         self._own = own
@@ -155,8 +155,8 @@ class Handing:
                 self._announce()
             case Give(data):
                 self._give(data)
-            case Rescue(untouched):
-                self._rescue(untouched=untouched)
+            case Rescue():
+                self._rescue(action)
             case Acknowledge(data):
                 if self._daemon is not None:
                     self._daemon.acknowledge(data)
@@ -239,6 +239,7 @@ class Handing:
         """A gate that is killed in here is followed by one that gives it again, if it cannot know: the same descriptor,
         and the client reads nothing after its first."""
         alive = self._passing()
+        self.given = self._lane.loop.time()
         self.connection.mark = Mark.PASSING
         try:
             if alive:
@@ -250,11 +251,18 @@ class Handing:
         else:
             self._do(self._machine.undeliverable())
 
-    def _rescue(self, *, untouched: bool) -> None:
+    def _rescue(self, how: Rescue) -> None:
         if not self._descriptors:  # the daemon has ended, and its servers with it
             self._do(self._machine.rescued("nothing could be done for its server"))
             return
-        Rescuer(self._lane.loop, self._descriptors.pop(), self.connection.peer, self._rescued, untouched=untouched)
+        Rescuer(
+            self._lane.loop,
+            self._descriptors.pop(),
+            self.connection.peer,
+            self._rescued,
+            untouched=how.untouched,
+            acknowledged=how.acknowledged,
+        )
 
     def _rescued(self, why: str | None) -> None:
         self._do(self._machine.rescued(why))
@@ -282,4 +290,7 @@ class Handing:
             self._lane.loop.call_soon(self._lane.pump)
 
     def _expired(self) -> None:
-        self._do(self._machine.expired())
+        if self._machine.stage is Stage.MEETING and self._run is not None and self._run.turned_away:
+            self._do(self._machine.session(None))  # it has not been asked, and MPS speaks with others
+        else:
+            self._do(self._machine.expired())

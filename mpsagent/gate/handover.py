@@ -5,6 +5,10 @@ runs, the limits are right (recording 08, G8). Strictly one hand-over at a time 
 acknowledged its descriptor: 60 of 60 exact that way. Between the daemon's answer and the end of the client's handshake
 with its server MPS answers nothing (measured on an H100, answer 1), so nothing is gained by going on sooner; and for a
 client that goes away before that end the gate says the rest, so that its server does not wait for ever (see rescue).
+
+An acknowledgement proves nothing (recording 12, H2): the server is asked a question after it, which it answers within
+3 ms when it has met its client, also while 40 others start, and never before (false-acknowledgement.txt of
+docs/measured/2026-11-23-2xH200-580.159.04).
 """
 
 from __future__ import annotations
@@ -32,6 +36,8 @@ class Stage(StrEnum):
     GREETING = "greeting"
     ANSWER = "answer"
     ACKNOWLEDGEMENT = "acknowledgement"
+    MEETING = "meeting"
+    """The client says that it has met its server; the server is asked."""
     RESCUE = "rescue"
     DONE = "done"
 
@@ -49,6 +55,7 @@ class Patience:
     greeting: float = 15.0
     answer: float = 90.0
     acknowledgement: float = 5.0
+    meeting: float = 5.0
 
     def of(self, stage: Stage) -> float | None:
         """None: no deadline, or one of its own."""
@@ -102,9 +109,10 @@ class Give:
 @dataclass(frozen=True, slots=True)
 class Rescue:
     """Finish the client's handshake with its server over the copy; :meth:`HandOver.rescued` hears of it. ``untouched``:
-    the client never had the descriptor."""
+    the client never had the descriptor. ``acknowledged``: it says that it has met its server."""
 
     untouched: bool
+    acknowledged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +137,8 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Over: the client has met its server. ``status``: what it says of that, 0 or a CUDA error (807 in FAULT)."""
+    """Over: the client has met its server. ``status``: what it says of that, 0 or a CUDA error (807 in FAULT), which
+    proves nothing."""
 
     limits: Limits
     fail_safe: bool
@@ -180,6 +189,8 @@ class HandOver:
         self._sessions = 0
         self._gone = False
         self._given = False
+        self._status: int | None = None
+        """What the client has acknowledged with."""
         self._why = "the client went away before it had met its server"
 
     def start(self) -> list[Action]:
@@ -211,6 +222,8 @@ class HandOver:
 
     def session(self, answers: Sequence[str] | None, why: str = "") -> list[Action]:
         """A session is over; ``answers`` None: it did not come about, and ``why``."""
+        if self.stage is Stage.MEETING:
+            return self._met(answers)
         if self.stage is not Stage.LIMITS:
             return []
         if answers is None:
@@ -284,8 +297,28 @@ class HandOver:
     def client_message(self, data: bytes) -> list[Action]:
         if self.stage is not Stage.ACKNOWLEDGEMENT:
             return []
+        self._status = acknowledgement_status(data)
+        self.stage = Stage.MEETING
+        self._sessions = 0
+        return [Acknowledge(data), self._question()]
+
+    def _met(self, answers: Sequence[str] | None) -> list[Action]:
+        """No answers: the daemon has ended, and its servers with it, or speaks with another front-end only."""
+        asked = self.servers
+        if asked and answers is not None and not any("not found" in answer for answer in answers):
+            return self._passed()
+        self.servers = () if answers is None else texts.servers_in(answers)
+        if answers is None or not (asked or self.servers) or self._sessions >= MOST_SESSIONS:
+            return self._passed()
+        return [self._question()]
+
+    def _question(self) -> Action:
+        self._sessions += 1
+        return Run(tuple(texts.question(self.servers)))
+
+    def _passed(self) -> list[Action]:
         self.stage = Stage.DONE
-        return [Acknowledge(data), Passed(self.limits, self.fail_safe, acknowledgement_status(data))]
+        return [Passed(self.limits, self.fail_safe, self._status or 0)]
 
     def client_closed(self) -> list[Action]:
         """Once the daemon has been told, the wait for its answer goes on: a client that leaves while it is in the
@@ -306,12 +339,14 @@ class HandOver:
 
     def _rescue(self) -> list[Action]:
         self.stage = Stage.RESCUE
-        return [Rescue(untouched=not self._given)]
+        return [Rescue(untouched=not self._given, acknowledged=self._status is not None)]
 
     def rescued(self, why: str | None) -> list[Action]:
         """The server has been answered in the client's place; or ``why`` that is not certain."""
         if self.stage is not Stage.RESCUE:
             return []
+        if why is not None and self._status is not None:  # its server is silent for another reason
+            return self._passed()
         self.stage = Stage.ACKNOWLEDGEMENT
         if why is None and not self._given:
             return [Acknowledge(ACKNOWLEDGED), *self._left()]
@@ -333,6 +368,9 @@ class HandOver:
         """The stage's deadline has passed."""
         if self.stage is Stage.ACKNOWLEDGEMENT:
             self._why = "the client has not met its server in time, and MPS answered no one meanwhile"
+            return self._rescue()
+        if self.stage is Stage.MEETING:
+            self._why = "the client says that it has met its server, and has not; MPS answered no one meanwhile"
             return self._rescue()
         if self.stage in (Stage.RESCUE, Stage.DONE):
             return []

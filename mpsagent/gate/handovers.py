@@ -34,9 +34,10 @@ NOT_ADMITTED = "not admitted any more; it is held on"
 MOST_LATE = 256
 """Clients whose acknowledgement is outstanding; beyond it the oldest connection is closed."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
-"""Seconds for which no one is handed over once a server is known to be in FAULT, doubling: a descriptor is given there
-all the same, and each client would be lost. In this time the agent learns of the fault and says what to do; where there
-is no agent, and no command that asks for the status, each time one client is lost."""
+"""Seconds for which no one is handed over once a server says that it is in FAULT, doubling: a descriptor is given there
+all the same, and each client would be lost. In this time the agent learns of the fault and says what to do. Where a
+client says it, its user alone waits for so long; where there is no agent, and no command that asks for the status, each
+time one client is lost."""
 FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED = 0.1, 30.0
 """Seconds until limits are told again to a daemon that confirms neither a user's nor the fail-safe ones, doubling: each
 time is a dozen lines of control.log. Other admissions are tried at once, and other users are served beside."""
@@ -242,17 +243,19 @@ class HandOvers:
 
     def _passed(self, handing: Handing, outcome: handover.Passed, *, acknowledged: bool = True) -> None:
         connection, who = handing.connection, handing.connection.peer
-        if outcome.status == SERVER_NOT_READY:
-            self._rest_in_fault()
+        now = self._lane.loop.time()
+        if outcome.status == SERVER_NOT_READY:  # its word, which holds up nobody else (recording 12, H3)
+            self._queue.rest(self.instance, who.uid, now, FIRST_NOT_READY, LONGEST_NOT_READY)
         elif acknowledged:
             self._not_ready = 0.0
             self._queue.rested(self.instance, who.uid)
+            self._queue.took(who.uid, now - handing.given, now, lost=False)
         known = self._processes.passed(connection, outcome.limits, self.instance)
         if known.connections > 1 and not outcome.status:  # the first is its channel
-            self._queue.places(self.instance).opened(known.process, self._lane.loop.time())
+            self._queue.places(self.instance).opened(known.process, now)
         self._list_pause = 0.0
         self._holding.close(connection)
-        seconds = self._lane.loop.time() - handing.began
+        seconds = now - handing.began
         self._tell(
             link.Passed(
                 connection.number,
@@ -272,7 +275,7 @@ class HandOvers:
         connection, who = handing.connection, handing.connection.peer
         now = self._lane.loop.time()
         if outcome.lost:
-            self._queue.took(who.uid, now - handing.began, now)
+            self._queue.took(who.uid, now - handing.given, now, lives=lives)
         if outcome.lost and lives:
             # It had its descriptor: whatever it has done with it, it counts until it ends or is released.
             self._passed(handing, handover.Passed(handing.limits, handing.fail_safe), acknowledged=False)

@@ -60,6 +60,8 @@ class Run:
         self._pause = FIRST_PAUSE
         self._again: asyncio.TimerHandle | None = None
         self._why = "the control daemon does not answer"
+        self.turned_away = False
+        """At the last attempt: the daemon speaks, with another front-end."""
         self._limit = lane.loop.call_later(patience, self._expire)
         self._again = lane.loop.call_later(0, self._try)
 
@@ -72,6 +74,7 @@ class Run:
 
     def _try(self) -> None:
         self._session = Session(self._commands)
+        self.turned_away = False
         try:
             # the daemon takes its owner's settings at the privileged socket only (550), and no other's session there
             name = PRIVILEGED if self._asker.uid in (0, os.geteuid()) else CONTROL
@@ -101,7 +104,8 @@ class Run:
 
     def _end(self) -> None:
         how = self._session.how
-        if how is How.TURNED_AWAY and not self._commands[0].startswith("quit"):
+        self.turned_away = how is How.TURNED_AWAY
+        if self.turned_away and not self._commands[0].startswith("quit"):
             self._later("another front-end is connected to the control daemon")
         elif how is How.UNKNOWN:
             self._finish(None, "the control daemon's greeting is not known")

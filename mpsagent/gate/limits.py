@@ -75,6 +75,16 @@ def commands(limits: Limits, devices: Iterable[int], servers: Collection[int], *
     return batch
 
 
+def question(servers: Collection[int]) -> list[str]:
+    """The session that each of these servers has to answer, which none does that waits for a client; or who serves."""
+    return [f"get_active_thread_percentage {server}" for server in sorted(servers)] or ["get_server_list"]
+
+
+def servers_in(answers: Sequence[str]) -> tuple[int, ...]:
+    """Who serves, by the answers to the second question; none by those to the first."""
+    return tuple(sorted({int(line) for answer in answers for line in answer.split() if _PID.fullmatch(line)}))
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """``servers``: who serves now. ``why``: None when every value is confirmed, else what is not. ``again``: the

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.link import Admissions, User
-from mpsagent.gate.pacing import NEW_CLIENTS, Account
+from mpsagent.gate.pacing import NEW_CLIENTS, Account, Rates
 from mpsagent.gate.places import Places
 from mpsagent.mps.limits import Limits
 
@@ -18,7 +18,11 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 OWES_FROM, OWES = 1.0, 9.0
 """Seconds for which a client may take MPS up with its hand-over and fail; beyond it its user waits so many times as
-long before the next one, where others could be handed over. So one user has a tenth of MPS's time for it at most."""
+long before the next one, where others could be handed over. So one user has a tenth of MPS's time for it at most. For
+one that lives twice as long each time, until ``FORGIVEN`` seconds have passed without one."""
+SLOW_FROM, SLOW = 0.25, Rates(rate=1 / OWES, burst=5.0)
+"""The same for clients that meet their server and take long for it: a user may take up 5 seconds before."""
+LONGEST_OWED = FORGIVEN = 600.0
 MOST_REMEMBERED = 1024
 LOOK_BEHIND = 16
 """How many connections of one user are looked at behind one that pauses after a failure."""
@@ -79,6 +83,14 @@ class KnownProcess:
         return (self.pid, self.start)
 
 
+@dataclass(frozen=True, slots=True)
+class _Owed:
+    """``until``: when what a user's lost hand-overs have taken up is paid; ``times``: how often one that lived was."""
+
+    until: float
+    times: int = 0
+
+
 @dataclass(slots=True)
 class _Line:
     """One user's connections in order of arrival: those of known processes apart, because they go first."""
@@ -101,8 +113,8 @@ class Queue:
         self._known: dict[Process, KnownProcess] = {}
         self._own: set[Process] = set()
         """Processes that were, or are being, handed over with limits of their own."""
-        self._owes: dict[int, float] = {}
-        """By user, until when."""
+        self._owes: dict[int, _Owed] = {}
+        self._slow = Account(SLOW)
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         self._new = Account(NEW_CLIENTS)
@@ -299,12 +311,24 @@ class Queue:
 
     # --- who is next ---
 
-    def took(self, uid: int, seconds: float, now: float) -> None:
-        """A hand-over of this user has failed and taken so long, while MPS answered no one."""
-        if seconds >= OWES_FROM:
-            if len(self._owes) >= MOST_REMEMBERED:
-                self._owes = {one: until for one, until in self._owes.items() if until > now}
-            self._owes[uid] = now + OWES * seconds
+    def took(self, uid: int, seconds: float, now: float, *, lost: bool = True, lives: bool = False) -> None:
+        """A hand-over of this user has taken so long, while MPS answered no one. ``lost``: its client has not met its
+        server; ``lives``: and could have."""
+        if not lost and seconds >= SLOW_FROM:
+            self._slow.charge(uid, seconds, now)
+        if not lost or seconds < OWES_FROM:
+            return
+        if len(self._owes) >= MOST_REMEMBERED:
+            self._owes = {one: owed for one, owed in self._owes.items() if owed.until > now}
+        owed = self._owes.get(uid, _Owed(now))
+        if owed.until <= now:  # paid
+            owed = _Owed(now, owed.times if owed.until + FORGIVEN > now else 0)
+        pause = OWES * seconds * (2**owed.times if lives else 1)
+        self._owes[uid] = _Owed(min(owed.until + pause, now + LONGEST_OWED), min(9, owed.times + lives))
+
+    def _owed_until(self, uid: int) -> float:
+        owed = self._owes.get(uid)
+        return max(self._slow.free_from(uid), 0.0 if owed is None else owed.until)
 
     def rest(self, instance: str, uid: int, now: float, first: float, longest: float) -> None:
         """None of this user's is handed over there for a while, twice as long each time until :meth:`rested`."""
@@ -354,7 +378,7 @@ class Queue:
                     continue
                 paced = contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
                 at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])
-                at = max(at, self._owes.get(uid, 0.0)) if several else at
+                at = max(at, self._owed_until(uid)) if several else at
                 mine = line.kin if known else line.new
                 if mine and (full or (user.max_contexts is not None and places.taken(uid) >= user.max_contexts)):
                     # a known process without a context has its place already

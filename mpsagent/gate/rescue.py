@@ -1,16 +1,19 @@
-"""Finishes the handshake of a client that has gone with the server that it was handed to.
+"""Finishes the handshake of a client, gone or silent, with the server that it was handed to.
 
 A server whose client goes away between its credentials and the end of this handshake is not heard of again, and the
-daemon waits for it (X1 and X15; answers 1 and 5 of docs/measured/2026-11-21-H100-580.159.04). It would have to be
-killed, with everybody's work on it. So the gate keeps a copy of the descriptor, says what the client would have said,
-and closes a little later: the server sees a client that connects and exits.
+daemon waits for it (X1 and X15; answers 1 and 5 of docs/measured/2026-11-21-H100-580.159.04); so it is with one that
+lives and says nothing (recording 12, H2). It would have to be killed, with everybody's work on it. So the gate keeps a
+copy of the descriptor, says what the client would have said, and closes a little later: the server sees a client that
+connects and exits.
 
     server: OUTBCUFD and a descriptor, four times, then one zero byte
     client: OUTBCRED with credentials, which context (0: the channel), and its device (ff: none)
     server: four zero bytes, or a CUDA error
 
 The messages are recording 08's, G1. Confirmed on an H100 (stuck-server.txt there): 4 of 4 servers were free again at
-once, for channels and contexts, their other clients unharmed; nothing else that was tried frees a server.
+once, for channels and contexts, their other clients unharmed; nothing else that was tried frees a server. The same with
+13 clients that lived, on an H200; said once more on the copy of a client that had met its server, it harmed nobody
+(docs/measured/2026-11-23-2xH200-580.159.04).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, Credentials
 READY = b"\0"
 CHANNEL = bytes(4)
 NO_DEVICE = b"\xff\0\0\0"
+STATUS = 4
 UNSURE = 0.1
 """Seconds in which a server answers a client that had said everything before it went. It is silent when the client had
 read everything and said nothing, or when the two had met already."""
@@ -43,13 +47,16 @@ class Rescue:
     """The client's side of the handshake, taken over in the middle. Messages in, messages out; no I/O, no clock.
 
     ``over``: nothing more is to be said. ``why``: None when the server has answered or closed, else what is wrong.
+    ``acknowledged``: the client lives and says that it has met the server: only an answer to what is said here proves
+    that it has not.
     """
 
-    def __init__(self, *, untouched: bool) -> None:
+    def __init__(self, *, untouched: bool, acknowledged: bool = False) -> None:
         self.over = False
         self.said = False
         self.why: str | None = None
         self._untouched = untouched
+        self.acknowledged = acknowledged
 
     @property
     def patience(self) -> float:
@@ -63,11 +70,15 @@ class Rescue:
         if data == READY and not self.said:  # the client had not read this, so it had not said a word
             return self._say()
         self.over = True  # its last word; or anything else, said to a client that it has met
+        if self.acknowledged and not (self.said and len(data) == STATUS):
+            self.why = "its server has met it"
         return []
 
     def closed(self) -> None:
         """The server has closed the connection, or has gone."""
         self.over = True
+        if self.acknowledged:
+            self.why = "its server has gone"
 
     def silent(self) -> list[bytes]:
         """Nothing more has come in time. Where the client was is not known: what it had said already is said again, and
@@ -96,11 +107,12 @@ class Rescuer:
         done: Callable[[str | None], None],
         *,
         untouched: bool,
+        acknowledged: bool = False,
     ) -> None:
         self._loop = loop
         self._who = who
         self._done = done
-        self._machine = Rescue(untouched=untouched)
+        self._machine = Rescue(untouched=untouched, acknowledged=acknowledged)
         self._timer: asyncio.TimerHandle | None = None
         sock = socket.socket(fileno=descriptor)
         self._channel = Channel(loop, sock, self._receive, self._closed, descriptors=MOST_DESCRIPTORS)
@@ -138,7 +150,9 @@ class Rescuer:
     def _end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._channel.open:
+        if self._machine.acknowledged and self._machine.why is not None:
+            self._channel.close()  # of a client that works
+        elif self._channel.open:
             self._loop.call_later(SETTLING, _hang_up, self._channel.detach())
         done, self._done = self._done, _nothing
         done(self._machine.why)

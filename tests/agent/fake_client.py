@@ -1,6 +1,7 @@
 """A CUDA client in name only: `fake_client.py DIRECTORY WHAT` speaks the rendezvous as far as its descriptor, and then
 
     sleep    does nothing
+    acknowledge    says that it has met its server, and does nothing
     stop     stops itself
     die      ends without a word
     exec     becomes the program behind it, which keeps the connections
@@ -28,6 +29,9 @@ print("has its descriptor" if ancillary else f"was refused: {data!r}", flush=Tru
 if what == "stop":
     os.kill(os.getpid(), signal.SIGSTOP)
     print("was resumed", flush=True)
+if what == "acknowledge":
+    sock.send(bytes(4))
+    print("has acknowledged", flush=True)
 if what == "exec":
     given = next(content for _, kind, content in ancillary if kind == socket.SCM_RIGHTS)
     for kept in (sock.fileno(), *array.array("i", given)):

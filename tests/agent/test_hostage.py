@@ -62,3 +62,23 @@ def test_a_client_that_lives_and_never_meets_its_server_holds_others_up_for_seco
     assert not stage.records("action", action="KillServer")
     assert not stage.records("action", action="KillControl")
     stage.no_problem(agent)
+
+
+def test_a_client_that_says_it_has_met_its_server_and_has_not_costs_nobody_any_work(stage: Stage) -> None:
+    """Recording 12, H2: two neighbours of other users at work lost it with the server, which was killed."""
+    agent = stage.with_agent(POLICY, extra='sharing = "together"\n')
+    neighbours = [stage.client(uid, "sleep", 600) for uid in (A, C)]
+    for one in neighbours:
+        one.working()
+    taker = fake(stage, B, "acknowledge")
+    stage.until(lambda: "has acknowledged" in taker.read(), "the fake client has acknowledged")
+    for uid, percent in ((A, 40), (C, 10)):
+        one = stage.client(uid, "query")
+        assert one.ended(90) == 0, one.text() + stage.last_words()
+        assert one.inside(percent), one.text()
+    assert "says that it has met its server" in stage.record("client.handover_failed", pid=taker.process.pid)["why"]
+    assert not stage.records("action", action="KillServer")
+    assert not stage.records("action", action="KillControl")
+    for one in neighbours:
+        assert one.rc is None, one.text()
+    stage.no_problem(agent)

@@ -162,6 +162,10 @@ def one():
         if mode == "die " + point: os.kill(os.getpid(), signal.SIGKILL)
     at("given")
     if mode == "leave": return say("left")
+    if mode == "lie":
+        s.send(bytes(4))
+        say("lied")
+        return server
     while (word := server.recvmsg(64, 64)[0]) != b"\0": assert word
     at("0")
     for number, word in enumerate((b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"), 1):

@@ -5,9 +5,10 @@
 It keeps limits (defaults and one server's), takes one front-end at a time as the real one does, prints memory in whole
 G, and hands out descriptors. Over its descriptor a client shakes hands (recording 08, G1) and reads the limits that
 were in force when it was given: `met`, with the pid that the client has there. One that goes away before is `stuck`: a
-real server would wait for it for ever. Each line on stdout is an event. Options: greeting=HEX, start=FILE (a server
-starts until that is there), server=PID (one runs already), refuse=N (the first N clients are closed instead of
-answered), deaf=1 (accepts nothing), forget=1 (halves memory limits when asked).
+real server would wait for it for ever. Until it has shaken hands the server answers no question, and neither does the
+daemon that asks it (docs/measured/2026-11-23-2xH200-580.159.04). Each line on stdout is an event. Options:
+greeting=HEX, start=FILE (a server starts until that is there), server=PID (one runs already), refuse=N (the first N
+clients are closed instead of answered), deaf=1 (accepts nothing), forget=1 (halves memory limits when asked).
 """
 
 from __future__ import annotations
@@ -107,6 +108,11 @@ class Daemon:
                 given.sock.send(bytes(4))
                 given.sock.send(json.dumps(given.limits).encode())
 
+    def ask_server(self):
+        while unmet := [given for given in self.given.values() if len(given.said) < 3]:
+            for sock in select.select([given.sock for given in unmet], [], [])[0]:
+                self.shake_hands(self.given[sock.fileno()])
+
     def send(self, peer, data, descriptor=None):
         rights = [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
         with contextlib.suppress(OSError):
@@ -185,6 +191,8 @@ class Daemon:
         self.say("command", text=text, uid=peer.who[1])
         word, *rest = text.split() or [""]
         answers = []
+        if word.removeprefix("s").removeprefix("g").startswith(("et_active", "et_device_pinned")):
+            self.ask_server()
         if word == "get_server_list":
             answers = [str(server) for server in self.servers]
         elif word == "quit":

@@ -103,7 +103,44 @@ def test_a_client_that_dies_with_its_descriptor_leaves_no_server_stuck(rig: Rig,
         assert rig.gate_pid() not in [one["pid"] for one in daemon.saw("met")]
 
 
-def test_a_client_that_meets_a_server_in_fault_is_reported_and_the_others_wait(rig: Rig) -> None:
+def test_a_client_that_says_it_has_met_its_server_and_has_not_holds_others_up_once(rig: Rig) -> None:
+    """It lives and says nothing to its server, which answers nobody (recording 12, H2): the gate says the rest."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    neighbour = rig.client(B)
+    neighbour.served()
+    liar = rig.client(A, "lie")
+    again = rig.client(A, "lie")
+    other = rig.waiting_client(B)
+    other.served()
+    failed = agent.wait(Failed, uid=A)
+    assert failed.lost
+    assert "says that it has met its server" in failed.why
+    assert failed.pid in (liar.pid, again.pid)
+    assert not agent.wait(Passed, uid=A).acknowledged
+    assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
+    for _ in range(3):
+        rig.client(B).served()
+    assert len(daemon.saw("gave", uid=A)) == 1, "the user's next one comes behind all others"
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("gone", uid=B), "the neighbour works on"
+
+
+def test_a_client_that_says_807_holds_up_no_other_user(rig: Rig) -> None:
+    """The server's own word counts, and each hand-over asks for it (recording 12, H3)."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    for number in range(1, 6):
+        agent.wait(Passed, pid=rig.client(A, "fault").pid)
+        rig.client(B).served()
+        assert len(daemon.saw("gave", uid=B)) == number
+
+
+def test_a_client_that_meets_a_server_in_fault_is_reported_and_its_users_others_wait(rig: Rig) -> None:
     """The agent needs a moment to hear of the fault; who is handed over in it is lost."""
     daemon = rig.start_daemon()
     rig.start_gate()
@@ -112,12 +149,12 @@ def test_a_client_that_meets_a_server_in_fault_is_reported_and_the_others_wait(r
     client = rig.client(A, "fault")
     passed = agent.wait(Passed, pid=client.pid)
     assert (passed.acknowledged, passed.status) == (True, 807)
-    waiting = rig.waiting_client(B)
+    waiting = rig.waiting_client(A)
     agent.say(admissions(open=False))
     agent.wait(Knock, pid=waiting.pid)
-    assert not daemon.saw("gave", uid=B)
+    assert len(daemon.saw("gave", uid=A)) == 1
     agent.say(admissions(others=everybody()))
-    waiting.served()
+    agent.wait(Passed, pid=waiting.pid)
     again = rig.agent()
     again.wait(Synced)
     assert [one.pid for one in again.all(Known)] == [client.pid, waiting.pid], "its word is no proof"

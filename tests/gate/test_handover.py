@@ -31,6 +31,13 @@ PLAN = Plan(WANTED, SAFE)
 GOOD = ["60.0", "60.0"]
 GOOD_SAFE = ["10.0", "10.0"]
 GREETING, ANSWER = b"OUTBHELL\0", b"OUTBCUFD\0"
+ASKED = Run(("get_server_list",))
+
+
+def met(machine: HandOver, word: bytes = bytes(4)) -> list[Action]:
+    """The client acknowledges, and its server answers."""
+    assert machine.client_message(word) == [Acknowledge(word), ASKED]
+    return machine.session([])
 
 
 def until(stage: Stage, plan: Plan = PLAN) -> HandOver:
@@ -57,7 +64,8 @@ def test_limits_then_daemon_then_client_then_acknowledgement() -> None:
     assert machine.connected() == []
     assert machine.daemon_message(GREETING, 0) == [Announce()]
     assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
-    assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), Passed(WANTED, False)]
+    assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), ASKED]
+    assert machine.session([]) == [Passed(WANTED, False)]
     assert machine.stage is Stage.DONE
 
 
@@ -87,7 +95,7 @@ def test_unconfirmed_limits_lead_to_the_fail_safe() -> None:
     machine.connected()
     machine.daemon_message(GREETING, 0)
     machine.daemon_message(ANSWER, 1)
-    assert machine.client_message(bytes(4))[-1] == Passed(SAFE, True)
+    assert met(machine) == [Passed(SAFE, True)]
 
 
 def test_a_fail_safe_that_is_not_confirmed_either_hands_nothing_over() -> None:
@@ -199,7 +207,41 @@ def test_an_answer_that_does_not_come_in_time_is_awaited_by_others() -> None:
 def test_a_daemon_that_ends_before_the_acknowledgement_has_done_its_part() -> None:
     machine = until(Stage.ACKNOWLEDGEMENT)
     assert machine.daemon_closed() == []
-    assert machine.client_message(bytes(4))[-1] == Passed(WANTED, False)
+    assert met(machine) == [Passed(WANTED, False)]
+
+
+def test_an_acknowledgement_counts_when_the_server_has_answered_a_question() -> None:
+    """The one that was started for this client was not known before; one that was may have ended meanwhile."""
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), ASKED]
+    assert machine.session(["77"]) == [Run(("get_active_thread_percentage 77",))]
+    assert machine.session(["Server 77 not found"]) == [ASKED]
+    assert machine.session(["78"]) == [Run(("get_active_thread_percentage 78",))]
+    assert machine.stage is Stage.MEETING
+    assert machine.session(["60.0"]) == [Passed(WANTED, False)]
+    assert machine.servers == (78,)
+
+
+def test_a_server_that_does_not_answer_after_an_acknowledgement_is_told_the_rest() -> None:
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    machine.client_message(bytes(4))
+    assert machine.client_closed() == machine.daemon_closed() == machine.client_message(bytes(4)) == []
+    assert machine.expired() == [Rescue(untouched=False, acknowledged=True)]
+    assert machine.session(["77", "60.0"]) == [], "that is the server's answer to the rest"
+    _, failed = machine.rescued(None)
+    assert isinstance(failed, Failed)
+    assert (failed.stage, failed.lost) == (Stage.ACKNOWLEDGEMENT, True)
+    assert "has not" in failed.why
+
+
+def test_a_server_that_is_silent_for_another_reason_is_no_fault_of_its_last_client() -> None:
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    machine.client_message(bytes(4))
+    machine.expired()
+    assert machine.rescued("its server has not answered") == [Passed(WANTED, False)]
+    machine = until(Stage.ACKNOWLEDGEMENT)
+    machine.client_message(bytes(4))
+    assert machine.session(None, "the daemon has ended") == [Passed(WANTED, False)]
 
 
 def test_a_client_that_dies_in_the_pending_list_is_replaced_when_its_answer_comes() -> None:
@@ -242,7 +284,7 @@ def test_what_an_earlier_gate_had_begun_goes_on() -> None:
     assert machine.daemon_message(ANSWER, 1) == [Give(ANSWER)]
     machine = HandOver(Plan(SAFE, SAFE))
     assert machine.resume_given(fail_safe=True) == []
-    assert machine.client_message(bytes(4)) == [Acknowledge(bytes(4)), Passed(SAFE, True)]
+    assert met(machine) == [Passed(SAFE, True)]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +306,7 @@ def test_an_acknowledgement_is_the_clients_own_status() -> None:
     """807 in FAULT: the daemon gives a descriptor all the same (seen on an H100)."""
     machine = until(Stage.ACKNOWLEDGEMENT)
     word = bytes.fromhex("27030000")
-    assert machine.client_message(word) == [Acknowledge(word), Passed(WANTED, False, 807)]
+    assert met(machine, word) == [Passed(WANTED, False, 807)]
 
 
 def test_a_client_is_not_handed_over_to_a_server_in_fault() -> None:

@@ -220,6 +220,52 @@ def test_who_takes_mps_up_and_fails_waits_where_others_could_go() -> None:
     assert made.next(55.0, admits(A, B)) is made.get(1)
 
 
+def test_who_lives_and_takes_mps_up_again_waits_longer_each_time() -> None:
+    made = queue(held(1, A), held(2, B))
+    now, pauses = 0.0, []
+    for _ in range(4):
+        made.took(A, 5.0, now, lives=True)
+        made.remove(2)
+        wake = made.wake(now, admits(A, B))
+        made.add(held(2, B))
+        assert wake is not None
+        pauses.append(wake - now)
+        now = wake
+    assert pauses == [45.0, 90.0, 180.0, 360.0]
+    made.took(A, 5.0, now + 10_000, lives=True)
+    assert made.wake(now + 10_000, admits(A)) == now + 10_000
+    made.remove(2)
+    assert made.wake(now + 10_000, admits(A, B)) == now + 10_045, "forgiven after ten minutes without"
+
+
+def test_a_user_with_20_processes_in_a_loop_slows_others_by_no_more_than_a_tenth() -> None:
+    """Whether they say nothing until the gate ends it, or meet their server just before: B's hand-overs of 2 ms each,
+    one after the other, for an hour."""
+    for seconds, lost in ((5.1, True), (4.9, False), (0.3, False)):
+        made = queue(*(held(number, A) for number in range(1, 21)), held(10_000, B))
+        now, taken = 0.0, 0.0
+        while now < 3600:
+            chosen = made.next(now, admits(A, B))
+            assert chosen is not None, "B waits"
+            made.remove(chosen.connection)
+            made.add(held(chosen.connection + 20_000, chosen.uid))
+            if chosen.uid == A:
+                now, taken = now + seconds, taken + seconds
+                made.took(A, seconds, now, lost=lost, lives=True)
+            else:
+                now += 0.5
+        assert taken <= 360 + 5.1, (seconds, lost)
+
+
+def test_a_client_that_is_merely_slow_is_not_held_back() -> None:
+    """46 at once, each 0.1 s; and one that takes nearly as long as it may."""
+    made = queue(held(1, A), held(2, B))
+    for number in range(46):
+        made.took(A, 0.1, number / 10, lost=False)
+    made.took(A, 4.9, 10.0, lost=False)
+    assert made.next(10.0, admits(A, B)) is made.get(1)
+
+
 def test_when_all_places_are_taken_who_has_most_gives_one_up() -> None:
     """Its newest; and not to a user who has nearly as many."""
     made = Queue(most=5)

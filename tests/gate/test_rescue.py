@@ -57,6 +57,41 @@ def test_an_error_of_the_server_is_its_answer_too() -> None:
     assert (rescue.over, rescue.why) == (True, None)
 
 
+def test_only_an_answer_to_what_was_said_proves_that_a_client_has_not_met_its_server() -> None:
+    """It works, if it has: nothing is hung up then."""
+    for what in (lambda one: one.message(b"work"), lambda one: one.closed(), lambda one: (one.silent(), one.silent())):
+        rescue = Rescue(untouched=False, acknowledged=True)
+        what(rescue)
+        assert rescue.over
+        assert rescue.why is not None
+    rescue = Rescue(untouched=False, acknowledged=True)
+    assert rescue.silent() == ALL
+    rescue.message(bytes(4))
+    assert (rescue.over, rescue.why) == (True, None)
+
+
+def test_the_connection_of_a_client_that_has_met_its_server_is_not_hung_up() -> None:
+    """The server is silent for another reason, or busy with it: the copy is closed, and the client's works on."""
+
+    async def play() -> str | None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[str | None] = loop.create_future()
+        who = Credentials(os.getpid(), os.geteuid(), os.getegid())
+        copy = os.dup(theirs.fileno())
+        Rescuer(loop, copy, who, done.set_result, untouched=False, acknowledged=True)
+        why = await asyncio.wait_for(done, 30)
+        await asyncio.sleep(2 * SETTLING)
+        assert [ours.recv(64) for _ in ALL] == ALL
+        ours.send(b"to the client")
+        assert theirs.recv(64) == b"to the client"
+        ours.close()
+        theirs.close()
+        return why
+
+    assert asyncio.run(play())
+
+
 def test_a_server_that_has_answered_is_hung_up_on_later() -> None:
     """It ends, with everybody's work, when that comes before it has called the context ACTIVE (server-deaths.txt)."""
 
