@@ -82,7 +82,7 @@ def question(servers: Collection[int]) -> list[str]:
 
 def servers_in(answers: Sequence[str]) -> tuple[int, ...]:
     """Who serves, by the answers to the second question; none by those to the first."""
-    return tuple(sorted({int(line) for answer in answers for line in answer.split() if _PID.fullmatch(line)}))
+    return tuple(sorted({int(line) for answer in answers for line in answer.splitlines() if _PID.fullmatch(line)}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ OWES_FROM, OWES = 1.0, 9.0
 """Seconds for which a client may take MPS up with its hand-over and fail; beyond it its user waits so many times as
 long before the next one, where others could be handed over. So one user has a tenth of MPS's time for it at most. For
 one that lives twice as long each time, until ``FORGIVEN`` seconds have passed without one."""
-SLOW_FROM, SLOW = 0.25, Rates(rate=1 / OWES, burst=5.0)
+SLOW_FROM, SLOW = 0.25, Rates(rate=0.1, burst=5.0)
 """The same for clients that meet their server and take long for it: a user may take up 5 seconds before."""
 LONGEST_OWED = FORGIVEN = 600.0
 MOST_REMEMBERED = 1024
