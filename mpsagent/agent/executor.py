@@ -109,7 +109,10 @@ class Executor:
 
     def tell_gate(self, action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient) -> act.Done:
         """At once: who waits at the gate waits for this."""
-        ok = self._gate.send(to_gate(action, self.policy.instance))
+        try:
+            ok = self._gate.send(to_gate(action, self.policy.instance))
+        except link.LinkError as error:  # too long
+            return act.Done(self._clock.now(), action, False, str(error))
         return act.Done(self._clock.now(), action, ok, "" if ok else self._gate.problem or "the gate does not read")
 
     async def _do(self, action: act.Action) -> tuple[bool, str]:

@@ -2,7 +2,8 @@
 
 Times are seconds of CLOCK_MONOTONIC, which nobody sets, sizes bytes, percentages with one decimal. ``instance`` is the
 name of the instance that a message is about; empty: the one that the gate was started for. A pidfd may come along with
-``Knock`` and ``Known`` (SCM_RIGHTS). A peer that says anything else is broken or hostile: :class:`LinkError`.
+``Knock`` and ``Known`` (SCM_RIGHTS). A long one is compressed (zlib). A peer that says anything else is broken or
+hostile: :class:`LinkError`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import re
 import types
 import typing
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
@@ -22,9 +24,11 @@ from mpsagent.gate.link_values import LinkError as LinkError
 from mpsagent.gate.link_values import read_limits as read_limits
 from mpsagent.mps.limits import Limits, Total
 
-VERSION = 1
-LONGEST_PACKET = 128 * 1024
-"""Bytes. About 1,000 users in one snapshot; it still fits into a socket's default send buffer."""
+VERSION = 2
+"""Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
+LONGEST_PACKET, LONGEST_CONTENT = 128 * 1024, 1024 * 1024
+"""Bytes, as sent and as read. A packet still fits into a socket's default send buffer; a table for 128 users, as many
+processes and 16 devices has 150 KB."""
 MOST_USERS = 4096
 MOST_INSTANCES = 256
 MOST_PROCESSES = 4096
@@ -311,9 +315,10 @@ def encode(message: Message) -> bytes:
     for one in fields(message):
         content[one.name] = _plain(getattr(message, one.name))
     data = json.dumps(content, separators=(",", ":")).encode()
-    if len(data) > LONGEST_PACKET:
-        raise LinkError(f'a message "{message.kind}" of {len(data)} bytes is longer than {LONGEST_PACKET}')
-    return data
+    packet = data if len(data) <= LONGEST_PACKET else zlib.compress(data, 1)
+    if len(packet) > LONGEST_PACKET or len(data) > LONGEST_CONTENT:
+        raise LinkError(f'a message "{message.kind}" of {len(data)} bytes is longer than may be')
+    return packet
 
 
 def _plain(value: Any) -> Any:
@@ -349,7 +354,7 @@ def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     if len(data) > LONGEST_PACKET:
         raise LinkError(f"a packet of more than {LONGEST_PACKET} bytes")
     try:
-        content = json.loads(data)
+        content = json.loads(_whole(data))
     except (ValueError, RecursionError) as error:
         raise LinkError(f"not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -363,6 +368,19 @@ def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]
         if instance and not instance_name(instance):
             raise LinkError(f'"{instance[:40]}" is no name of an instance')
     return message
+
+
+def _whole(packet: bytes) -> bytes:
+    if not packet.startswith(b"x"):
+        return packet
+    unpacked = zlib.decompressobj()
+    try:
+        data = unpacked.decompress(packet, LONGEST_CONTENT)
+    except zlib.error as error:
+        raise LinkError(f"not JSON, nor compressed: {error}") from None
+    if not unpacked.eof or unpacked.unused_data:
+        raise LinkError(f"a message of more than {LONGEST_CONTENT} bytes")
+    return data
 
 
 def _user(value: Any, name: str = "users") -> User:

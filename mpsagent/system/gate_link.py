@@ -212,7 +212,9 @@ class GateLink:
     def _deliver(self, message: FromGate, process: Process | None) -> str | None:
         if isinstance(message, Hello):
             if message.version != VERSION:
-                return f"the gate speaks version {message.version} of the link, this agent {VERSION}: restart the older"
+                older = ("gate", "mpsagent-gate") if message.version < VERSION else ("agent", "mpsagent")
+                said = f"the gate speaks version {message.version} of the link, this agent {VERSION}"
+                return f"{said}: the {older[0]} is older and has to be restarted (systemctl restart {older[1]})"
             self._greeted, self.problem = True, None
             self._receive(message, None)
             self._connected()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import typing
+import zlib
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ from hypothesis import strategies as st
 
 from mpsagent.gate import link
 from mpsagent.gate.link import Admissions, LinkError, User
-from mpsagent.mps.limits import Limits
+from mpsagent.mps.limits import Limits, Total
 
 LIMITS = Limits(20.0, {0: 5 << 30, 1: 1 << 30})
 
@@ -132,6 +136,34 @@ def test_a_thousand_users_fit() -> None:
     users = {uid: User(uid, "all", LIMITS, 12) for uid in range(60_000, 61_000)}
     data = link.encode(Admissions(users=users))
     assert link.decode_from_agent(data) == Admissions(users=users)
+
+
+def test_a_table_for_16_devices_and_128_users_fits() -> None:
+    """Each with limits, a total and a process of its own. It was longer than a packet, and never told again."""
+    memory = [{device: (uid * 16 + device) << 20 for device in range(16)} for uid in range(1, 129)]
+    users = {
+        uid: User(uid, "all", Limits(20.0, memory[uid - 1]), 12, Total(60.0, memory[uid - 1]), True)
+        for uid in range(1, 129)
+    }
+    processes = {(pid, 7): link.Named(pid, 7, Limits(20.0, memory[pid - 1])) for pid in range(1, 129)}
+    table = Admissions(users=users, processes=processes, devices=tuple(range(16)))
+    data = link.encode(table)
+    assert len(data) <= link.LONGEST_PACKET
+    assert link.decode_from_agent(data) == table
+
+
+def test_a_packet_that_unpacks_to_more_than_may_be_is_an_error() -> None:
+    for data in (zlib.compress(b" " * 100_000_000), zlib.compress(b"{}")[:-1], b"x", b"xyz"):
+        with pytest.raises(LinkError):
+            link.decode_from_agent(data)
+
+
+def test_another_link_has_another_version() -> None:
+    """A peer passes over what it does not know: an older gate would do half of what its agent says."""
+    shapes = [*typing.get_args(link.FromGate), *typing.get_args(link.FromAgent), User, link.Named, Limits, Total]
+    said = [(one.__name__, [(part.name, part.type) for part in fields(one)]) for one in shapes]
+    mark = hashlib.sha256(repr(sorted(said)).encode()).hexdigest()[:12]
+    assert (link.VERSION, mark) == (2, "861fefccc2c9"), "give it the next version, and this mark"
 
 
 def test_more_users_than_fit_are_an_error_of_the_sender() -> None:

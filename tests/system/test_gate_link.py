@@ -245,7 +245,11 @@ def test_it_comes_back_by_itself_and_hears_everything_anew(tmp_path: Path, play:
         ([b"{"], "not JSON"),
         ([b'{"kind":"knock"}'], "not complete"),
         ([encode(Left(1))], "hello"),
-        ([encode(Hello(7, 1.0, version=99))], "version 99"),
+        ([encode(Hello(7, 1.0, version=99))], "version 99 of the link, this agent 2: the agent is older"),
+        (
+            [encode(Hello(7, 1.0, version=1))],
+            "the gate is older and has to be restarted (systemctl restart mpsagent-gate)",
+        ),
         ([encode(Hello(7, 1.0)), b'{"kind":"left","connection":-1}'], "makes sense"),
         ([encode(Hello(7, 1.0)), b"\xff" * 1000], "not JSON"),
         ([encode(Hello(7, 1.0)), b" " * (LONGEST_PACKET + 100)], "longer"),
