@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PURE_STDLIB = frozenset(
     "__future__ abc array bisect codecs collections collections.abc copy dataclasses datetime decimal difflib enum "
     "fractions functools hashlib heapq ipaddress itertools json math numbers operator re string struct textwrap types "
-    "typing unicodedata".split()
+    "typing unicodedata zlib".split()
 )
 
 

@@ -251,7 +251,7 @@ class HandOvers:
             self._queue.rested(self.instance, who.uid)
             self._queue.took(who.uid, now - handing.given, now, lost=False)
         known = self._processes.passed(connection, outcome.limits, self.instance)
-        if known.connections > 1 and not outcome.status:  # the first is its channel
+        if known.connections > 1:  # the first is its channel; MPS's list says which came to nothing
             self._queue.places(self.instance).opened(known.process, now)
         self._list_pause = 0.0
         self._holding.close(connection)
