@@ -198,3 +198,21 @@ def test_purge_of_a_running_agent_ends_all_and_leaves_nothing(running: Machine) 
     assert running.run("pgrep", "-f", "nvidia-cuda-mps|mpsagent run", check=False).returncode == 1
     for place in ("/etc/mpsagent", "/var/lib/mpsagent", "/run/mpsagent", "/var/log/nvidia-mps", "/usr/lib/mpsagent"):
         assert not running.path(place).exists(), place
+
+
+@pytest.mark.timeout(600)
+def test_removed_and_installed_again_it_takes_over_who_works(running: Machine) -> None:
+    """The gate that knew them has gone with the package; the control daemon and their work have not."""
+    worker = Worker(running, ALICE)
+    running.run("dpkg", "--remove", "mpsagent")
+    running.run("dpkg", "--install", "/root/mpsagent.deb")
+    running.systemctl("enable", "--now", "mpsagent.socket", "mpsagent.service")
+    until("the client is known", lambda: [one["uid"] for one in api(running, "/v1/clients")["clients"]] == [int(ALICE)])
+    waiting = running.start(CLIENT, "query", user=BOB)
+    until("the next one waits", lambda: api(running, "/v1/queue")["queue"])
+    worker.finish()
+    said = waiting.communicate(timeout=60)[0]
+    assert multiprocessors(said) == MULTIPROCESSORS * 20 // 200 * 2
+    events = api(running, "/v1/events?limit=1000")["events"]
+    orders = [event for event in events if event.get("action") == "ShutdownServer"]
+    assert len(orders) <= 3, "it was told to shut down every few seconds"
