@@ -243,6 +243,9 @@ class Executor:
     async def _reconcile(self, action: act.Reconcile) -> tuple[bool, str]:
         before = frozenset(self._state().servers)
         reply = await self._ask(commands.server_list())
+        control = self._state().control
+        if reply.status is Status.NO_DAEMON and (control is None or control.quitting is not None):
+            return True, ""  # it has ended, as it was told to: a restart that goes well is no failure
         if not reply.ok:
             return False, _why(reply)
         listed = commands.parse_server_list(reply.out)

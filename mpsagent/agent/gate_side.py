@@ -11,7 +11,7 @@ from mpsagent.agent.gate_messages import to_input
 from mpsagent.core import inputs as inp
 from mpsagent.core.transitions import ClientWaiting
 from mpsagent.gate import link
-from mpsagent.system.processes import Process, lineage, open_files
+from mpsagent.system.processes import Process, command, lineage, open_files
 
 if TYPE_CHECKING:
     from mpsagent.agent.host import Agent
@@ -87,6 +87,9 @@ class GateSide:
         event = to_input(message, now, agent.clock.at)
         if isinstance(event, inp.Knocked) and any(one.process for one in agent.state.leases):
             event = event._replace(peer=event.peer._replace(lineage=lineage(event.peer.pid)))
+        if isinstance(event, inp.Known):  # the gate says neither, and an earlier agent knew both
+            found = event.peer._replace(command=command(event.peer.pid))
+            event = event._replace(peer=found, waited=missed.waited(self._open, event))
         events: list[inp.Input] = [event, *ended]
         if isinstance(message, link.Knock | link.Known) and agent.people.meet([message.uid]):
             events.insert(0, inp.PeopleKnown(now, agent.people.known))

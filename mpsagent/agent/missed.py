@@ -63,6 +63,13 @@ def is_new(known: Open, one: tr.ClientWaiting) -> bool:
     return one.at > known.before and mark(one.pid, one.at) not in known.waiting
 
 
+def waited(known: Open, one: inp.Known) -> float:
+    """How long a client that works had waited, as an earlier agent has written it down."""
+    record = known.clients.get(one.peer.pid)
+    same = record is not None and one.since <= float(record["at"]) + SLACK
+    return float(record.get("waited", 0.0)) if record is not None and same else 0.0
+
+
 def missed(known: Open, state: State, told: Iterable[inp.Input], now: float) -> list[tr.Transition]:
     """What to write down once the gate has ``told`` everything and ``state`` has it."""
     found: list[tr.Transition] = []

@@ -59,13 +59,15 @@ class Knocked(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A process that passed the gate earlier and lives (told when the link is made)."""
+    """A process that passed the gate earlier and lives (told when the link is made). ``waited``: as far as an earlier
+    agent has written it down."""
 
     at: float
     peer: Peer
     since: float
     limits: Limits
     connections: int = 1
+    waited: float = 0.0
 
 
 class Left(NamedTuple):

@@ -101,8 +101,8 @@ def _known(state: State, event: inp.Known, out: Out) -> State:
     before = state.before.get((peer.pid, peer.start))
     number, job = state.job(peer)
     client = Client(
-        peer, event.since, limits=event.limits, most_memory=event.limits.memory, connections=event.connections,
-        lease=number, job=job,
+        peer, event.since, waited=event.waited, limits=event.limits, most_memory=event.limits.memory,
+        connections=event.connections, lease=number, job=job,
     )  # fmt: skip
     if state.control is not None and state.control.proven:
         client = _of_earlier(client, state.control, event.at)

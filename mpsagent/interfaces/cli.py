@@ -337,11 +337,12 @@ def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_j
 
 
 @cli.command()
-@click.option("--timeout", metavar="SPAN", help='End what still runs after this long ("10m"); else wait for it.')
+@click.option("--timeout", metavar="SPAN", callback=ask.span,
+              help='End what still runs after this long ("10m"); else wait for it.')  # fmt: skip
 @_instance
 @_json
 @click.pass_obj
-def drain(path: str, timeout: str | None, instance: str | None, as_json: bool) -> None:
+def drain(path: str, timeout: float | None, instance: str | None, as_json: bool) -> None:
     """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
     ask.act(path, "/v1/drain", {"timeout": timeout, "instance": instance}, as_json)
 
@@ -356,7 +357,8 @@ def resume(path: str, instance: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.option("--timeout", metavar="SPAN", help='How long clients get to end by themselves ("10m"; kill_grace).')
+@click.option("--timeout", metavar="SPAN", callback=ask.span,
+              help='How long clients get to end by themselves ("10m"; kill_grace).')  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
 @click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
 @click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
@@ -364,7 +366,7 @@ def resume(path: str, instance: str | None, as_json: bool) -> None:
 @_json
 @click.pass_obj
 def restart(
-    path: str, timeout: str | None, yes: bool, dry_run: bool, no_wait: bool, instance: str | None, as_json: bool
+    path: str, timeout: float | None, yes: bool, dry_run: bool, no_wait: bool, instance: str | None, as_json: bool
 ) -> None:
     """Start the MPS control daemon again.
 
@@ -372,14 +374,8 @@ def restart(
     Clients that are still at work after the timeout lose it, so it asks first. `drain` waits for them instead.
     """
     from mpsagent.interfaces import cli_restart
-    from mpsagent.mps.units import parse_duration
 
-    try:
-        seconds = 0.0 if timeout is None else parse_duration(timeout)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--timeout") from None
-
-    body = {**({} if timeout is None else {"timeout": seconds}), "instance": instance}
+    body = {**({} if timeout is None else {"timeout": timeout}), "instance": instance}
     if dry_run or not yes:  # who may not is not asked first
         ask.asked(path, "POST", "/v1/restart", {**body, "dry_run": True})
     if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
@@ -391,7 +387,7 @@ def restart(
 
     before, _ = ask.asked(path, "GET", "/v1/status")
     answer, _ = ask.asked(path, "POST", "/v1/restart", body)
-    sys.exit(cli_events.until_restarted(path, before, answer.get("instances", []), seconds))
+    sys.exit(cli_events.until_restarted(path, before, answer.get("instances", []), timeout or 0.0))
 
 
 @cli.command()

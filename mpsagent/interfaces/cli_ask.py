@@ -135,10 +135,14 @@ def refused_and_exit(refused: client.Refused) -> None:
     sys.exit(UNREACHABLE if refused.status in (429, 503) else UNHEALTHY if refused.status >= 500 else USAGE)
 
 
+_PLAIN = {"pid", "user", "policy", "server", "lease", "drain", "timeout", "instance", "after", "cursor"}
+"""Places of a mistake that its words name anyhow."""
+
+
 def complain(error: Json) -> None:
     from mpsagent.interfaces.cli_words import safe
 
-    where = f" ({safe(error['where'])})" if error.get("where") else ""
+    where = f" ({safe(error['where'])})" if error.get("where") and str(error["where"]) not in _PLAIN else ""
     say(f"mpsagent-cli: {safe(error.get('detail', 'refused'), 400)}{where}", err=True)
     if error.get("hint"):
         say(f"  {safe(error['hint'], 400)}", err=True)
@@ -151,6 +155,20 @@ def say(line: str, indent: str = "  ", *, err: bool = False) -> None:
     most = width(sys.stderr if err else sys.stdout)
     parts = wrap(line, most, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
     click.echo("\n".join(parts) if len(line) > most else line, err=err)
+
+
+def span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Seconds of an option like "10m"."""
+    from mpsagent.mps.units import parse_duration
+
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+MOST_COMMAND = 160
+"""Letters of a command line: `python -c` has a whole program, and a pipe cuts nothing."""
 
 
 def command_lines(found: list[Json]) -> list[Json]:
@@ -167,7 +185,8 @@ def _command_line(one: Json) -> str:
             if os.fstat(name.fileno()).st_uid != one["uid"] or name.read(64).decode().strip() != one["command"]:
                 return ""
             program, _, rest = words.read(4096).decode(errors="replace").partition("\0")
-            return f"{program.rpartition('/')[2]} {rest.replace(chr(0), ' ')}".strip()
+            text = f"{program.rpartition('/')[2]} {rest.replace(chr(0), ' ')}".strip()
+            return text if len(text) <= MOST_COMMAND else text[:MOST_COMMAND] + "…"
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -65,7 +66,7 @@ def listed(path: str, as_json: bool) -> None:
 @_json
 @click.pass_obj
 def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_json: bool) -> None:
-    """End a lease, or those of a cgroup or name, if any.
+    """End a lease, or those of a cgroup, if any.
 
     Processes that were let in with it keep what they have.
     """
@@ -76,6 +77,9 @@ def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_
         key, value = ("cgroup", cgroup) if name is None else ("name", name)
         answer, _ = ask.asked(path, "GET", "/v1/leases")
         numbers = [one["id"] for one in answer["leases"] if one[key] == value]
+        if name is not None and not numbers:
+            click.echo(f"mpsagent-cli: there is no lease with the name {name!a}; see mpsagent-cli lease list", err=True)
+            sys.exit(ask.USAGE)
     for one in numbers:
         _, raw = ask.asked(path, "DELETE", f"/v1/leases/{one}")
         click.echo(raw.decode().rstrip("\n") if as_json else f"lease {one} has ended")

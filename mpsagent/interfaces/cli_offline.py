@@ -83,8 +83,6 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
             say(_instance_text(one))
         if policy is not None and policy.placement == "own":
             say(_own_text(sections))
-        for sharing in dict.fromkeys(one.sharing for one in sections):
-            say(f'sharing = "{sharing}": {WORDS[sharing]}')
         say(f"good{', with ' + counts[0] if counts else ''}: {read}")
     return 0 if good else 2
 

@@ -17,7 +17,8 @@ def server() -> None:
 
 @server.command()
 @click.argument("pid", type=ask.Whole(min=1), required=False, shell_complete=cli_complete.servers)
-@click.option("--timeout", metavar="SPAN", help='How long its clients get to end by themselves ("10m"; kill_grace).')
+@click.option("--timeout", metavar="SPAN", callback=ask.span,
+              help='How long its clients get to end by themselves ("10m"; kill_grace).')  # fmt: skip
 @click.option("--force", is_flag=True, help="At once: its clients get an error at each call, and live on.")
 @click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and to whom.")
@@ -27,7 +28,7 @@ def server() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.pass_obj
 def shutdown(
-    path: str, pid: int | None, timeout: str | None, force: bool, yes: bool, dry_run: bool, no_wait: bool,
+    path: str, pid: int | None, timeout: float | None, force: bool, yes: bool, dry_run: bool, no_wait: bool,
     instance: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """End one MPS server; without PID the only one.
@@ -36,17 +37,12 @@ def shutdown(
     one by one, so it asks first. Waits for the server's end and says it. For root and the admin group.
     """
     from mpsagent.interfaces import cli_events
-    from mpsagent.mps.units import parse_duration
 
     if force and timeout is not None:
         raise click.UsageError("by force nobody is waited for: leave out --timeout, or --force")
-    try:
-        seconds = 0.0 if timeout is None else parse_duration(timeout)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--timeout") from None
     chosen = _chosen(path, pid, instance)
     target = f"/v1/servers/{chosen}/shutdown"
-    body = {**({} if timeout is None else {"timeout": seconds}), "force": force}
+    body = {**({} if timeout is None else {"timeout": timeout}), "force": force}
     if dry_run:
         ask.act(path, target, {**body, "dry_run": True}, as_json)
         return
@@ -57,7 +53,7 @@ def shutdown(
         return
     cursor = ask.asked(path, "GET", "/v1/status")[0]["history"]["newest"]
     ask.asked(path, "POST", target, body)
-    sys.exit(cli_events.until_shut_down(path, cursor, chosen, seconds))
+    sys.exit(cli_events.until_shut_down(path, cursor, chosen, timeout or 0.0))
 
 
 def _chosen(path: str, pid: int | None, instance: str | None) -> int:

@@ -178,7 +178,8 @@ class Everything:
     async def restart(
         self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
     ) -> Json:
-        return await self._order(instance, lambda one: one.restart(timeout, by, dry_run=dry_run))
+        found = await self._order(instance, lambda one: one.restart(timeout, by, dry_run=True))  # all, or none
+        return found if dry_run else await self._order(instance, lambda one: one.restart(timeout, by))
 
     async def _order(self, instance: str | None, order: Callable[[Answers], Awaitable[Json]]) -> Json:
         found = self._those(instance)

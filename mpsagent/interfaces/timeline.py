@@ -106,6 +106,8 @@ class _Fold:
         self.open: dict[tuple[str, int], tuple[float, int, str]] = {}
         self._standing: dict[Who, tuple[float, int]] = {}
         self._faulty: dict[tuple[str, int], tuple[float, int]] = {}
+        self._ordered: dict[str, tuple[float, str]] = {}
+        """The last order that ends servers, by instance: who loses one by it has had no fault."""
         self._leases: dict[int, Who] = {}
         self._reasons: dict[int, str] = {}
         self._several = False
@@ -128,6 +130,8 @@ class _Fold:
             if event["outcome"] == "ended":
                 why = self._reasons.pop(pid, "")
                 self._mark(who, "forced", at, f"{safe(event['sentence'])}{f' ({why})' if why else ''}")
+            elif event["outcome"] == "lost" and (order := self._ordered.get(name)) and order[0] >= start:
+                self._mark(who, "forced", at, f"{safe(event['sentence'])} ({order[1]})")
             elif event["outcome"] in ("faulted", "lost"):
                 self._mark(who, "faulted", at, safe(event["sentence"]))
         elif kind in ("client.refused", "limits.unconfirmed") or (kind == "turn.ended" and event["forced"]):
@@ -149,7 +153,9 @@ class _Fold:
             self.faults.setdefault((name, uid), []).append((start, at, safe(event["sentence"]), False))
         elif kind == "action.done" and event.get("action") in ("TerminateClient", "SignalClient"):
             self._reasons[pid] = safe(event.get("reason", ""))
-        elif kind in NODE:
+        if kind in ("control.restart_ordered", "server.shutdown_ordered", "drain.ordered"):
+            self._ordered[name] = at, safe(event["sentence"])
+        if kind in NODE:
             self.node.append(Mark(NODE[kind], at, safe(event["sentence"], 400)))
 
     def _waited(self, who: Who, at: float, event: Json) -> None:

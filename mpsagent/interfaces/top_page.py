@@ -129,7 +129,7 @@ def page(
     told = f"{many(len(found), 'user' if view.users else 'client')}, by {order.lower()}{' reversed' * view.reverse}"
     told += f", only with “{safe(view.filter, 40)}”" if view.filter else ""
     head.append(Line(told, "dim"))
-    room = len(found) if height is None else max(1, height - len(head) - 2)
+    room = len(found) if height is None else max(1, height - len(head) - 2 - bool(view.message))
     pids = [] if view.users else [one["pid"] for one in found]
     if view.chosen not in pids:
         view.chosen = pids[min(view.first, len(pids) - 1)] if pids else None
@@ -141,9 +141,10 @@ def page(
         chosen = not view.users and one["pid"] == view.chosen
         lines.append(Line(table[number + 1], "chosen" if chosen and height is not None else _style(one)))
     if height is not None:
-        lines = lines[: height - 1]
-        lines += [Line("")] * (height - 1 - len(lines))
-        lines.append(Line(view.question or view.message or KEYS, "warn" if view.question or view.message else "dim"))
+        last = [Line(view.message, "warn")] if view.message else []
+        last.append(Line(view.question, "warn") if view.question else Line(KEYS, "dim"))
+        lines = lines[: max(0, height - len(last))]
+        lines = [*lines, *[Line("")] * (height - len(last) - len(lines)), *last][-height:]
     return [Line(cut(line.text, width), line.style) for line in lines]
 
 

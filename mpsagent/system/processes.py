@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 
 LONGEST_LINEAGE = 64
+LONGEST_COMMAND = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -277,3 +278,11 @@ def _uids(pid: int) -> tuple[int, ...] | None:
         row = next(line for line in file.read(8192).split(b"\n") if line.startswith(b"Uid:"))
         return tuple(int(one) for one in row.split()[1:5])
     return None
+
+
+def command(pid: int) -> str:
+    """What the process calls itself, without control characters."""
+    with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
+        text = file.read(256).decode("utf-8", "replace")
+        return "".join(letter if letter.isprintable() else "?" for letter in text.rstrip("\n"))[:LONGEST_COMMAND]
+    return ""

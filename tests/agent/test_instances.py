@@ -272,6 +272,12 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
     assert status == 0, said
     for name in ("gpu0", "gpu1"):  # the first that ran again was enough
         assert f"{name}: started the control daemon" in said, said
+    ordered = len(stage.records("control.restart_ordered"))
+    assert agent.api.ask("POST", "/v1/drain", {"instance": "gpu1"})[0] == 200
+    assert agent.api.ask("POST", "/v1/restart", {})[0] == 409
+    assert len(stage.records("control.restart_ordered")) == ordered, "gpu0 was restarted, and then it was refused"
+    assert agent.api.ask("POST", "/v1/resume", {"instance": "gpu1"})[0] == 200
+    stage.until(lambda: all_open(agent), "open again")
     status, answer = agent.api.ask("POST", "/v1/drain", {"instance": "gpu0"})
     assert (status, answer["instances"]) == (200, ["gpu0"])
     assert [one["drain"]["draining"] for one in instances(agent).values()] == [True, False]

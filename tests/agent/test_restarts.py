@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import Any
 
 from tests.agent.stage import A, Agent, B, C, Client, Stage, alive
 
@@ -23,6 +24,47 @@ def counted(stage: Stage, pid: int) -> dict[str, int]:
 
 def ends(stage: Stage, agent: Agent, client: Client) -> None:
     stage.until(lambda: agent.api.ask("POST", f"/v1/clients/{client.pid}/terminate", {})[0] == 200, "it is a client")
+
+
+def test_a_client_keeps_its_name_and_its_wait_beyond_an_agent(stage: Stage) -> None:
+    """COMMAND was "-" and WAITED 0.00s for good after an agent's restart."""
+    agent = stage.with_agent(POLICY)
+    first = stage.client(A, "sleep", 600)
+    first.working()
+    second = stage.client(B, "sleep", 600)
+    stage.waiting(second)
+    time.sleep(1)
+    first.kill()
+    second.working()
+
+    def row(agent: Agent) -> dict[str, Any]:
+        found = agent.api.ask("GET", "/v1/clients")[1]["clients"]
+        return next(one for one in found if one["pid"] == second.pid)
+
+    before = row(agent)
+    assert before["command"]
+    assert before["waited"] >= 1
+    stage.killed(agent)
+    agent = stage.again()
+    assert {key: row(agent)[key] for key in ("command", "waited")} == {
+        key: before[key] for key in ("command", "waited")
+    }
+
+
+def test_a_restart_that_goes_well_says_of_nothing_that_it_failed(stage: Stage) -> None:
+    """ "Asked the control daemon for its servers; this FAILED: no control daemon": that it has ended was the order."""
+    agent = stage.with_agent(POLICY)
+    client = stage.client(A, "sleep", 600)
+    client.working()
+    status, body = agent.api.ask("POST", "/v1/restart", {})
+    assert status == 200, body
+
+    def started() -> bool:
+        return len([one for one in stage.records("action.done") if one["action"] == "StartControl"]) == 2
+
+    stage.until(started, "the control daemon is started again")
+    stage.until(lambda: not stage.waits_for(agent), "the agent is ready")
+    assert stage.records("action.failed") == []
 
 
 # --- a drain ----------------------------------------------------------------------------------------------------------

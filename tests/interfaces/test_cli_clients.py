@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,21 @@ def test_the_command_line_is_shown_to_who_may_see_it(served: Served) -> None:
             served.backend.state = replace(served.backend.state, clients={501: client})
             row = run(served, "clients").stdout.splitlines()[1]
             assert row[row.index("G  ") + 3 :] == shown
+        child.kill()
+
+
+def test_a_program_on_the_command_line_is_cut(served: Served) -> None:
+    """`python -c` was a screen long in a pipe."""
+    script = "import time; time.sleep(61)  #" + " more" * 500
+    with subprocess.Popen([sys.executable, "-c", script]) as child:
+        name = Path(f"/proc/{child.pid}/comm").read_text().strip()
+        peer = served.backend.state.clients[501].peer._replace(pid=child.pid, uid=os.getuid(), command=name)
+        client = replace(served.backend.state.clients[501], peer=peer)
+        served.backend.state = replace(served.backend.state, clients={501: client})
+        row = run(served, "clients").stdout.splitlines()[1]
+        assert " -c import time; time.sleep(61)" in row
+        assert row.endswith("…")
+        assert len(row) < 250
         child.kill()
 
 

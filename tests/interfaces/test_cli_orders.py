@@ -208,3 +208,15 @@ def test_a_reload_says_what_is_not_in_force_yet() -> None:
     answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "later": what, "warnings": []}
     now = datetime(2026, 11, 22, 1, tzinfo=UTC)
     assert cli_orders.answered(answer, now)[1:] == [f"not yet: {what}"]
+
+
+def test_a_span_without_a_unit_is_told_in_terms_of_the_command_line(served: Served) -> None:
+    """`drain --timeout 3` was answered in terms of JSON, with the places of mistakes behind them."""
+    for words in (["drain"], ["restart", "--yes"], ["server", "shutdown"]):
+        done = run(served, *words, "--timeout", "3")
+        assert done.returncode == 2
+        assert 'write it like "30s"' in done.stderr
+        assert "JSON" not in done.stderr
+    assert served.backend.asked == []
+    done = run(served, "client", "terminate", "77")
+    assert done.stderr.startswith("mpsagent-cli: process 77 is not a client of MPS\n")

@@ -50,6 +50,7 @@ def test_warnings_are_printed_and_do_not_fail(tmp_path: Path, devices: str) -> N
     assert lines[4] == f"{path}:4: warning: user.rooot: there is no user rooot here"
     assert 'did you mean "root"?' in lines[5]
     assert lines[-1] == f"good, with 3 warnings: {path}"
+    assert not [line for line in lines if line.startswith("sharing")], "no lecture"
 
 
 def test_on_a_terminal_it_fits_and_in_a_pipe_each_is_one_line(tmp_path: Path, devices: str) -> None:

@@ -97,6 +97,9 @@ def test_an_epilog_ends_what_its_prolog_gave() -> None:
         assert run(served, "lease", "end", "--name", "slurm-70", "--cgroup", "/slurm/job_70").returncode == 2
         assert run(served, "lease", "end", "--name", "slurm-70").stdout == f"lease {number} has ended\n"
         assert run(served, "lease", "end", "2", "--cgroup", "/slurm/job_70").returncode == 2
+        gone = run(served, "lease", "end", "--name", "nosuch")
+        assert (gone.returncode, gone.stdout) == (2, "")
+        assert "there is no lease with the name 'nosuch'" in gone.stderr
         (left,) = client.ask(str(served.path), "GET", "/v1/leases")[0]["leases"]
         assert left["id"] == 2
 

@@ -149,6 +149,20 @@ def test_who_had_the_gpu_when_alone_and_together() -> None:
     assert [one.kind for one in picture.node.marks] == ["policy"]
 
 
+def test_who_loses_a_server_by_an_order_has_had_no_fault() -> None:
+    """Root's restart was drawn as "ended in a fault"."""
+    events = [
+        connected(10, 10, 1001),
+        ended(60, 10, 1001, 50.0, "lost"),
+        connected(70, 11, 1001),
+        event(100, "control.restart_ordered", by=0, timeout=None),
+        ended(110, 11, 1001, 40.0, "lost"),
+    ]
+    (alice,) = timeline.picture(events, [], lambda uid: NAMES[uid], T, T + 200, clock).users
+    assert [(one.kind, one.start - T) for one in alice.marks] == [("faulted", 60), ("forced", 110)]
+    assert "ordered a restart" in alice.marks[1].text
+
+
 def test_who_is_paused_has_no_time_with_the_gpu() -> None:
     """Pauses are spans of their own: what began before is there from the beginning, one that goes on until the end."""
     picture = sliced()

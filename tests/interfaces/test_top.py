@@ -208,6 +208,18 @@ def test_into_a_pipe_it_is_one_page(served: Served) -> None:
     assert run(None, "--socket", "/nonexistent", "top").returncode == 3
 
 
+def test_the_keys_stay_when_an_end_was_refused(served: Served) -> None:
+    """The line of keys was gone until escape."""
+    backend, view = served.backend, View()
+    view.message = "not ended: uid 20002 may not end client 1"
+    from datetime import UTC, datetime
+
+    for height in (24, 60):
+        page = top_page.page(backend.status(), list(backend.clients()), view, datetime.now(UTC), 120, height)
+        assert [one.text for one in page[-2:]] == [view.message, top_page.KEYS[:120]]
+        assert len(page) == height
+
+
 def test_the_page_never_exceeds_the_terminal(served: Served) -> None:
     """Any size, also with hostile names; and each column can be sorted by."""
     backend = served.backend
@@ -220,6 +232,7 @@ def test_the_page_never_exceeds_the_terminal(served: Served) -> None:
     for users in (False, True):
         view = View()
         view.users = users
+        view.message = "refused" * users
         for column in range(len(view.columns)):
             for width, height in ((1, 1), (20, 3), (80, 24), (500, 200)):
                 view.sort[users], view.reverse = column, column % 2 == 1
