@@ -34,8 +34,6 @@ RESUME_EVERY = 0.1
 BUSY_FIRST, BUSY_MOST = 0.002, 0.5
 """Seconds until a command that was turned away is sent again, doubling, and until it is given up: the daemon listens to
 one front-end at a time (X25), and the gate's own sessions last a millisecond."""
-SKEW = 0.5
-"""Seconds by which a time of a log may be off, see :meth:`SteadyClock.shift`."""
 SHORT = 2.0
 """Seconds for a question that is only asked to hear whether the daemon answers again."""
 
@@ -277,7 +275,7 @@ class Executor:
             again, strangers = set(commands.parse_client_list(reply.out)), self._strangers(listed.server)
             for one in held:
                 since = strangers.get(one.pid)
-                if since is not None and one.pid in again and one.alive and self._born(one) <= since + SKEW:
+                if since is not None and one.pid in again and one.alive and self._born(one) <= since:
                     limits = self._limits_of_stranger(one.uid)
                     self._gate.send(link.Found(one.pid, one.uid, one.started, limits, self.policy.instance))
         finally:
@@ -292,7 +290,9 @@ class Executor:
         return at_most(View(state).limits(uid)) if carrier is None else carrier.limits
 
     def _born(self, process: Process) -> float:
-        return self._clock.now() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started / TICKS
+        """As the log would have it; not after the moment itself."""
+        at_boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+        return at_boot + process.started / TICKS + self._clock.shift()
 
     def _strangers(self, server: int) -> Mapping[int, float]:
         """Since when each has been there."""

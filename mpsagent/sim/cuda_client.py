@@ -412,6 +412,7 @@ def _contexts(cuda: Cuda, number: float, seconds: float) -> int:
 def _leave(cuda: Cuda, seconds: float, _: float) -> int:
     if os.fork():
         os._exit(0)
+    os.setsid()  # else the number stays taken
     time.sleep(seconds)
     os._exit(0)
 

@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.agent.stage import A, Agent, B, Client, Stage
 from tests.conformance.backends import other_users_python
 
@@ -221,3 +223,30 @@ def test_who_leaves_a_fork_behind_on_a_server_of_all_users_is_named(stage: Stage
     os.kill(left.pid, 9)
     stage.no_problem(agent)
     assert neighbour.finish() == 0, neighbour.text()
+
+
+def test_a_pid_that_has_come_to_be_another_users_is_not_taken_for_the_client(stage: Stage) -> None:
+    """MPS lists the number of a client that has ended as long as a fork of it holds its connection; alice waits until
+    the number is bob's, whom the policy denies, so that his process would be ended."""
+    agent = stage.with_agent(LIMITS + FAST + f'[user.{B}]\naccess = "deny"\n', extra=TOGETHER)
+    relay(stage, A)
+    hers = through(stage, A, "leave", 600)
+    assert hers.ended() == 0, hers.text()
+    for _ in range(50):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(hers.pid - 1))
+        his = stage.rig.run(["/bin/sleep", "600"], uid=B)
+        if his.process.pid == hers.pid:
+            break
+        his.process.kill()
+        his.process.wait()
+    else:
+        pytest.skip("the number was another's each time")
+    since = len(stage.records("action", action="Reconcile"))
+
+    def asked() -> bool:
+        later = stage.records("action", action="Reconcile")[since:]
+        return sum(f"process {hers.pid}" in one["reason"] for one in later) >= 3
+
+    stage.until(asked, "MPS was asked about that number")
+    assert hers.pid not in listed(agent)
+    assert his.process.poll() is None

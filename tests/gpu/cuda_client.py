@@ -383,6 +383,7 @@ def main(arguments):
     if mode == "leave":
         if os.fork():
             os._exit(0)
+        os.setsid()  # else the number stays taken
         until(first)
         os._exit(0)
     if mode == "sleep":
