@@ -233,9 +233,7 @@ class Apart:
     async def _take_away(self, one: Agent) -> None:
         try:
             await one.end()
-            one.store.put("leases", None)
-            for key in ("ending", "turn", "served", "usage", "drain"):
-                one.store.put(key, None)
+            one.store.clear()
             self._clean(one)
         finally:
             self._going.discard(one.name)

@@ -3,18 +3,32 @@ decision rests on a part of what it holds, and what an earlier agent had begun g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mpsagent.agent import kept, missed
 from mpsagent.agent.conditions import note_files
 from mpsagent.agent.gate_messages import to_input
 from mpsagent.core import inputs as inp
+from mpsagent.core.engine import Core
 from mpsagent.core.transitions import ClientWaiting
 from mpsagent.gate import link
 from mpsagent.system.processes import Process, command, lineage, open_files
 
 if TYPE_CHECKING:
     from mpsagent.agent.host import Agent
+
+
+_KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
+    ("ending", lambda core: core.memories.ladder, kept.ending_rows),
+    ("shutdowns", lambda core: core.state.servers, kept.shutdown_rows),
+    ("turn", lambda core: core.memories.turns, kept.turn_row),
+    ("served", lambda core: core.memories.turns, kept.served_rows),
+    ("suspended", lambda core: core.memories.turns, kept.suspended_rows),
+    ("usage", lambda core: core.memories.usage, kept.usage_rows),
+    ("leases", lambda core: core.state.leases, kept.lease_rows),
+)
+"""What is kept on disk: its name, what it is made of, and how."""
 
 
 class GateSide:
@@ -25,6 +39,8 @@ class GateSide:
         self.link = agent.node.placing.link
         self.earlier: dict[str, Any] | None = None
         """What an earlier agent remembered, until the gate has said who lives."""
+        self._kept: dict[str, object] = {}
+        """What was kept last, by its name."""
         self._told: list[inp.Input] | None = None
         self._coming: list[inp.Input] = []
         """What came together: decided upon once. A user who connects and leaves in a loop must not keep others waiting
@@ -45,15 +61,13 @@ class GateSide:
 
     def keep(self) -> None:
         """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
-        if self.earlier is None:
-            store, core = self._agent.store, self._agent.core
-            store.put("ending", kept.ending_rows(core))
-            store.put("shutdowns", kept.shutdown_rows(core))
-            store.put("turn", kept.turn_row(core))
-            store.put("served", kept.served_rows(core))
-            store.put("suspended", kept.suspended_rows(core))
-            store.put("usage", kept.usage_rows(core))
-            store.put("leases", kept.lease_rows(core))
+        if self.earlier is not None:
+            return
+        store, core = self._agent.store, self._agent.core
+        for name, source, rows in _KEPT:
+            if self._kept.get(name) is not source(core):  # hundreds of leases seldom change
+                store.put(name, rows(core))
+                self._kept[name] = source(core)
 
     def receive(self, message: link.FromGate, process: Process | None) -> None:
         agent = self._agent

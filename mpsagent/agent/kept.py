@@ -6,7 +6,7 @@ start time, and a turn only goes on for a user who still has clients.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from mpsagent.core.engine import Core
 from mpsagent.core.ladder import Rung
 from mpsagent.core.turn_memory import Memory
 from mpsagent.core.view import Turn
-from mpsagent.policy import parse, values
+from mpsagent.policy import apart, parse, values
 from mpsagent.policy.shares import Lease, Share
 
 LEASE = "lease"
@@ -42,6 +42,12 @@ def _moved(value: Any, by: float) -> Any:
     if isinstance(value, dict):
         return {key: _moved(one, by) for key, one in value.items()}
     return value + by if isinstance(value, float) and value > SINCE_1970 else value
+
+
+def gone(values: Mapping[str, Any], there: Collection[str]) -> set[str]:
+    """Instances of users apart that are not there any more: an agent was killed while it took them away."""
+    names = {key.rpartition("/")[0] for key in values}
+    return {name for name in names if name not in there and apart.split(name) is not None}
 
 
 def ending_rows(core: Core) -> list[list[Any]]:

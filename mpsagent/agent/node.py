@@ -135,6 +135,8 @@ class Node(Recorder):
         found = self.apart.found(await self._instances())
         self.single, self.first = len(found) == 1, found[0].instance
         self.agents = [Agent(self, policy) for policy in found]
+        for name in kept.gone(earlier, {agent.name for agent in self.agents}):
+            self.store.clear(f"{name}/")
         for agent in self.agents:
             agent.prepare(make_supervisor)
         await self.keeper.start()

@@ -9,6 +9,7 @@ another version, or not ours is put aside and said, never trusted and never lost
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import stat
@@ -19,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 VERSION = 1
-LARGEST = 4 << 20
-"""Bytes; what the agent remembers is some kilobytes."""
+LARGEST = 64 << 20
+"""Bytes; what the agent remembers is some kilobytes, and with hundreds of leases at dozens of instances megabytes."""
 AGAIN = 5.0
 """Seconds until a write that failed is tried again (a full disk)."""
 FAREWELL = 5.0
@@ -37,9 +38,11 @@ class Store:
         self.problem: str | None = None
         """Why the newest values are not on disk, or None."""
         self._values: dict[str, Any] = {}
+        self._texts: dict[str, str] = {}
+        """Each of them as JSON. Neither dict is ever changed, so that the thread can read it."""
         self._number = 0
         self._written = 0
-        self._wanted: str | None = None
+        self._wanted: dict[str, str] | None = None
         self._closed = False
         self._change = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -54,6 +57,7 @@ class Store:
             except (OSError, ValueError) as error:
                 self._values = {}
                 self._put_aside(str(error) or type(error).__name__)
+        self._texts = {name: json.dumps(value) for name, value in self._values.items()}
         return dict(self._values)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -61,24 +65,27 @@ class Store:
 
     def put(self, name: str, value: Any) -> None:
         """Remembers ``value`` under ``name`` (None: forget it); it is on disk soon after. Raises TypeError or
-        ValueError for what JSON cannot hold, or for more than ``LARGEST`` bytes in all; then nothing has changed."""
+        ValueError for what JSON cannot hold; then nothing has changed."""
         if self._values.get(name) == value:
             return
-        values = {**self._values, name: value}
+        text = json.dumps(value, allow_nan=False)
+        values, texts = {**self._values, name: value}, {**self._texts, name: text}
         if value is None:
-            del values[name]
-        text = json.dumps({"version": VERSION, "values": values}, allow_nan=False)
-        if len(text) > LARGEST:
-            raise ValueError(f"{name}: more than {LARGEST >> 20} MiB to remember")
-        self._values = values
+            del values[name], texts[name]
+        self._values, self._texts = values, texts
         if self.path is None:
             return
         with self._change:
-            self._wanted, self._number = text, self._number + 1
+            self._wanted, self._number = texts, self._number + 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="mpsagent-store", daemon=True)
                 self._thread.start()
             self._change.notify_all()
+
+    def clear(self, beginning: str = "") -> None:
+        """Forgets all whose names begin so."""
+        for name in [name for name in self._values if name.startswith(beginning)]:
+            self.put(name, None)
 
     async def flushed(self, deadline: float = FAREWELL) -> bool:
         """Waits until what was put before is on disk. False when it is not within ``deadline`` seconds."""
@@ -107,18 +114,18 @@ class Store:
                     if self._closed:
                         return
                     self._change.wait()
-                text, number = self._wanted, self._number
+                texts, number = self._wanted, self._number
                 self._wanted = None
             try:
                 assert self.path is not None
-                _write(self.path, text)
+                _write(self.path, _whole(texts))
             except OSError as error:
                 self.problem = f"{self.path} cannot be written: {error.strerror or error}"
                 with self._change:
                     if self._closed:
                         return
                     self._change.wait(AGAIN)
-                    self._wanted = self._wanted or text
+                    self._wanted = self._wanted or texts
             else:
                 self.problem = None
                 self._written = number
@@ -152,6 +159,9 @@ class Part:
     def put(self, name: str, value: Any) -> None:
         self._store.put(f"{self._name}/{name}", value)
 
+    def clear(self) -> None:
+        self._store.clear(f"{self._name}/")
+
     async def flushed(self, deadline: float = FAREWELL) -> bool:
         return await self._store.flushed(deadline)
 
@@ -182,6 +192,14 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(f"it has version {content.get('version')!r}, this agent reads version {VERSION}")
     values: dict[str, Any] = content["values"]
     return values
+
+
+def _whole(texts: dict[str, str]) -> str:
+    """Raises OSError when that is more than the next agent would read."""
+    values = ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items())
+    if len(values) > LARGEST - 100:
+        raise OSError(errno.EFBIG, f"more than {LARGEST >> 20} MiB to remember")
+    return f'{{"version": {VERSION}, "values": {{{values}}}}}'
 
 
 def _write(path: Path, text: str) -> None:

@@ -255,6 +255,19 @@ def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None
     assert store.get(kept.LEASE) == 7
 
 
+def test_what_users_apart_have_left_who_are_gone_is_known() -> None:
+    """Their rows stayed for ever: an agent that is killed while it takes an instance away has not forgotten them."""
+    values = {
+        "gpu/turn": 1,
+        "gpu-u1001/turn": 1,
+        "gpu-u1002/turn": 1,
+        "gpu-u1002/drain": 1,
+        "lease": 5,
+        "other/turn": 1,
+    }
+    assert kept.gone(values, ["gpu", "gpu-u1001"]) == {"gpu-u1002"}
+
+
 # --- the wall clock ---------------------------------------------------------------------------------------------------
 
 
