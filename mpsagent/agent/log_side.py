@@ -38,6 +38,8 @@ class LogSide:
             lambda chunk: self._read(name, chunk),
             on_problem=lambda text: self._problem(name, text),
             first=None if position is None else at_position(position),
+            most=lambda: self._agent.policy.log_size // 2,
+            on_long=lambda text: self._long(name, text),
         )
         await follower.start()
 
@@ -48,6 +50,10 @@ class LogSide:
     def _problem(self, name: str, text: str | None) -> None:
         do = "what happens in MPS is not seen until it can be read"
         self._agent.conditions.set(f"{name}.log", text, self._agent.clock.now(), do)
+
+    def _long(self, name: str, text: str | None) -> None:
+        do = "rotate it with copytruncate (logrotate), or it fills the disk"
+        self._agent.conditions.set(f"{name}.log size", text, self._agent.clock.now(), do)
 
     def _read(self, name: str, chunk: Chunk) -> None:
         agent = self._agent

@@ -285,6 +285,10 @@ KEYS: tuple[Key, ...] = (
         "/var/log/nvidia-mps",
     ),
     Key(
+        "instance", "log_size", kinds.SIZE, _OF,
+        "how much of the disk these two logs of a control daemon may take; the oldest lines go first", 1 << 30,
+    ),
+    Key(
         "instance", "control_program", kinds.text(parse.program, "absolute path, or a name on PATH"), _OF,
         "NVIDIA's control daemon", "nvidia-cuda-mps-control",
     ),

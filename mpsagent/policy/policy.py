@@ -236,6 +236,7 @@ class Policy:
     front_end: Literal["allow", "refuse"] = default("instance", "front_end")
     pipe_directory: str = default("instance", "pipe_directory")
     log_directory: str = default("instance", "log_directory")
+    log_size: int = default("instance", "log_size")
     devices: tuple[str, ...] = default("instance", "devices")
     only_users: tuple[str, ...] = default("instance", "users")
     only_groups: tuple[str, ...] = default("instance", "groups")

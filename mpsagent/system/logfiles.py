@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from asyncinotify import Inotify, Mask
 
+from mpsagent.system import log_heads
 from mpsagent.system.threads import in_thread
 
 STEP = 64 << 10
@@ -30,6 +31,10 @@ FILES = 4
 """Open files of one log: the one at the path and older ones that are still written to."""
 LINGER = 5.0
 """Seconds for which older files are still read after the newest got its first line (servers that are leaving)."""
+DROPPING = 600.0
+"""Seconds for taking the beginning of a log off the disk; it is not read meanwhile."""
+DROP_AGAIN = 60.0
+"""Seconds to the next attempt when that has failed."""
 FIRST = 60.0
 """Seconds for finding where to begin, in a log that may have gigabytes; after that it is read from its beginning."""
 CHECK = 5.0
@@ -62,7 +67,7 @@ class Position(NamedTuple):
 class _File:
     """One open log file."""
 
-    __slots__ = ("device", "fd", "fresh", "inode", "offset", "tail")
+    __slots__ = ("device", "dropping", "fd", "fresh", "inode", "offset", "tail")
 
     def __init__(self, fd: int, status: os.stat_result, offset: int = 0) -> None:
         self.fd = fd
@@ -70,10 +75,13 @@ class _File:
         self.inode = status.st_ino
         self.offset = offset
         self.fresh = True
+        self.dropping = False
         self.tail = os.pread(fd, min(TAIL, offset), offset - min(TAIL, offset)) if offset else b""
 
     def read(self) -> Chunk | None:
         """The next step, or None at the end of the file."""
+        if self.dropping:
+            return None
         size = os.fstat(self.fd).st_size
         if size < self.offset or (self.tail and size > self.offset and not self._same()):
             self.offset, self.tail, self.fresh = 0, b"", True
@@ -98,7 +106,8 @@ class LogFollower:
     ``on_data`` is called in the loop for each chunk. ``on_problem`` is called with a sentence when the log cannot be
     read and with None when it can again; a log that does not exist yet is no problem (see :attr:`missing`). ``first``
     says where to begin in a file that is there at the start (it gets the descriptor and runs in a thread; None: at its
-    beginning); later files are read from their beginning.
+    beginning); later files are read from their beginning. ``most``: how many bytes the log may have; beyond them its
+    beginning goes, once it was read. ``on_long`` hears why that cannot be done, or None.
     """
 
     def __init__(
@@ -108,6 +117,8 @@ class LogFollower:
         *,
         on_problem: Callable[[str | None], None] = lambda _: None,
         first: Callable[[int], int | None] | None = None,
+        most: Callable[[], int] | None = None,
+        on_long: Callable[[str | None], None] = lambda _: None,
     ) -> None:
         self.path = Path(path)
         self.missing = True
@@ -115,6 +126,8 @@ class LogFollower:
         self._on_data = on_data
         self._on_problem = on_problem
         self._first = first
+        self._most = most
+        self._on_long = on_long
         self._files: list[_File] = []
         self._inotify: Inotify | None = None
         self._watched: tuple[object, ...] = ()
@@ -122,6 +135,8 @@ class LogFollower:
         self._retry = RETRY_FIRST
         self._pumping = False
         self._closed = False
+        self._drops: set[asyncio.Task[None]] = set()
+        self._drop_from = 0.0
 
     @property
     def position(self) -> Position | None:
@@ -264,6 +279,7 @@ class LogFollower:
             except OSError as error:
                 return f"{self.path}: {error.strerror}"
             if chunk is None:
+                self._shorten(file)
                 continue
             if file is self._files[-1] and chunk.offset == 0 and len(self._files) > 1:
                 self._loop.call_later(LINGER, self._let_go, file)
@@ -273,6 +289,31 @@ class LogFollower:
             self._deliver(chunk)
             break
         return None
+
+    def _shorten(self, file: _File) -> None:
+        """It was read to its end: drops its beginning when it has become too long."""
+        if self._most is None or file.dropping or self._closed or self._loop.time() < self._drop_from:
+            return
+        length = log_heads.excess(file.fd, self._most(), file.offset)
+        if length:
+            file.dropping = True
+            task = self._loop.create_task(self._drop(file, length))
+            self._drops.add(task)
+            task.add_done_callback(self._drops.discard)
+
+    async def _drop(self, file: _File, length: int) -> None:
+        problem = None
+        try:
+            descriptor = log_heads.writable(file.fd)
+            if await in_thread(log_heads.drop, descriptor, length, deadline=DROPPING):
+                file.offset = max(0, file.offset - length)
+        except (OSError, TimeoutError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            problem = f"{self.path} has more than its bound, and its beginning cannot be dropped: {why}"
+            self._drop_from = self._loop.time() + DROP_AGAIN
+        self._on_long(problem)
+        file.dropping = False
+        self._look()
 
     def _deliver(self, chunk: Chunk) -> None:
         try:

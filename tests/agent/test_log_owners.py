@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from mpsagent.agent.conditions import Conditions
+from mpsagent.agent.log_side import LogSide
 from mpsagent.mps import events as ev
 from mpsagent.mps.loglines import LogParser
+from mpsagent.policy.policy import Policy
 
 CONTROL = b"""\
 [2026-11-20 23:56:21.000 Control    40] Accepting connection...
@@ -59,3 +67,30 @@ def test_without_a_daemon_everything_counts() -> None:
     """Replay, and the moments in which ours is not known yet."""
     assert len(LogParser("control").feed(CONTROL)) == 9
     assert len(LogParser("server").feed(SERVER)) == 4
+
+
+def test_the_two_logs_of_a_daemon_share_what_the_policy_gives_them(tmp_path: Path) -> None:
+    """`log_size`, as it is now; and where their beginnings cannot be dropped, that is told with what helps."""
+    conditions = Conditions()
+    agent = SimpleNamespace(
+        policy=Policy(log_directory=str(tmp_path), log_size=64 << 20),
+        conditions=conditions,
+        clock=SimpleNamespace(now=lambda: 7.0),
+    )
+    for name in ("control", "server"):
+        (tmp_path / f"{name}.log").write_bytes(b"\0" * (40 << 20))
+        os.link(tmp_path / f"{name}.log", tmp_path / f"{name}.other")
+
+    async def scenario() -> None:
+        side = LogSide(agent)  # type: ignore[arg-type]
+        side._read = lambda *_: None  # type: ignore[method-assign]
+        for name in ("control", "server"):
+            await side.follow(name, None, LogParser(name))
+        while len(conditions.all()) < 2:
+            await asyncio.sleep(0.01)
+        side.close()
+
+    asyncio.run(scenario())
+    for told in conditions.all():
+        assert "another name" in told.what
+        assert "copytruncate" in told.do

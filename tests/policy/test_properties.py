@@ -105,6 +105,7 @@ _GOOD = {
     "compute_mode": ['"default"'],
     "pipe_directory": ['"/run/mps"'],
     "log_directory": ['"/var/log/mps"'],
+    "log_size": ['"512M"', '"2G"'],
     "control_program": ['"nvidia-cuda-mps-control"', '"/usr/bin/x"'],
     "on_stop": ['"leave"', '"quit"'],
     "shares": ["1", "100"],

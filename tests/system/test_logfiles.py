@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 import shutil
+import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-from mpsagent.system import logfiles
+from mpsagent.system import log_heads, logfiles
 from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position, find_start, find_time
 from tests.system.conftest import Play, until
 
@@ -46,6 +48,63 @@ def follower(path: Path, sink: Sink, **more: object) -> LogFollower:
 def append(path: Path, data: bytes) -> None:
     with open(path, "ab") as file:
         file.write(data)
+
+
+WRITER = """
+import os, sys
+log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND)
+for number in range(int(sys.argv[2])):
+    os.write(log, b"%09d %s\\n" % (number, b"x" * 990))
+"""
+
+
+@pytest.mark.parametrize("moves_up", [True, False], ids=["collapse", "hole"])
+def test_a_log_takes_no_more_of_the_disk_than_its_bound_and_loses_no_line(
+    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch, moves_up: bool
+) -> None:
+    """A loop of new clients wrote 42 GB a day. MPS, which never opens its logs again, writes on meanwhile."""
+    path, count, most = tmp_path / "server.log", 60_000, 8 << 20
+    path.touch()
+    if not moves_up:  # as on tmpfs, btrfs
+        real = log_heads._fallocate
+        monkeypatch.setattr(
+            log_heads, "_fallocate", lambda fd, mode, size: real(fd, mode, size) if mode & 2 else errno.EOPNOTSUPP
+        )
+
+    async def scenario() -> None:
+        text, long, most_used = bytearray(), list[str | None](), 0
+        log = LogFollower(path, lambda chunk: text.extend(chunk.data), most=lambda: most, on_long=long.append)
+        await log.start()
+        writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), str(count))
+        while writer.returncode is None or len(text) < count * 1001:
+            await asyncio.sleep(0.005)
+            most_used = max(most_used, path.stat().st_blocks * 512)
+        await until(lambda: not log._drops and path.stat().st_blocks * 512 <= most + (1 << 20))
+        assert bytes(text) == b"".join(b"%09d %s\n" % (number, b"x" * 990) for number in range(count))
+        assert set(long) == {None}
+        assert len(long) > 2, "several times"
+        assert path.read_bytes().endswith(b"%09d %s\n" % (count - 1, b"x" * 990))
+        log.close()
+
+    play(scenario())
+
+
+def test_another_file_is_not_cut_through_a_log_of_its_name(tmp_path: Path, play: Play) -> None:
+    """A hard link in a directory that was someone else's; and it is said why the log grows."""
+    path, other = tmp_path / "server.log", tmp_path / "other"
+    other.write_bytes(b"x" * (12 << 20))
+    path.hardlink_to(other)
+
+    async def scenario() -> None:
+        long = list[str | None]()
+        log = LogFollower(path, lambda chunk: None, most=lambda: 8 << 20, on_long=long.append)
+        await log.start()
+        await until(lambda: bool(long))
+        assert "another name" in (long[0] or "")
+        assert other.stat().st_blocks * 512 >= 12 << 20
+        log.close()
+
+    play(scenario())
 
 
 def test_what_is_there_and_what_comes_is_delivered(tmp_path: Path, play: Play) -> None:
