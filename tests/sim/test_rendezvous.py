@@ -215,6 +215,31 @@ def test_whoever_finishes_the_handshake_for_a_client_frees_the_server(mps: Mps) 
     assert mps.client(0, "query").end() == 0
 
 
+def test_an_acknowledgement_without_a_meeting_blocks_the_server_until_the_rest_is_said(mps: Mps) -> None:
+    """By a client that lives (docs/measured/2026-11-23-2xH200-580.159.04): the daemon knows its servers and defaults,
+    and hangs on each question to a server. "connected" comes with the meeting, no sooner."""
+    mps.start()
+    neighbour = mps.client(A, "sleep", "600")
+    mps.saw("server.log", f"PID: {neighbour.pid}, Context ID: 1}} is ACTIVE")
+    server = mps.server_process()
+    met = f"Client {{PID: {os.getpid()}, Context ID: 0}} connected"
+    with relay.introduced(mps.pipe / "control", CLIENT, (os.getpid(), A, A)) as client:
+        (descriptor,) = relay.packet(client)[2]
+        relay.say(client, bytes(4))
+        with socket.socket(fileno=descriptor) as copy:
+            assert mps.ctl("get_server_list\nget_default_active_thread_percentage") == f"{server}\n100.0\n"
+            with pytest.raises(subprocess.TimeoutExpired):
+                mps.run(f"get_active_thread_percentage {server}", timeout=0.5)
+            assert met not in mps.log("server.log")
+            for word in (b"OUTBCRED\0", bytes(4), b"\xff\0\0\0"):
+                relay.say(copy, word, own())
+            while relay.packet(copy)[0] != bytes(4):
+                pass
+            assert mps.ctl(f"get_active_thread_percentage {server}") == "100.0\n"
+            assert met in mps.log("server.log")
+    assert neighbour.process.poll() is None
+
+
 def test_who_says_nothing_or_half_holds_up_everybody(mps: Mps) -> None:
     """X29, and drivers 470 to 550: silent, credentials without a kind, a length without a text."""
     mps.start()
