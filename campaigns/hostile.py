@@ -511,8 +511,10 @@ def all_contexts(play: Play) -> None:
     greedy = play.stage.client(A, "contexts", 60, 60)
     made = greedy.saw(r"\] made \d+ contexts", 30 + play.slack)
     found = re.search(r"made (\d+) contexts, last (\w+)", greedy.text())
+    rows = play.stage.agents[-1].api.get("/v1/clients")["clients"]
+    shown = [row["contexts"] for row in rows if row["pid"] == greedy.pid]
     play.say(
-        f"alice has {found[1]} contexts, then {found[2]}" if made and found else f"alice: {greedy.text()[-100:]!r}"
+        f"alice: made {found[1]}, then {found[2]}" if made and found else f"alice waits, shown with {shown} contexts"
     )
     for uid in (C, D):
         one = play.arrives(uid, START + PATIENCE, 15 + play.slack)
