@@ -342,7 +342,8 @@ class Agent(Recorder):
         self.counts[type(action).__name__] += 1
         self.show(action)
         if isinstance(action, act.Report):
-            self.record(action.kind, now, **action_record(action, self.policy))
+            if self._worth_it(action, now):
+                self.record(action.kind, now, **action_record(action, self.policy))
             return
         if self._pending >= MOST_PENDING:
             what = f"{MOST_PENDING} actions are under way; {type(action).__name__} was dropped"
@@ -392,7 +393,12 @@ class Agent(Recorder):
             self.last_switch = one.at
         if isinstance(one, ClientWaiting) and not self.gate.is_new(one):
             return  # an earlier agent wrote it down
-        if self._worth.may(one, now):
+        if self._worth_it(one, now):
             self.record(one.kind, one.at, **transition_fields(one))
-        elif (uid := self._worth.flood(one, now)) is not None:
+
+    def _worth_it(self, one: Transition | act.Report, now: float) -> bool:
+        if self._worth.may(one, now):
+            return True
+        if (uid := self._worth.flood(one, now)) is not None:
             self.record("user.flood", now, uid=uid, most=UNSERVED_A_MINUTE)
+        return False

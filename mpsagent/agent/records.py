@@ -52,11 +52,20 @@ class Worth:
         self._unserved = Sparingly(UNSERVED_A_MINUTE, 5 * UNSERVED_A_MINUTE)
         self._floods = Sparingly(1, 5)
 
-    def may(self, one: tr.Transition, now: float) -> bool:
+    def may(self, one: tr.Transition | act.Report, now: float) -> bool:
         if isinstance(one, tr.LineUnknown):
             return self._unknown.may(0, now)
-        return not isinstance(one, UNSERVED) or one.uid == 0 or self._unserved.may(one.uid, now)
+        uid = _unserved(one)
+        return uid is None or uid == 0 or self._unserved.may(uid, now)
 
-    def flood(self, one: tr.Transition, now: float) -> int | None:
+    def flood(self, one: tr.Transition | act.Report, now: float) -> int | None:
         """The user of whom something is left out, once a minute."""
-        return one.uid if isinstance(one, UNSERVED) and self._floods.may(one.uid, now) else None
+        uid = _unserved(one)
+        return uid if uid is not None and self._floods.may(uid, now) else None
+
+
+def _unserved(one: tr.Transition | act.Report) -> int | None:
+    """The user who can cause this by coming and going alone."""
+    if isinstance(one, act.Report):
+        return one.uid if one.kind == "client.environment" else None
+    return one.uid if isinstance(one, UNSERVED) else None

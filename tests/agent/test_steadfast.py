@@ -26,6 +26,7 @@ from mpsagent.interfaces.answers import Answers
 from mpsagent.interfaces.backend import CursorGone
 from mpsagent.interfaces.backend import Problem as Refusal
 from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.system import database, history
@@ -202,6 +203,24 @@ def test_a_user_who_comes_and_leaves_cannot_wash_the_history_away(place: Path) -
         assert agent.counts["client.waiting"] == 2 * UNSERVED_A_MINUTE + 1, "metrics count them all"
 
     play(place, scenario)
+
+
+def test_nor_with_processes_whose_environment_lifts_their_limits(place: Path) -> None:
+    """One record of each that waits: what a user can cause by coming and going."""
+
+    async def scenario(agent: Agent) -> None:
+        now = agent.clock.now()
+        agent.take([inp.DevicesFound(now, (Device(0, "GPU-0", "assumed", 140 << 30, 132),))])
+        for number in range(1000, 1000 + UNSERVED_A_MINUTE + 100):
+            agent.take([inp.Knocked(now, number, Peer(number, 1001, 1001, 1), now)])
+            agent.take([inp.ProcessesSeen(now, frozenset(), {}, {number: inp.Lifts(1, memory="x")})])
+            agent.take([inp.Left(now, number)])
+        await until(lambda: agent.history.newest == agent.history.last)
+        kinds = ("client.waiting", "client.left", "client.environment")
+        assert records(agent, "client.environment")
+        assert sum(len(records(agent, kind)) for kind in kinds) == UNSERVED_A_MINUTE
+
+    play(place, scenario, text='[limits]\nmemory = "4G"\n')
 
 
 def test_many_uids_of_one_user_cannot_either() -> None:
