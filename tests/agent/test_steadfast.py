@@ -320,7 +320,7 @@ def test_a_mistake_in_one_rule_is_a_condition_and_the_others_decide(
         now = agent.clock.now()
         peer = Peer(70, 1001, 1001, 7)
         agent.take([inp.GateConnected(now, 1), inp.Knocked(now, 1, peer, now), inp.GateSynced(now)])
-        assert "agent: rule caps failed, the others go on" in topics(agent)
+        assert "agent: caps failed, everything else goes on" in topics(agent)
         assert agent.core.memories.admission.sent is not None
         for _ in range(50):
             agent.take([inp.DaemonSilent(now, True), inp.DaemonSilent(now, False)])
