@@ -67,7 +67,7 @@ def _gate_synced(state: State, event: inp.GateSynced, out: Out) -> State:
     if state.gate is None:
         return state
     for held in state.before.values():
-        out.append(_gone(state, held, event.at))
+        out.append(replace(_gone(state, held, event.at), lost=True))
     return replace(state, gate=replace(state.gate, synced=True), before={})
 
 

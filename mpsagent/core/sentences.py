@@ -112,6 +112,13 @@ def _client_ended(w: _Words) -> str:
     return f"client {w['pid']}{w.of_user()} ended after {w.span('seconds')}{how}"
 
 
+def _left(w: _Words) -> str:
+    who, waited = f"process {w['pid']}{w.of_user()}", w.span("waited")
+    if w.get("lost"):  # systemd before 254 refuses who waits at a gate that is stopped
+        return f"{who} lost its place after {waited}: the gate was stopped, or it went away then"
+    return f"{who} went away after waiting {waited}"
+
+
 def _connected(w: _Words) -> str:
     strict = " (the fail-safe limits)" if w.get("fail_safe") else ""
     waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
@@ -225,7 +232,7 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "server.fault": lambda w: f"server {w['server']}{w.of_user()} is in FAULT and takes no new clients",
     "server.fault_over": _fault_over,
     "client.waiting": lambda w: f"process {w['pid']}{w.of_user()} waits at the gate",
-    "client.left": lambda w: f"process {w['pid']}{w.of_user()} went away after waiting {w.span('waited')}",
+    "client.left": _left,
     "client.connected": _connected,
     "client.ended": _client_ended,
     "client.refused": lambda w: f"process {w['pid']}{w.of_user()} was refused: {w.text('why')}",

@@ -91,7 +91,7 @@ class ClientWaiting:
 
 @dataclass(frozen=True, slots=True)
 class ClientLeft:
-    """It went away while it was held. ``waited`` in seconds."""
+    """It went away while it was held. ``waited`` in seconds. ``lost``: the gate began anew, without it."""
 
     kind: ClassVar[str] = "client.left"
     at: float
@@ -99,6 +99,7 @@ class ClientLeft:
     uid: int
     waited: float
     job: str | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)

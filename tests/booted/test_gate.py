@@ -24,7 +24,19 @@ from tests.booted.gate import (
     waiting_client,
 )
 from tests.booted.machine import Machine
-from tests.booted.service import ALICE, BOB, CLIENT, MULTIPROCESSORS, enough, multiprocessors, until, until_it_computes
+from tests.booted.service import (
+    ALICE,
+    BOB,
+    CLIENT,
+    MULTIPROCESSORS,
+    Worker,
+    api,
+    enough,
+    multiprocessors,
+    ready,
+    until,
+    until_it_computes,
+)
 
 
 def command(node: Machine) -> list[str]:
@@ -300,6 +312,25 @@ def test_roots_front_end_works_as_always(node: Machine) -> None:
     start_daemon(node, 20)
     said = node.run("nvidia-cuda-mps-control", text="get_default_active_thread_percentage\n").stdout
     assert float(said.split()[-1]) == 20.0
+
+
+def test_who_waits_at_a_gate_that_is_stopped_waits_on_or_is_said_to_have_lost_its_place(running: Machine) -> None:
+    """systemd before 254 keeps nothing of a unit that is stopped: who waits is refused there, and not "went away"."""
+    worker = Worker(running, ALICE)
+    waiting = running.start(CLIENT, "query", user=BOB)
+    until("it waits", lambda: api(running, "/v1/queue")["queue"])
+    running.systemctl("stop", GATE)
+    running.systemctl("start", GATE)
+    until("ready for users", lambda: ready(running))
+    if running.show(GATE, "FileDescriptorStorePreserve"):
+        assert [one["uid"] for one in api(running, "/v1/queue")["queue"]] == [int(BOB)]
+        worker.finish()
+        assert_served(waiting, 20)
+    else:
+        assert "MPS_CONNECTION_FAILED" in waiting.communicate(timeout=60)[0]
+        [left] = [one for one in api(running, "/v1/events?limit=1000")["events"] if one["kind"] == "client.left"]
+        assert left["lost"]
+        worker.finish()
 
 
 def test_stopped_with_its_socket_it_is_gone(node: Machine, tmp_path: Path) -> None:
