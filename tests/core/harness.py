@@ -444,7 +444,7 @@ class Stage:
         for server in list(core.state.servers.values()):  # as the executor does, when MPS has said it twice
             for pid in core.state.strangers(server) if self.link else ():
                 if pid in server.listed and pid in self.procs:
-                    self.gate.found(self.procs[pid])
+                    self.gate.found(self.procs[pid], core.view().limits(self.procs[pid].uid))
 
     # --- by the kernel ------------------------------------------------------------------------------------------------
 

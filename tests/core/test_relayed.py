@@ -6,7 +6,8 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core.model import NAMED_FOR, Client
+from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client
+from mpsagent.core.reduce import reduce
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 from tests.core.toy import Proc
@@ -106,18 +107,61 @@ def test_who_was_at_work_before_the_gate_was_is_taken_over() -> None:
     assert not stage.working(bob)
 
 
+def test_who_was_at_work_before_is_not_ended_though_another_came_first() -> None:
+    """bob passes before MPS has been asked who is there: alice is no latecomer."""
+    stage = Stage(PATIENT, shared=True).up()
+    first = at_work(stage)
+    stage.kill_agent()
+    stage.gate.known.clear()
+    stage.gate.connections.clear()
+    stage.overlaps = True
+    bob = stage.client(BOB)
+    stage.front_end_fails = True
+    stage.start_agent()
+    stage.run(1)
+    stage.front_end_fails = False
+    stage.run(10)
+    assert stage.working(bob)
+    assert client(stage, first) is not None
+    assert stage.actions(act.TerminateClient, act.SignalClient) == []
+
+
 def test_the_process_that_they_came_through_is_released_once_mps_says_that_it_has_no_context() -> None:
     stage = Stage(PATIENT, shared=True).up()
     first = at_work(stage)
     assert first.server is not None
+    stage.log_lag = lambda: None
     carrier = stage.client(ALICE)
-    stage.mps.leave(carrier)
-    peer = inp.Peer(carrier.pid, ALICE, 100, carrier.start)
     stage.run(0.5)
-    stage.mps.leave(carrier)
+    stage.mps.leave(carrier)  # it never had anything, and no line names it
+    stage.log_lag = lambda: 0.002
     assert stage.core is not None
     stage.relayed(ALICE, first)
+    assert client(stage, carrier) is not None
     stage.run(NAMED_FOR + 3)
-    assert peer.pid not in stage.core.state.clients or stage.core.state.clients[peer.pid].detached is not None
+    assert client(stage, carrier) is None
     assert stage.working(first)
     assert [one.pid for one in stage.actions(act.ReleaseClient)] == [carrier.pid]
+
+
+def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate() -> None:
+    stage = Stage(PATIENT + "[user.carol]\nthreads = 40\ntotal_threads = 80\n", together=True).up()
+    first = at_work(stage, 1003)
+    older, younger = stage.relayed(1003, first), stage.relayed(1003, first)
+    stage.run(3)
+    assert stage.working(first)
+    assert [one.pid for one in stage.actions(act.TerminateClient)] == [younger.pid]
+    assert older.pid in stage.procs
+
+
+def test_only_who_is_listed_long_after_its_end_has_left_its_place_to_another() -> None:
+    stage = Stage(PATIENT, shared=True).up()
+    first = at_work(stage)
+    assert first.server is not None
+    assert stage.core is not None
+    state, pid = stage.core.state, first.server.pid
+    ended = inp.ProcessEnded(stage.now, first.pid, first.start)
+    state, _ = reduce(state, ended)
+    for later, kept in ((1.0, {}), (ENDED_FOR + 1, {first.pid: ALICE})):
+        state, _ = reduce(state, inp.ClientsListed(stage.now + later, pid, frozenset({first.pid})))
+        assert state.kept_open(state.servers[pid]) == kept

@@ -329,10 +329,10 @@ class Gate:
         self._applied()
         self.pump()
 
-    def found(self, proc: Proc) -> None:
+    def found(self, proc: Proc, limits: Limits) -> None:
         """It came through another process."""
         self.known[proc.key], self.ever[proc.key], self.connections[proc.key] = proc, proc.uid, 0
-        self.passed[proc.key] = self.clock.now, Limits()
+        self.passed[proc.key] = self.clock.now, limits
         self.tell(inp.Known(self.clock.now, _peer(proc), *self.passed[proc.key], 0))
 
     def refuse(self, number: int) -> None:
