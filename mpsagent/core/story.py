@@ -115,6 +115,11 @@ class Story:
         self._full_at: dict[int, float] = {}
         self._with_context: set[int] = set()
         self._turned_away: dict[int, RefusalRecord] = {}
+        self._announced: int | None = None
+        self._named: set[int] = set()
+        """Pids that the control daemon named, and which of them last."""
+        self._through: dict[int, int] = {}
+        """Of each client that it had not named when a server had it, the pid that it had named last."""
 
     def feed(self, event: ev.Event) -> None:
         self.last_event = event.at
@@ -131,6 +136,9 @@ class Story:
             else:
                 record.outcome = record.outcome or Outcome.OK
         self._clients.clear()
+        # Our gate announces clients by its own pid, and servers have theirs: it is no client that was never served.
+        gates = {gate for pid, gate in self._through.items() if pid not in self._named}
+        self.clients = [one for one in self.clients if one.connected is not None or one.pid not in gates]
         if self.unnamed or not self._server_log:
             for record, at in self._perhaps_served:
                 record.outcome = Outcome.UNKNOWN
@@ -224,6 +232,7 @@ class Story:
     def _queued(self, event: ev.ClientQueued) -> None:
         if not event.pid and _key(None, event.uid) in self._clients:
             return  # another process of theirs, or the same one again
+        self._name(event.pid)
         record = self._open(event.pid, event.uid)
         if record.connected is None and record.queued is None:
             record.queued = event.at
@@ -233,13 +242,21 @@ class Story:
     def _admitted(self, event: ev.ClientAdmitted) -> None:
         refusal = self._turned_away.pop(event.pid, None)
         if refusal is None or event.at > refusal.at + _SAME_MOMENT:
+            self._name(event.pid)
             self._open(event.pid, event.uid)
+
+    def _name(self, pid: int) -> None:
+        if pid > 0:
+            self._announced = pid
+            self._named.add(pid)
 
     def _connected(self, event: ev.ContextConnected) -> None:
         if event.pid <= 0:
             self.unnamed = True
             return
         server = self._server(event.server)
+        if event.pid not in self._named and self._announced is not None:
+            self._through.setdefault(event.pid, self._announced)
         record = self._clients.get(event.pid)
         if record is not None and record.server not in (None, event.server):  # its end there is not in the log
             self._close(record, event.at, Outcome.LOST)

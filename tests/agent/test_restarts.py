@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 import time
 from typing import Any
 
 from tests.agent.stage import A, Agent, B, C, Client, Stage, alive
+from tests.interfaces.program import PROGRAM
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
 TURNS = POLICY + '[switch]\nafter = "1s"\ngrace = "4s"\naction = "terminate"\n[hang]\nkill_grace = "1s"\n'
@@ -65,6 +68,21 @@ def test_a_restart_that_goes_well_says_of_nothing_that_it_failed(stage: Stage) -
     stage.until(started, "the control daemon is started again")
     stage.until(lambda: not stage.waits_for(agent), "the agent is ready")
     assert stage.records("action.failed") == []
+
+
+def test_a_replay_of_the_nodes_own_logs_does_not_count_the_gate(stage: Stage) -> None:
+    """The gate announces clients by its own pid: it was one that was never served."""
+    stage.with_agent(POLICY)
+    pids = set()
+    for uid in (A, B, A):
+        client = stage.client(uid)
+        assert client.ended() == 0
+        pids.add(client.pid)
+    logs = next(stage.place.rglob("server.log")).parent
+    words = ["--control", str(logs / "control.log"), "--server", str(logs / "server.log"), "--json"]
+    done = subprocess.run([PROGRAM, "replay", *words], capture_output=True, text=True, timeout=60)
+    clients = json.loads(done.stdout)["clients"]
+    assert {(one["pid"], one["outcome"]) for one in clients} == {(pid, "ok") for pid in pids}
 
 
 # --- a drain ----------------------------------------------------------------------------------------------------------

@@ -266,3 +266,13 @@ def test_pids_that_are_none_are_no_clients() -> None:
         (None, 1002, Outcome.NEVER_SERVED, 3.0),
     ]
     assert [one.pid for one in story.refused] == [None]
+
+
+def test_a_tie_of_both_logs_makes_nobody_a_gate() -> None:
+    """server.log goes first on a tie: a client may connect before it is announced, while another one waits in vain."""
+    story = tell([
+        ev.ClientQueued(1.0, 10, 1001),
+        ev.ContextConnected(2.0, 5, 20, 0),
+        ev.ClientAdmitted(2.0, 20, 1002),
+    ])  # fmt: skip
+    assert [one.pid for one in story.clients] == [10, 20]
