@@ -248,14 +248,14 @@ class Tap(Relay):
 
     def _forward(self, client: socket.socket, daemon: socket.socket, one: Connection) -> None:
         mode = self.mode.get(one.pid, "")
-        if mode == "tap":
-            self._tap(client, daemon, one)
+        if mode.startswith("tap"):
+            self._tap(client, daemon, one, int(mode.partition("-")[2] or 0))
         elif mode:
             self._answer(client, one, mode)
         else:
             super()._forward(client, daemon, one)
 
-    def _tap(self, client: socket.socket, daemon: socket.socket, one: Connection) -> None:
+    def _tap(self, client: socket.socket, daemon: socket.socket, one: Connection, error: int) -> None:
         daemon.settimeout(20)
         daemon.connect(str(self.real / "control"))
         daemon.recv(64)
@@ -270,15 +270,14 @@ class Tap(Relay):
             sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
         client.sendmsg([answer], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))])
         theirs.close()
-        over = threading.Event()
-        threading.Thread(target=self._pass, args=(mine, server, one, over), daemon=True).start()
+        threading.Thread(target=self._pass, args=(mine, server, one, error), daemon=True).start()
         client.settimeout(20)
         word = client.recv(64)
         self.heard.append(f"#{one.index} client to daemon {word.hex() or 'hung up'}")
         if word:
             daemon.sendmsg([word], claim)
 
-    def _pass(self, client: socket.socket, server: socket.socket, one: Connection, over: threading.Event) -> None:
+    def _pass(self, client: socket.socket, server: socket.socket, one: Connection, error: int) -> None:
         """Both ways, until one closes; only the first 30 messages are written down."""
         count = 0
         poll = select.poll()
@@ -308,6 +307,8 @@ class Tap(Relay):
                         rights.append(
                             (socket.SOL_SOCKET, SCM_CREDENTIALS, struct.pack("iII", one.pid, one.uid, one.gid))
                         )
+                    if error and source is server and data == bytes(4):
+                        data, error = struct.pack("<I", error), 0
                     sink.sendmsg([data], rights)
                     for descriptor in fds:
                         os.close(descriptor)
@@ -325,7 +326,7 @@ class Tap(Relay):
             mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             for sock in (mine, theirs):
                 sock.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
-                sock.settimeout(3)
+            mine.settimeout(3)  # not `theirs`: the client's end must block (on 2026-11-23 it did not, and it hung up)
             client.sendmsg([PASSED], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", theirs.fileno()))])
             theirs.close()
             with contextlib.suppress(OSError):
@@ -527,9 +528,19 @@ def close(bench: Bench) -> None:
 
 def refuse(bench: Bench) -> None:
     daemon, relay = tapped(bench)
-    for mode in ("full-808", "full-0", "late-808", "early-808", "first-808", "hangup", "control-808", "close"):
+    for mode in (
+        "tap-808",
+        "full-808",
+        "full-0",
+        "late-808",
+        "early-808",
+        "first-808",
+        "hangup",
+        "control-808",
+        "close",
+    ):
         for when in ("context", "first context", "channel"):
-            if when == "channel" and mode == "full-0":
+            if when == "channel" and mode in ("full-0", "tap-808"):
                 continue
             one = Client(bench, daemon, A)
             start = len(relay.heard)
@@ -551,7 +562,9 @@ def refuse(bench: Bench) -> None:
                 told.append(
                     f"let in: {one.do('ctx d 0', 6)}, works {one.do('all', 6)}, primary {one.do('primary p 0', 6)}"
                 )
-            bench.say(f"ANSWER refuse {mode}, {when}: {'; '.join(told)}; relay {relay.heard[start:]}")
+            bench.say(
+                f"ANSWER refuse {mode}, {when}: {'; '.join(told)}; process {one.out.process.poll()} {one.out.short()[-200:]!r}; relay {relay.heard[start:]}"
+            )
             one.out.kill()
             if time.monotonic() > bench.deadline - 40:
                 bench.say("left out: the rest")
