@@ -41,9 +41,10 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     warned = memory.warned & view.state.servers.keys()
     reported = memory.reported & view.state.clients.keys()
     for server in view.state.servers.values():
-        full = len(server.attached) >= NEARLY_FULL * server.max_clients
+        taken = sum(one.places for one in server.attached.values())
+        full = taken >= NEARLY_FULL * server.max_clients
         if full and server.pid not in warned:
-            reason = f"server {server.pid} has {len(server.attached)} of at most {server.max_clients} clients"
+            reason = f"server {server.pid} has {taken} of at most {server.max_clients} contexts"
             todo.append(act.Report(kind="clients.nearly_full", reason=reason, rule="built-in", server=server.pid))
         warned = warned | {server.pid} if full else warned - {server.pid}
     told = frozenset(one for one in memory.beyond if one[0] in view.state.clients)

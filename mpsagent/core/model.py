@@ -79,6 +79,11 @@ class Attachment:
     """When a client's process has ended, and its user: if MPS lists it still, another process, which it has forked or
     given its descriptors, keeps its place and its memory (measured on an H200, 2026-11-23)."""
 
+    @property
+    def places(self) -> int:
+        """Of its server, on each device: its contexts, or one while it has none."""
+        return max(1, -(-len(self.contexts - {0}) // max(1, len(self.devices))))
+
 
 class Shutdown(NamedTuple):
     """A person's order to end a server: since when, by whom; ``until``: its clients are ended then; ``force``: it is

@@ -218,8 +218,8 @@ class View:
         for client in self.state.clients.values():
             server = self.state.server_of(client.pid)
             one = _NONE if server is None else server.attached[client.pid]
-            count = min(len(one.contexts - {0}), client.connections - 1)
-            found[client.uid] = found.get(client.uid, 0) + max(1, -(-count // max(1, len(one.devices))))
+            most = one.places if client.unseen else max(1, client.connections - 1)
+            found[client.uid] = found.get(client.uid, 0) + min(one.places, most)
         return found
 
     @property

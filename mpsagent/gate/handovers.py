@@ -43,7 +43,7 @@ FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED = 0.1, 30.0
 time is a dozen lines of control.log. Other admissions are tried at once, and other users are served beside."""
 FIRST_LIST_PAUSE, LONGEST_LIST_PAUSE = 0.1, 2.0
 """Seconds between two questions for MPS's list of contexts while one waits for a place, doubling: 2 KB of control.log
-each beside a full server. The end of a process is seen at once without."""
+each beside a full server. At the end of a process it is asked at once."""
 CONTEXT = 0.1
 """Seconds between two contexts. The driver makes them one after the other, whoever asks: 0.08 s for one alone, 0.15 s
 each for 46 at once, when no client has one for 4 s; what ends a turn ends 46 clients in the middle of it
@@ -329,6 +329,7 @@ class HandOvers:
 
     def process_ended(self, process: Process) -> None:
         """Its connection may live on in a child, which cannot meet the server in its place."""
+        self._list_from = self._list_pause = 0.0
         current = self.current
         if current is not None and current.stage is Stage.ACKNOWLEDGEMENT:
             connection = current.connection

@@ -48,7 +48,7 @@ class Places:
         self.doubtful = False
         self._processes: dict[Process, _Process] = {}
         self._others: Counter[int] = Counter()
-        """Contexts by device of processes that have not passed here."""
+        """Contexts by device of processes that are not known: they have ended, or have not passed here."""
         self._listable = True
         self._taken: dict[int | None, int] = {}
         """What :meth:`taken` has found since something changed."""
@@ -58,7 +58,12 @@ class Places:
         self._taken.clear()
 
     def forget(self, process: Process) -> None:
-        self._processes.pop(process, None)
+        """It has ended or left; its contexts take their places until MPS's list is without them: MPS needs a moment,
+        and a process that it has forked may go on with them (measured)."""
+        one = self._processes.pop(process, None)
+        if one is not None and one.has_any:
+            for device in {0, *one.listed}:
+                self._others[device] += one.on(device)
         self._taken.clear()
 
     def opened(self, process: Process, now: float) -> None:

@@ -158,6 +158,15 @@ def test_a_nearly_full_server_is_reported_once() -> None:
     assert "39 of at most 48" in report.reason
 
 
+def test_contexts_of_one_process_fill_a_server_and_that_is_reported() -> None:
+    """Recording 12, H4: one client, of 48."""
+    stage = Stage(PATIENT).up()
+    stage.client(ALICE, contexts=44)
+    stage.run(2)
+    (report,) = stage.reports("clients.nearly_full")
+    assert "39 of at most 48 contexts" in report.reason
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
 def test_a_turn_goes_on_with_the_next_process_of_a_user_who_may_have_one_at_a_time(shared: bool) -> None:
     """Else such a user has one process in a turn and others as many as end in it: 0.9 s of 5 on a crowded H200."""

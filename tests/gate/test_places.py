@@ -74,6 +74,9 @@ def test_one_process_that_makes_contexts_takes_no_other_users_place() -> None:
     stage.come(92, B)
     assert stage.serve(table) == [], "the server is full: held, not refused"
     stage.queue.forget((85, 5))
+    assert stage.serve(table) == [], "MPS has not said that its context has gone"
+    del stage.contexts[85]
+    stage.look()
     assert stage.serve(table) == [(92, B)]
 
 
@@ -115,6 +118,21 @@ def test_contexts_of_processes_that_came_through_another_take_places() -> None:
     assert (places.taken(), places.taken(A)) == (4, 1)
     places.listed(listed("70.1"), 10.0)
     assert places.taken() == 1
+
+
+def test_what_a_process_had_takes_its_places_until_mps_says_that_it_has_gone() -> None:
+    """MPS needs a moment after a SIGKILL; and a process that it has forked may go on with them (two H200)."""
+    places = Places()
+    for pid in (70, 71):
+        places.know((pid, 5), A)
+    places.opened((70, 5), 10.0)
+    for pid in (70, 71):
+        places.forget((pid, 5))
+    assert (places.taken(), places.taken(A)) == (1, 0), "71 had none"
+    places.listed(listed("70.1"), 10.1)
+    assert places.taken() == 1
+    places.listed(listed(), 10.2)
+    assert places.taken() == 0
 
 
 def test_a_context_that_the_list_does_not_have_yet_counts() -> None:
