@@ -120,7 +120,7 @@ class KnownProcesses:
         if gid is None or identity.has_ended(pidfd):
             os.close(pidfd)
             return None
-        known = KnownProcess(process[0], uid, gid, process[1], time.time(), limits, instance=instance)
+        known = KnownProcess(process[0], uid, gid, process[1], time.monotonic(), limits, instance=instance)
         self._queue.know(known)
         self._replace(process, pidfd, str(KnownName(uid, gid, process[1], known.since, limits, instance, True)))
         return known

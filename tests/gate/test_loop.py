@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import stat
+import time
 
 import pytest
 
@@ -136,6 +137,7 @@ def test_a_process_that_came_through_another_counts_until_it_ends(rig: Rig) -> N
     agent.say(Found(hidden.pid, A, knock.start, limits(30)))
     known = agent.wait(Known, pid=hidden.pid)
     assert (known.uid, known.connections, known.limits) == (A, 0, limits(30))
+    assert knock.since <= known.since <= time.monotonic(), "times of the same clock, which nobody sets"
     assert not select.select([agent.pidfds["known", hidden.pid]], [], [], 0)[0]
     again = rig.agent()
     assert again.wait(Known, pid=hidden.pid).connections == 0
