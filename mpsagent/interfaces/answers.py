@@ -236,7 +236,8 @@ class Answers:
 
     def leases(self) -> Iterable[Json]:
         view = self.agent.view()
-        return (lease_body.shown(one, view) for one in view.state.leases)
+        known = self.agent.node.names.known
+        return (lease_body.shown(one, view, None if one.uid is None else known(one.uid)) for one in view.state.leases)
 
     async def give_lease(self, body: Json, by: int) -> Json:
         found = requests.give_lease(self.agent, lease_body.asked(body, self.agent.clock.now()), by)
@@ -244,7 +245,8 @@ class Answers:
             raise Problem(409, found, "lease")
         await self._written_down()
         in_force = await self._in_force()
-        return {**lease_body.shown(found, self.agent.view()), "in_force": in_force}
+        who = None if found.uid is None else await self.agent.node.names.look_up(found.uid)
+        return {**lease_body.shown(found, self.agent.view(), who), "in_force": in_force}
 
     async def _in_force(self) -> bool:
         """Whether the gate goes by what it was told last, at all instances. It is waited for, if there is one."""

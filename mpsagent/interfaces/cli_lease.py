@@ -47,6 +47,8 @@ def add(
     asked = {key: value for key, value in body.items() if value is not None}
     answer, raw = ask.asked(path, "POST", "/v1/leases", asked)
     click.echo(raw.decode().rstrip("\n") if as_json else str(answer["id"]))
+    if _cut(answer):
+        click.echo(f"mpsagent-cli: it is more than its user may have: {_cut(answer)} for each process", err=True)
     if not answer["in_force"]:
         click.echo("mpsagent-cli: the gate does not go by it yet; see mpsagent-cli status", err=True)
 
@@ -119,4 +121,17 @@ def _how_much(one: Json) -> str:
     for device, size in (one["memory"] or {}).items():
         on = f" on device {device}" if device else ""
         parts.append(f"{limit_text(size) if isinstance(size, int) else size}{on}")
-    return ", ".join(parts)
+    cut = f" (its user may have {_cut(one)})" if _cut(one) else ""
+    return ", ".join(parts) + cut
+
+
+def _cut(one: Json) -> str:
+    """What its processes get, where that is less than the lease says."""
+    from mpsagent.mps.units import limits_words
+
+    limits, threads = one.get("limits") or {}, one["threads"]
+    less = isinstance(threads, int | float) and limits.get("threads", 100.0) < threads
+    for device, size in (one["memory"] or {}).items():
+        given = [most for on, most in limits.get("memory", {}).items() if device in ("", on)]
+        less = less or (isinstance(size, int) and any(most < size for most in given))
+    return limits_words(limits) if less else ""

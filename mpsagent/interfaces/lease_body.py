@@ -12,6 +12,7 @@ from mpsagent.interfaces import views
 from mpsagent.interfaces.backend import Json, Problem
 from mpsagent.mps.units import parse_duration
 from mpsagent.policy import parse, values
+from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease
 
 KEYS: dict[str, type | tuple[type, ...]] = {
@@ -63,8 +64,11 @@ def _until(text: str, now: float) -> Any:
     raise Problem(400, f"until: {text[:40]!r} is no time in the year to come", "until", UNTIL)
 
 
-def shown(one: Lease, view: View) -> Json:
-    """``clients``: the pids that were let in with it and live."""
+def shown(one: Lease, view: View, who: Identity | None = None) -> Json:
+    """``clients``: the pids that were let in with it and live. ``who``: its user, as far as that is known."""
+    state = view.state
+    who = who or state.identities.get(-1 if one.uid is None else one.uid)
+    limits = None if who is None else state.policy.rules(who).limits_within(one.share, state.devices).as_json()
     return {
         "id": one.number,
         "name": one.name,
@@ -74,6 +78,7 @@ def shown(one: Lease, view: View) -> Json:
         "pid": None if one.process is None else one.process[0],
         "threads": values.written(one.share.threads),
         "memory": None if one.share.memory is None else {k: _size(size) for k, size in one.share.memory.items()},
+        "limits": limits,
         "since": views.iso(one.since),
         "until": views.iso(one.until),
         "by": one.by,

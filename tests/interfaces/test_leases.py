@@ -68,11 +68,11 @@ def test_over_the_socket() -> None:
 
 def test_on_the_command_line() -> None:
     with serve() as served:
-        added = run(served, "lease", "add", "--uid", str(OTHER), "--sms", "26", "--memory", "4G", "--until", "10m")
+        added = run(served, "lease", "add", "--uid", str(OTHER), "--sms", "26", "--memory", "1G", "--until", "10m")
         assert (added.returncode, added.stdout, added.stderr) == (0, "1\n", "")
         run(served, "lease", "add", "--cgroup", "/slurm/job_7", "--threads", "30", "--until", "1h")
         lines = run(served, "lease", "list").stdout.splitlines()
-        assert "26 multiprocessors, 4G" in lines[1]
+        assert "26 multiprocessors, 1G" in lines[1]
         assert "/slurm/job_7" in lines[2]
         assert "30 % of threads" in lines[2]
         assert run(served, "lease", "end", "1").stdout == "lease 1 has ended\n"
@@ -80,6 +80,19 @@ def test_on_the_command_line() -> None:
         assert run(served, "lease", "add", "--threads", "30", "--until", "1h").returncode == 2
         assert run(served, "lease", "end", "2").returncode == 0
         assert run(served, "lease", "list").stdout == "no leases\n"
+
+
+def test_a_lease_above_what_its_user_may_have_is_said_and_shown() -> None:
+    """`--threads 90` for a user who may have 20 said nothing, and the list showed 90."""
+    with serve() as served:
+        added = run(served, "lease", "add", "--uid", str(OTHER), "--threads", "90", "--until", "10m")
+        assert (added.returncode, added.stdout) == (0, "1\n")
+        assert "more than its user may have: 20 %, 1G for each process" in added.stderr
+        assert "90 % of threads (its user may have 20 %, 1G)" in run(served, "lease", "list").stdout
+        fits = run(served, "lease", "add", "--uid", str(OTHER), "--threads", "20", "--memory", "1G", "--until", "10m")
+        assert (fits.returncode, fits.stderr) == (0, "")
+        more = run(served, "lease", "add", "--uid", str(OTHER), "--memory", "2G", "--until", "10m")
+        assert "20 %, 1G for each process" in more.stderr
 
 
 def test_an_epilog_ends_what_its_prolog_gave() -> None:
@@ -118,6 +131,6 @@ def test_a_lease_that_the_gate_does_not_go_by_yet_is_given_and_said() -> None:
     """A prolog gets its number all the same, and its log says why the first process may have had other limits."""
     with serve() as served:
         served.backend.settled = False
-        added = run(served, "lease", "add", "--uid", str(OTHER), "--threads", "30", "--until", "1h")
+        added = run(served, "lease", "add", "--uid", str(OTHER), "--threads", "20", "--until", "1h")
         assert (added.returncode, added.stdout) == (0, "1\n")
         assert "the gate does not go by it yet" in added.stderr
