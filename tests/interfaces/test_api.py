@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -42,6 +43,8 @@ def examples() -> list[str]:
 
 
 @with_curl
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="some of them are an administrator's")
 def test_each_example_with_curl_works(served: Served, tmp_path: Path) -> None:
     """What the documentation promises to people without our client; each call has an example."""
     socket, seen = str(served.path), set()
