@@ -129,17 +129,16 @@ def _over(
     if not rules.enforce_limits:
         ends += _let_in_all_the_same(rules, uid, clients)
     for client in clients:
-        if rules.over_limits == "terminate":
-            lifts, one = view.state.lifts.get(client.pid, Lifts()), view.state.over.get(client.pid)
-            rule = rules.origin("over_limits").key
-            if one is not None and one.now and one.seconds >= PATIENCE:
-                ends.append((client, _uses(client, one, lifts), rule))
-            limits = client.limits if rules.enforce_limits else rules.limits(view.state.devices)
-            if lifts.threads and limits.threads < ALL:
-                if now >= client.since + PATIENCE:
-                    ends.append((client, _passing(client), rule))
-                else:
-                    wakes.append(client.since + PATIENCE)
+        lifts, one = view.state.lifts.get(client.pid, Lifts()), view.state.over.get(client.pid)
+        rule = rules.origin("over_limits").key
+        if rules.over_limits != "report" and one is not None and one.now and one.seconds >= PATIENCE:
+            ends.append((client, _uses(client, one, lifts), rule))
+        limits = client.limits if rules.enforce_limits else rules.limits(view.state.devices)
+        if rules.over_limits == "terminate" and lifts.threads and limits.threads < ALL:
+            if now >= client.since + PATIENCE:
+                ends.append((client, _passing(client), rule))
+            else:
+                wakes.append(client.since + PATIENCE)
     if rules.max_runtime is not None:
         rule = rules.origin("max_runtime").key
         for client in clients:

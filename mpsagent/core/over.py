@@ -15,7 +15,7 @@ from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.mps.units import MIB
 
 ALLOWANCE = 128 * MIB
-"""What an honest client that fills its limit may show beyond it: 2 MiB for each context (322 clients on an H200 with
+"""What an honest client that fills its limit may show beyond it: 2 MiB for each context (1,322 clients on H200s with
 PyTorch, CuPy, JAX, shared and managed memory, and with several contexts showed at most 4), and a server takes 60."""
 SETTLED = 1.0
 """Seconds as a client until NVML's word is about it: an answer may be a second old, and pids come again."""

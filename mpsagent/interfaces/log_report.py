@@ -28,7 +28,6 @@ _REMOVED = (
     (re.compile(r"(?<![^\W_])[\w.:-]*\d[\w.:-]*"), "N"),
 )
 _WORD = re.compile(r"[^\W\d_][\w-]*")
-_VERSION = re.compile(r"Display Driver version: ([\d.]{1,30})", re.ASCII).fullmatch
 
 
 class LogReport:
@@ -45,8 +44,8 @@ class LogReport:
         self._lines += 1
         if isinstance(event, ev.ControlVersion):
             self._binary = event.version
-        elif isinstance(event, ev.ServerLine) and (found := _VERSION(event.text)):
-            self._driver = found[1]
+        elif isinstance(event, ev.DriverNamed):
+            self._driver = str(event.driver)
         elif isinstance(event, ev.Unknown):
             self._unknown += 1
             text = self._anonymous(event.text)

@@ -120,10 +120,12 @@ KEYS: tuple[Key, ...] = (
         "limits", "over_limits",
         kinds.choice({
             "report": "it is reported",
-            "terminate": "it is reported, and ended, gently first, when it has been so for 10 s in sum",
+            "memory": "it is reported; one that uses too much memory is ended, gently first, when it has done so for "
+            "10 s in sum",
+            "terminate": "either is reported, and ended so",
         }),
         _WHO, "what becomes of a client that MPS does not hold to its limits: it uses more memory than it was given, "
-        "or asks for partitioning by context in its environment", "report",
+        "or asks for partitioning by context in its environment", "memory",
     ),
     Key(
         "limits", "max_runtime", kinds.duration(1, LONG, never=True), _WHO,

@@ -52,7 +52,7 @@ class Rules:
     total_memory: values.Memory | None = None
     priority: int = default("limits", "priority")
     client_priority: Literal["normal", "below-normal"] = default("limits", "client_priority")
-    over_limits: Literal["report", "terminate"] = default("limits", "over_limits")
+    over_limits: Literal["report", "memory", "terminate"] = default("limits", "over_limits")
     max_runtime: float | None = default("limits", "max_runtime")
     idle_timeout: float | None = default("limits", "idle_timeout")
     switch_after: float | None = default("switch", "after")

@@ -34,7 +34,8 @@ SERVER = (
     "Waiting for current clients to finish", "Server is handling a fatal GPU error.",
     "The following devices will be reset:", "0", "The following clients have a sticky error set:", "{p}",
     "User did not send valid credentials", "Server has started", "Failed to start : no memory",
-    "MPS server failed to start", "Status of client {{PID: {p}, Context ID: 1}} is ACTIVE", "what no driver says",
+    "MPS server failed to start",
+    "Display Driver version: 99999", "Status of client {{PID: {p}, Context ID: 1}} is ACTIVE", "what no driver says",
 )  # fmt: skip
 CLIENT = ("cuInit", "what a client says")
 

@@ -61,7 +61,7 @@ def play(names: Names, *records: dict[str, Any], until: int, lines: Lines) -> No
 def test_the_first_line_about_a_user_has_the_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what comes behind it does not overtake it."""
     monkeypatch.setattr(telling, "PATIENCE", 30.0)
-    monkeypatch.setattr(name_service, "_identity", lambda uid: Identity(uid, "alice"))
+    monkeypatch.setattr(name_service, "identity_of", lambda uid: Identity(uid, "alice"))
     play(Names(), waiting(1), {"kind": "control.ended", "pid": 9}, waiting(1), until=3, lines=lines)
     alice = "process 7 of alice waits at the gate"
     assert lines.said == [alice, "control daemon 9 has ended", alice]
@@ -74,7 +74,7 @@ def test_a_name_service_that_hangs_keeps_no_line(lines: Lines, monkeypatch: pyte
         over.wait(60)
         return Identity(uid, "alice")
 
-    monkeypatch.setattr(name_service, "_identity", hangs)
+    monkeypatch.setattr(name_service, "identity_of", hangs)
     try:
         play(Names(), waiting(1), {"kind": "control.ended", "pid": 9}, until=2, lines=lines)
     finally:
@@ -86,7 +86,7 @@ def test_a_crowd_of_lines_waits_for_no_name(lines: Lines, monkeypatch: pytest.Mo
     """Memory is bounded, and nothing is left out."""
     monkeypatch.setattr(telling, "PATIENCE", 60.0)
     over = threading.Event()
-    monkeypatch.setattr(name_service, "_identity", lambda uid: Identity(uid, str(over.wait(60))))
+    monkeypatch.setattr(name_service, "identity_of", lambda uid: Identity(uid, str(over.wait(60))))
     try:
         play(Names(), *(waiting(1) for _ in range(telling.MOST + 1)), until=telling.MOST + 1, lines=lines)
     finally:

@@ -100,7 +100,7 @@ def test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that
     stage: Stage, way: str
 ) -> None:
     """Recording 11, E1 and E5: 8,516 MiB in use under a limit of 4G, in every way of sharing."""
-    agent = limited(stage, way, 'over_limits = "terminate"\n')
+    agent = limited(stage, way, "")
     honest = stage.client(A, "alloc", 3582, 600)
     assert honest.saw("3582 MiB: CUDA_SUCCESS")
     lifting = stage.client(A, "alloc", 8000, 600, **{MEMORY: "x"})

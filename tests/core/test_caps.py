@@ -113,7 +113,7 @@ def test_whom_the_gate_keeps_out_it_lets_in_where_nothing_is_enforced(rule: str,
     assert says in reports[0].reason
 
 
-@pytest.mark.parametrize(("rule", "ended"), [("report", 0), ("terminate", 1)])
+@pytest.mark.parametrize(("rule", "ended"), [("report", 0), ("memory", 0), ("terminate", 1)])
 def test_what_becomes_of_a_client_that_passes_its_thread_limit(rule: str, ended: int) -> None:
     stage = Stage(PATIENT + f'[user.carol]\nover_limits = "{rule}"\n').up()
     carol, other = stage.client(CAROL), stage.client(CAROL)

@@ -13,7 +13,8 @@ from tests.core.harness import ALICE, BOB, CAROL, GIB, PATIENT, Stage
 from tests.core.test_pause import PAUSE, started
 from tests.core.toy import Proc
 
-ENDS = PATIENT.replace("[limits]", '[limits]\nover_limits = "terminate"')
+ENDS = PATIENT  # the default
+TELLS = PATIENT.replace("[limits]", '[limits]\nover_limits = "report"')
 LIMIT = 10 * GIB
 """Carol's, by the policy."""
 EVERY = 2.0
@@ -59,8 +60,8 @@ def test_it_is_named_at_the_first_look_and_ended_after_ten_seconds_in_sum() -> N
     assert [one.pid for one in stage.reports("client.unlimited")] == [carol.pid]
 
 
-def test_unless_the_policy_says_so_it_is_only_told_of() -> None:
-    stage, carol = started_with(PATIENT)
+def test_where_the_policy_says_so_it_is_only_told_of() -> None:
+    stage, carol = started_with(TELLS)
     stage.lifts = {carol.pid: inp.Lifts(carol.start, memory="7=4G")}
     stage.run(2)
     looks(stage, carol, *[LIMIT + GIB] * 20)
@@ -70,7 +71,7 @@ def test_unless_the_policy_says_so_it_is_only_told_of() -> None:
 
 
 def test_a_policy_that_comes_later_ends_nobody_who_is_within_the_limit_again() -> None:
-    stage, carol = started_with(PATIENT)
+    stage, carol = started_with(TELLS)
     looks(stage, carol, *[LIMIT + GIB] * 10, LIMIT)
     stage.reload(ENDS)
     looks(stage, carol, *[LIMIT] * 3)
@@ -79,7 +80,7 @@ def test_a_policy_that_comes_later_ends_nobody_who_is_within_the_limit_again() -
     assert not stage.working(carol)
 
 
-@pytest.mark.parametrize("text", [ENDS, PATIENT], ids=["terminate", "report"])
+@pytest.mark.parametrize("text", [ENDS, TELLS], ids=["memory", "report"])
 def test_who_fills_its_limit_to_the_last_piece_is_not_named(text: str) -> None:
     """2 MiB for each context, as measured on an H200, and a server takes 60."""
     stage, carol = started_with(text)

@@ -34,7 +34,7 @@ class PlaceError(Exception):
 
 
 def machine_of(kind: str, gpus: int) -> Machine:
-    """The simulated machine with `gpus` GPUs, or this one as NVML tells it."""
+    """The simulated machine with `gpus` GPUs, or this one as NVML tells it: CUDA has what is not reserved."""
     if kind == "sim":
         return Machine(gpus, gpu.MULTIPROCESSORS, gpu.TOTAL << 20)
     import pynvml
@@ -42,8 +42,8 @@ def machine_of(kind: str, gpus: int) -> Machine:
     pynvml.nvmlInit()
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
-        memory = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-        return Machine(int(pynvml.nvmlDeviceGetCount()), 0, memory)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        return Machine(int(pynvml.nvmlDeviceGetCount()), 0, int(memory.total - memory.reserved))
     finally:
         pynvml.nvmlShutdown()
 

@@ -91,7 +91,7 @@ _GOOD = {
     "action": ['"quit"', '"none"'],
     "exempt": ["true"],
     "client_priority": ['"normal"', '"below-normal"'],
-    "over_limits": ['"report"', '"terminate"'],
+    "over_limits": ['"report"', '"memory"', '"terminate"'],
     "otherwise": ['"none"'],
     "apart_users": ["1", "128"],
     "devices": ["[]", '["GPU-a", "MIG-b"]'],

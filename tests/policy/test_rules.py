@@ -222,7 +222,7 @@ def test_the_lower_client_priority_is_of_users_and_of_the_fail_safe_limits() -> 
 
 
 def test_over_limits_is_of_users_groups_and_everybody() -> None:
-    assert policy("").rules(BOB).over_limits == "report"
+    assert policy("").rules(BOB).over_limits == "memory"
     made = policy('[limits]\nover_limits = "terminate"\n[group.students]\nover_limits = "report"\n')
     assert [made.rules(one).over_limits for one in (ALICE, BOB)] == ["report", "terminate"]
     assert made.rules(ALICE).origin("over_limits") == Origin("group.students.over_limits", "0.toml", 4)
