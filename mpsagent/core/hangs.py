@@ -128,9 +128,9 @@ class _Suspect:
     said: bool = False
 
 
-def _idle(view: View, server: Server) -> bool:
-    """No client can be at work there, and none is being handed over."""
-    return view.synced and not view.state.working_on(server) and not view.state.held.handing
+def _idle(view: View) -> bool:
+    """No client can be at work, on whichever server: whose a server is only a log says, which may be forged."""
+    return view.synced and all(one.detached is not None for one in view.state.clients.values())
 
 
 def _suspects(view: View, memory: Memory) -> list[_Suspect]:
@@ -140,7 +140,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
     for server in state.servers.values():
         if server.stuck_since is not None:  # it serves no client any more, and the daemon hangs on it (X1, X15)
             what = f"{view.server_text(server)} waits for ever for a client that died"
-            idle = view.synced and not view.state.working_on(server)
+            idle = _idle(view)
             due = server.stuck_since + (0.0 if idle else policy.hang_control)
             found.append(_Suspect(server.pid, due, what, "hang.server", server.pid, idle=idle, said=True))
         elif server.status is Status.INITIALIZING:
@@ -153,7 +153,7 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
             if since is not None:
                 busy = True
                 what = f"{view.server_text(server)} does not exit"
-                idle = _idle(view, server)
+                idle = _idle(view) and not state.held.handing
                 due = since + (min(IDLE_EXIT, policy.hang_exit) if idle else policy.hang_exit)
                 found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=idle, said=True))
             elif server.pid in memory.stopped:

@@ -26,6 +26,9 @@ ATTEMPTS: dict[str, Lines] = {
     "her server is stopping": lambda t, s, p, c: [ev.ShutdownTried(t, s, False), ev.ServerStopping(t, s)],
     "her server was forced": lambda t, s, p, c: [ev.ShutdownForced(t, s)],
     "her server hangs on a dead client": lambda t, s, p, c: [ev.ServerStuck(t, s)],
+    "her server has ended, is another one of Bob's and hangs": lambda t, s, p, c: [
+        ev.ServerExited(t, s, 0), ev.ServerStarting(t, s, BOB), ev.ServerStuck(t, s)
+    ],
     "her server is in FAULT, with her": lambda t, s, p, c: [
         ev.FaultStarted(t, s), ev.FaultDevice(t, s, 0), ev.FaultClient(t, s, p), ev.FaultClient(t, s, p + 1)
     ],
