@@ -20,8 +20,8 @@ LONG = (
     "agent/test_adoption.py", "agent/test_apart.py", "agent/test_bypass.py", "agent/test_containers.py",
     "agent/test_device_plugin.py", "agent/test_instances.py", "agent/test_restarts.py", "agent/test_shutdown.py",
 )  # fmt: skip
-"""Files and folders that take more than half of the time: `make test` is for after each change, and ends in 5 minutes
-on two cores."""
+"""Files and folders that take more than half of the time: `make test` is for after each change, and takes 6 to 7
+minutes on two cores."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
