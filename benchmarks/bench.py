@@ -34,7 +34,7 @@ MEASURES = {
     "floods": api.floods,
     "service": system.as_a_service,
 }
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured" / "bench.md"
 BEGIN, END = "<!-- bench: written by benchmarks/bench.py --record -->", "<!-- end of bench -->"
 PURE = ("lines", "decisions", "history")
 
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="shorter and coarser, about a minute")
     parser.add_argument("--only", choices=sorted(MEASURES), action="append", help="only these (may be repeated)")
     parser.add_argument("--out", type=Path, help="write the table as Markdown, too")
-    parser.add_argument("--record", action="store_true", help="put the table into docs/measured.md")
+    parser.add_argument("--record", action="store_true", help="put the table into docs/measured/bench.md")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
         print("Clients of several users need root: only what needs no clients is measured.")

@@ -1,4 +1,4 @@
-"""README.md and docs/ as pages for a browser, in build/docs: ``make docs``. They need nothing else, no network either.
+"""README.md and docs/ as pages for a browser, in build/docs, with the files that they name: ``make docs``. No network.
 
 A name of a page, like docs/modes.md, becomes a link wherever it stands. What leads nowhere, a page or a heading, is
 told, and the status is 1.
@@ -32,7 +32,7 @@ _NAME = re.compile(r"(?<![\w/.])((?:docs/)?[\w-]+\.md)\b")
 
 
 def sources() -> list[Path]:
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def place(source: Path) -> str:
@@ -125,13 +125,16 @@ def mistakes(directory: Path) -> list[str]:
             place, _, heading = link.partition("#")
             target = os.path.normpath(Path(name).parent / place) if place else name
             reached.add(target)
-            if target not in pages or heading not in pages[target].anchors:
+            if target in pages and heading in pages[target].anchors:
+                continue
+            if heading or not (directory / target).is_file():
                 found.append(f"{name}: {link} leads nowhere")
     return found + [f"{name}: no page leads to it" for name in sorted(pages.keys() - reached)]
 
 
 def build(directory: Path) -> list[str]:
     """Write all pages; what is wrong with them."""
+    shutil.copytree(ROOT / "docs", directory / "docs", ignore=shutil.ignore_patterns("*.md"), dirs_exist_ok=True)
     for source in sources():
         target = directory / place(source)
         target.parent.mkdir(parents=True, exist_ok=True)

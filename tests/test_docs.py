@@ -123,6 +123,27 @@ def test_every_measurement_that_is_named_exists() -> None:
     assert not wrong
 
 
+def test_every_figure_names_its_output_and_every_output_is_named() -> None:
+    """Device, driver and date stand in the name of the directory in which an output lies."""
+    page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    measured = ROOT / "docs" / "measured"
+    head = "| what | figure | GPU | date | output |"
+    rows = [line.split(" | ") for line in page.splitlines() if line.endswith(") |")]
+    assert len(rows) > 100
+    assert page.count(head) > 10
+    wrong = []
+    for what, figure, gpu, date, links in rows:
+        for name in re.findall(r"\(measured/([^)]+)\)", links) or [""]:
+            place, _, file = name.rpartition("/")
+            known = gpu == "simulator" or not place or place.startswith(f"{date}-{gpu.replace(' ', 'x')}-")
+            if not (file and (measured / name).exists() and figure and known):
+                wrong.append((what, name))
+    assert wrong == []
+    named = set(re.findall(r"\(measured/([^)]+)\)", page))
+    there = {str(one.relative_to(measured)) for one in measured.rglob("*.*") if one.is_file()}
+    assert {one for one in there - named if not one.endswith((".png", ".svg"))} == set()
+
+
 def test_operations_says_of_cuda_errors_what_doctor_says() -> None:
     """Whoever searches the page for a number finds the same as who asks the program."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

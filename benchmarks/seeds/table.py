@@ -1,7 +1,7 @@
 """The seeds as a table and as pictures: `python benchmarks/seeds/table.py DIR …` puts a run's results into docs/.
 
-DIR is what run.py was given as --out, or several of them. The part of docs/seeds.md between its two marks is written
-anew, and results and pictures go to a directory of that run in docs/measured. Nothing in there is written by hand.
+DIR is what run.py was given as --out, or several of them. The part of docs/measured/seeds.md between its two marks is
+written anew, and results and pictures go to a directory of that run in docs/measured. Nothing in there is written by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 from benchmarks.seeds.published import BY_NAME, OFF, ON, SEEDS, Seed, with_needed
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PAGE = ROOT / "docs" / "seeds.md"
+PAGE = ROOT / "docs" / "measured" / "seeds.md"
 BEGIN, END = "<!-- seeds: written by benchmarks/seeds/table.py -->", "<!-- end of seeds -->"
 NOT_YET = "not yet run"
 PER_WINDOW, PER_START, BEFORE = 1.1, 4.5, 25.0
@@ -363,12 +363,12 @@ def put(results: Found, target: Path) -> Path:
     """The directory of this run. ``target``: the page."""
     words = re.sub(r"[^\w.]+", "-", results["gpu"].removeprefix("NVIDIA ").split(" ")[0])
     name = f"{results['date']}-{words}-{results['about'].get('driver', 'unknown')}"
-    place = target.parent / "measured" / name
+    place = target.parent / name
     place.mkdir(parents=True, exist_ok=True)
     (place / "seeds.json").write_text(json.dumps(results, indent=1) + "\n")
     for problem in draw(results, place):
         print(problem, file=sys.stderr)
-    replace(target, page(results, f"measured/{name}/seeds.svg"))
+    replace(target, page(results, f"{name}/seeds.svg"))
     return place
 
 
@@ -378,7 +378,7 @@ def replace(target: Path, text: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Put a run of the seeds into docs/seeds.md and docs/measured.")
+    parser = argparse.ArgumentParser(description="Put a run of the seeds into docs/measured.")
     parser.add_argument(
         "dirs", type=Path, nargs="*", help="what run.py had as --out; without: the page says not yet run"
     )
