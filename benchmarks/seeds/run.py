@@ -1,9 +1,9 @@
 """The seeds of the field, on one GPU: `python benchmarks/seeds/run.py --out DIR` (root; about five minutes).
 
-Each published measurement is repeated in kind, without MPS and with it behind the gate; docs/measured/seeds.md says what
-each is. Agent, gate and MPS are started for it, in namespaces of their own, and nothing is left. DIR gets results.json (as
-each window ends, so that a run which is broken off keeps what it has), the table as seeds.md, and pictures where
-matplotlib is. With two GPUs the parts can run at once, and table.py takes both directories:
+Each published measurement is repeated in kind, without MPS and with it behind the gate; docs/measured/seeds.md says
+what each is. Agent, gate and MPS are started for it, in namespaces of their own, and nothing is left. DIR gets
+results.json (as each window ends, so that a run which is broken off keeps what it has), the table as seeds.md, and
+pictures where matplotlib is. With two GPUs the parts can run at once, and table.py takes both directories:
 
     python benchmarks/seeds/run.py --out A --gpu 0 --only block resnet inference nbody queue
     python benchmarks/seeds/run.py --out B --gpu 1 --only jpeg mnist threads

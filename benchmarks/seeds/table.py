@@ -1,7 +1,7 @@
 """The seeds as a table and as pictures: `python benchmarks/seeds/table.py DIR …` puts a run's results into docs/.
 
 DIR is what run.py was given as --out, or several of them. The part of docs/measured/seeds.md between its two marks is
-written anew, and results and pictures go to a directory of that run in docs/measured. Nothing in there is written by hand.
+written anew, and results and pictures go to a directory of that run beside it. Nothing in there is written by hand.
 """
 
 from __future__ import annotations
