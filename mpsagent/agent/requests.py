@@ -8,6 +8,7 @@ from typing import Any
 
 from mpsagent.agent import kept
 from mpsagent.agent.host import Agent
+from mpsagent.agent.node import Node
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.mps.units import duration_text
@@ -116,33 +117,33 @@ def resume(agent: Agent, by: int) -> bool:
     return drained
 
 
-def give_lease(agent: Agent, asked: Asked, by: int) -> Lease | str:
+def give_lease(node: Node, asked: Asked, by: int) -> Lease | str:
     """A share for a job, in place of an earlier one of that name; why not, in words."""
-    now, process = agent.clock.now(), None
-    earlier = [one for one in agent.state.leases if asked.name is not None and one.name == asked.name]
-    if len(agent.state.leases) - len(earlier) >= MOST_LEASES:
+    now, process, given = node.clock.now(), None, node.agents[0].state.leases
+    earlier = [one for one in given if asked.name is not None and one.name == asked.name]
+    if len(given) - len(earlier) >= MOST_LEASES:
         return f"there are {MOST_LEASES} leases already"
     if asked.pid is not None:
         line = lineage(asked.pid)
         if not line:
             return f"there is no process {asked.pid}"
         process = line[0]
-    number = int(agent.node.store.get(kept.LEASE, 0)) + 1
+    number = int(node.store.get(kept.LEASE, 0)) + 1
     share = Share(f"lease {number}", asked.threads, asked.memory)
-    until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + agent.clock.shift()
+    until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + node.clock.shift()
     lease = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
-    agent.node.store.put(kept.LEASE, number)
+    node.store.put(kept.LEASE, number)
     ended = [inp.LeaseEnded(now, one.number, by) for one in earlier]
-    for one in agent.node.agents:  # the job may be placed at any instance
+    for one in node.agents:  # the job may be placed at any instance
         one.take([*ended, inp.LeaseGiven(now, lease)])
         one.store.put("leases", kept.lease_rows(one.core))
     return lease
 
 
-def end_lease(agent: Agent, number: int, by: int) -> bool:
-    if all(one.number != number for one in agent.state.leases):
+def end_lease(node: Node, number: int, by: int) -> bool:
+    if all(one.number != number for one in node.agents[0].state.leases):
         return False
-    for one in agent.node.agents:
+    for one in node.agents:
         one.take([inp.LeaseEnded(one.clock.now(), number, by)])
         one.store.put("leases", kept.lease_rows(one.core))
     return True

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 import mpsagent
 from mpsagent.agent import policies, requests
+from mpsagent.agent.conditions import Condition
 from mpsagent.agent.host import Agent
+from mpsagent.agent.node import Node
 from mpsagent.core import usage
 from mpsagent.core.sentences import named, sentence
 from mpsagent.core.view import View
@@ -36,7 +38,8 @@ GATE_WAIT, GATE_LOOK = 5.0, 0.005
 class Answers:
     """One agent's answers. Reading is from memory; acting is what the agent's loop does next."""
 
-    def __init__(self, agent: Agent, recent: Recent | None = None) -> None:
+    def __init__(self, node: Node, agent: Agent, recent: Recent | None = None) -> None:
+        self.node = node
         self.agent = agent
         history = agent.history
         self._page: tuple[View, views.About, float, Json] | None = None
@@ -74,10 +77,10 @@ class Answers:
         agent = self.agent
         return {
             "digest": agent.policy.digest or None,
-            "loaded": views.iso_or_none(agent.node.policy_loaded),
+            "loaded": views.iso_or_none(self.node.policy_loaded),
             "files": list(agent.policy.sources),
-            "errors": [str(error) for error in agent.node.policy_errors],
-            "sections": agent.node.policy.sections(),
+            "errors": [str(error) for error in self.node.policy_errors],
+            "sections": self.node.policy.sections(),
         }
 
     async def explain(self, user: str) -> Json:
@@ -107,8 +110,8 @@ class Answers:
         fresh, errors = await policies.read(agent.settings, remember=False)
         if fresh is None:
             raise _mistakes(errors)
-        each = agent.node.each_of(fresh)
-        now = {one.name for one in agent.node.apart.templates()}
+        each = self.node.each_of(fresh)
+        now = {one.name for one in self.node.apart.templates()}
         policy = each.get(agent.name, agent.policy)
         users = await self._users(policy_diff.named_users([agent.policy, policy]))
         later = [name for name in policies.FIXED if getattr(agent.policy, name) != getattr(policy, name)]
@@ -190,7 +193,7 @@ class Answers:
             return
 
     def health(self) -> tuple[bool, list[str]]:
-        conditions = self.agent.node.all_conditions()
+        conditions = self.node.all_conditions()
         texts = [f"{one.what}; {one.do}" if one.do else one.what for one in conditions]
         return not conditions, [named(text, self._name) for text in texts]
 
@@ -236,21 +239,21 @@ class Answers:
 
     def leases(self) -> Iterable[Json]:
         view = self.agent.view()
-        known = self.agent.node.names.known
+        known = self.node.names.known
         return (lease_body.shown(one, view, None if one.uid is None else known(one.uid)) for one in view.state.leases)
 
     async def give_lease(self, body: Json, by: int) -> Json:
-        found = requests.give_lease(self.agent, lease_body.asked(body, self.agent.clock.now()), by)
+        found = requests.give_lease(self.node, lease_body.asked(body, self.agent.clock.now()), by)
         if isinstance(found, str):
             raise Problem(409, found, "lease")
         await self._written_down()
         in_force = await self._in_force()
-        who = None if found.uid is None else await self.agent.node.names.look_up(found.uid)
+        who = None if found.uid is None else await self.node.names.look_up(found.uid)
         return {**lease_body.shown(found, self.agent.view(), who), "in_force": in_force}
 
     async def _in_force(self) -> bool:
         """Whether the gate goes by what it was told last, at all instances. It is waited for, if there is one."""
-        loop, agents = asyncio.get_running_loop(), self.agent.node.agents
+        loop, agents = asyncio.get_running_loop(), self.node.agents
         end = loop.time() + GATE_WAIT
         while not (settled := all(one.view().settled for one in agents)) and loop.time() < end:
             if any(one.state.gate is None for one in agents):
@@ -259,20 +262,20 @@ class Answers:
         return settled
 
     async def end_lease(self, number: int, by: int) -> Json:
-        if not requests.end_lease(self.agent, number, by):
+        if not requests.end_lease(self.node, number, by):
             raise Problem(404, f"there is no lease {number}", "lease", "see `mpsagent-cli lease list`")
         await self._written_down()
         return {"ended": number}
 
     async def reload(self, by: int) -> Json:
-        errors = await self.agent.node.load_policy()
+        errors = await self.node.load_policy()
         if errors:
             raise _mistakes(errors)
         found: Sequence[PolicyError] = ()
         with suppress(TimeoutError):  # names may be slow; `status` says it later
             async with asyncio.timeout(WARNED):
-                found = await self.agent.node.policy_warnings()
-        node = self.agent.node
+                found = await self.node.policy_warnings()
+        node = self.node
         return {
             "digest": node.policy.digest,
             "files": list(node.policy.sources),
@@ -283,7 +286,7 @@ class Answers:
     # --- what the views need ------------------------------------------------------------------------------------------
 
     def _about(self) -> views.About:
-        agent, recent, seen = self.agent, self.recent.look(), self.agent.node.gpus
+        agent, recent, seen = self.agent, self.recent.look(), self.node.gpus
         started = agent.core.memories.limits
         users = [one.uid for one in (recent.change, recent.fault) if one is not None]
         if recent.change is not None:
@@ -294,7 +297,7 @@ class Answers:
             pid=os.getpid(),
             started=agent.started,
             conditions=tuple(
-                views.Condition(named(one.what, self._name), one.since, one.do) for one in agent.node.all_conditions()
+                views.Condition(named(one.what, self._name), one.since, one.do) for one in self.node.all_conditions()
             ),
             checked={pid: pid not in started.differs for pid in started.seen},
             devices_known=bool(agent.devices),
@@ -305,8 +308,8 @@ class Answers:
             names={uid: name for uid in users if uid is not None and (name := self._name(uid)) is not None},
             last_change=recent.change,
             last_fault=recent.fault,
-            policy_loaded=agent.node.policy_loaded,
-            policy_errors=tuple(str(error) for error in agent.node.policy_errors),
+            policy_loaded=self.node.policy_loaded,
+            policy_errors=tuple(str(error) for error in self.node.policy_errors),
             oldest_cursor=agent.history.oldest - 1,
             newest_cursor=agent.history.newest,
         )
@@ -348,9 +351,9 @@ def _mistakes(errors: Sequence[PolicyError]) -> Problem:
     return Problem(422, f"the policy has {count}: {errors[0]}", "policy", hint)
 
 
-def one_line(agent: Agent) -> str:
+def one_line(agent: Agent, conditions: Sequence[Condition]) -> str:
     """The state in a line, for ``systemctl status``."""
-    view, conditions = agent.view(), agent.node.all_conditions()
+    view = agent.view()
     users = view.state.users()
     if view.turn is None and users:
         processes = "1 process" if len(view.state.clients) == 1 else f"{len(view.state.clients)} processes"

@@ -8,8 +8,7 @@ from textwrap import wrap
 import click
 
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces.cli_ask import Json
-from mpsagent.interfaces.cli_report import moment
+from mpsagent.interfaces.cli_ask import Json, moment
 from mpsagent.interfaces.cli_timeline import Reader
 
 

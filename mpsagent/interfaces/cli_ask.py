@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NoReturn, TextIO
 
 import click
@@ -33,6 +33,27 @@ class Number(click.FloatRange):
     """The same."""
 
     name = "number"
+
+
+def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A time in words of people, as seconds since the epoch."""
+    from mpsagent.mps.units import parse_duration
+
+    if value is None:
+        return None
+    try:
+        return now().timestamp() - parse_duration(value)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError, OSError):
+        hint = 'write "2d" for two days ago, 2026-11-22 or "2026-11-22 08:00"'
+        raise click.BadParameter(f"{value!r} is no time: {hint}", ctx, param) from None
+
+
+def iso(at: float | None) -> str | None:
+    return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def asked(path: str, method: str, target: str, body: Any = None, timeout: float = 15.0) -> tuple[Json, bytes]:

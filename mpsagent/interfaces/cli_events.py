@@ -15,6 +15,8 @@ from mpsagent.interfaces.cli_ask import (
     Json,
     asked,
     complain,
+    iso,
+    moment,
     now,
     refused_and_exit,
     unreachable,
@@ -54,8 +56,6 @@ def beginning(ctx: click.Context, param: click.Parameter, value: str | None) -> 
         return None, None
     if value.isascii() and value.isdecimal() and len(value) <= 18:
         return int(value), None
-    from mpsagent.interfaces.cli_report import moment
-
     return None, moment(ctx, param, value)
 
 
@@ -76,8 +76,6 @@ def events(path: str, cursor: int | None, since: float | None, limit: int, shown
         return
     target = f"/v1/events?limit={limit}"
     if since is not None:
-        from mpsagent.interfaces.cli_report import iso
-
         target += f"&since={iso(since)}"
     elif cursor is not None:
         target += f"&cursor={cursor}"

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 
 import click
 
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces import cli_complete, cli_table, cli_words
-from mpsagent.interfaces.cli_ask import Json
+from mpsagent.interfaces import cli_complete, cli_events, cli_table, cli_words
+from mpsagent.interfaces.cli_ask import Json, iso, moment
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
 SECONDS = frozenset({"gpu", "waited", "longest", "paused"})
 OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "forced")
 """What a page has room for; CSV and JSON have the rest, too."""
-
-
-def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A time in words of people, as seconds since the epoch."""
-    from mpsagent.mps.units import parse_duration
-
-    if value is None:
-        return None
-    try:
-        return ask.now().timestamp() - parse_duration(value)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(value).timestamp()
-    except (ValueError, OverflowError, OSError):
-        hint = 'write "2d" for two days ago, 2026-11-22 or "2026-11-22 08:00"'
-        raise click.BadParameter(f"{value!r} is no time: {hint}", ctx, param) from None
 
 
 @click.command()
@@ -53,8 +36,6 @@ def history(
 
     USER is a name or a uid. The newest come, oldest first. How far back it reaches is in the policy ([history]).
     """
-    from mpsagent.interfaces import cli_events
-
     query = {"user": user, "pid": pid, "kind": kind, "since": iso(since), "until": iso(until), "limit": lines}
     body = _asked(path, "/v1/events", query)
     shown = cli_events.Events(as_json)
@@ -155,10 +136,6 @@ def target(path: str, query: Mapping[str, object]) -> str:
 
     given = {name: value for name, value in query.items() if value is not None}
     return f"{path}?{urlencode(given, errors='surrogateescape')}"
-
-
-def iso(at: float | None) -> str | None:
-    return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _day(at: float | None) -> date | None:

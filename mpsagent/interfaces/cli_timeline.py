@@ -15,8 +15,8 @@ from typing import Any
 import click
 
 from mpsagent.interfaces import cli_ask as ask
-from mpsagent.interfaces.cli_ask import Json
-from mpsagent.interfaces.cli_report import iso, moment, target
+from mpsagent.interfaces.cli_ask import Json, iso, moment
+from mpsagent.interfaces.cli_report import target
 
 PAGE, MOST = 1000, 200_000
 """Events that are asked for at a time, and in all."""

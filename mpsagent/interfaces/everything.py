@@ -41,7 +41,9 @@ class Everything:
             there = {one.name for one in self._node.agents}
             self._made = {name: one for name, one in self._made.items() if name in there}
             template = None if agent.policy.user is None else self._node.find(agent.family)
-            known = self._made[agent.name] = Answers(agent, None if template is None else self._of(template).recent)
+            known = self._made[agent.name] = Answers(
+                self._node, agent, None if template is None else self._of(template).recent
+            )
         return known
 
     def _users(self, template: str) -> list[Answers]:
@@ -198,16 +200,15 @@ class Everything:
 
     def one_line(self) -> str:
         """The state in a line, for ``systemctl status``."""
-        agents = self._node.agents
+        agents, conditions = self._node.agents, self._node.all_conditions()
         if len(agents) == 1:
-            return one_line(agents[0])
+            return one_line(agents[0], conditions)
         clients = sum(len(agent.state.clients) for agent in agents)
         waiting = sum(len(agent.view().waiting()) for agent in agents)
         apart = sum(1 for agent in agents if agent.policy.user is not None)
         text = f"{len(agents) - apart} instances, " if len(agents) - apart > 1 else ""
         text += f"{many(apart, 'user')} apart, " if apart else ""
         text += f"{many(clients, 'client')}, {many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}"
-        conditions = self._node.all_conditions()
         return f"{conditions[0].what} ({many(len(conditions), 'problem')}); {text}" if conditions else text
 
 

@@ -15,26 +15,22 @@ import os
 import select
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from mpsagent.sim import gpu, rendezvous, texts, wire
-from mpsagent.sim.delays import start_error
+from mpsagent.sim.delays import Delays, start_error
 from mpsagent.sim.process_title import become
 from mpsagent.sim.registry import Entry, processes
 from mpsagent.sim.server_clients import MAX_CLIENTS, Client, Link
 
-if TYPE_CHECKING:
-    from mpsagent.sim.control_daemon import Daemon
-
 
 class Server:
-    def __init__(self, daemon: Daemon, uid: int, control: wire.Lines) -> None:
+    def __init__(self, devices: list[gpu.Device], delays: Delays, log: wire.Log, uid: int, control: wire.Lines) -> None:
         self.uid = uid
         self.control = control
-        self.devices = daemon.devices
-        self.delays = daemon.delays
-        self.pipe = daemon.pipe
-        self.log = wire.Log(daemon.server_log, "Server")
+        self.devices = devices
+        self.delays = delays
+        self.log = log
         self.entry = Entry("server")
         self.percentage = 100.0
         self.limits: dict[int, int] = {}
@@ -417,20 +413,18 @@ class Server:
             wire.send(one.lines.connection, "STICKY")
 
 
-def main(daemon: Daemon, uid: int, after_a_kill: bool) -> int:
+def main(pipe: str, server_log: int, devices: list[gpu.Device], delays: Delays, uid: int, after_a_kill: bool) -> int:
     """The server's whole life. Called in the forked child; every descriptor but the server log is closed."""
-    name = ["nvidia-cuda-mps-server"] + (["-multiuser-server"] if daemon.multiuser else [])
-    daemon.title.set(*name)
     become(uid, 0)  # with group 0 and no others (recording 08, G1)
     try:
-        control = wire.Lines(rendezvous.connect(f"{daemon.pipe}/control"))
+        control = wire.Lines(rendezvous.connect(f"{pipe}/control"))
     except OSError:
         return 1  # as the user it may not enter the pipe directory: it ends without a word (X19 of the real runs)
-    log = wire.Log(daemon.server_log, "Other")
-    log.write(*[line.format(pipe=daemon.pipe) for line in texts.SERVER_BEGIN])
+    log = wire.Log(server_log, "Other")
+    log.write(*[line.format(pipe=pipe) for line in texts.SERVER_BEGIN])
     if not rendezvous.greeted(control.connection):
         return 1
     rendezvous.send_credentials(control.connection, rendezvous.CREDENTIALS)
-    server = Server(daemon, uid, control)
+    server = Server(devices, delays, wire.Log(server_log, "Server"), uid, control)
     server.start(after_a_kill)
     return server.run()

@@ -17,6 +17,7 @@ from mpsagent.system.names import Names
 from mpsagent.system.store import Store
 
 T = TypeVar("T")
+_NODES: dict[Agent, Node] = {}
 
 
 class NoDaemon:
@@ -74,8 +75,10 @@ def play(
         node.keeper = NoKeeper(node)
         await node.start(lambda policy, where, gone: supervisor or NoDaemon())
         try:
+            _NODES[node.agents[0]] = node
             return await asyncio.wait_for(scenario(node.agents[0]), 90)
         finally:
+            _NODES.clear()
             await node.end()
 
     return asyncio.run(main())
@@ -86,8 +89,13 @@ async def until(true: Callable[[], object]) -> None:
         await asyncio.sleep(0.01)
 
 
+def node_of(agent: Agent) -> Node:
+    """The node of an agent that plays."""
+    return _NODES[agent]
+
+
 def topics(agent: Agent) -> set[str]:
-    return {*agent.conditions.topics(), *agent.node.conditions.topics()}
+    return {*agent.conditions.topics(), *node_of(agent).conditions.topics()}
 
 
 def records(agent: Agent, kind: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ import pytest
 
 from mpsagent.agent import host, observer
 from mpsagent.agent.host import Agent
-from tests.agent.inside import play, topics, until
+from tests.agent.inside import node_of, play, topics, until
 
 TOPIC = "foreign daemon"
 WAITS = "import sys; print('on', flush=True); sys.stdin.read()"
@@ -55,7 +55,7 @@ def test_it_is_said_and_its_place_is_taken_only_when_it_has_gone(
         def look(*, missing: bool) -> None:
             last[:] = [missing]
 
-        monkeypatch.setattr(agent.node.keeper, "look", look)
+        monkeypatch.setattr(node_of(agent).keeper, "look", look)
         await until(lambda: TOPIC in topics(agent))
         (said,) = [one for one in agent.conditions.all() if f"control daemon {theirs.pid} " in one.what]
         assert said.what == f"control daemon {theirs.pid} of uid {os.geteuid()} on {tmp_path}/p"

@@ -34,7 +34,7 @@ from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.database import NAME, Query
 from mpsagent.system.names import Names
 from mpsagent.system.processes import start_time
-from tests.agent.inside import NoDaemon, play, records, topics, until
+from tests.agent.inside import NoDaemon, node_of, play, records, topics, until
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_history_that_takes_nothing_is_said_until_it_does_again(place: Path, m
         other.execute("BEGIN IMMEDIATE")
         number = agent.record("first", agent.clock.now())
         await until(lambda: "history" in topics(agent) and records(agent, "history.problem"))
-        assert (await Answers(agent).drain(None, 0))["draining"]
+        assert (await Answers(node_of(agent), agent).drain(None, 0))["draining"]
         assert agent.history.newest > number, "followers do not wait for the disk"
         other.execute("COMMIT")
         other.close()
@@ -148,7 +148,7 @@ def test_a_cursor_reaches_back_as_far_as_the_file_does(place: Path) -> None:
     """A reader that was away for a month misses nothing that is kept."""
 
     async def scenario(agent: Agent) -> None:
-        answers = Answers(agent)
+        answers = Answers(node_of(agent), agent)
         first = agent.record("first", agent.clock.now(), uid=1000)
         for number in range(20):
             agent.record("more", agent.clock.now(), number=number)
@@ -298,12 +298,12 @@ def test_what_a_policy_surely_does_not_mean_is_said_and_forgotten(place: Path) -
 
     async def scenario(agent: Agent) -> None:
         def said() -> list[str]:
-            return [one.what for one in agent.node.conditions.all() if "nosuchuser" in one.what]
+            return [one.what for one in node_of(agent).conditions.all() if "nosuchuser" in one.what]
 
         await until(said)
         assert f"{path}:3" in said()[0]
         path.write_text(path.read_text().replace("[user.nosuchuser]", "[user.root]"))
-        assert await agent.node.load_policy() == ()
+        assert await node_of(agent).load_policy() == ()
         await until(lambda: not said())
 
     play(place, scenario, text="[limits]\nthreads = 20\n[user.nosuchuser]\nthreads = 10\n")
