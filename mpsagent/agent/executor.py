@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from mpsagent.agent.clients import Clients
@@ -14,12 +14,9 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.gate_messages import to_gate
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core.admission import at_most
 from mpsagent.core.model import State
-from mpsagent.core.view import View
 from mpsagent.gate import link
 from mpsagent.mps import commands
-from mpsagent.mps.limits import Limits
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
@@ -105,7 +102,7 @@ class Executor:
             ok, text = False, f"{type(error).__name__}: {error}"
         return act.Done(self._clock.now(), action, ok, text)
 
-    def tell_gate(self, action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient) -> act.Done:
+    def tell_gate(self, action: act.ToGate) -> act.Done:
         """At once: who waits at the gate waits for this."""
         try:
             ok = self._gate.send(to_gate(action, self.policy.instance))
@@ -255,50 +252,16 @@ class Executor:
         for pid in (*action.servers, *fresh):
             found += await self._examine(pid)
         self._tell(found)
-        for one in found:
-            if isinstance(one, inp.ClientsListed):
-                await self._meet(one)
         return True, ""
 
-    async def _meet(self, listed: inp.ClientsListed) -> None:
-        """Processes that MPS lists and the gate has not told of: they came through another one. The gate counts them
-        from now on, if MPS lists them once more while the kernel holds them for us; and if they are older than what
-        the log says of them: a pid may have come to be another's."""
-        strangers = self._strangers(listed.server)
-        held = [one for pid in sorted(strangers) if pid in listed.pids and (one := Process.open(pid)) is not None]
-        try:
-            if not held:
-                return
-            reply = await self._ask(commands.client_list(listed.server))
-            if not reply.ok or commands.refusal(reply.out) is not None:
-                return
-            again, strangers = set(commands.parse_client_list(reply.out)), self._strangers(listed.server)
-            for one in held:
-                since = strangers.get(one.pid)
-                if since is not None and one.pid in again and one.alive and self._born(one) <= since:
-                    limits = self._limits_of_stranger(one.uid)
-                    self._gate.send(link.Found(one.pid, one.uid, one.started, limits, self.policy.instance))
-        finally:
-            for one in held:
-                one.close()
-
-    def _limits_of_stranger(self, uid: int) -> Limits:
-        """MPS has set those of the process that it came through: of this user, and one that no server names."""
-        state = self._state()
-        carriers = [one for one in state.clients.values() if state.server_of(one.pid) is None]
-        carrier = max(carriers, key=lambda one: (one.uid == uid, one.since), default=None)
-        return at_most(View(state).limits(uid)) if carrier is None else carrier.limits
-
-    def _born(self, process: Process) -> float:
-        """As the log would have it; not after the moment itself."""
+    def _look(self, pid: int) -> inp.Seen | None:
+        process = Process.open(pid)
+        if process is None:
+            return None
+        process.close()
         at_boot = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-        return at_boot + process.started / TICKS + self._clock.shift()
-
-    def _strangers(self, server: int) -> Mapping[int, float]:
-        """Since when each has been there."""
-        state = self._state()
-        known = state.servers.get(server)
-        return {} if known is None else {pid: known.attached[pid].since for pid in state.strangers(known)}
+        born = at_boot + process.started / TICKS + self._clock.shift()  # as the log would have it; not too late
+        return inp.Seen(self._clock.now(), process.uid, process.started, born)
 
     async def _examine(self, server: int) -> list[inp.Input]:
         """A server's status and clients. (`ps` is never asked: it prints other people's command names into control.log;
@@ -312,7 +275,10 @@ class Executor:
         word = commands.parse_status(status)
         if word is not None:
             found.append(inp.ServerStatusSeen(asked, server, word))
-        found.append(inp.ClientsListed(asked, server, frozenset(commands.parse_client_list(rest))))
+        pids = frozenset(commands.parse_client_list(rest))
+        others = pids - self._state().clients.keys()
+        seen = {pid: one for pid in others if (one := self._look(pid)) is not None}
+        found.append(inp.ClientsListed(asked, server, pids, seen))
         return found
 
     # --- by signals ---------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def to_input(message: link.FromGate, now: float, at: Callable[[float], float]) -
             return inp.GateRefused(now, message.connection, message.pid, message.uid, message.why)
 
 
-def to_gate(action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient, instance: str) -> link.FromAgent:
+def to_gate(action: act.ToGate, instance: str) -> link.FromAgent:
     """The message that carries an action of this instance to the gate."""
     match action:
         case act.SetAdmissions():
@@ -78,3 +78,5 @@ def to_gate(action: act.SetAdmissions | act.RefuseConnection | act.ReleaseClient
             return link.Refuse(action.connection, action.reason)
         case act.ReleaseClient():
             return link.Release(action.pid, action.start)
+        case act.CountClient():
+            return link.Found(action.pid, action.uid, action.start, action.limits, instance)

@@ -297,7 +297,7 @@ class Agent(Recorder):
             self.failed(f"{rule} failed, everything else goes on", error)
         outcomes: list[act.Done] = []
         for action in step.actions:
-            if isinstance(action, act.SetAdmissions | act.RefuseConnection | act.ReleaseClient):
+            if isinstance(action, act.ToGate):
                 self.counts[type(action).__name__] += 1
                 outcomes.append(self.executor.tell_gate(action))
             else:

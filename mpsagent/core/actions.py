@@ -76,6 +76,16 @@ class ReleaseClient(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CountClient(Action):
+    """Tell the gate of a client of MPS that it has not seen: it is known from now on, and counts for its user."""
+
+    pid: int
+    start: int
+    uid: int
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownServer(Action):
     """``shutdown_server S [-f]``."""
 
@@ -195,6 +205,10 @@ class Report(Action):
     uid: int | None = None
     server: int | None = None
     pid: int | None = None
+
+
+ToGate = SetAdmissions | RefuseConnection | ReleaseClient | CountClient
+"""What is told to the gate at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,9 @@ SERVER_FOR = 2.0
 """Seconds from a server's first line until it is asked about; a start takes 0.06 to 0.6."""
 STRANGER_FOR, ADOPTED_FOR = 0.05, 2.0
 """Seconds from the line of a context whose process did not pass the gate until it is asked about, and from the moment
-the gate was met: what it has to tell comes by another way than the log."""
-STRANGER = "process"
+the gate was met: what it has to tell comes by another way than the log. Once MPS has listed it, it is asked again at
+once."""
+STRANGER, LISTED = "process", "listed process"
 QUIT_FOR = 1.1
 """Seconds from the line of a ``quit`` until it is asked about; an answer is believed from a second after it."""
 AGAIN, AGAIN_MOST = 0.3, 5.0
@@ -90,12 +91,15 @@ def _doubts(view: View, memory: Memory, now: float) -> dict[Key, tuple[float, tu
         elif not server.confirmed:  # one that does not exist would stand in the way of the next user
             found["server", server.pid] = (server.started + SERVER_FOR, ())
     if state.gate is not None:
-        least = max(memory.strangers, state.gate.since + ADOPTED_FOR)
+        met = state.gate.since + ADOPTED_FOR
         for server in state.servers.values():
             for pid in state.strangers(server):
                 one = server.attached[pid]
                 at = one.since + STRANGER_FOR if one.ended is None else one.ended[0] + LEFT_FOR
-                found[STRANGER, pid] = (max(least, at), (server.pid,))
+                if one.seen is None:
+                    found[STRANGER, pid] = (max(met, at, memory.strangers), (server.pid,))
+                else:
+                    found[LISTED, pid] = (max(met, one.seen.at), (server.pid,))
     for client in state.clients.values():
         leaving = view.ending.get(client.pid)
         if leaving is not None and not leaving.blocks and not leaving.signalled:

@@ -228,13 +228,24 @@ class ServersListed(NamedTuple):
     known_before: frozenset[int]
 
 
+class Seen(NamedTuple):
+    """A process as the kernel shows it at ``at``. ``born``: when it started, as a log would have it."""
+
+    at: float
+    uid: int
+    start: int
+    born: float
+
+
 class ClientsListed(NamedTuple):
     """``get_client_list`` answered: these pids have a context on this server, and no others had when it was asked
-    (``at``). A process with nothing but its channel is not in it (conformance scenario X8)."""
+    (``at``). A process with nothing but its channel is not in it (conformance scenario X8). ``seen``: those of them
+    that are no clients, after the answer."""
 
     at: float
     server: int
     pids: frozenset[int]
+    seen: Mapping[int, Seen] = {}
 
 
 class DaemonSilent(NamedTuple):

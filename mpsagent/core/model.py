@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from mpsagent.core.inputs import Lifts, Peer
+from mpsagent.core.inputs import Lifts, Peer, Seen
 from mpsagent.core.queue import Held as Held
 from mpsagent.core.queue import Queue
 from mpsagent.mps.limits import Device, Limits
@@ -78,6 +78,10 @@ class Attachment:
     ended: tuple[float, int] | None = None
     """When a client's process has ended, and its user: if MPS lists it still, another process, which it has forked or
     given its descriptors, keeps its place and its memory (measured on an H200, 2026-11-23)."""
+    seen: Seen | None = None
+    """Of one that is no client: the process that has its pid, if MPS can mean that one, since MPS listed it last."""
+    confirmed: bool = False
+    """MPS listed it once more after it was seen, and the same process was there."""
 
     @property
     def places(self) -> int:

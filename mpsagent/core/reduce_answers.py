@@ -96,14 +96,24 @@ def _clients_listed(state: State, event: inp.ClientsListed, out: Out) -> State:
                 continue
         attached[pid] = one
     for pid in event.pids:
-        if not attached.get(pid, Attachment(event.at)).contexts - {0}:
-            attached[pid] = replace(attached.get(pid, Attachment(event.at)), contexts=frozenset({0, 1}))
+        one = attached.get(pid, Attachment(event.at))
+        contexts = one.contexts if one.contexts - {0} else frozenset({0, 1})
+        attached[pid] = replace(_seen(one, event.seen.get(pid), event.at), contexts=contexts)
     clients = {
         pid: back(replace(one, server=server.pid)) if pid in event.pids else one for pid, one in state.clients.items()
     }
     idle = None if attached else server.idle_since if server.idle_since is not None else event.at
     server = replace(server, attached=attached, idle_since=idle, listed_at=event.at, listed=event.pids)
     return _confirmed(replace(put(state, server), clients=clients))
+
+
+def _seen(one: Attachment, now: inp.Seen | None, asked: float) -> Attachment:
+    """Who is younger than what the log says of its pid is another one, that has got the number."""
+    if now is not None and now.born > one.since:
+        now = None
+    before = one.seen
+    same = before is not None and now is not None and (before.uid, before.start) == (now.uid, now.start)
+    return replace(one, seen=now, confirmed=same and before is not None and before.at < asked)
 
 
 RULES: dict[type, Callable[[State, Any, Out], State]] = {

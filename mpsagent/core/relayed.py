@@ -1,7 +1,7 @@
 """Clients that the gate has not seen: they came through another process of a user's (a relay, a sandbox; recording 12,
-H1). They count, pause and end as all others do; the gate could not hold them, so who may not work now is ended: whom
-the policy denies, who comes in another user's turn or at another user's own control daemon, and the youngest beyond
-``max_clients`` and a total.
+H1). Once MPS and the kernel have said twice who that is, the gate is told. They count, pause and end as all others do;
+the gate could not hold them, so who may not work now is ended: whom the policy denies, who comes in another user's turn
+or at another user's own control daemon, and the youngest beyond ``max_clients`` and a total.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mpsagent.core import actions as act
+from mpsagent.core.admission import at_most
+from mpsagent.core.inputs import Seen
 from mpsagent.core.model import Client
 from mpsagent.core.rule import Decision, EndClient, Section
 from mpsagent.core.view import View
@@ -19,14 +21,28 @@ Wrong = tuple[Client, str, str, Section]
 """Why it may not work now, and by which rule."""
 
 
+RULE = "whom MPS lists and the gate has not seen counts, too"
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Nothing has to be remembered."""
+    """``told``: whoever was seen until then the gate has been told of."""
+
+    told: float = float("-inf")
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
+    fresh = _confirmed(view, memory.told)
+    count = tuple(
+        act.CountClient(
+            pid=pid, start=one.start, uid=one.uid, limits=_limits(view, one.uid), rule=RULE,
+            reason=f"MPS lists process {pid}, which the gate has not seen",
+        )
+        for pid, one in fresh.items()
+    )  # fmt: skip
+    memory = Memory(max((one.at for one in fresh.values()), default=memory.told))
     if not any(one.unseen for one in view.state.clients.values()):
-        return Decision(memory)
+        return Decision(memory, count)
     requests = tuple(
         EndClient(
             pid=one.pid, start=one.peer.start, uid=one.uid, rule=rule, section=section, hook=True,
@@ -34,7 +50,21 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         )
         for one, why, rule, section in _wrong(view)
     )  # fmt: skip
-    return Decision(memory, (), requests)
+    return Decision(memory, count, requests)
+
+
+def _confirmed(view: View, told: float) -> dict[int, Seen]:
+    """Processes that are no clients yet, seen after ``told``."""
+    state = view.state
+    found = ((pid, server.attached[pid]) for server in state.servers.values() for pid in state.strangers(server))
+    return {pid: one.seen for pid, one in found if one.confirmed and one.seen is not None and one.seen.at > told}
+
+
+def _limits(view: View, uid: int) -> Limits:
+    """MPS has set those of the process that it came through: of this user, and one that no server names."""
+    carriers = [one for one in view.state.clients.values() if view.state.server_of(one.pid) is None]
+    carrier = max(carriers, key=lambda one: (one.uid == uid, one.since), default=None)
+    return at_most(view.limits(uid)) if carrier is None else carrier.limits
 
 
 def _wrong(view: View) -> Iterator[Wrong]:

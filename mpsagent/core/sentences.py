@@ -302,6 +302,7 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     "SetAdmissions": _admissions,
     "RefuseConnection": lambda w: f"refused process {w['pid']}{w.of_user()}",
     "ReleaseClient": lambda w: f"released client {w['pid']}{w.of_user()}",
+    "CountClient": lambda w: f"told the gate of client {w['pid']}{w.of_user()}",
     "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
     "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
     "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",

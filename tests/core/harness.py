@@ -209,6 +209,8 @@ class Stage:
             case act.ReleaseClient():
                 self._check_release(action)
                 self._answer(action, self._to_gate(lambda: self.gate.release((action.pid, action.start))))
+            case act.CountClient():
+                self._answer(action, self._to_gate(lambda: self._found(action)))
             case act.SignalClient() | act.SignalHeld():
                 self._answer(action, self._signal(action))
             case act.Freeze() | act.Thaw():
@@ -245,6 +247,11 @@ class Stage:
             return False
         self.after(self.lag, lambda: what() if link else None)
         return True
+
+    def _found(self, action: act.CountClient) -> None:
+        proc = self.procs.get(action.pid)
+        if proc is not None and (proc.uid, proc.start) == (action.uid, action.start):
+            self.gate.found(proc, action.limits)
 
     def _from_gate(self, one: inp.Input) -> None:
         if isinstance(one, inp.Passed):
@@ -312,6 +319,11 @@ class Stage:
         assert self.core is not None
         view = self.core.view()
         assert view.denied(action.uid) or view.given_up is not None, action
+
+    def look(self, pid: int) -> inp.Seen:
+        """As the executor shows a process that MPS lists."""
+        proc = self.procs[pid]
+        return inp.Seen(self.now, proc.uid, proc.start, float("-inf"))
 
     def _check_release(self, action: act.ReleaseClient) -> None:
         """A log alone moves no turn: who is released has no server."""
@@ -439,12 +451,9 @@ class Stage:
             if server is not None:
                 word = "FAULT" if server.fault else "SHUTTING_DOWN" if server.leaving else "ACTIVE"
                 told.append(inp.ServerStatusSeen(now, pid, word))
-                told.append(inp.ClientsListed(now, pid, frozenset(p for p, one in server.clients.items() if one.made)))
+                listed = frozenset(p for p, one in server.clients.items() if one.made)
+                told.append(inp.ClientsListed(now, pid, listed, {p: self.look(p) for p in listed & self.procs.keys()}))
         self.feed(*told)
-        for server in list(core.state.servers.values()):  # as the executor does, when MPS has said it twice
-            for pid in core.state.strangers(server) if self.link else ():
-                if pid in server.listed and pid in self.procs:
-                    self.gate.found(self.procs[pid], core.view().limits(self.procs[pid].uid))
 
     # --- by the kernel ------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,10 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core import relayed
 from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client
 from mpsagent.core.reduce import reduce
+from mpsagent.core.view import View
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 from tests.core.toy import Proc
@@ -45,6 +47,77 @@ def test_mps_itself_makes_it_a_client_and_not_a_line() -> None:
     assert found is not None
     assert found.unseen
     assert found.server == first.server.pid
+
+
+SEEN = inp.Seen(1000.4, BOB, 3, 999.0)
+
+
+def found(*answers: tuple[float, inp.Seen | None]) -> list[act.Action]:
+    """Whom the gate is told of when MPS lists process 77 in each of these answers, by when they were asked."""
+    stage = Stage(PATIENT, shared=True).up()
+    server = at_work(stage).server
+    assert server is not None
+    assert stage.core is not None
+    start, state, memory = stage.now - 1000, stage.core.state, relayed.Memory()
+    state, _ = reduce(state, ev.ContextConnected(start + 1000, server.pid, 77, 1))
+    actions: list[act.Action] = []
+    for asked, seen in answers:
+        seen = seen and seen._replace(at=start + seen.at, born=start + seen.born)
+        listed = inp.ClientsListed(start + asked, server.pid, frozenset({77}), {} if seen is None else {77: seen})
+        state, _ = reduce(state, listed)
+        decision = relayed.decide(View(state), memory, stage.now)
+        memory = decision.memory
+        actions += decision.actions
+    return actions
+
+
+def test_who_is_listed_before_and_after_the_kernel_showed_it_is_told_to_the_gate() -> None:
+    (one,) = found((1000.3, SEEN), (1000.5, SEEN._replace(at=1000.6)))
+    assert isinstance(one, act.CountClient)
+    assert (one.pid, one.uid, one.start) == (77, BOB, 3)
+    again = found((1000.3, SEEN), (1000.5, SEEN._replace(at=1000.6)), (1000.9, SEEN._replace(at=1001)))
+    assert len(again) == 2, "the gate may have been another one"
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        (1000.3, SEEN),
+        (1000.4, SEEN._replace(at=1000.6)),
+        (1000.5, None),
+        (1000.5, SEEN._replace(at=1000.6, start=4)),
+        (1000.5, SEEN._replace(at=1000.6, uid=ALICE)),
+        (1000.5, SEEN._replace(at=1000.6, born=1000.1)),
+    ],
+    ids=["once", "asked before it was seen", "gone", "another process", "another user", "younger than its line"],
+)
+def test_who_is_not_surely_the_one_that_mps_means_is_not(second: tuple[float, inp.Seen | None]) -> None:
+    first = (1000.3, SEEN)
+    assert found(*dict.fromkeys([first, second])) == []
+
+
+def test_the_next_user_of_the_number_is_not_taken_for_the_one_that_was_seen() -> None:
+    assert found((1000.3, SEEN._replace(born=1000.1)), (1000.5, SEEN._replace(at=1000.6, born=1000.1))) == []
+
+
+def test_it_has_the_limits_of_the_process_that_it_came_through() -> None:
+    """MPS has set those, also where the policy has changed since; where it is not known who that was, its user's."""
+    stage = Stage(PATIENT, shared=True).up()
+    first, before = at_work(stage), stage.limits(ALICE)
+    assert first.server is not None
+    stage.log_lag = lambda: None
+    carrier = stage.client(ALICE)
+    stage.run(0.5)
+    stage.mps.leave(carrier)  # it never had anything, and no line names it
+    stage.log_lag = lambda: 0.002
+    stage.reload(stage.text.replace("threads = 60", "threads = 10"))
+    assert stage.limits(ALICE) != before
+    through = stage.relayed(ALICE, first)
+    stage.run(NAMED_FOR + 3)
+    later = stage.relayed(ALICE, first)
+    stage.run(1)
+    told = {one.pid: one.limits for one in stage.actions(act.CountClient)}
+    assert told == {through.pid: before, later.pid: stage.limits(ALICE)}
 
 
 def test_it_is_asked_about_rarely() -> None:
