@@ -76,6 +76,15 @@ IMPURE_NAMES = frozenset({"open", "input", "print", "exec", "eval", "__import__"
 IMPURE_ATTRIBUTES = frozenset({"now", "utcnow", "today", "alarm", "pause", "raise_signal", "setitimer", "signal"})
 PURE = ("mpsagent.mps", "mpsagent.policy", "mpsagent.core")
 
+CIRCLES = frozenset(
+    f"mpsagent.agent.{name}"
+    for name in (
+        "apart", "bypass", "gate_keeper", "gate_side", "host", "log_side", "node", "observer", "placing", "startup",
+        "unlimited",
+    )
+)  # fmt: skip
+"""Modules that are still in a circle. Only taken away from: a test says which is in none any more."""
+
 
 def module_name(path: Path, root: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
@@ -139,28 +148,25 @@ def wrong_imports(module: str, found: list[tuple[int, str]]) -> list[str]:
     return problems
 
 
-def circles(imports: dict[str, list[str]]) -> list[str]:
-    """Modules that import each other, directly or through others; each circle once."""
+def circles(imports: dict[str, list[str]]) -> list[list[str]]:
+    """Modules that import each other, directly or through others, be it for types only or within a function."""
     graph: dict[str, set[str]] = {}
     for module, names in imports.items():
         known = {name if name in imports else name.rpartition(".")[0] for name in names}
         graph[module] = {one for one in known if one in imports and one != module and one != module.rpartition(".")[0]}
-    found: set[frozenset[str]] = set()
-    state: dict[str, int] = {}
 
-    def visit(module: str, way: list[str]) -> None:
-        state[module] = 1
-        for other in sorted(graph[module]):
-            if state.get(other) == 1:
-                found.add(frozenset(way[way.index(other) :]))
-            elif other not in state:
-                visit(other, [*way, other])
-        state[module] = 2
+    def reached(module: str) -> set[str]:
+        found: set[str] = set()
+        todo = [module]
+        while todo:
+            fresh = graph[todo.pop()] - found
+            found |= fresh
+            todo += fresh
+        return found
 
-    for module in sorted(graph):
-        if module not in state:
-            visit(module, [module])
-    return [f"a circle of imports: {', '.join(sorted(one))}" for one in found]
+    far = {module: reached(module) for module in graph}
+    found = {frozenset(one for one in far[module] if module in far[one]) for module in graph if module in far[module]}
+    return sorted(map(sorted, found))
 
 
 def wrong_calls(module: str, tree: ast.AST) -> list[str]:
@@ -203,12 +209,14 @@ def violations(root: Path) -> list[str]:
     """All violations in the package tree root/mpsagent, one line each."""
     problems: list[str] = []
     top_level: dict[str, list[str]] = {}
+    every: dict[str, list[str]] = {}
     for path in sorted((root / "mpsagent").rglob("*.py")):
         module = module_name(path, root)
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text, filename=str(path))
         is_package = path.name == "__init__.py"
         found = imported(ast.walk(tree), module, is_package)
+        every[module] = [name for _, name in found]
         top_level[module] = [name for _, name in imported(at_import(tree), module, is_package)]
         problems += wrong_imports(module, found)
         problems += wrong_calls(module, tree)
@@ -219,7 +227,7 @@ def violations(root: Path) -> list[str]:
                 problems.append(f"{module}:{line}: imports {name}, which only the device plugin has")
             if within(name, "mpsagent.sim") and not within(module, "mpsagent.sim"):
                 problems.append(f"{module}:{line}: imports the simulator")
-    problems += circles(top_level)
+    problems += [f"a circle of imports: {', '.join(one)}" for one in circles(every) if not CIRCLES.issuperset(one)]
     for module in top_level:
         if module.startswith(LIGHT):
             problems += heavy_imports(module, top_level)
@@ -314,15 +322,25 @@ def test_what_the_layers_allow_is_not_reported(tmp_path: Path) -> None:
 
 
 def test_circles_are_found(tmp_path: Path) -> None:
-    """Two modules that need each other are one module; three in a ring are harder to see."""
+    """Two modules that need each other are one module; three in a ring are harder to see, and an import for types or in
+    a function is one, too."""
     package = tmp_path / "mpsagent" / "core"
     package.mkdir(parents=True)
     (package / "a.py").write_text("from mpsagent.core import b\n")
-    (package / "b.py").write_text("import mpsagent.core.c\n")
-    (package / "c.py").write_text("from mpsagent.core.a import x\n")
+    (package / "b.py").write_text("def f():\n    import mpsagent.core.c\n")
+    (package / "c.py").write_text("if TYPE_CHECKING:\n    from mpsagent.core.a import x\n")
     (package / "d.py").write_text("from mpsagent.core.a import y\n")
     problems = [one for one in violations(tmp_path) if "circle" in one]
     assert problems == ["a circle of imports: mpsagent.core.a, mpsagent.core.b, mpsagent.core.c"]
+
+
+def test_the_list_of_circles_only_shrinks() -> None:
+    every = {}
+    for path in (ROOT / "mpsagent").rglob("*.py"):
+        module, tree = module_name(path, ROOT), ast.parse(path.read_text(encoding="utf-8"))
+        every[module] = [name for _, name in imported(ast.walk(tree), module, path.name == "__init__.py")]
+    still = {module for circle in circles(every) for module in circle}
+    assert still == CIRCLES, f"in no circle any more, so not in CIRCLES either: {sorted(CIRCLES - still)}"
 
 
 def test_heavy_imports_are_found_through_other_modules(tmp_path: Path) -> None:

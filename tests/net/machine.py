@@ -1,0 +1,411 @@
+"""The net: a node that is played through the core in fixed time, and all that people and programs see of it, as text.
+
+No process, file or clock: scripted inputs go through the harness of tests/core, the pages come from the API's own code,
+the words from mpsagent-cli itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+from urllib.parse import parse_qs, urlsplit
+
+from click.testing import CliRunner
+
+import mpsagent
+from mpsagent.agent.conditions import Conditions, note_conditions
+from mpsagent.agent.gate_messages import to_gate, to_input
+from mpsagent.agent.node import Node
+from mpsagent.agent.records import action_record
+from mpsagent.core import actions as act
+from mpsagent.core import inputs as inp
+from mpsagent.core import placement
+from mpsagent.core.engine import Core, Step
+from mpsagent.core.outside import Outsider
+from mpsagent.core.transitions import transition_fields
+from mpsagent.gate import link
+from mpsagent.interfaces import cli, cli_ask, cli_events, client
+from mpsagent.interfaces.backend import Problem
+from mpsagent.interfaces.everything import Everything
+from mpsagent.interfaces.metrics import Metrics
+from mpsagent.mps.limits import Limits
+from mpsagent.policy import apart, instances
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
+from tests.core.harness import NAMES, POLICY, Stage, policy
+
+TO_GATE = act.SetAdmissions | act.RefuseConnection | act.ReleaseClient
+FROM_GATE = inp.GateInput
+
+
+class Records:
+    """What happened, as the history keeps it."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def append(self, kind: str, at: float, **fields: object) -> int:
+        self.rows.append(json.loads(json.dumps({"seq": self.last + 1, "at": at, "kind": kind, **fields})))
+        return self.last
+
+    @property
+    def last(self) -> int:
+        return len(self.rows)
+
+    newest = last
+    oldest = 1
+
+    def since(self, cursor: int, limit: int) -> list[dict[str, Any]]:
+        return self.rows[cursor : cursor + limit]
+
+
+class Machine:
+    """A node with its instances; for the API it is a Node."""
+
+    def __init__(self, text: str = POLICY, **how: Any) -> None:
+        self.policy = policy(text)
+        self.history, self.conditions = Records(), Conditions()
+        self.policy_errors: tuple[Any, ...] = ()
+        self.policy_loaded: float | None = 1000.0
+        self.metrics = Metrics(NAMES.get)
+        self.gpus = SimpleNamespace(
+            seen={}, at=None, problem=None, nvml=SimpleNamespace(xids={}, xids_seen={})
+        )  # fmt: skip
+        self.names = SimpleNamespace(
+            known=lambda uid: Identity(uid, NAMES[uid]) if uid in NAMES else None, look_up=self._look_up,
+            uid_of=self._uid_of,
+        )  # fmt: skip
+        found = instances.instances(self.policy, ())
+        self.single, self.first = len(found) == 1, found[0].instance
+        self.played = [Instance(self, one, text, **how) for one in found]
+        self.apart = SimpleNamespace(templates=self._templates, of=self._users_of)
+        self.placing = SimpleNamespace(where=self._where)
+        self.environment = instances.environment(found)
+        self.environment_of = lambda name: self.environment
+        self.backend = Everything(self)  # type: ignore[arg-type]
+
+    @property
+    def agents(self) -> list[Any]:
+        return [one.agent for one in self.played]
+
+    def up(self) -> Machine:
+        for one in self.played:
+            one.start_agent()
+        return self.run(1.0)
+
+    @property
+    def one(self) -> Instance:
+        return self.played[0]
+
+    def run(self, seconds: float) -> Machine:
+        for one in self.played:
+            one.run(seconds)
+        return self
+
+    def user_apart(self, uid: int) -> Instance:
+        """A user's own instance, as the agent makes it when the user has come."""
+        template = self.played[0]
+        made = Instance(self, apart.of_user(template.policy, uid), template.text)
+        made.clock.now = template.now
+        self.played.append(made)
+        made.start_agent()
+        return made
+
+    async def _look_up(self, uid: int) -> Identity:
+        return Identity(uid, NAMES.get(uid))
+
+    async def _uid_of(self, name: str) -> int | None:
+        return next((uid for uid, known in NAMES.items() if known == name), None)
+
+    def _templates(self) -> list[Any]:
+        return [one for one in self.agents if one.policy.user is None]
+
+    def _users_of(self, template: Any) -> list[Any]:
+        return [one for one in self.agents if one.policy.user is not None and one.family == template.name]
+
+    def _where(self, who: Identity) -> str | None:
+        places = [placement.place_of(one.policy, one.view()) for one in self._templates()]
+        return placement.stays(who.uid, places) or placement.place(who, places, self.policy.placement)
+
+    def find(self, name: str) -> Any:
+        return next((one for one in self.agents if name in ("", one.name)), None)
+
+    def all_conditions(self) -> Any:
+        for one in self.played:
+            note_conditions(one.conditions, one.core, one.now)
+        return Node.all_conditions(self)  # type: ignore[arg-type]
+
+    def reject(self, text: str) -> None:
+        """A policy with mistakes is to be read."""
+        from mpsagent.policy.files import load
+
+        _, self.policy_errors = load([("policy.toml", text)])
+        self.record = self.history.append
+        Node._policy_rejected(self, self.policy_errors, "the old one is in force", self.one.now)  # type: ignore[arg-type]
+
+
+class Agent:
+    """What the API takes for an Agent."""
+
+    def __init__(self, played: Instance) -> None:
+        self._played, self.clock = played, SimpleNamespace(now=lambda: played.now)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._played, name)
+
+
+class Instance(Stage):
+    """One instance: the harness's, which also writes down what happens as the agent does."""
+
+    core: Core
+
+    def __init__(self, node: Machine, mine: Policy, text: str, **how: Any) -> None:
+        self.node, self.mine = node, mine
+        self.name, self.family = mine.instance, apart.family(mine)
+        super().__init__(text, together=mine.sharing != "turns", shared=mine.multiuser, **how)
+        self.agent = Agent(self)
+        self.history, self.conditions = node.history, Conditions()
+        self.started = self.now
+        self.memory: dict[int, int] = {}
+        self.observer = SimpleNamespace(memory=lambda: self.memory, modes={})
+        self.bypass = SimpleNamespace(found={})
+        self.people = SimpleNamespace(known=self.identities)
+        self.names = node.names
+        self.wire: list[str] = []
+        """What gate and agent said to each other."""
+        self._begun: dict[int, int] = {}
+        found = self.gate.found
+
+        def meet(proc: Any, limits: Any) -> None:
+            self._said("agent", link.Found(proc.pid, proc.uid, proc.start, limits))
+            found(proc, limits)
+
+        self.gate.found = meet  # type: ignore[method-assign]
+
+    def _policy(self, text: str) -> Policy:
+        """The harness has the policy of one instance."""
+        found = instances.of(policy(text), self.family)
+        return found if self.mine.user is None else apart.of_user(found, self.mine.user)
+
+    @property
+    def state(self) -> Any:
+        return self.core.state
+
+    @property
+    def devices(self) -> Any:
+        return self.state.devices
+
+    def view(self) -> Any:
+        return self.core.view()
+
+    def is_of_family(self, record: Any) -> bool:
+        return (
+            self.node.single
+            or apart.split(str(record.get("instance"))) is not None
+            or self.name == record.get("instance")
+        )
+
+    def computes_outside(self, *those: Outsider) -> None:
+        self.bypass.found = {one.seen.pid: one for one in those}
+
+    def record(self, kind: str, at: float, **fields: object) -> int:
+        named = fields if self.node.single and self.mine.user is None else {"instance": self.name, **fields}
+        return self.history.append(kind, at, **named)
+
+    def _carry(self, step: Step) -> None:
+        for action in step.actions:
+            self._show(action)
+            if isinstance(action, act.Report):
+                self.record(action.kind, self.now, **action_record(action, self.policy))
+        for one in step.transitions:
+            self._show(one)
+            self.record(one.kind, one.at, **transition_fields(one))
+        super()._carry(step)
+
+    def _show(self, one: Any) -> None:
+        self.node.metrics.watch(self.family, one, list)
+
+    def _do(self, action: act.Action) -> None:
+        if isinstance(action, TO_GATE):
+            self._said("agent", to_gate(action, ""))
+        elif not isinstance(action, act.Report | act.Freeze | act.Thaw):
+            fields = action_record(action, self.policy)
+            self._begun[id(action)] = self.record("action", self.now, action=type(action).__name__, **fields)
+        super()._do(action)
+
+    def feed(self, *events: inp.Input | act.Done) -> None:
+        for one in events:
+            if isinstance(one, act.Done) and (number := self._begun.get(id(one.action))) is not None:
+                self.record(
+                    "action.done" if one.ok else "action.failed", one.at, action=type(one.action).__name__,
+                    begun=number, ok=one.ok, text=one.text, **action_record(one.action, self.policy),
+                )  # fmt: skip
+        super().feed(*events)
+
+    def _look(self, core: Core) -> None:
+        if self.core is core:
+            note_conditions(self.conditions, core, self.now)
+        super()._look(core)
+
+    def ask_gpus(self, **memory: int) -> None:
+        """NVML says what processes use: p100=…"""
+        self.memory = {int(pid[1:]): size for pid, size in memory.items()}
+        self.feed(inp.MemorySeen(self.now, {pid: {"GPU-0": size} for pid, size in self.memory.items()}))
+
+    # --- the link -----------------------------------------------------------------------------------------------------
+
+    def _soon(self, number: int, one: inp.Input) -> None:
+        if isinstance(one, FROM_GATE):
+            self._said("gate", message := _message(one))
+            read = link.decode_from_gate(link.encode(message))
+            one = to_input(read, one.at, lambda at: at)
+        super()._soon(number, one)
+
+    def _said(self, who: str, message: link.Message) -> None:
+        packet = link.encode(message)
+        (link.decode_from_gate if who == "gate" else link.decode_from_agent)(packet)  # type: ignore[operator]
+        self.wire.append(f"{self.now:.3f} {who}: {packet.decode()}")
+
+
+def _message(one: Any) -> link.Message:
+    """What the gate says so that the engine is told this."""
+    match one:
+        case inp.GateConnected():
+            return link.Hello(one.pid, 1000.0)
+        case inp.GateSynced():
+            return link.Synced()
+        case inp.Knocked():
+            peer = one.peer
+            return link.Knock(one.connection, peer.pid, peer.uid, peer.gid, peer.start, one.since, peer.cgroup)
+        case inp.Known():
+            peer = one.peer
+            return link.Known(
+                peer.pid, peer.uid, peer.gid, peer.start, one.since, one.limits, peer.cgroup, one.connections
+            )
+        case inp.Left():
+            return link.Left(one.connection)
+        case inp.HandingOver():
+            return link.Handing(one.connection, 0, 0, one.at)
+        case inp.Passed():
+            peer = one.peer
+            return link.Passed(
+                one.connection, peer.pid, peer.uid, peer.start, one.limits, one.seconds, one.at, one.fail_safe,
+                status=one.status,
+            )  # fmt: skip
+        case inp.HandoverFailed():
+            return link.Failed(one.connection, one.pid, one.uid, one.why, one.stage, one.lost)
+        case inp.Unconfirmed():
+            return link.Unconfirmed(one.uid, Limits(), one.why)
+        case inp.Applied():
+            return link.Applied(one.number)
+        case inp.FrontEndUsed():
+            return link.FrontEnd(one.pid, one.uid, one.command, one.at, one.refused)
+        case inp.HandshakeSeen():
+            return link.HandshakeSeen(one.known, one.greeting)
+        case inp.GateRefused():
+            return link.Refused(one.connection, one.pid, one.uid, one.why)
+    raise AssertionError(one)
+
+
+# --- what is seen -----------------------------------------------------------------------------------------------------
+
+State = Callable[[], tuple[Machine, str]]
+"""Plays a state; with the user for whom `explain` is asked."""
+
+
+def seen(machine: Machine, who: str, whole: bool = False) -> str:
+    """All of a state. ``whole``: `explain` with what every policy says."""
+    with _fixed(machine):
+        parts = []
+        for words in ("status", "queue", "clients", "servers", "events -n 1000", f"policy explain {who}", "probe"):
+            done = CliRunner().invoke(cli.cli, words.split())
+            assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+            lines = [one for one in done.output.splitlines() if whole or not one.endswith("built-in default")]
+            text = "".join(f"{one}\n" for one in lines)
+            parts.append(f"$ mpsagent-cli {words}\n{text}[exit status {done.exit_code}]\n")
+        backend, event = machine.backend, machine.backend.event
+        page = json.loads(json.dumps(backend.status()))
+        for one in page["instances"]:  # with a single one most of it stands in the page
+            for key in [key for key, value in one.items() if page.get(key) == value and key in page]:
+                del one[key]
+        parts.append("/v1/status\n" + _keys(page))
+        for name in ("queue", "clients", "servers", "leases"):
+            parts.append(f"/v1/{name}\n" + "".join(f"{json.dumps(one)}\n" for one in getattr(backend, name)()))
+        rows = ({**event(row), "sentence": "…"} for row in machine.history.rows)  # it stands above
+        parts.append("/v1/events\n" + "".join(f"{json.dumps(row)}\n" for row in rows))
+        status, answer = _answer(machine, f"/v1/policy/explain?user={who}")
+        whole = whole or status != 200
+        parts.append(f"/v1/policy/explain {status}\n" + _keys(answer if whole else {"now": answer["now"]}))
+        text = machine.metrics.text(backend.status(), 0, 0, 0).decode()
+        lines = [one for one in text.splitlines() if not one.startswith("#") and not one.endswith(" 0.0")]
+        parts.append("/metrics, without buckets and zeros\n" + "".join(f"{one}\n" for one in lines if _steady(one)))
+    return "\n".join(parts)
+
+
+def words_of_metrics(machine: Machine) -> str:
+    """Names, kinds and help of all of them."""
+    with _fixed(machine):
+        text = machine.metrics.text(machine.backend.status(), 0, 0, 0).decode()
+    return "".join(f"{one}\n" for one in text.splitlines() if one.startswith("#") and _steady(one))
+
+
+def _steady(line: str) -> bool:
+    """Not what the machine on which the test runs decides."""
+    return not any(word in line for word in ("mpsagent_process_", "mpsagent_gpu_seconds_total{", "_bucket{"))
+
+
+def _keys(page: dict[str, Any]) -> str:
+    lines: list[str] = []
+    for key, value in page.items():
+        if isinstance(value, list) and value:
+            lines += [f"{key}:", *(f"  {json.dumps(one)}" for one in value)]
+        else:
+            lines.append(f"{key}: {json.dumps(value)}")
+    return "".join(f"{one}\n" for one in lines)
+
+
+@contextmanager
+def _fixed(machine: Machine) -> Iterator[None]:
+    """One moment, one user who asks, and this machine as the agent that is asked."""
+
+    def now() -> datetime:
+        return datetime.fromtimestamp(machine.one.now, UTC)
+
+    def request(path: str, method: str, target: str, body: Any = None, timeout: float = 0.0) -> tuple[int, bytes]:
+        status, found = _answer(machine, target)
+        return status, json.dumps(found).encode()
+
+    with ExitStack() as fixed:
+        for where, name, value in (
+            (client, "request", request), (cli_ask, "now", now), (cli_events, "now", now),
+            (os, "getuid", lambda: 0), (os, "getpid", lambda: 40), (mpsagent, "__version__", "0.0-net"),
+        ):  # fmt: skip
+            fixed.enter_context(patch.object(where, name, value))
+        yield
+
+
+def _answer(machine: Machine, target: str) -> tuple[int, Any]:
+    backend, asked = machine.backend, urlsplit(target)
+    match asked.path.removeprefix("/v1/"):
+        case "status":
+            return 200, backend.status()
+        case "queue" | "clients" | "servers" as name:
+            return 200, {name: list(getattr(backend, name)())}
+        case "events":
+            return 200, {"events": [backend.event(one) for one in machine.history.rows], "cursor": machine.history.last}
+        case "/healthz":
+            ok, problems = backend.health()
+            return 200 if ok else 503, {"ok": ok, "problems": problems}
+        case "policy/explain":
+            try:
+                return 200, asyncio.run(backend.explain(parse_qs(asked.query)["user"][0]))
+            except Problem as problem:
+                return problem.status, problem.body()
+    raise AssertionError(target)

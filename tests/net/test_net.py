@@ -1,0 +1,51 @@
+"""What people and programs see stays as it is: some seventy states, each a file beside this one.
+
+What changes on purpose is changed there in the same commit, with the reason: ``.venv/bin/python -m tests.net``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.net.machine import seen, words_of_metrics
+from tests.net.states import STATES, WIRED, idle
+
+HERE = Path(__file__).parent
+
+
+def told(name: str) -> dict[str, str]:
+    """The files of a state, by name."""
+    machine, who = STATES[name]()
+    found = {f"seen/{name}.txt": seen(machine, who, whole=name == "idle")}
+    if name in WIRED:
+        found[f"link/{name}.txt"] = "".join(f"{one}\n" for one in machine.one.wire)
+    return found
+
+
+def metrics() -> dict[str, str]:
+    return {"seen/metrics.txt": words_of_metrics(idle()[0])}
+
+
+def everything() -> dict[str, str]:
+    found = metrics()
+    for name in STATES:
+        found |= told(name)
+    return found
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_is_seen_stays(name: str) -> None:
+    for file, text in told(name).items():
+        assert text == (HERE / file).read_text(), f"tests/net/{file}; if that is meant: python -m tests.net"
+
+
+def test_metrics_keep_their_names() -> None:
+    for file, text in metrics().items():
+        assert text == (HERE / file).read_text(), f"tests/net/{file}; if that is meant: python -m tests.net"
+
+
+def test_there_is_no_file_of_a_state_that_is_gone() -> None:
+    names = {f"{one.parent.name}/{one.name}" for one in HERE.glob("*/*.txt")}
+    assert names == {"seen/metrics.txt", *(f"seen/{one}.txt" for one in STATES), *(f"link/{one}.txt" for one in WIRED)}
