@@ -41,9 +41,6 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from tests.core.harness import NAMES, POLICY, Stage, policy
 
-TO_GATE = act.SetAdmissions | act.RefuseConnection | act.ReleaseClient
-FROM_GATE = inp.GateInput
-
 
 class Records:
     """What happened, as the history keeps it."""
@@ -181,13 +178,6 @@ class Instance(Stage):
         self.wire: list[str] = []
         """What gate and agent said to each other."""
         self._begun: dict[int, int] = {}
-        found = self.gate.found
-
-        def meet(proc: Any, limits: Any) -> None:
-            self._said("agent", link.Found(proc.pid, proc.uid, proc.start, limits))
-            found(proc, limits)
-
-        self.gate.found = meet  # type: ignore[method-assign]
 
     def _policy(self, text: str) -> Policy:
         """The harness has the policy of one instance."""
@@ -233,7 +223,7 @@ class Instance(Stage):
         self.node.metrics.watch(self.family, one, list)
 
     def _do(self, action: act.Action) -> None:
-        if isinstance(action, TO_GATE):
+        if isinstance(action, act.ToGate):
             self._said("agent", to_gate(action, ""))
         elif not isinstance(action, act.Report | act.Freeze | act.Thaw):
             fields = action_record(action, self.policy)
@@ -262,7 +252,7 @@ class Instance(Stage):
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def _soon(self, number: int, one: inp.Input) -> None:
-        if isinstance(one, FROM_GATE):
+        if isinstance(one, inp.GateInput):
             self._said("gate", message := _message(one))
             read = link.decode_from_gate(link.encode(message))
             one = to_input(read, one.at, lambda at: at)
