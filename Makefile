@@ -64,7 +64,7 @@ format: $(STAMP)
 schema: $(STAMP)
 	@$(PY) packaging/write_policy_schema.py
 
-# The table of modules in docs/architecture.md, from the modules' first sentences; a test says when it is out of date.
+# The table of modules in docs/develop/modules.md, from the modules' first sentences; a test says when it is out of date.
 modules: $(STAMP)
 	@$(PY) packaging/write_module_table.py
 

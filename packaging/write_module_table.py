@@ -1,4 +1,4 @@
-"""Writes the table of modules in docs/architecture.md from the modules' own first sentences (`make modules`).
+"""Writes the table of modules in docs/develop/modules.md from the modules' own first sentences (`make modules`).
 
 A test says when the table is out of date.
 """
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "architecture.md"
+TARGET = ROOT / "docs" / "develop" / "modules.md"
 BEGIN, END = "<!-- modules: written by make modules -->", "<!-- end of modules -->"
 LAYERS = ("kubernetes", "interfaces", "agent", "system", "gate", "core", "policy", "mps", "sim")
 

@@ -67,7 +67,7 @@ def test_the_table_of_modules_is_that_of_the_modules() -> None:
     writer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(writer)
     present = writer.TARGET.read_text(encoding="utf-8")
-    assert writer.text(present) == present, "docs/architecture.md is out of date: run `make modules`"
+    assert writer.text(present) == present, "docs/develop/modules.md is out of date: run `make modules`"
     modules = [path for path in (ROOT / "mpsagent").glob("*/*.py") if path.name != "__init__.py"]
     assert present.count("\n| ") >= len(modules) > 50
 
@@ -123,6 +123,40 @@ def test_every_measurement_that_is_named_exists() -> None:
     assert not wrong
 
 
+_CODE = re.compile(r"\b(mpsagent/[\w/]+\.py)::(\w+)")
+_SENDS = re.compile(r"pidfd_send_signal\(|os\.kill(?:pg)?\(|pthread_kill\(|\.send\((?:signal\.\w+|number|\w+\.signal)\)")
+
+
+def _functions(path: Path) -> dict[str, str]:
+    """The functions and methods of a module by name, with their texts; those of one name together."""
+    text = path.read_text(encoding="utf-8")
+    found: dict[str, str] = {}
+    for one in ast.walk(ast.parse(text)):
+        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[one.name] = found.get(one.name, "") + (ast.get_source_segment(text, one) or "")
+    return found
+
+
+def test_architecture_names_functions_that_there_are() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = _CODE.findall(text)
+    assert len(named) > 20
+    assert [one for one in named if one[1] not in _functions(ROOT / one[0])] == []
+    assert [one for one in _TEST.findall(text) if not _defines(ROOT / one[0], one[1])] == []
+
+
+def test_all_code_that_sends_a_signal_stands_in_architecture() -> None:
+    """The simulator and `bench` run processes of their own."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    said = set(re.findall(r"^\| (mpsagent/[\w/]+\.py::\w+) \|", text, re.MULTILINE))
+    sends = set()
+    for path in (ROOT / "mpsagent").rglob("*.py"):
+        name = str(path.relative_to(ROOT))
+        if not name.startswith(("mpsagent/sim/", "mpsagent/bench/")):
+            sends |= {f"{name}::{one}" for one, body in _functions(path).items() if _SENDS.search(body)}
+    assert said == sends
+
+
 def test_every_figure_names_its_output_and_every_output_is_named() -> None:
     """Device, driver and date stand in the name of the directory in which an output lies."""
     page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
@@ -173,7 +207,9 @@ def _headings(page: Path) -> set[str]:
 
 def test_every_document_can_be_found_from_the_first() -> None:
     """README names it, or a page that README names: nobody reads what nothing leads to."""
-    pages = {f"docs/{path.name}": path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
+    docs = ROOT / "docs"
+    paths = [*docs.glob("*.md"), *(docs / "develop").glob("*.md")]
+    pages = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
     found, new = set[str](), {"README.md"}
     while new:
         name = new.pop()
