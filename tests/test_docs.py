@@ -124,7 +124,7 @@ def test_every_measurement_that_is_named_exists() -> None:
 
 
 _CODE = re.compile(r"\b(mpsagent/[\w/]+\.py)::(\w+)")
-_SENDS = re.compile(r"pidfd_send_signal\(|os\.kill(?:pg)?\(|pthread_kill\(|\.send\((?:signal\.\w+|number|\w+\.signal)\)")
+_SENDS = re.compile(r"pidfd_send_signal\(|os\.killp?g?\(|pthread_kill\(|\.send\((?:signal\.\w+|number|\w+\.signal)\)")
 
 
 def _functions(path: Path) -> dict[str, str]:
