@@ -85,13 +85,13 @@ def _at_work(turn: Json, now: datetime) -> str:
 
 def _until(turn: Json, drained: str | None, now: datetime) -> str:
     """``drained``: when a drain ends what still runs."""
-    end = {"terminate": "then its clients are ended", "quit": "then MPS is started anew"}.get(turn["action"], "")
+    end = {"terminate": ", then its clients are ended", "quit": ", then MPS is started anew"}.get(turn["action"], "")
     if turn["ending"]:
         return f"being ended since {local(turn['ending'], now)}"
     if drained and not (turn["ends"] and turn["ends"] < drained):
         return f"until {local(drained, now)} at the latest, then its clients are ended"
     if turn["ends"]:
-        return f"until {local(turn['ends'], now)} at the latest, {end}"
+        return f"until {local(turn['ends'], now)} at the latest{end}"
     if turn["after"] is None:
         return "for as long as it wants"
     return f"for {duration_text(turn['after'] + turn['grace'])} once another user waits"
