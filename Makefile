@@ -113,10 +113,10 @@ conformance: $(STAMP)
 	@$(PY) tests/conformance/run.py
 
 test-gpu: $(STAMP)
-	@$(PY) tests/gpu/run.py
+	@$(PY) campaigns/run.py
 
 test-gpu-system: $(STAMP)
-	@$(PY) tests/gpu/system.py
+	@$(PY) campaigns/system.py
 
 # One resolution for Python 3.11 and newer; the run-time lock constrains the development lock, so that both agree.
 LOCK := uv pip compile --no-config --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

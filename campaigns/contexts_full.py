@@ -2,10 +2,10 @@
 # ruff: noqa: E501
 """Questions to a real MPS about a server that is full of contexts.
 
-    campaigns/contexts_full.py [--out DIR] [--only limit,close,...] [--seconds 125]
+    campaigns/contexts_full.py [--out DIR] [--only limit,close,...] [--seconds 360]
 
 Root, a GPU (two for `devices`), a driver that knows --multiuser-server. MPS alone, without mpsagent; where a relay is
-in between, it is this script's own. Prints `ANSWER` lines and writes everything to DIR/rendezvous-questions.txt ($OUT).
+in between, it is this script's own. Prints `ANSWER` lines and writes everything to DIR/contexts-full.txt ($OUT).
 Nothing that it started is left behind.
 
     limit    what counts against the 48, what the calls of a client return at the 49th, and does it work on
@@ -18,28 +18,24 @@ Nothing that it started is left behind.
 
 from __future__ import annotations
 
-import argparse
 import array
 import contextlib
 import ctypes
 import os
 import re
 import select
-import shutil
 import signal
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
-import traceback
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.conformance.backends import other_users_python, real_backend
-from tests.gpu.rendezvous_bench import (
+from campaigns import rendezvous_bench
+from campaigns.rendezvous_bench import (
     CREDENTIALS,
     PASSED,
     SCM_CREDENTIALS,
@@ -117,10 +113,13 @@ while True:
 class Client:
     """A client that does one thing after the other; `do` waits for the answer."""
 
-    program: tuple[str, ...] = ()
-
     def __init__(self, bench: Bench, daemon: Daemon, uid: int) -> None:
-        self.out = Output(bench, self.program, bench.environment(daemon.public), uid)
+        *python, cuda_client = bench.client_command
+        program = Path(cuda_client).with_name("filler.py")
+        if not program.exists():
+            program.write_text(CLIENT)
+            program.chmod(0o644)
+        self.out = Output(bench, [*python, str(program)], bench.environment(daemon.public), uid)
         self.pid = self.out.pid
         self.number = 0
         self.said: dict[str, float] = {}
@@ -627,42 +626,8 @@ def logs(bench: Bench) -> None:
     bench.between()
 
 
-QUESTIONS = {one.__name__: one for one in (limit, talk, refuse, close, devices, logs)}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default=os.environ.get("OUT", ""))
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=125.0)
-    options = parser.parse_args()
-    place = Path(tempfile.mkdtemp(prefix="mpsf", dir="/tmp"))
-    place.chmod(0o755)
-    backend = real_backend(place)
-    script = place / "filler.py"
-    script.write_text(CLIENT)
-    script.chmod(0o644)
-    Client.program = (other_users_python(A), "-S", "-E", str(script))
-    out = Path(options.out) if options.out else None
-    bench = Bench(backend.control, backend.client, dict(backend.environment), out, options.seconds)
-    try:
-        for name, question in QUESTIONS.items():
-            if options.only and name not in options.only.split(","):
-                continue
-            if time.monotonic() > bench.deadline - 5:
-                bench.say(f"left out: {name}")
-                continue
-            bench.say(f"==== {name}")
-            try:
-                question(bench)
-            except Exception:
-                bench.say(f"ANSWER {name}: broken off: {traceback.format_exc()}")
-                bench.between()
-    finally:
-        bench.end()
-        shutil.rmtree(place, ignore_errors=True)
-    return 0
+QUESTIONS = {one.__name__: (one, 60.0) for one in (limit, talk, refuse, close, devices, logs)}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(rendezvous_bench.main(__doc__, "contexts-full", QUESTIONS))

@@ -26,11 +26,9 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import statistics
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -41,13 +39,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from campaigns.begin import facts, parser, place
+from campaigns.gate_place import TOLERANCE, cell, first
+from campaigns.modes_place import serves
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.conformance import rig as rigs
-from tests.gpu.gate_place import TOLERANCE, cell, first
-from tests.gpu.modes_place import serves
-from tests.gpu.run import facts
-from tests.scenes.stage import A, Agent, B, C, Client, D, Json, Machine, Stage, backend_of
+from tests.scenes.stage import A, Agent, B, C, Client, D, Json, Machine, Stage
 
 ATTACKERS = Path(__file__).with_name("attackers.py")
 PERCENT, LIMIT = 20, 2048
@@ -664,44 +662,29 @@ class Campaign:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words = lambda text: [one for one in text.split(",") if one]  # noqa: E731
-    parser.add_argument("--only", type=words, default=[])
-    parser.add_argument("--ways", type=words, default=[])
-    parser.add_argument("--sim", action="store_true")
-    parser.add_argument("--lanes", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=330.0, help="for everything together")
-    parser.add_argument("--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound")
-    parser.add_argument("--limits", default='over_limits = "terminate"', help="more keys of [limits]")
-    parser.add_argument("--out", type=Path, default=Path(os.environ["OUT"]) if os.environ.get("OUT") else None)
-    parser.add_argument("--verbose", action="store_true")
-    options = parser.parse_args()
+    arguments = parser(__doc__, 330.0)
+    arguments.add_argument("--ways", type=lambda text: text.split(","), default=[])
+    arguments.add_argument("--lanes", type=int, default=0)
+    arguments.add_argument(
+        "--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound"
+    )
+    arguments.add_argument("--limits", default='over_limits = "terminate"', help="more keys of [limits]")
+    options = arguments.parse_args()
     if unknown := set(options.only) - set(ATTACKS) | set(options.ways) - set(WAYS):
-        parser.error(f"not known: {', '.join(sorted(unknown))}")
-    if os.getuid() != 0:
-        print("clients of several users are started here: run this as root", file=sys.stderr)
-        return 2
+        arguments.error(f"not known: {', '.join(sorted(unknown))}")
     options.lanes = options.lanes or (1 if options.sim else 6)
     options.slack = options.slack if options.slack >= 0 else (4.0 if options.sim else 0.0)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    base = Path(tempfile.mkdtemp(prefix="mpsh", dir="/tmp"))  # short: a socket's path has 108 bytes
-    try:
-        with backend_of("sim" if options.sim else "real", base) as (backend, machine):
-            about = facts(backend, machine)
-            campaign = Campaign(options, backend, machine, base)
-            try:
-                campaign.play()
-            finally:
-                for stage in campaign.stages:
-                    campaign._clear(stage)
-                print(campaign.markdown(about))
-                if options.out is not None:
-                    campaign.write(options.out, about)
-    except rigs.RigError as error:
-        print(error, file=sys.stderr)
-        return 2
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
+    with place(options.sim) as (backend, machine, base):
+        about = facts(backend, machine)
+        campaign = Campaign(options, backend, machine, base)
+        try:
+            campaign.play()
+        finally:
+            for stage in campaign.stages:
+                campaign._clear(stage)
+            print(campaign.markdown(about))
+            if options.out is not None:
+                campaign.write(options.out, about)
     return 0 if all(row.held for row in campaign.rows) and not campaign.behind else 1
 
 

@@ -10,7 +10,6 @@ agent's own list of clients, with the seconds since the part began.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import http.client
 import os
@@ -21,7 +20,6 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -31,11 +29,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from campaigns.begin import parser, place
 from mpsagent.sim import registry
 from tests.conformance import rig as rigs
-from tests.scenes.stage import A, Agent, B, Client, Machine, Stage, backend_of
+from tests.scenes.stage import A, Agent, B, Client, Machine, Stage
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+PROGRAMS = Path(__file__).resolve().parents[1] / "tests/conformance"
 POLICY = f'[limits]\nthreads = 30\nmemory = "10G"\n[user.{A}]\nmax_clients = 3\nthreads = 20\nmemory = "8G"\n'
 
 
@@ -56,7 +55,7 @@ class Part:
         self.place = place
         self.program = place / "user_relay.py"
         for program in ("user_relay.py", "cuda_client.py"):
-            shutil.copy(REPOSITORY / "tests/gpu" / program, place / program)
+            shutil.copy(PROGRAMS / program, place / program)
             (place / program).chmod(0o644)
         self.python = rigs.other_users_python(A)
         self.since = time.monotonic()
@@ -372,19 +371,13 @@ PARTS: dict[str, tuple[Callable[[Part], None], str]] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default=os.environ.get("OUT", ""))
-    parser.add_argument("--only", default="")
-    parser.add_argument("--sim", action="store_true")
-    parser.add_argument("--seconds", type=float, default=115.0)
-    options = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="mpsr", dir="/tmp"))
+    options = parser(__doc__, 115.0).parse_args()
     end = time.monotonic() + options.seconds
     texts: list[str] = []
     left: list[Any] = []
-    with backend_of("sim" if options.sim else "real", base) as (backend, machine):
+    with place(options.sim) as (backend, machine, base):
         for name, (script, server) in PARTS.items():
-            if (options.only and name not in options.only.split(",")) or time.monotonic() > end - 12:
+            if (options.only and name not in options.only) or time.monotonic() > end - 12:
                 print(f"{name}: left out", flush=True)
                 continue
             part = None

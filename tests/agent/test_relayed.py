@@ -14,7 +14,7 @@ import pytest
 from tests.agent.stage import A, Agent, B, Client, Stage
 from tests.conformance.backends import other_users_python
 
-PROGRAM = Path(__file__).parents[1] / "gpu/user_relay.py"
+PROGRAM = Path(__file__).parents[1] / "conformance/user_relay.py"
 LIMITS = '[limits]\nthreads = 20\nmemory = "8G"\n'
 FAST = '[hang]\nterminate = "2s"\nkill_grace = "1s"\n'
 TOGETHER = 'sharing = "together"\n'

@@ -64,7 +64,7 @@ def real_backend(place: Path) -> Backend:
     if not control:
         raise RigError(f"{CONTROL} is neither on PATH nor in {', '.join(CONTROL_PLACES)}; name it in MPS_CONTROL")
     client = place / "cuda_client.py"
-    client.write_bytes((REPOSITORY / "tests/gpu/cuda_client.py").read_bytes())
+    client.write_bytes((REPOSITORY / "tests/conformance/cuda_client.py").read_bytes())
     client.chmod(0o644)
     python = other_users_python(USERS[0])
     prefixes = "import sys; print(sys.base_prefix + ':' + sys.base_exec_prefix)"

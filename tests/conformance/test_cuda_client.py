@@ -1,6 +1,6 @@
 """The CUDA client in Python against a stand-in for the driver library: modes, output lines, exit statuses, signals.
 
-The kernels' text itself needs a real driver; tests/gpu runs it there.
+The kernels' text itself needs a real driver; campaigns/ run it there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-CLIENT = HERE.parent / "gpu" / "cuda_client.py"
+CLIENT = HERE / "cuda_client.py"
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler for the stand-in library")
 HEAD = ["cuInit CUDA_SUCCESS", "ctx CUDA_SUCCESS", "devices 1 using GPU-a0a1a2a3",

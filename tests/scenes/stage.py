@@ -519,12 +519,12 @@ def look_at(backend: rigs.Backend, place: Path) -> tuple[Machine, list[str]]:
 
 
 @contextlib.contextmanager
-def backend_of(kind: str, place: Path) -> Iterator[tuple[rigs.Backend, Machine]]:
+def backend_of(kind: str, place: Path, gpus: int = 1) -> Iterator[tuple[rigs.Backend, Machine]]:
     """The backend and its machine; `place` is created, and removed at the end."""
     place.mkdir(mode=0o755, parents=True, exist_ok=True)
     place.chmod(0o755)
     try:
-        backend = rigs.real_backend(place) if kind == "real" else rigs.sim_backend(place)
+        backend = rigs.real_backend(place) if kind == "real" else rigs.sim_backend(place, gpus)
         machine, _ = look_at(backend, place / "look")
         yield backend, machine
     finally:

@@ -56,8 +56,8 @@ def test_scene(name: str, simulated: tuple[Backend, Machine]) -> None:
 
 
 def test_the_script_lists_what_it_would_play() -> None:
-    """tests/gpu/run.py starts with nothing installed beside it, and every name is taken once."""
-    script = Path(__file__).parents[1] / "gpu" / "run.py"
+    """campaigns/run.py starts with nothing installed beside it, and every name is taken once."""
+    script = Path(__file__).parents[2] / "campaigns/run.py"
     done = subprocess.run([sys.executable, str(script), "--list"], capture_output=True, text=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr
     names = [line.split()[0] for line in done.stdout.splitlines()]

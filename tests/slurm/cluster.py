@@ -37,7 +37,7 @@ for path in /dev /sys /proc; do mount --rbind "$path" "$root$path"; done
 for path in /tmp "$REPOSITORY"; do mount --bind "$path" "$root$path"; done
 exec chroot "$root" sh -ec 'cd "$1"; shift; eval "$INSIDE"' sh "$PWD" "$1"
 """
-# Files of a tree of /usr (tests/gpu/slurm_packages.sh makes one) stand where this machine's /usr has none. What is
+# Files of a tree of /usr (campaigns/slurm_packages.sh makes one) stand where this machine's /usr has none. What is
 # mounted below /usr, a driver for example, is there again.
 _BELOW = """
 mount --make-rprivate /

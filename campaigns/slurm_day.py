@@ -1,0 +1,387 @@
+#!/usr/bin/env python3
+"""Slurm's day on a GPU: a real slurmctld and slurmd with the hooks of packaging/slurm, and jobs with PyTorch.
+
+    slurm_day.py --out DIR          with the real MPS and GPU of this machine: root and PyTorch needed
+    slurm_day.py --sim              with the simulator and its clients
+    slurm_day.py --packages FILE    Slurm as slurm_packages.sh packs it; without it .gpu/slurm/slurm.tar.xz where there
+                                    is no slurmd
+    slurm_day.py --seconds N        broken off after so many seconds (240)
+    slurm_day.py --only paused      these steps
+
+Slurm runs in namespaces of its own; nothing outside them is changed, and no setting of the GPU. mpsagent and what it
+needs must be importable (PYTHONPATH). In DIR: report.md, raw.json, slurm.log. Exit status: 0 all is well, 1 something
+is not, 2 this machine cannot play.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from campaigns.begin import Broken, facts, parser, place
+from mpsagent.mps.units import multiprocessors_for_percent
+from mpsagent.system.processes import stopped
+from tests.conformance import rig as rigs
+from tests.conformance.backends import REPOSITORY, other_users_python
+from tests.scenes.stage import USERS, Agent, Machine, Stage, StageError, seconds_of
+from tests.slurm.cluster import Cluster, why_not
+
+MIB = 1 << 20
+OUTSIDE = 5
+SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 10, 30)
+CONTEXT = 2048
+"""MiB that contexts and PyTorch may take of a share; the shares are 14 GiB apart."""
+UNSEEN = 0.01
+"""The part of a GPU's memory that NVML counts, and so the policy, and CUDA does not."""
+POLICY = f"[limits]\nthreads = {OUTSIDE}\ntotal_threads = 100\n"
+PAUSING = f'{POLICY}[switch]\naction = "pause"\nslice = "1h"\n[user.{USERS[0]}]\nswitch.slice = "2s"\n'
+LONG = 90.0
+
+
+class Wrong(Exception):
+    """What was found is not what was promised."""
+
+
+def check(true: object, otherwise: str) -> None:
+    if not true:
+        raise Wrong(otherwise)
+
+
+def names(agent: Agent) -> set[str]:
+    return {one["name"] for one in agent.api.get("/v1/leases")["leases"]}
+
+
+class Day:
+    """One agent and one cluster, and the steps that are played on them."""
+
+    def __init__(self, stage: Stage, below: Path | None, policy: str, instance: str) -> None:
+        self.stage, self.machine = stage, stage.machine
+        self.figures: dict[str, Any] = {}
+        self.agent = stage.with_agent(policy, extra=f"{instance}\n", server="shared")
+        code = stage.place / "code"  # users may not read this repository where root has it
+        shutil.copytree(REPOSITORY / "mpsagent", code / "mpsagent")
+        shutil.copyfile(REPOSITORY / "campaigns/slurm_job.py", code / "slurm_job.py")
+        found = [str(code), *(path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path)]
+        if stage.backend.name == "sim":
+            found += [path for path in sys.path if path.endswith("site-packages")]
+        python = other_users_python(USERS[0])
+        client = ["env", f"PYTHONPATH={os.pathsep.join(found)}", python, "-m", "mpsagent.interfaces.cli"]
+        words = [*client, "--socket", str(self.agent.api.path)]
+        done = subprocess.run([*words, "probe"], user=USERS[0], group=USERS[0], extra_groups=[], cwd="/", check=False)
+        check(done.returncode == 0, f"mpsagent-cli does not run as a user: {words}")
+        job = [*stage.backend.client, "sleep"] if stage.backend.name == "sim" else [python, str(code / "slurm_job.py")]
+        self.job = " ".join(job)
+        self.cluster = Cluster(
+            stage.place / "slurm", words, "answer=30\npatience=5\nmemory=share", check=2, below=below
+        )
+
+    def end(self) -> None:
+        self.cluster.end()
+
+    def ready(self) -> None:
+        took = self.stage.until(self.cluster.ready, f"the node of Slurm is idle\n{self.cluster.log()}", LONG, every=0.2)
+        self.figures["the node was idle after"] = f"{took:.1f} s"
+
+    def until(self, true: Callable[[], object], what: str) -> float:
+        return self.stage.until(true, what, LONG, every=0.2)
+
+    def submit(self, user: int, gres: str, seconds: float) -> int:
+        return self.cluster.submit(USERS[user], gres, f"{self.job} {seconds}")
+
+    def connected(self, job: int) -> int:
+        """The pid of a job's first client, once it is at work."""
+        pid = self.agent.wait("client.connected", LONG, job=f"slurm-{job}")["pid"]
+        self.until(lambda: "sms" in self.cluster.said(job), f"job {job} is at work")
+        assert isinstance(pid, int)
+        return pid
+
+    def row(self, job: int) -> dict[str, Any]:
+        (row,) = self.agent.api.get(f"/v1/report?by=job&job=slurm-{job}")["rows"]
+        assert isinstance(row, dict)
+        return row
+
+    def exact(self, job: int, percent: float, clients: int = 1) -> list[tuple[int, int]]:
+        """Multiprocessors and free MiB of a job's clients; Wrong if they, or the report, are not just its share."""
+        text, row = self.cluster.said(job), self.row(job)
+        found = [(int(a), int(b)) for a, b in re.findall(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", text)]
+        right = multiprocessors_for_percent(percent, self.machine.multiprocessors)
+        due = self.machine.total_mib * percent / 100
+        limit = row["memory"] // MIB or due  # a share of 100 % needs no limit
+        check(due - 1 <= limit <= due * (1 + UNSEEN), f"job {job} has {limit:.0f} MiB, {due:.0f} is {percent} %: {row}")
+        good = all(sms == right and due - CONTEXT <= free <= limit for sms, free in found)
+        check(good and len(found) == clients, f"job {job}, {percent} % is {right} and {limit:.0f} MiB: {text}")
+        check("GIVEN" not in text, f"job {job} had more memory than its share: {text}")
+        check((row["clients"], row["threads"], row["forced"]) == (clients, percent, 0), f"the report says {row}")
+        return found
+
+    def finished(self, *jobs: int) -> None:
+        ids = {str(job) for job in jobs}
+        self.until(lambda: not any(row.split()[0] in ids for row in self.cluster.unfinished()), f"{jobs} have ended")
+
+    def no_lease(self) -> None:
+        self.until(lambda: not names(self.agent), f"no lease is left of {names(self.agent)}")
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def shares(self) -> None:
+        """Jobs of four users with mps:10 to mps:80, each with a step that exports 100: exactly the lease, then none."""
+        seconds = 1 if self.stage.backend.name == "sim" else 3
+        wanted = {}
+        for number, share in enumerate(SHARES):
+            lines = [f"{self.job} {seconds}", "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100"]
+            lines.append(f"srun --mpi=none {self.job} {seconds}")
+            wanted[self.cluster.submit(USERS[number % 4], f"mps:{share}", *lines)] = share
+        began, together = time.monotonic(), 0
+        while self.cluster.unfinished():
+            together = max(together, sum("RUNNING" in row for row in self.cluster.jobs()))
+            check(time.monotonic() < began + 150, f"the jobs do not end: {self.cluster.jobs()}")
+            time.sleep(0.3)
+        self.figures["all jobs took"] = f"{time.monotonic() - began:.1f} s, at most {together} at once"
+        wrong, rows = [], []
+        for job, share in wanted.items():
+            try:
+                (first, second), row = self.exact(job, share, 2), self.row(job)
+                check(row["gpu"] > seconds, f"its clients worked for 2 times {seconds} s: {row}")
+                more = self.cluster.said(job).count("OUT_OF_MEMORY")
+                rows.append(
+                    f"| {job} | {row['uid']} | {share} | {first[0]}, {second[0]} | {first[1]}, {second[1]} | {more} | "
+                    f"{row['waited']:.2f} | {row['longest']:.2f} | {row['gpu']:.1f} |"
+                )
+            except (Wrong, KeyError, ValueError) as error:
+                wrong.append(f"{type(error).__name__}: {error}\n{self.cluster.said(job)}")
+        head = "| job | user | mps | multiprocessors (job, step) | free MiB | more memory refused |"
+        head += " waited s | longest s | GPU s |"
+        self.figures["jobs"] = "\n".join([head, "|" + "---|" * 9, *rows])
+        check(not wrong, "\n".join(wrong))
+        self.no_lease()
+        status, said = self.stage.cli(self.agent, "report", "--by", "job")
+        self.figures["mpsagent-cli report --by job"] = said
+        check(status == 0, said)
+
+    def waits(self) -> None:
+        """A job that wants all of the GPU waits while its user works outside of jobs; the report says so."""
+        outside = self.stage.client(USERS[1], "sleep", "60")
+        outside.known()
+        job = self.submit(1, "gpu:1", 1)
+        self.until(lambda: self.agent.api.get("/v1/queue")["queue"], "the job's client waits")
+        time.sleep(2)
+        outside.kill()  # it has no kernel in flight
+        self.finished(job)
+        self.exact(job, 100)
+        row = self.row(job)
+        self.figures["waited for the GPU"] = f"{row['waited']:.2f} s"
+        check(row["waited"] >= 2, f"it waited for 2 s at least: {row}")
+        self.no_lease()
+
+    def drains(self) -> None:
+        """The agent is killed while a job works: the node is drained, the job goes on, recovery resumes the node."""
+        job = self.submit(2, "mps:40", 12)
+        self.connected(job)
+        self.stage.stop_agent(self.agent, signal.SIGKILL)
+        took = self.until(lambda: "DRAIN" in self.cluster.state(), "drained")
+        reason = self.cluster.reason()
+        self.figures["drained"] = f"after {took:.1f} s: {reason}"
+        check(reason.startswith("mpsagent: "), reason)
+        self.agent = self.stage.start_agent()
+        self.stage.answering(self.agent)
+        self.stage.open(self.agent)
+        took = self.until(lambda: "DRAIN" not in self.cluster.state(), "resumed")
+        self.figures["resumed"] = f"{took:.1f} s after the gate was open"
+        self.finished(job)
+        self.exact(job, 40)
+        check("COMPLETED" in self.cluster.show(job), "the job was disturbed")
+        self.no_lease()
+
+    def killed(self) -> None:
+        """A job that works is killed: no lease, and the next job has its share."""
+        job = self.submit(0, "mps:60", 600)
+        self.connected(job)
+        if self.stage.backend.name != "sim":
+            self.until(lambda: "works" in self.cluster.said(job), "kernels run")
+        self.cluster.run("scancel", "--signal=KILL", "--full", str(job))
+        began = time.monotonic()
+        self.no_lease()
+        self.figures["no lease"] = f"{time.monotonic() - began:.1f} s after SIGKILL"
+        after = self.submit(1, "mps:20", 1)
+        self.finished(job, after)
+        self.figures["the next job"] = self.exact(after, 20)
+        self.no_lease()
+
+    def cancelled(self) -> None:
+        """A job is cancelled at work beside another user's: no lease, and the next job has its share. What that did to
+        the neighbour is told, not judged: the signals are Slurm's."""
+        job, neighbour = self.submit(0, "mps:30", 600), self.submit(1, "mps:30", 600)
+        for one in (job, neighbour):
+            self.connected(one)
+        if self.stage.backend.name != "sim":
+            self.until(lambda: all("works" in self.cluster.said(one) for one in (job, neighbour)), "kernels run")
+        since = time.time()
+        self.cluster.run("scancel", str(job))
+        self.finished(job)
+        self.until(lambda: f"slurm-{job}" not in names(self.agent), "the cancelled job has no lease")
+        time.sleep(2)
+        died = not any(row == f"{neighbour} RUNNING" for row in self.cluster.jobs())
+        self.figures["the neighbour"] = f"ended with it: {self.cluster.said(neighbour)[-600:]}" if died else "works on"
+        faults = [one for one in self.agent.found("server.fault") if seconds_of(one) > since]
+        self.figures["faults of MPS"] = len(faults)
+        if not died:
+            self.cluster.run("scancel", "--signal=KILL", "--full", str(neighbour))
+        self.no_lease()
+        after = self.submit(2, "mps:20", 1)
+        self.finished(after)
+        self.figures["the next job"] = self.exact(after, 20)
+        self.no_lease()
+
+    def paused(self) -> None:
+        """With turns: a paused job is killed, and one whose slurmstepd is; nobody is paused, no lease is left."""
+        frozen = self.submit(0, "mps:40", 600)
+        pid = self.connected(frozen)
+        other = self.submit(1, "mps:40", 600)
+        self.until(lambda: stopped(pid), "the first job is paused")
+        self.connected(other)
+        self.cluster.run("scancel", "--signal=KILL", "--full", str(frozen))
+        self.until(lambda: names(self.agent) == {f"slurm-{other}"}, "the paused job that was killed has no lease")
+        self.nobody_paused()
+
+        self.cluster.run("scancel", "--signal=KILL", "--full", str(other))
+        self.no_lease()
+        frozen = self.submit(0, "mps:40", 600)
+        pid = self.connected(frozen)
+        other = self.submit(1, "mps:40", 600)
+        self.until(lambda: stopped(pid), "the job is paused")
+        self.connected(other)
+        self.cluster.run("pkill", "-KILL", "-f", f"slurmstepd: .{frozen}.")
+        self.cluster.run("scancel", str(frozen))
+        self.until(lambda: names(self.agent) == {f"slurm-{other}"}, "the job without slurmstepd has no lease")
+        self.nobody_paused()
+        self.until(lambda: not Path(f"/proc/{pid}").exists(), "its process has ended")
+        self.cluster.run("scancel", "--signal=KILL", "--full", str(other))
+        self.finished(frozen, other)
+        self.no_lease()
+
+    def nobody_paused(self) -> None:
+        def so() -> bool:
+            marks = list((self.stage.place / "run").glob("instances/*/frozen/*"))
+            clients = self.agent.api.get("/v1/clients")["clients"]
+            return not marks and not any(one["state"] == "paused" for one in clients)
+
+        self.until(so, "nobody is paused")
+
+
+TOGETHER = ("shares", "waits", "drains", "killed", "cancelled")
+"""Steps with `sharing = "together"`; the step `paused` has turns."""
+
+
+def play(day: Day, steps: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+    for name in ("ready", *steps):
+        since, day.figures, problem = time.monotonic(), {}, ""
+        step = getattr(day, name)
+        try:
+            step()
+        except Broken:
+            problem = "out of time"
+            raise
+        except Exception as error:
+            problem = str(error) if isinstance(error, Wrong | StageError) else traceback.format_exc()
+            problem += f"\n--- the node is {day.cluster.state()}: {day.cluster.reason()}\n{day.cluster.log()}"
+        finally:
+            title = " ".join((step.__doc__ or "").split())
+            row = {"name": name, "title": title, "problem": problem, "figures": day.figures}
+            rows.append({**row, "seconds": round(time.monotonic() - since, 1)})
+            print(f"{'WRONG' if problem else 'well':5} {name} {rows[-1]['seconds']} s {problem}", flush=True)
+        if problem and name == "ready":
+            break
+
+
+def report(about: dict[str, str], rows: list[dict[str, Any]]) -> str:
+    lines = ["# Slurm's day", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
+    lines += ["| step | well | what | seconds |", "|---|---|---|---|"]
+    lines += [f"| {r['name']} | {'NO' if r['problem'] else 'yes'} | {r['title']} | {r['seconds']} |" for r in rows]
+    for row in rows:
+        lines += ["", f"## {row['name']}", ""]
+        for key, value in row["figures"].items():
+            lines += [f"- {key}:", "", value, ""] if "\n" in str(value) else [f"- {key}: {value}"]
+        if row["problem"]:
+            lines += ["", "WRONG:", "", *(f"    {line}" for line in row["problem"].splitlines())]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    arguments = parser(__doc__, 240.0)
+    arguments.add_argument("--packages", type=Path)
+    options = arguments.parse_args()
+    packed = REPOSITORY / ".gpu/slurm/slurm.tar.xz"
+    packages = options.packages or (packed if packed.exists() and shutil.which("slurmd") is None else None)
+    rows: list[dict[str, Any]] = []
+    logs = ""
+    with place(options.sim) as (backend, machine, base):
+        below = None
+        if packages:
+            with tarfile.open(packages) as archive:
+                archive.extractall(base / "below", filter="tar")
+            below = base / "below/usr"
+        if reason := why_not(below):
+            raise rigs.RigError(reason)
+        about = {**facts(backend, machine), "Slurm": "packed" if below else "this machine's"}
+        signal.setitimer(signal.ITIMER_REAL, options.seconds)
+        try:
+            for name, all_steps, policy, instance in (
+                ("together", TOGETHER, POLICY, 'sharing = "together"'), ("turns", ("paused",), PAUSING, ""),
+            ):  # fmt: skip
+                if steps := tuple(step for step in all_steps if step in (options.only or [*TOGETHER, "paused"])):
+                    logs += played(backend, base / name, machine, below, steps, policy, instance, rows)
+        except Broken as error:
+            rows.append(
+                {"name": "the day", "title": "", "problem": f"broken off: {error}", "figures": {}, "seconds": 0}
+            )
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    text = report(about, rows)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "report.md").write_text(text)
+        (options.out / "raw.json").write_text(json.dumps({"about": about, "steps": rows}, indent=1, default=str))
+        (options.out / "slurm.log").write_text(logs)
+    print(text)
+    return 1 if any(row["problem"] for row in rows) else 0
+
+
+def played(
+    backend: rigs.Backend, place: Path, machine: Machine, below: Path | None, steps: tuple[str, ...], policy: str,
+    instance: str, rows: list[dict[str, Any]],
+) -> str:  # fmt: skip
+    """What Slurm's daemons and the hooks said."""
+    said = ""
+    stage = Stage(backend, place, machine)
+    with stage:
+        day = None
+        try:
+            day = Day(stage, below, policy, instance)
+            play(day, steps, rows)
+        except Exception:
+            problem = {"name": "the beginning", "title": "", "problem": traceback.format_exc()}
+            rows.append({**problem, "figures": {}, "seconds": 0})
+        finally:
+            if day is not None:
+                said = day.cluster.everything_said()
+                day.end()
+    left = {"name": "the end", "title": "Nothing outlives it", "figures": {}, "seconds": 0}
+    rows.append({**left, "problem": "\n".join(stage.left)})
+    return said
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Scripts for machines with a GPU: nobody notices here when what they import has moved, and there it costs the session."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CAMPAIGNS = Path(__file__).resolve().parents[1] / "campaigns"
+PROGRAMS = ("attackers", "gate_crowd", "gate_programs", "gate_train", "modes_programs", "slurm_job")
+"""Run by a bare Python beside a client; they do something when they are imported."""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CAMPAIGNS.glob("*.py") if path.stem not in PROGRAMS))
+def test_a_campaign_finds_what_it_imports(name: str) -> None:
+    importlib.import_module(f"campaigns.{name}")
+
+
+def test_shell_scripts_name_files_that_are_there() -> None:
+    for script in CAMPAIGNS.glob("*.sh"):
+        subprocess.run(["bash", "-n", script], check=True)
+        words = script.read_text().replace('"', " ").replace(";", " ").split()
+        named = {word for word in words if word.startswith(("campaigns/", "tests/", "benchmarks/"))}
+        assert not [word for word in named if not (CAMPAIGNS.parent / word).exists()], script.name
