@@ -18,7 +18,7 @@ from tests.agent.stage import Agent, Stage
 from tests.conformance import rig as rigs
 from tests.kubernetes.stand_in import Failed, Kubelet
 from tests.scenes import jobs
-from tests.scenes.stage import Client
+from tests.scenes.stage import Client, StageError
 
 pytestmark = [
     pytest.mark.root,
@@ -74,7 +74,10 @@ class Node:
         self.plugin.process.wait()
 
     def kubelet_says(self, true: Callable[[dict[str, Any]], bool], what: str) -> None:
-        self.stage.until(lambda: true(self.kubelet.call("now")), what)
+        try:
+            self.stage.until(lambda: true(self.kubelet.call("now")), what)
+        except StageError as error:
+            raise StageError(f"{error}\n--- health\n{self.agent.api.problems()}") from None
 
     def ready(self, registered: int) -> None:
         """The kubelet has heard of all shares, for this time."""
