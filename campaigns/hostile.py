@@ -504,7 +504,7 @@ def loop_of_errors(play: Play) -> None:
 
 def all_contexts(play: Play) -> None:
     """One process makes 60 contexts, then others come."""
-    play.begin(alice="max_clients = 1")
+    play.begin(alice='max_clients = 1\nmemory = "40G"')
     play.mind(B).working()
     greedy = play.stage.client(A, "contexts", 60, 60)
     made = greedy.saw(r"\] made \d+ contexts", 30 + play.slack)

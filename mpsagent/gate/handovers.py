@@ -21,7 +21,8 @@ from mpsagent.gate.link import Admissions
 from mpsagent.gate.orphans import Orphans
 from mpsagent.gate.places import LIST
 from mpsagent.gate.processes import KnownProcesses
-from mpsagent.gate.queue import Process, Queue
+from mpsagent.gate.queue import Held, Process, Queue
+from mpsagent.gate.refusal import Refusal
 from mpsagent.gate.session import How, Session
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
@@ -32,7 +33,7 @@ UNSURE = 0.5
 DYING = 0.05
 NOT_ADMITTED = "not admitted any more; it is held on"
 MOST_LATE = 256
-"""Clients whose acknowledgement is outstanding; beyond it the oldest connection is closed."""
+"""Clients whose acknowledgement, or last word, is outstanding; beyond it the oldest connection is closed."""
 FIRST_NOT_READY, LONGEST_NOT_READY = 0.25, 2.0
 """Seconds for which no one is handed over once a server says that it is in FAULT, doubling: a descriptor is given there
 all the same, and each client would be lost. In this time the agent learns of the fault and says what to do. Where a
@@ -87,6 +88,8 @@ class HandOvers:
         self._orphans = Orphans(lane.loop)
         self._late: dict[Connection, None] = {}
         """Clients that have their descriptor from an earlier gate, whose connections to the daemon are lost."""
+        self._refusals: dict[int, Refusal] = {}
+        """One at a time of each user."""
         self._cut: deque[tuple[Connection, Announcement]] = deque()
         """Hand-overs that an earlier gate had begun."""
         self._not_ready = 0.0
@@ -136,6 +139,9 @@ class HandOvers:
         while True:
             now = self._lane.loop.time()
             held, wake, short = self._queue.choose(now, self.admissions, self._pace.contexts_from)
+            if held is None and short:
+                for beyond in list(self._queue.beyond(self.admissions)):
+                    self._refuse(beyond)
             if held is None and short and now >= self._list_from:
                 self._ask_for_contexts()
                 return True
@@ -175,15 +181,36 @@ class HandOvers:
         def answered(session: Session | None, _why: str) -> None:
             done = session is not None and session.how is How.DONE
             now = self._lane.loop.time()
-            self._queue.places(self.instance).listed(session.answers if session is not None and done else None, now)
+            self._queue.places(self.instance).listed(session.answers if session is not None and done else None, asked)
             self._list_pause = min(LONGEST_LIST_PAUSE, self._list_pause * 2 or FIRST_LIST_PAUSE)
             self._list_from = now + self._list_pause
             self._lane.handing = False
             self._lane.loop.call_soon(self._lane.pump)
 
+        asked = self._lane.loop.time()
         self._lane.handing = True
         self._lane.open_to_questions = False
         Run(self._lane, [LIST], self._own, self._patience.limits, answered)
+
+    def _refuse(self, held: Held) -> None:
+        """It would wait for contexts that it, or who waits for it, has itself."""
+        connection, user = self._holding.get(held.connection), self.admissions.user(held.uid)
+        if connection is None or user is None or held.uid in self._refusals:
+            return
+        try:
+            self._refusals[held.uid] = Refusal(self._lane.loop, connection)
+        except OSError:  # of ours: it is held on; or it has gone, which its socket says
+            return
+        self._holding.release(connection)
+        why = f"its user has as many contexts as max_contexts allows, {user.max_contexts} (CUDA error 808)"
+        self._holding.refused(connection, why)
+        if len(self._refusals) > MOST_LATE:
+            self._refused(next(iter(self._refusals.values())).connection)
+
+    def _refused(self, connection: Connection) -> None:
+        self._refusals.pop(connection.peer.uid).close()
+        self._holding.close(connection)
+        self._lane.loop.call_soon(self._lane.pump)
 
     def _handing(self, connection: Connection, machine: HandOver) -> Handing:
         def passing() -> bool:
@@ -307,7 +334,10 @@ class HandOvers:
     def special(self, connection: Connection, data: bytes) -> bool:
         """A message of a client that is being handed over or was, or its end. The message is still in the socket."""
         cut = next((one for one in self._cut if one[0] is connection), None)
-        if connection in self._late:
+        refusal = self._refusals.get(connection.peer.uid)
+        if refusal is not None and refusal.connection is connection:
+            self._refused(connection)
+        elif connection in self._late:
             self._forget_late(connection)
         elif self.current is not None and self.current.connection is connection:
             if data:

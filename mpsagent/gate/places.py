@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 LIST = "get_device_client_list"
 SETTLED = 1.0
-"""Seconds after its hand-over in which a context may not be in the list yet; it takes 0.15 s to be made."""
+"""Seconds after its hand-over in which a context may not be in the list yet, and after its end in it still: it takes
+0.15 s to be made, and 46 that are killed at once 0.9 s to go (contexts-full.txt, an H200)."""
 MOST_DEVICES = 16
 
 _DEVICE = re.compile(r"\[(\d{1,4})\] .*", re.ASCII)
@@ -50,6 +51,8 @@ class Places:
         self._others: Counter[int] = Counter()
         """Contexts by device of processes that are not known: they have ended, or have not passed here."""
         self._listable = True
+        self._asked = float("-inf")
+        """When MPS was asked for the list that counts."""
         self._taken: dict[int | None, int] = {}
         """What :meth:`taken` has found since something changed."""
 
@@ -78,6 +81,18 @@ class Places:
         one = self._processes.get(process)
         return one is not None and one.has_any
 
+    def beyond(self, process: Process, most: int, since: float) -> bool:
+        """Whether this process has contexts and its user as many as it may, by MPS's list alone, which was asked for
+        long enough after ``since``: what it waits for it has itself, or others of its user wait for it."""
+        one = self._processes.get(process)
+        if one is None or not one.listed or self._asked < since + SETTLED:
+            return False
+        certain: Counter[int] = Counter()
+        for other in self._processes.values():
+            if other.uid == one.uid:
+                certain.update(other.listed if other.has_any else dict.fromkeys(one.listed, 1))
+        return max(certain.values()) >= most
+
     def taken(self, uid: int | None = None) -> int:
         """Places on the fullest device, of this user alone or of everybody."""
         if not self._taken:
@@ -93,12 +108,13 @@ class Places:
             self._taken |= {one: max(mine.values()) for one, mine in of_users.items()}
         return self._taken.get(uid, 0)
 
-    def listed(self, answers: Iterable[str] | None, now: float) -> None:
+    def listed(self, answers: Iterable[str] | None, asked: float) -> None:
         """What MPS has answered to :data:`LIST`; None: nothing. Before driver 580 there is no such list, nor a server
         for several users; then each process counts as one."""
         self.doubtful = False
         if answers is None:
             return
+        self._asked = asked
         lines = [line.strip() for answer in answers for line in answer.splitlines()]
         if any(line.startswith("Unknown command") for line in lines):
             self._listable = False
@@ -111,6 +127,6 @@ class Places:
                 of_pid.setdefault(int(match[1]), Counter())[device] += 1
         for (pid, _), one in self._processes.items():
             one.listed = of_pid.pop(pid, Counter())
-            one.since = [at for at in one.since if at > now - SETTLED and self._listable]
+            one.since = [at for at in one.since if at > asked - SETTLED and self._listable]
         self._others = sum(of_pid.values(), Counter())
         self._taken.clear()

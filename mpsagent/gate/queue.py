@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.link import Admissions, User
@@ -399,6 +400,16 @@ class Queue:
             if best is not None:
                 return best[2], None, False
         return None, wake, short
+
+    def beyond(self, admissions: Admissions) -> Iterator[Held]:
+        """A connection of each user whose processes have all the contexts that it may have and want more: its client
+        is to be told so. Held, a process that has others' places would wait for those who wait for it."""
+        places = self.places(admissions.instance)
+        for uid, line in self._lines.get(admissions.instance, {}).items():
+            user = admissions.user(uid)
+            if user is not None and user.max_contexts is not None:
+                most = user.max_contexts
+                yield from islice((one for one in line.kin.values() if places.beyond(one.process, most, one.since)), 1)
 
     def _admits(self, user: User, uid: int, instance: str) -> bool:
         """Whether a new process of this user may pass."""

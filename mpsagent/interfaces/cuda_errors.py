@@ -41,9 +41,10 @@ ERRORS: dict[int, CudaError] = {
     ),
     808: CudaError(
         "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
-        "the server had all the contexts it takes on a device (48); the gate holds more, so others came around it",
+        "its user had as many contexts as the policy allows, and the program had some of them (the events say so); "
+        "else the server had all the contexts it takes on a device (48), of programs that came around the gate",
         "mpsagent-cli servers; max_contexts in the policy bounds each user",
-        ("server.full", "clients.nearly_full"),
+        ("server.full", "clients.nearly_full", "client.refused"),
     ),
     809: CudaError(
         "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED",
@@ -62,11 +63,13 @@ ERRORS: dict[int, CudaError] = {
 
 
 def explaining(error: CudaError, events: Iterable[Json]) -> list[Json]:
-    """The last events that may be its cause. ``action.done``: of ends of clients only."""
+    """The last events that may be its cause. ``action.done``: of ends of clients only. Who was refused was told 805, or
+    what the record says."""
     found = [
         one
         for one in events
         if one.get("kind") in error.kinds
         and (one["kind"] != "action.done" or one.get("action") in ("TerminateClient", "SignalClient"))
+        and (one["kind"] != "client.refused" or ("error 808" in str(one.get("why"))) is (error is ERRORS[808]))
     ]
     return found[-SHOWN:]

@@ -29,6 +29,8 @@ END = bytes(8)
 
 _LENGTH = struct.Struct("<Q")
 _WORD = struct.Struct("<I")
+TOO_MANY = _WORD.pack(808)
+"""A server's last word of the handshake with a client: CUDA_ERROR_MPS_MAX_CLIENTS_REACHED."""
 _CREDENTIALS = struct.Struct("iII")
 CREDENTIALS_SIZE = _CREDENTIALS.size
 

@@ -92,7 +92,8 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "limits", "max_contexts", kinds.whole(1, 1000), _WHO,
-        "CUDA contexts of one user at a time on a server and device; what is beyond waits", None,
+        "CUDA contexts of one user at a time on a server and device; what is beyond waits, or gets "
+        "error 808 in a process that has some", None,
         "three quarters of what a server takes, where users share it",
     ),
     Key(

@@ -10,7 +10,7 @@
     work N                  N kernels of 10 ms
     init SECONDS            cuInit only
     two SECONDS             two contexts
-    contexts N SECONDS      contexts until there are N or an error comes
+    contexts N SECONDS      contexts until there are N or an error comes; SIGUSR1: one ends, another is made
     leave SECONDS           fork; it ends, and the other one stays with all that was open
     limit [STEP]            allocate in steps of so many MiB (64) until there is no more, and say how much there was
 `--ignore-term` anywhere ignores SIGTERM. DEV is the device ordinal. With SAY_MPS it also says `mps yes` or `mps no`.
@@ -30,7 +30,10 @@ import time
 from mpsagent.sim import gpu, limits, registry, rendezvous, wire
 
 SUCCESS = "CUDA_SUCCESS"
-_ERRORS = {805: "MPS_CONNECTION_FAILED", 806: "MPS_RPC_FAILURE", rendezvous.NOT_READY: "MPS_SERVER_NOT_READY"}
+_ERRORS = {
+    805: "MPS_CONNECTION_FAILED", 806: "MPS_RPC_FAILURE", rendezvous.NOT_READY: "MPS_SERVER_NOT_READY",
+    808: "MPS_MAX_CLIENTS_REACHED",
+}  # fmt: skip
 
 
 class Cuda:
@@ -181,6 +184,11 @@ class Cuda:
             self.more.append(lines)
         self._delay(66)
         return SUCCESS
+
+    def everywhere(self) -> str:
+        """A little work in each context."""
+        lost = any(rendezvous.hung_up(lines.connection) for lines in self.more)
+        return "CUDA_ERROR_MPS_RPC_FAILURE" if lost else self.kernel(0.005)
 
     def _take_limits(self, percentage: float, limit: int, at: int) -> None:
         """The server's limits, and what the client's own environment makes of them."""
@@ -404,6 +412,13 @@ def _contexts(cuda: Cuda, number: float, seconds: float) -> int:
     while count < number and result == SUCCESS:
         result = cuda.another_context()
         count += result == SUCCESS
+
+    def one_for_another(*_: object) -> None:
+        before = cuda.everywhere()
+        cuda.more.pop().connection.close()
+        cuda.say(f"works everywhere {before}, another ctx {cuda.another_context()}, works {cuda.everywhere()}")
+
+    _signal.signal(_signal.SIGUSR1, one_for_another)
     cuda.say(f"made {count} contexts, last {result}")
     cuda.wait(seconds)
     return 0 if result == SUCCESS else 12

@@ -13,7 +13,8 @@
     cuda_client.py work N               N kernels of 10 ms, each waited for
     cuda_client.py init SECONDS         cuInit only: connected to MPS, but without a CUDA context
     cuda_client.py two SECONDS          two CUDA contexts in one process
-    cuda_client.py contexts N SECONDS   CUDA contexts until there are N or an error comes; then stay
+    cuda_client.py contexts N SECONDS   CUDA contexts until there are N or an error comes; then stay; at SIGUSR1 one of
+                                        them ends, and another is made
     cuda_client.py leave SECONDS        fork; it ends, and the other one stays with all that was open
     cuda_client.py steps                cuInit, a context, a second one, the end: a line on standard input before each
 
@@ -100,6 +101,7 @@ class Driver:
         else:
             raise OSError("libcuda.so.1 cannot be loaded: %s" % problem)
         self.kernels = None
+        self.contexts = []
 
     def call(self, name, *arguments):
         function = getattr(self.lib, name)
@@ -141,11 +143,25 @@ class Driver:
     def primary_context(self, device):
         context = ctypes.c_void_p()
         result = self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.contexts.append(context)
         return result or self.call("cuCtxSetCurrent", context)
 
     def another_context(self, device):
         context = ctypes.c_void_p()
-        return self.call("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), device)
+        result = self.call("cuCtxCreate_v2", ctypes.byref(context), ctypes.c_uint(0), device)
+        if not result:
+            self.contexts.append(context)
+        return result
+
+    def everywhere(self):
+        """A little work in each context."""
+        result = 0
+        for context in self.contexts:
+            result = result or self.call("cuCtxSetCurrent", context)
+            if not result:
+                result, pointer = self.allocate(MIB)
+                result = result or self.fill(pointer, MIB) or self.synchronize() or self.call("cuMemFree_v2", pointer)
+        return result
 
     def memory(self):
         """(CUresult, free bytes, total bytes)"""
@@ -288,6 +304,16 @@ def contexts(cuda, device, number, seconds):
     while count < number and not result:
         result = cuda.another_context(device)
         count += not result
+
+    def one_for_another(*_):
+        results = [cuda.everywhere()]
+        results[0] = results[0] or cuda.call("cuCtxDestroy_v2", cuda.contexts.pop())
+        results += [cuda.another_context(device), cuda.everywhere()]
+        say("works everywhere %s, another ctx %s, works %s" % tuple(map(cuda.name, results)))
+
+    import _signal
+
+    _signal.signal(_signal.SIGUSR1, one_for_another)
     say("made %d contexts, last %s" % (count, cuda.name(result)))
     until(seconds)
     return 12 if result else 0

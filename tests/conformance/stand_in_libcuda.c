@@ -20,12 +20,14 @@ int cuGetErrorName(int error, const char **name)
 int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal ? 101 : 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)CONTEXT; return device; }
-int cuCtxSetCurrent(void *context) { return (u64)context == CONTEXT ? 0 : 201; }
+int cuCtxSetCurrent(void *context) { return (u64)context - CONTEXT < 2 ? 0 : 201; }
 int cuCtxCreate_v2(void **context, unsigned flags, int device) { *context = (void *)(CONTEXT + 1); return flags || device; }
+int cuCtxDestroy_v2(void *context) { return (u64)context == CONTEXT + 1 ? 0 : 201; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 16 && !device ? 132 : -1; return 0; }
 int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = 142565ull << 20; *total = 143155ull << 20; return 0; }
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device) { for (int i = 0; i < 16; i++) uuid[i] = 0xa0 + i; return device; }
 int cuMemAlloc_v2(u64 *pointer, size_t size) { *pointer = MEMORY; return size > 1ull << 34 ? 2 : 0; }
+int cuMemFree_v2(u64 pointer) { return pointer == MEMORY ? 0 : 1; }
 int cuMemsetD8_v2(u64 pointer, unsigned char value, size_t size)
 {
     return pointer == MEMORY && value == 1 && size == 1 << 20 ? 0 : 1;

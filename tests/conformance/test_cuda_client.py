@@ -92,6 +92,19 @@ def test_without_the_library_it_says_so(tmp_path: Path) -> None:
 
 
 @needs_compiler
+def test_one_context_for_another(library: Path) -> None:
+    client = start(library, "contexts", "3", "600")
+    assert client.stdout
+    while "made 3" not in client.stdout.readline():
+        time.sleep(0.001)
+    client.send_signal(signal.SIGUSR1)
+    line = client.stdout.readline()
+    client.kill()
+    assert "works everywhere CUDA_SUCCESS, another ctx CUDA_SUCCESS, works CUDA_SUCCESS" in line
+    client.communicate()
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("option", "number", "status"),
     [

@@ -34,7 +34,7 @@ class Stage:
     def come(self, pid: int, uid: int, count: int = 1) -> None:
         for _ in range(count):
             self.number += 1
-            self.queue.add(Held(self.number, pid, uid, uid, 5, float(self.number)))
+            self.queue.add(Held(self.number, pid, uid, uid, 5, self.now))
 
     def serve(self, table: Admissions) -> list[tuple[int, int]]:
         """(pid, uid) of all that pass now."""
@@ -78,6 +78,60 @@ def test_one_process_that_makes_contexts_takes_no_other_users_place() -> None:
     del stage.contexts[85]
     stage.look()
     assert stage.serve(table) == [(92, B)]
+
+
+def test_who_has_contexts_and_wants_more_than_its_user_may_have_is_told_so() -> None:
+    """Held, it would wait for itself, and others of its user for it. Whoever has none, and all others, wait."""
+    stage, table = Stage(), admits(user(A, 4), user(B), room=6)
+    stage.come(70, A)
+    stage.serve(table)
+    stage.come(70, A, 4)
+    stage.come(71, B, 3)
+    assert len(stage.serve(table)) == 7
+    stage.come(70, A, 2)
+    stage.come(72, A)
+    stage.come(71, B)
+    assert stage.serve(table) == []
+    stage.look()
+    beyond = [(one.pid, one.connection) for one in stage.queue.beyond(table)]
+    assert beyond == [(70, 9)], "one at a time of each user, the oldest"
+    assert list(stage.queue.beyond(admits(user(A, 5), user(B), room=6))) == [], "within its bound it waits for room"
+    assert list(stage.queue.beyond(admits(user(B), room=6))) == [], "who may not work now waits"
+
+
+def test_nobody_is_told_so_before_mps_has_said_which_contexts_have_ended() -> None:
+    """A context that its process has just destroyed may be in the list still; one handed over may count twice."""
+    stage, table = Stage(), admits(user(A, 4))
+    stage.come(70, A, 5)
+    assert len(stage.serve(table)) == 5
+    stage.look()
+    stage.come(70, A)
+    assert list(stage.queue.beyond(table)) == [], "it came after MPS was asked"
+    stage.queue.places("").listed(listed(*(f"70.{n}" for n in range(1, 5))), stage.now + SETTLED / 2)
+    assert list(stage.queue.beyond(table)) == []
+    stage.contexts[70] = 3
+    stage.look()
+    assert list(stage.queue.beyond(table)) == []
+    assert stage.serve(table) == [(70, A)]
+    stage.come(70, A)
+    stage.now += SETTLED / 2
+    stage.queue.places("").listed(listed(*(f"70.{n}" for n in range(1, 4))), stage.now + SETTLED / 2)
+    assert list(stage.queue.beyond(table)) == [], "three and one that is not in the list yet"
+    stage.look()
+    assert [one.pid for one in stage.queue.beyond(table)] == [70]
+
+
+def test_a_process_without_contexts_counts_for_its_user_and_is_never_turned_away() -> None:
+    stage, table = Stage(), admits(user(A, 3))
+    for pid in (70, 71):
+        stage.come(pid, A)
+    stage.serve(table)
+    stage.come(70, A, 3)
+    assert len(stage.serve(table)) == 2
+    stage.look()
+    assert [one.pid for one in stage.queue.beyond(table)] == [70], "the third place is the other's"
+    stage.come(71, A)
+    assert stage.serve(table) == [(71, A)]
 
 
 def test_a_context_that_was_destroyed_gives_its_place_back_when_mps_says_so() -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mpsagent.gate.link import Applied, Failed, Passed, User
+from mpsagent.gate.link import Applied, Failed, Passed, Refused, User
 from mpsagent.gate.pacing import Rates, answers_cost, command_cost
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import MIB, multiprocessors_for_percent
@@ -96,28 +96,45 @@ def test_a_client_that_is_at_work_keeps_its_limits_while_others_come(gated: Gate
 
 @pytest.mark.parametrize("gated", ["shared"], indirect=True)
 def test_one_process_that_makes_contexts_without_end_beside_others(gated: Gated, present: int) -> None:
-    """Recording 12, H4: it filled the server, and everybody else was refused. It has its user's places and waits;
-    others have theirs; who finds none is held until there is one, also when the gate was killed meanwhile."""
+    """Recording 12, H4: it filled the server, and everybody else was refused. It has its user's places and is told 808
+    at the next; others have theirs; who finds none is held until there is one, also when the gate was killed."""
     users = [User(uid, "all", Limits(20), max_contexts=4) for uid in (A, B)]
     gated.agent.say(admissions(*users, room=6, number=2))
     gated.agent.wait(Applied, number=2)
     greedy = gated.client(A, "contexts", "60", "600")
-    wait_for(lambda: len([one for one in gated.agent.all(Passed) if one.uid == A]) == 5)  # channel and 4
+    greedy.saw("made 4 contexts, last CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
+    refused = gated.agent.wait(Refused, pid=greedy.pid)
+    assert refused.why == "its user has as many contexts as max_contexts allows, 4 (CUDA error 808)"
     beside = [gated.client(B, "sleep", "600") for _ in range(2)]
     for client in beside:
         assert sms(client, 20, present)
-    late = [gated.client(B, "query")]
+    late = [gated.client(B, "query"), gated.client(A, "query")]
     os.kill(gated.rig.gate_pid(), signal.SIGKILL)
     late.append(gated.client(B, "query"))
     time.sleep(2.5)  # MPS is asked several times meanwhile
-    assert [one.process.poll() for one in late] == [None, None]
+    assert [one.process.poll() for one in late] == [None, None, None]
     assert gated.mps.ctl("get_device_client_list").count(f"{greedy.pid}.") == 4
     beside[0].process.kill()
-    for client in late:
+    for client in late[0], late[2]:
         assert client.end() == 0
-    assert greedy.process.poll() is None
-    assert "ERROR" not in greedy.text() + beside[1].text()
+    assert late[1].process.poll() is None, "who has no context waits"
+    greedy.process.kill()
+    assert late[1].end() == 0
+    assert "ERROR" not in beside[1].text()
     assert "Failed to accept new client" not in gated.mps.log("server.log")
+
+
+@pytest.mark.parametrize("gated", ["shared"], indirect=True)
+def test_who_was_told_808_works_on_in_its_contexts_and_has_another_for_one_that_ends(gated: Gated) -> None:
+    gated.agent.say(admissions(User(A, "all", Limits(20), max_contexts=4), number=2))
+    gated.agent.wait(Applied, number=2)
+    client = gated.client(A, "contexts", "60", "600")
+    client.saw("made 4 contexts, last CUDA_ERROR_MPS_MAX_CLIENTS_REACHED")
+    for times in range(1, 4):
+        os.kill(client.pid, signal.SIGUSR1)
+        client.saw(f"(works everywhere CUDA_SUCCESS, another ctx CUDA_SUCCESS, works CUDA_SUCCESS[^w]*){{{times}}}")
+    assert gated.mps.ctl("get_device_client_list").count(f"{client.pid}.") == 4
+    assert len(gated.agent.all(Refused)) == 1
 
 
 def test_kills_of_the_gate_under_load(gated: Gated, present: int) -> None:

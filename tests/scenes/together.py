@@ -222,6 +222,47 @@ def totals(stage: Stage, count: int) -> Result:
     return Result(figures, good, f"{over} times more at once than the total, {exact} clients exact", problems)
 
 
+CONTEXTS = POLICY.replace(f"[user.{USERS[0]}]\n", f"[user.{USERS[0]}]\nmax_contexts = 4\n").replace('"1000M"', '"20G"')
+WORKED = "works everywhere CUDA_SUCCESS, another ctx CUDA_SUCCESS, works CUDA_SUCCESS"
+
+
+def contexts(stage: Stage, count: int) -> Result:
+    """One process wants more contexts than its user may have. It is told 808, works on in those that it has, and has
+    another for one that ends; its user's next process waits, and all others are served."""
+    agent = stage.with_agent(CONTEXTS, extra=TOGETHER)
+    neighbour = stage.client(USERS[1], "mind", 600)
+    neighbour.working()
+    problems: list[str] = []
+    served = 0
+    for _ in range(count):
+        mark = agent.mark()
+        greedy = stage.client(USERS[0], "contexts", 60, 600)
+        if not greedy.saw("made 4 contexts, last CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"):
+            problems.append(greedy.text())
+        agent.wait("client.refused", since=mark, pid=greedy.pid)
+        if "(CUDA error 808)" not in stage.cli(agent, "doctor", "--error", "808")[1]:
+            problems.append("doctor does not explain the error")
+        waits = stage.client(USERS[0])
+        waits.queued()
+        for uid in USERS[2:]:
+            other = stage.client(uid)
+            other.ended()
+            served += other.inside(SHARES[uid][0])
+        for times in range(1, 4):
+            greedy.signal(signal.SIGUSR1)
+            stage.until(lambda one=greedy, so_far=times: one.text().count(WORKED) == so_far, "one context for another")
+        if waits.rc is not None or _reasons(stage) != {"max_contexts"} or len(agent.found("client.refused", mark)) != 1:
+            problems.append(f"{waits.rc} {_reasons(stage)} {agent.found('client.refused', mark)}")
+        greedy.kill()
+        waits.ended()
+        served += waits.inside(SHARES[USERS[0]][0])
+    neighbour.finish()
+    if neighbour.rc or "ERROR" in neighbour.text():
+        problems.append(neighbour.text())
+    wanted = count * (len(USERS) - 1)
+    return Result({"served": served}, served == wanted and not problems, f"{served} of {wanted} served", problems)
+
+
 LOWER = POLICY.replace(f"[user.{USERS[1]}]\n", f'[user.{USERS[1]}]\nclient_priority = "below-normal"\n')
 
 
@@ -282,6 +323,7 @@ SCENES = (
     Scene("together-fault", "A fault with all users at once", fault, 10, 1, 60),
     Scene("together-changed", "From turns to together and back at reloads", changed, 5, 1, 60),
     Scene("together-lower", "One user's clients with MPS's lower priority", lower, 20, 4, 30),
+    Scene("together-contexts", "More contexts than a user may have, in one process", contexts, 10, 1, 60),
     Scene("rank", "Whose turn is next by priority and GPU time", rank, 10, 1, 60),
     Scene("totals", "Crowds of users with totals", totals, 20, 2, 40),
     Scene("together-killed", "The agent is killed while all users work", killed, 5, 1, 60),

@@ -1,0 +1,47 @@
+"""What a client hears that is told in its server's place that there are too many contexts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+from mpsagent.gate.connection import accepted
+from mpsagent.gate.refusal import Refusal
+from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, TOO_MANY
+
+
+async def heard(*words: bytes) -> list[bytes]:
+    """By a client that says these words to its server."""
+    client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    refusal = Refusal(asyncio.get_running_loop(), accepted(ours, 1, lambda _: None, privileged=False))
+    data, descriptors, _, _ = socket.recv_fds(client, 64, 1)
+    assert data == DESCRIPTOR
+    said = []
+    with client, ours, socket.socket(fileno=descriptors[0]) as server:
+        assert server.getblocking(), "a client reads without asking whether there is something"
+        server.setblocking(False)
+        for word in words:
+            server.send(word)
+        await asyncio.sleep(0.1)
+        for _ in range(6):
+            try:
+                data, found, _, _ = socket.recv_fds(server, 64, 4)
+            except BlockingIOError:
+                break
+            for descriptor in found:
+                os.close(descriptor)
+            said.append(data)
+        refusal.close()
+    return said
+
+
+BEGINNING = [DESCRIPTOR] * 4 + [b"\0"]
+
+
+def test_it_is_told_after_it_has_said_everything() -> None:
+    """A word too early, and it takes its server for broken (contexts-refused.txt, an H200)."""
+    words = (CREDENTIALS, b"\2\0\0\0", bytes(4))
+    assert asyncio.run(heard(*words)) == [*BEGINNING, TOO_MANY]
+    assert asyncio.run(heard(*words[:2])) == BEGINNING
+    assert asyncio.run(heard()) == BEGINNING
