@@ -1,4 +1,4 @@
-"""Scripts for machines with a GPU: nobody notices here when what they import has moved, and there it costs the session."""
+"""Scripts for machines with a GPU: an import that no longer works is seen here, not on that machine."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ def test_the_table_of_modules_is_that_of_the_modules() -> None:
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     """A reader who follows a name must find something: `make` targets too."""
     text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"(?<![\w/.])((?:docs|tests|policies|packaging|systemd|benchmarks|campaigns|demo)/[\w./-]*\w)", text))
+    tops = "docs|tests|policies|packaging|systemd|benchmarks|campaigns|demo"
+    named = set(re.findall(rf"(?<![\w/.])((?:{tops})/[\w./-]*\w)", text))
     assert not [name for name in named if not (ROOT / name).exists()]
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)) <= targets
