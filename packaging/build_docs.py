@@ -1,6 +1,6 @@
 """README.md and docs/ as pages for a browser, in build/docs, with the files that they name: ``make docs``. No network.
 
-A name of a page, like docs/modes.md, becomes a link wherever it stands. What leads nowhere, a page or a heading, is
+A name of a page, like docs/policy.md, becomes a link wherever it stands. What leads nowhere, a page or a heading, is
 told, and the status is 1.
 """
 

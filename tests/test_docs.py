@@ -83,7 +83,7 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert set(re.findall(r"(?:`|^    )make ([a-z-]+)", text, re.MULTILINE)) <= targets
 
 
-@pytest.mark.parametrize("page", ["security.md", "nodes.md"])
+@pytest.mark.parametrize("page", ["security.md", "develop/nodes.md"])
 def test_every_attack_and_every_mistake_names_tests_that_there_are(page: str) -> None:
     """A row without a test that shows it is only a claim."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
