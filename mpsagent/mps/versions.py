@@ -1,7 +1,7 @@
 """What the MPS of a driver can do, by the driver's version. Pure.
 
 Each row says with which driver an ability was seen first and with which it was missing last; where each was tried
-stands in docs/drivers.md. A driver between the two may or may not have it: it counts as missing and is named
+stands in docs/mps-field-guide.md. A driver between the two may or may not have it: it counts as missing and is named
 ``unsure``. The list of commands that ``nvidia-cuda-mps-control -h`` prints (driver 580 does, 470 to 550 do not) settles
 those.
 """

@@ -1,4 +1,4 @@
-"""docs/drivers.md says what was seen: each cell of its tables of runs is compared by the test that has just seen it.
+"""docs/mps-field-guide.md says what was seen: each cell of its tables of runs is compared by the test that has seen it.
 
 A table that nobody compares is believed long after it has become wrong. That no row is left out is held by
 tests/test_docs.py.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.nvidia.fetch import Driver
 
-PAGE = Path(__file__).parents[2] / "docs" / "drivers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "mps-field-guide.md"
 NOT_TRIED = "not tried"
 
 
@@ -34,4 +34,4 @@ def rows() -> dict[str, dict[str, str]]:
 def saw(driver: Driver, row: str, words: str) -> None:
     """``row``: the beginning of one row, as it stands there."""
     (said,) = [cells for tried, cells in rows().items() if tried.startswith(row)]
-    assert said[driver.version] == words, f"docs/drivers.md, {row}, {driver.version}"
+    assert said[driver.version] == words, f"docs/mps-field-guide.md, {row}, {driver.version}"
