@@ -27,13 +27,16 @@ threads of all else, nor of those who come to the gate."""
 GIVE_UP = 120.0
 """Seconds after which a hanging question is asked again; its answer counts whenever it comes before."""
 AGAIN = 5.0
-"""Seconds until a service that is down is asked again about who is known."""
+"""Seconds until a service that is down is asked again about who is known, or about one of those who were looked up
+without it."""
 NSSWITCH = "/etc/nsswitch.conf"
 _FUNCTIONS = {"passwd": "getpwuid_r", "group": "getgrgid_r"}
 _UNAVAIL, _TRYAGAIN = -1, -2  # enum nss_status
 _heard: set[tuple[str, str]] = set()
 """Database and service: those that have answered in this process. One that never did is installed and not in use, as
 ``sss`` on many machines; nobody is to wait for it."""
+_silent: dict[tuple[str, str], float] = {}
+"""When each of those that never had was last asked."""
 
 
 class Names:
@@ -44,13 +47,16 @@ class Names:
         self.age = age
         self._known: dict[int, tuple[float, Identity]] = {}
         self._asking: dict[int, asyncio.Task[Identity | None]] = {}
+        self._unsure: set[int] = set()
+        """Who was looked up while a service was silent: all are asked about again as soon as it answers."""
+        self._next_try = 0.0
 
     def known(self, uid: int) -> Identity | None:
         """What is known now, without waiting; an old answer is renewed behind the scenes."""
         entry = self._known.get(uid)
         if entry is None:
             return None
-        if self._is_old(entry):
+        if self._is_old(uid, entry):
             self._ask(uid)
         return entry[1]
 
@@ -61,7 +67,7 @@ class Names:
     async def look_up(self, uid: int) -> Identity:
         """Within the deadline: the answer, else what was known before, else the bare uid (which is not remembered)."""
         entry = self._known.get(uid)
-        if entry is None or self._is_old(entry):
+        if entry is None or self._is_old(uid, entry):
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.deadline):
                     found = await asyncio.shield(self._ask(uid))
@@ -78,8 +84,12 @@ class Names:
         """Everything is asked anew (after a change of users or groups); until then the old answers count."""
         self._known = {uid: (float("-inf"), identity) for uid, (_, identity) in self._known.items()}
 
-    def _is_old(self, entry: tuple[float, Identity]) -> bool:
-        return time.monotonic() - entry[0] > self.age
+    def _is_old(self, uid: int, entry: tuple[float, Identity]) -> bool:
+        now = time.monotonic()
+        if uid in self._unsure and now >= self._next_try:
+            self._next_try = now + AGAIN
+            return True
+        return now - entry[0] > self.age
 
     def _ask(self, uid: int) -> asyncio.Task[Identity | None]:
         """One question for each uid at a time; whoever asks meanwhile waits for the same answer."""
@@ -89,6 +99,7 @@ class Names:
         return task
 
     async def _fetch(self, uid: int) -> Identity | None:
+        began = time.monotonic()
         try:
             identity = await in_thread(identity_of, uid, deadline=GIVE_UP, slots=BY_UID)
         except (TimeoutError, OSError):
@@ -100,7 +111,16 @@ class Names:
         self._known.pop(uid, None)
         self._known[uid] = (time.monotonic(), identity)
         if len(self._known) > CAPACITY:
-            del self._known[next(iter(self._known))]
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._unsure.discard(oldest)
+        if any(at >= began for at in _silent.values()):
+            self._unsure.add(uid)
+        else:
+            self._unsure.discard(uid)
+            for one in self._unsure:
+                self._known[one] = float("-inf"), self._known[one][1]
+            self._unsure.clear()
         return identity
 
 
@@ -135,6 +155,7 @@ def _check_service(database: str, service: str, number: int) -> None:
     if status == _UNAVAIL or (status == _TRYAGAIN and error.value != errno.ERANGE):
         if (database, service) in _heard:
             raise OSError(error.value, f"the name service {service} does not answer")
+        _silent[database, service] = time.monotonic()
     else:
         _heard.add((database, service))
 

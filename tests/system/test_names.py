@@ -175,12 +175,12 @@ AS_AGENT = """
 import asyncio, ctypes, sys
 from mpsagent.system import names as module
 
-module.NSSWITCH, services = sys.argv[1], sys.argv[2]
+module.NSSWITCH, services, age = sys.argv[1], sys.argv[2], float(sys.argv[3])
 for database in (b"passwd", b"group"):
     ctypes.CDLL(None).__nss_configure_lookup(database, services.encode())
 
 async def main():
-    names = module.Names(deadline=60, age=0.0)
+    names = module.Names(deadline=60, age=age)
     module.AGAIN = 0.0
     for line in sys.stdin:
         if line.strip() == "forget":
@@ -196,7 +196,7 @@ asyncio.run(main())
 class Agent:
     """Asks who zoe is, in a process of its own in which glibc has these services."""
 
-    def __init__(self, place: Path, services: str) -> None:
+    def __init__(self, place: Path, services: str, age: float = 0.0) -> None:
         compiler = shutil.which("cc")
         if compiler is None:
             pytest.skip("needs a C compiler, for the name service")
@@ -205,8 +205,8 @@ class Agent:
         switch = place / "nsswitch.conf"
         switch.write_text(f"# passwd: ldap\npasswd: {services} # local\ngroup:\t{services}\n")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", AS_AGENT, str(switch), services], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env={**os.environ, "LD_LIBRARY_PATH": str(place)},
+            [sys.executable, "-c", AS_AGENT, str(switch), services, str(age)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env={**os.environ, "LD_LIBRARY_PATH": str(place)},
         )  # fmt: skip
 
     def ask(self, what: str = "") -> str:
@@ -250,3 +250,17 @@ def test_nobody_waits_for_a_name_service_that_is_installed_and_not_in_use(tmp_pa
     (tmp_path / "group.down").touch()
     with Agent(tmp_path, "files stand") as agent:
         assert agent.ask("another") == "None True"
+
+
+@pytest.mark.parametrize("down", ["passwd", "group"])
+def test_what_a_name_service_says_that_came_up_after_the_agent_counts_soon(tmp_path: Path, down: str) -> None:
+    """Not when the answer that was without it is 300 s old; and for all, whoever is asked about first."""
+    (tmp_path / f"{down}.down").touch()
+    with Agent(tmp_path, "files stand", age=300) as agent:
+        zoe = f"zoe {grp.getgrgid(0).gr_name} club True"
+        before = agent.ask(), agent.ask("another")
+        assert before[0] != zoe
+        assert (agent.ask(), agent.ask("another")) == before
+        (tmp_path / f"{down}.down").unlink()
+        agent.ask("another")
+        assert agent.ask() == zoe
