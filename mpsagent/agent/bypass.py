@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
 from mpsagent.system import outsider
+from mpsagent.system.control import SERVER
 from mpsagent.system.nvml import ComputeProcess
 from mpsagent.system.processes import Process, parent
 from mpsagent.system.threads import in_thread
@@ -28,7 +29,6 @@ SETTLE = 0.3
 """Seconds in which the gate's word about a process may be later than NVML's."""
 FACTS = 5.0
 """Seconds for what processes show of themselves; one that hangs in the kernel may show nothing for ever."""
-SERVER = "nvidia-cuda-mps-server"
 MOST = 256
 """Processes outside MPS that are known at a time."""
 SHOWN = 5

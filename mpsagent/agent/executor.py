@@ -67,30 +67,6 @@ class Executor:
         self._clock = clock
         self._tell = tell
         self._state = state
-        self._servers: dict[int, Process] = {}
-
-    def hold_servers(self) -> None:
-        """By pidfd, while the kernel says that they are the control daemon's children."""
-        known, running = self._state().servers, self._supervisor.running
-        for pid in self._servers.keys() - known.keys():
-            self._servers.pop(pid).close()
-        for pid in known.keys() - self._servers.keys() if running is not None else ():
-            process = Process.open(pid)
-            if process is not None and running is not None and parent(pid) == running.pid and process.alive:
-                self._servers[pid] = process
-            elif process is not None:
-                process.close()
-
-    def end_servers(self) -> None:
-        """When the control daemon has gone. They exit with it, but for one that is stopped, which would keep its memory
-        for good (recording 12, H6)."""
-        for process in self._servers.values():
-            process.send(signal.SIGKILL)
-        self.close()
-
-    def close(self) -> None:
-        while self._servers:
-            self._servers.popitem()[1].close()
 
     async def perform(self, action: act.Action) -> act.Done:
         """Do it, and say how it went. Never raises."""

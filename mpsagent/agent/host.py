@@ -199,7 +199,6 @@ class Agent(Recorder):
         await asyncio.gather(*self.tasks, return_exceptions=True)
         self.logs.close()
         self.executor.freezer.thaw_all()
-        self.executor.close()
         self.clients.close()
         self.people.close()
         self.bypass.close()
@@ -232,7 +231,7 @@ class Agent(Recorder):
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
         self.up_since = None
-        self.executor.end_servers()
+        self.spawn(startup.end_orphans(self))
         self.conditions.set("adopted", None, now)
         self.take([inp.ControlGone(now, pid)])
         self._forget_drain()
@@ -304,7 +303,6 @@ class Agent(Recorder):
                 self._dispatch(action, now)
         for one in step.transitions:
             self.write_down(one, now)
-        self.executor.hold_servers()
         uids = dict.fromkeys((*self.state.queue(), *self.state.users()))  # who came first is asked about first
         if self.people.meet(uids):
             self._soon()

@@ -16,6 +16,7 @@ from mpsagent.agent.executor import control_runs, mps_environment
 from mpsagent.agent.recorder import log
 from mpsagent.core.transitions import transition_fields
 from mpsagent.mps.loglines import LogParser
+from mpsagent.system import control_search
 from mpsagent.system.control import ProblemKind, Running
 from mpsagent.system.logfiles import Position
 from mpsagent.system.processes import parent
@@ -33,6 +34,7 @@ GPU_AGAIN = 30.0
 
 async def adopt(agent: Agent) -> None:
     """Take over our own control daemon that runs already, and name the daemons of others."""
+    await end_orphans(agent)
     found = await agent.supervisor.adopt()
     now = agent.clock.now()
     if isinstance(found, Running):
@@ -43,6 +45,11 @@ async def adopt(agent: Agent) -> None:
     elif found.kind is ProblemKind.UNSAFE:
         agent.conditions.set("control daemon", found.text, now, do=" && ".join(found.commands))
         agent.record("control.unsafe", now, text=found.text, commands=list(found.commands))
+
+
+async def end_orphans(agent: Agent) -> None:
+    for pid in await control_search.end_orphans(agent.where.hidden, agent.policy.control_program):
+        log.warning("server", text=f"server {pid} has outlived its control daemon: killed")
 
 
 def _differs(agent: Agent, found: Running) -> str | None:

@@ -16,7 +16,7 @@ from mpsagent.system.frontend import NO_DAEMON_TEXT
 from mpsagent.system.processes import Process
 from mpsagent.system.spawn import find_program
 
-PROGRAM = "nvidia-cuda-mps-control"
+PROGRAM, SERVER = "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"
 PID_FILE = "nvidia-cuda-mps-control.pid"
 DEFAULT_PIPE_DIRECTORY = "/tmp/nvidia-mps"
 DEFAULT_LOG_DIRECTORY = "/var/log/nvidia-mps"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import stat
 from collections.abc import Collection
 from contextlib import suppress
@@ -21,11 +22,12 @@ from mpsagent.system.control import (
     MULTIUSER,
     PID_FILE,
     PROGRAM,
+    SERVER,
     Problem,
     ProblemKind,
     Running,
 )
-from mpsagent.system.processes import Process
+from mpsagent.system.processes import Process, ids, parent
 from mpsagent.system.threads import in_thread
 
 PROOF_DEADLINE = 2.0
@@ -142,6 +144,15 @@ async def foreign(public_directory: str, own: Collection[int] = (), program: str
         return []
 
 
+async def end_orphans(pipe_directory: str, program: str = PROGRAM) -> list[int]:
+    """Servers exit with their control daemon, but for one that is stopped: it would keep its memory for good (recording
+    12, H6). Ends those of a daemon of ``pipe_directory`` that has gone, and returns their pids."""
+    try:
+        return await in_thread(_end_orphans, pipe_directory, program, deadline=2 * PROOF_DEADLINE)
+    except TimeoutError:
+        return []
+
+
 # --- in a thread: reading /proc may block ----------------------------------------------------------------------------
 
 
@@ -149,7 +160,7 @@ def _foreign(public_directory: str, own: Collection[int], program: str) -> list[
     near = {_namespace("self"), _namespace("1")} - {None}
     found = []
     for pid in _pids():
-        if pid in own or (daemon := _look(pid, program)) is None:
+        if pid in own or (daemon := _look(pid, Path(program).name, PROGRAM)) is None:
             continue
         process = daemon.process
         if process.alive and (daemon.foreground or daemon.background):
@@ -175,7 +186,7 @@ def _search(pipe_directory: str, how: str, program: str) -> Running | Problem | 
 
 def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | Problem:
     absent = Problem(ProblemKind.ABSENT, f"process {pid} is not the control daemon of {pipe_directory}")
-    daemon = _look(pid, program)
+    daemon = _look(pid, Path(program).name, PROGRAM)
     if daemon is None:
         return absent
     verdict: Running | Problem = absent
@@ -187,6 +198,27 @@ def _prove(pid: int, pipe_directory: str, how: str, program: str) -> Running | P
         if not isinstance(verdict, Running):
             daemon.process.close()
     return verdict
+
+
+def _end_orphans(pipe_directory: str, program: str) -> list[int]:
+    ended = []
+    for pid in _pids():
+        # MPS's servers run with root's group (recording 08, G1; drivers 470 and 535, too), which no user gets. Before
+        # its memory is read, which a user could make hang.
+        if set(ids(pid, b"Gid:") or ()) != {os.getegid()} or (server := _look(pid, SERVER)) is None:
+            continue
+        ours = _same_directory(pid, server.pipe_directory or "", pipe_directory)
+        if ours and not _is_daemon(parent(pid), program) and server.process.send(signal.SIGKILL) is None:
+            ended.append(pid)
+        server.process.close()
+    return ended
+
+
+def _is_daemon(pid: int | None, program: str) -> bool:
+    daemon = _look(pid or 0, Path(program).name, PROGRAM)
+    if daemon is not None:
+        daemon.process.close()
+    return daemon is not None
 
 
 def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem | None:
@@ -221,12 +253,12 @@ def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem 
     )
 
 
-def _look(pid: int, program: str) -> _Daemon | None:
-    """What ``pid`` says of itself when its command line has the program's name: the program itself, or an interpreter
-    and the program; or NVIDIA's name, which ``program`` may start. The caller closes its process."""
+def _look(pid: int, *programs: str) -> _Daemon | None:
+    """What ``pid`` says of itself when its command line has a program's name: the program itself, or an interpreter
+    and the program; or NVIDIA's name, which it may start. The caller closes its process."""
     with suppress(OSError):
         words = [word.decode(errors="replace") for word in _proc(pid, "cmdline").split(b"\0")[:-1]]
-        names = [index for index, word in enumerate(words[:3]) if Path(word).name in (Path(program).name, PROGRAM)]
+        names = [index for index, word in enumerate(words[:3]) if Path(word).name in programs]
         if not names or (process := Process.open(pid)) is None:
             return None
         environ = None

@@ -274,8 +274,13 @@ def _facts(pid: int) -> tuple[int, int] | None:
 
 def _uids(pid: int) -> tuple[int, ...] | None:
     """Real, effective, saved and file system's uid."""
+    return ids(pid, b"Uid:")
+
+
+def ids(pid: int, row: bytes) -> tuple[int, ...] | None:
+    """The four uids (``Uid:``) or gids (``Gid:``) of a process."""
     with suppress(OSError, ValueError, StopIteration), open(f"/proc/{pid}/status", "rb") as file:
-        row = next(line for line in file.read(8192).split(b"\n") if line.startswith(b"Uid:"))
+        row = next(line for line in file.read(8192).split(b"\n") if line.startswith(row))
         return tuple(int(one) for one in row.split()[1:5])
     return None
 

@@ -36,6 +36,20 @@ def test_a_server_that_was_stopped_before_its_daemon_was_killed_is_ended(stage: 
     stage.exact(B, 100)
 
 
+def test_a_server_that_was_stopped_is_ended_when_its_daemon_and_the_agent_have_died_together(stage: Stage) -> None:
+    """Nobody has held it since; systemd, which ends a unit's processes, is not there."""
+    agent = stage.with_agent()
+    alice = stage.client(A, "sleep", LONG)
+    stage.record("client.connected", pid=alice.pid)
+    server, control = server_of(stage, agent), stage.control(agent)
+    os.kill(server, signal.SIGSTOP)
+    stage.killed(agent)
+    os.kill(control, signal.SIGKILL)
+    stage.again()
+    stage.until(lambda: not alive(server), "the server has ended")
+    stage.exact(B, 100)
+
+
 @pytest.mark.parametrize("server", ["own", "shared"])
 def test_clients_of_a_daemon_that_was_killed_with_the_agent_do_not_hold_the_gpu(stage: Stage, server: str) -> None:
     """The next user is served while the client lives on."""

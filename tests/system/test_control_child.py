@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.system import control_search
 from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
 from mpsagent.system.control_child import ControlChild
 from mpsagent.system.control_search import Foreign, foreign
@@ -469,6 +470,59 @@ def test_a_daemon_that_was_started_by_hand_on_the_public_directory_is_seen(
         os.kill(number, signal.SIGKILL)
 
     play(scenario())
+
+
+SERVER = """
+import os, sys, time
+os.setgroups([])
+os.setresgid(*[int(sys.argv[1])] * 3)
+os.setresuid(20001, 20001, 20001)
+time.sleep(600)
+"""
+
+
+def test_only_servers_of_a_daemon_of_ours_that_has_gone_are_ended(
+    program: MakeProgram, daemon: str, pipe: str, tmp_path: Path, play: Play
+) -> None:
+    """Not one whose daemon lives, of another directory, or of a user who only calls it so: MPS's servers have root's
+    group, which no user gets."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    server = str(program(SERVER, name="nvidia-cuda-mps-server", interpreter=sys.executable))
+    keeper = str(program("import subprocess, sys; subprocess.run(sys.argv[2:])", interpreter=sys.executable))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    started: list[subprocess.Popen[bytes]] = []
+
+    async def server_of(group: int, directory: object, *under: str) -> int:
+        """Its pid."""
+        one = subprocess.Popen([*under, server, str(group)], env=environment(str(directory)))
+        started.append(one)
+        children = Path(f"/proc/{one.pid}/task/{one.pid}/children")
+        await until(lambda: not under or children.read_text().split() != [])
+        pid = int(children.read_text().split()[0]) if under else one.pid
+        await until(lambda: "Uid:\t20001" in Path(f"/proc/{pid}/status").read_text())
+        return pid
+
+    async def scene() -> None:
+        orphan = await server_of(0, pipe)
+        others = [
+            await server_of(20001, pipe),
+            await server_of(0, elsewhere),
+            await server_of(0, pipe, keeper, "-d"),
+        ]
+        os.kill(orphan, signal.SIGSTOP)
+        assert await control_search.end_orphans(pipe, daemon) == [orphan]
+        assert started[0].wait(10) == -signal.SIGKILL
+        assert all(Path(f"/proc/{one}/environ").read_bytes() for one in others)
+
+    try:
+        play(scene())
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+        end_all(elsewhere)
 
 
 @pytest.fixture
