@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.figure import Figure, percentile
 from benchmarks.place import ALICE, BOB, DAVE, Knocker, agent_and_gate, busy_cores, cpu, stage
 from demo.stage import Stage
-from mpsagent.gate.session import How, Session
+from mpsagent.mps.session import How, Session
 
 COMMANDS = (
     "set_default_active_thread_percentage 10.0",

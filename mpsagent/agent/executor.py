@@ -131,22 +131,21 @@ class Executor:
         may_block: bool = False,
         patient: bool = True,
     ) -> Reply:
-        """One run of the front-end; keeps account of whether the daemon answers. ``may_block``: a command that is known
-        to make it wait says nothing about that. ``patient``: when turned away, try again for a moment."""
+        """One session with the control daemon; keeps account of whether it answers. ``may_block``: a command that is
+        known to make it wait says nothing about that. ``patient``: when turned away, try again for a moment."""
         asked = self._clock.now()
         limit = self.policy.hang_control if deadline is None else deadline
-        reply, pause = await self._run(batch, limit, urgent), BUSY_FIRST
+        reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), BUSY_FIRST
         while patient and reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
             await asyncio.sleep(pause)
-            reply, pause = await self._run(batch, limit, urgent), 2 * pause
+            reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), 2 * pause
         if reply.status is Status.SILENT and not may_block:
             # on a busy machine the question itself may be late, and others be answered meanwhile
             self._silence(max(asked, self._heard), True)
         elif reply.status in (Status.ANSWERED, Status.BUSY, Status.NO_DAEMON):
             self._silence(self._clock.now(), False)
-        if reply.status in (Status.MISSING, Status.FAILED):
-            said, program = " ".join(reply.err.split())[:300] or str(reply.status), self.policy.control_program
-            self.front_end_problem = said if program in said else f"{program}: {said}"
+        if reply.status is Status.FAILED:
+            self.front_end_problem = " ".join(reply.err.split())[:300]
         elif reply.status is not Status.REFUSED_QUEUE:
             self.front_end_problem = None
         return reply
@@ -169,21 +168,7 @@ class Executor:
 
     @property
     def busy(self) -> bool:
-        return self._front_end.busy_since is not None
-
-    async def _run(self, batch: list[str], deadline: float, urgent: bool) -> Reply:
-        """One run, and whether it was heard at all."""
-        last = batch[0].startswith("quit")  # it hears nothing more
-        sent = batch if last else [*batch, commands.PROOF]
-        reply = await self._front_end.run(sent, deadline=deadline, urgent=urgent)
-        if not reply.ok or last:
-            return reply
-        answers = commands.proven(reply.out)
-        if answers is not None:
-            return reply._replace(out=answers)
-        if not reply.out.strip():
-            return reply._replace(status=Status.BUSY)
-        return reply._replace(status=Status.FAILED, err=f"it printed what is no answer: {reply.out[:100]!a}")
+        return self._front_end.busy
 
     async def _terminate(self, action: act.TerminateClient) -> tuple[bool, str]:
         """A stopped client is resumed first: it cannot answer, the daemon would wait for it, and ending it unanswered

@@ -16,8 +16,8 @@ from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane, Request
 from mpsagent.gate.pacing import PacedLine, answers_cost, command_cost
-from mpsagent.gate.session import Session
 from mpsagent.mps.rendezvous import Credentials, answer_message, clean_command, exit_message, length_of
+from mpsagent.mps.session import Session
 
 MOST_OF_A_USER = 16
 """Front-ends of one user at a time. The daemon itself takes one in all."""

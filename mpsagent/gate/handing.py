@@ -26,13 +26,14 @@ from mpsagent.gate.handover import (
 )
 from mpsagent.gate.handover import Run as RunSession
 from mpsagent.gate.handshake import Mark
-from mpsagent.gate.lane import CONTROL, FIRST_PAUSE, LONGEST_PAUSE, Lane, Run, connect
+from mpsagent.gate.lane import FIRST_PAUSE, LONGEST_PAUSE, Lane, Run
 from mpsagent.gate.orphans import Orphans
+from mpsagent.gate.question import CONTROL, connect
 from mpsagent.gate.rescue import SETTLING, Rescuer
-from mpsagent.gate.session import How, Session
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import Credentials
+from mpsagent.mps.session import How, Session
 
 
 class Handing:

@@ -23,10 +23,10 @@ from mpsagent.gate.places import LIST
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.queue import Held, Process, Queue
 from mpsagent.gate.refusal import Refusal
-from mpsagent.gate.session import How, Session
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, SERVER_NOT_READY, Credentials
+from mpsagent.mps.session import How, Session
 
 UNSURE = 0.5
 """Seconds in which a restored client that may have its descriptor shows that it has."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -11,32 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpsagent.gate import identity
-from mpsagent.gate.channel import Channel, as_user
-from mpsagent.gate.session import How, Session
+from mpsagent.gate.channel import Channel
+from mpsagent.gate.question import CONTROL, Question, connect
 from mpsagent.mps.rendezvous import HELLO, Credentials
+from mpsagent.mps.session import How, Session
 
-CONTROL = "control"
-PRIVILEGED = "control_privileged"
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.05
 LONGEST_DOWN_PAUSE = 1.0
 MOST_REQUESTS_OF_A_USER = 64
-
-
-def connect(directory: Path, name: str) -> socket.socket:
-    """A connection to a socket of the hidden directory, by way of a descriptor of the directory, because a socket's
-    path may have 107 bytes only. Raises OSError; BlockingIOError: its backlog is full."""
-    place = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-        try:
-            sock.connect(f"/proc/self/fd/{place}/{name}")
-        except OSError:
-            sock.close()
-            raise
-        return sock
-    finally:
-        os.close(place)
 
 
 class Run:
@@ -55,8 +37,7 @@ class Run:
         self._commands = commands
         self._asker = asker
         self._done = done
-        self._channel: Channel | None = None
-        self._session = Session(commands)
+        self._question: Question | None = None
         self._pause = FIRST_PAUSE
         self._again: asyncio.TimerHandle | None = None
         self._why = "the control daemon does not answer"
@@ -69,48 +50,30 @@ class Run:
         self._limit.cancel()
         if self._again is not None:
             self._again.cancel()
-        if self._channel is not None:
-            self._channel.close()
+        if self._question is not None:
+            self._question.close()
 
     def _try(self) -> None:
-        self._session = Session(self._commands)
+        lane = self._lane
         self.turned_away = False
         try:
-            # the daemon takes its owner's settings at the privileged socket only (550), and no other's session there
-            name = PRIVILEGED if self._asker.uid in (0, os.geteuid()) else CONTROL
-            sock = connect(self._lane.directory, name)
+            self._question = Question(lane.loop, lane.directory, self._commands, self._asker, self._end, lane.greeted)
         except BlockingIOError:
             self._later("the control daemon's queue is full")
             return
         except OSError as error:
             self._finish(None, f"the control daemon cannot be reached: {error.strerror}")
             return
-        self._channel = Channel(self._lane.loop, sock, self._receive, self._closed)
 
-    def _receive(self, data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
-        assert self._channel is not None
-        first = self._session.greeting is None
-        for message in self._session.message(data):
-            self._channel.send(message, as_user(self._asker))
-        if first:
-            self._lane.greeted(data, self._channel.sock)
-        if self._session.how is not None:
-            self._channel.close()
-            self._end()
-
-    def _closed(self) -> None:
-        self._session.closed()
-        self._end()
-
-    def _end(self) -> None:
-        how = self._session.how
+    def _end(self, session: Session) -> None:
+        how = session.how
         self.turned_away = how is How.TURNED_AWAY
         if self.turned_away and not self._commands[0].startswith("quit"):
             self._later("another front-end is connected to the control daemon")
         elif how is How.UNKNOWN:
             self._finish(None, "the control daemon's greeting is not known")
         else:
-            self._finish(self._session, "")
+            self._finish(session, "")
 
     def _later(self, why: str) -> None:
         self._why = why

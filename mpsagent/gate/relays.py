@@ -7,8 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from mpsagent.gate.connection import Connection
-from mpsagent.gate.lane import CONTROL, PRIVILEGED, Lane, connect
+from mpsagent.gate.lane import Lane
 from mpsagent.gate.linger import accept_descriptors
+from mpsagent.gate.question import CONTROL, PRIVILEGED, connect
 from mpsagent.gate.relay import Relay
 from mpsagent.gate.store import Store
 

@@ -1,208 +1,176 @@
-"""The front-end ``nvidia-cuda-mps-control``: one queue, one run for each batch, a deadline for each.
+"""Questions to the control daemon, one after the other, each with a deadline.
 
-The commands are in the pipe before the program starts, so it sees end of input at once; it prints nothing before that
-(recording 01).
+They are asked as NVIDIA's front-end asks, without starting it. A daemon that greets in another way than we know is
+asked by that program (``nvidia-cuda-mps-control``): the commands are in the pipe before it starts, so it sees end of
+input at once; it prints nothing before that (recording 01).
 
-The control daemon is single-threaded and may answer nothing for as long as a client or server makes it wait. A run that
-outlives its deadline is killed and abandoned, and the next one starts.
+The control daemon is single-threaded and may answer nothing for as long as a client or server makes it wait. A question
+that outlives its deadline, or whose caller is cancelled, is hung up on, and the next one is asked.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import deque
+import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple
 
-from mpsagent.system.spawn import FLOOD, FULL, Run, find_program, is_shortage
+from mpsagent.gate.question import Question
+from mpsagent.mps.commands import PROOF, proven
+from mpsagent.mps.rendezvous import Credentials
+from mpsagent.mps.session import How, Session
+from mpsagent.system.spawn import KEPT, find_program, run_program
 
-ABANDONED_CAP = 8
-"""Killed runs that the kernel has not let die yet; with more than that nothing new is started."""
+PAUSE = 0.02
+"""Seconds until the next try while the daemon's queue of connections is full."""
 
 NO_DAEMON_TEXT = "Cannot find MPS control daemon process"
 BUSY_TEXT = "Cannot send command to MPS control daemon process"
 
 
 class Status(StrEnum):
-    """How a run of the front-end ended."""
+    """How a question ended."""
 
     ANSWERED = "answered"
     NO_DAEMON = "no control daemon"
     BUSY = "control daemon takes no command"
     """A `quit` is in progress, or another front-end is connected: there is room for one (scenarios X25 and X27)."""
     SILENT = "no answer in time"
-    MISSING = "front-end cannot be run"
     FAILED = "front-end failed"
     REFUSED_QUEUE = "not sent"
 
 
-class Reply(NamedTuple):
-    """What came of a batch. ``seconds`` from the call to the answer, queueing included; ``late``: past the deadline.
+_SAID = {Status.NO_DAEMON: NO_DAEMON_TEXT, Status.BUSY: BUSY_TEXT}
+"""What NVIDIA's program says on stderr."""
 
-    ``ANSWERED`` says only that the daemon took the commands: refusals are text in ``out`` with exit status 0.
-    ``REFUSED_QUEUE``: nothing was sent, because the queue was full or the deadline passed in it.
+
+class Reply(NamedTuple):
+    """What came of a question: ``out`` is what NVIDIA's front-end would have printed.
+
+    ``ANSWERED`` says only that the daemon took the commands: refusals are text in ``out``. ``REFUSED_QUEUE``: nothing
+    was sent, because too many waited or the deadline passed before its turn.
     """
 
     status: Status
     out: str = ""
     err: str = ""
-    seconds: float = 0.0
-    late: bool = False
 
     @property
     def ok(self) -> bool:
         return self.status is Status.ANSWERED
 
 
-class _Batch:
-    """A call that waits for its turn or its answer."""
-
-    __slots__ = ("asked", "deadline", "reply", "text", "timer")
-
-    def __init__(self, text: bytes, asked: float, deadline: float, reply: asyncio.Future[Reply]) -> None:
-        self.text = text
-        self.asked = asked
-        self.deadline = deadline
-        self.reply = reply
-        self.timer: asyncio.TimerHandle | None = None
-
-
 class FrontEnd:
-    """Runs ``program`` in ``environment``; ``capacity`` batches may wait, and as many urgent
-    ones: no number of queries keeps a limit from being set. One event loop, one thread."""
+    """Asks the daemon of ``environment``'s pipe directory; ``program`` is NVIDIA's. ``capacity`` questions may wait,
+    and as many urgent ones, which go first. One event loop, one thread."""
 
     def __init__(self, program: str, environment: Mapping[str, str], *, capacity: int = 64) -> None:
         self.program = program
         self.environment = dict(environment)
         self.capacity = capacity
-        self._queue: deque[_Batch] = deque()
-        self._urgent: deque[_Batch] = deque()
-        self._run: Run | None = None
-        self._batch: _Batch | None = None
-        self._abandoned: set[Run] = set()
+        self._directory = Path(environment["CUDA_MPS_PIPE_DIRECTORY"])
+        self._asker = Credentials(os.getpid(), os.geteuid(), os.getegid())
+        self._ordinary, self._one = asyncio.Lock(), asyncio.Lock()
+        self._waiting = {False: 0, True: 0}
+        self._over: asyncio.Future[Session | None] | None = None
         self._closed = False
 
     @property
-    def waiting(self) -> int:
-        """Batches in the queue, without the one that runs."""
-        return len(self._queue) + len(self._urgent)
-
-    @property
-    def busy_since(self) -> float | None:
-        """``time.monotonic()`` of the start of the run that is under way."""
-        return self._run.started if self._run else None
+    def busy(self) -> bool:
+        """A question is under way."""
+        return self._one.locked()
 
     async def run(self, commands: Sequence[str], *, deadline: float = 10.0, urgent: bool = False) -> Reply:
-        """Sends ``commands``, one a line, and returns the answer within ``deadline`` seconds. Never raises."""
-        if self._closed:
-            return Reply(Status.REFUSED_QUEUE, err="the agent is stopping")
-        if any("\n" in command or "\r" in command or "\0" in command for command in commands):
-            return Reply(Status.FAILED, err="a command may not contain a line break or NUL")
-        text = "".join(f"{command}\n" for command in commands).encode(errors="replace")
-        if len(text) > FULL:
-            return Reply(Status.FAILED, err=f"a batch of {len(text)} bytes is longer than {FULL}")
-        queue = self._urgent if urgent else self._queue
-        if len(queue) >= self.capacity and self._run is not None:
-            return Reply(Status.REFUSED_QUEUE, err=f"{len(queue)} batches are waiting for the control daemon already")
-        loop = asyncio.get_running_loop()
-        batch = _Batch(text, time.monotonic(), deadline, loop.create_future())
-        queue.append(batch)
-        batch.timer = loop.call_later(deadline, self._expire, batch)
-        if self._run is None:
-            self._next()
-        try:
-            return await batch.reply
-        finally:
-            batch.timer.cancel()
+        """Sends ``commands`` as one session and returns the answer within ``deadline`` seconds. Never raises but for
+        its own cancellation."""
+        until = asyncio.get_running_loop().time() + deadline
+        if self._waiting[urgent] >= self.capacity:
+            return Reply(Status.REFUSED_QUEUE, err=f"{self.capacity} questions wait for the control daemon already")
+        async with AsyncExitStack() as turn:
+            self._waiting[urgent] += 1
+            try:
+                async with asyncio.timeout_at(until):
+                    for lock in (self._one,) if urgent else (self._ordinary, self._one):
+                        await turn.enter_async_context(lock)
+            except TimeoutError:
+                text = f"waited {deadline:g} s for its turn; an earlier command is still unanswered"
+                return Reply(Status.REFUSED_QUEUE, err=text)
+            finally:
+                self._waiting[urgent] -= 1
+            if self._closed:
+                return Reply(Status.REFUSED_QUEUE, err="the agent is stopping")
+            try:
+                return await self._ask(commands, deadline, until)
+            except ValueError as error:
+                return Reply(Status.FAILED, err=str(error))
 
     def close(self) -> None:
-        """Kills what runs and answers everybody who waits."""
+        """Hangs up, and answers everybody who waits."""
         self._closed = True
-        for batch in (*self._urgent, *self._queue):
-            self._answer(batch, Reply(Status.REFUSED_QUEUE, err="the agent is stopping"))
-        self._urgent.clear()
-        self._queue.clear()
-        self._abandon(Reply(Status.SILENT, err="the agent is stopping"))
-        for run in self._abandoned:
-            run.close()
-        self._abandoned.clear()
+        self._done(None)
 
-    # --- one run after another ---------------------------------------------------------------------------------------
+    def _done(self, session: Session | None) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(session)
 
-    def _next(self) -> None:
-        while self._run is None and (self._urgent or self._queue):
-            batch = (self._urgent or self._queue).popleft()
-            if batch.reply.done():  # its caller was cancelled
-                continue
-            if len(self._abandoned) >= ABANDONED_CAP:
-                text = f"{ABANDONED_CAP} earlier runs of {self.program} were killed and still have not ended"
-                self._answer(batch, Reply(Status.FAILED, err=text))
-                continue
-            path = find_program(self.program, self.environment)
-            if path is None:
-                text = f"{self.program}: no such program, or not executable"
-                self._answer(batch, Reply(Status.MISSING, err=text))
-                continue
+    async def _ask(self, commands: Sequence[str], deadline: float, until: float) -> Reply:
+        loop = asyncio.get_running_loop()
+        self._over = over = loop.create_future()
+        while True:
             try:
-                self._run = Run([path], self.environment, batch.text, self._finished, self._flooded)
+                question = Question(loop, self._directory, commands, self._asker, self._done)
+                break
+            except BlockingIOError:
+                if over.done() or loop.time() >= until:
+                    return Reply(Status.SILENT, err=f"the control daemon's queue was full for {deadline:g} s")
+                await asyncio.wait([over], timeout=PAUSE)
+            except (FileNotFoundError, ConnectionRefusedError):
+                return Reply(Status.NO_DAEMON, err=NO_DAEMON_TEXT)
             except OSError as error:
-                status = Status.FAILED if is_shortage(error) else Status.MISSING
-                self._answer(batch, Reply(status, err=f"{path} cannot be run: {error.strerror}"))
-            else:
-                self._batch = batch
+                return Reply(Status.FAILED, err=f"{self._directory} cannot be connected to: {error.strerror}")
+        try:
+            await asyncio.wait([over], timeout=max(0.0, until - loop.time()))
+            late = loop.time() - until
+            if late > 0 and not over.done():  # the loop was held up so long, not the daemon
+                await asyncio.wait([over], timeout=min(late, deadline))
+        finally:
+            question.close()
+        if not over.done():
+            return Reply(Status.SILENT, err=f"the control daemon did not answer within {deadline:g} s")
+        session = over.result()
+        if session is None:
+            return Reply(Status.SILENT, err="the agent is stopping")
+        if session.how is How.UNKNOWN:
+            return await self._run_program(commands, until)
+        if session.how is not How.DONE:
+            known = session.greeting is not None
+            return Reply(Status.BUSY, err=BUSY_TEXT) if known else Reply(Status.NO_DAEMON, err=NO_DAEMON_TEXT)
+        out = "".join(f"{answer}\n" for answer in session.answers)[:KEPT]
+        if session.status:
+            return Reply(Status.FAILED, out, f"the control daemon ended the session with exit status {session.status}")
+        return Reply(Status.ANSWERED, out)
 
-    def _finished(self, run: Run, code: int) -> None:
-        self._abandoned.discard(run)
-        if run is not self._run or self._batch is None:
-            return
-        batch, self._run, self._batch = self._batch, None, None
-        out, err = run.texts()
-        if code == 0:
-            reply = Reply(Status.ANSWERED, out, err)
-        elif NO_DAEMON_TEXT in err:
-            reply = Reply(Status.NO_DAEMON, out, err)
-        elif BUSY_TEXT in err:
-            reply = Reply(Status.BUSY, out, err)
-        else:
-            how = f"exit status {code}" if code >= 0 else f"signal {-code}"
-            reply = Reply(Status.FAILED, out, err or f"{self.program} ended with {how}")
-        self._answer(batch, reply)
-        self._next()
-
-    def _flooded(self, run: Run) -> None:
-        if run is self._run:
-            text = f"{self.program} printed more than {FLOOD >> 20} MiB and was killed"
-            self._abandon(Reply(Status.FAILED, run.texts()[0], text))
-            self._next()
-
-    def _expire(self, batch: _Batch) -> None:
-        run = self._run
-        if run is None or self._batch is not batch:
-            text = f"waited {batch.deadline:g} s for its turn; an earlier command is still unanswered"
-            self._answer(batch, Reply(Status.REFUSED_QUEUE, err=text))
-            for queue in (self._urgent, self._queue):
-                with suppress(ValueError):
-                    queue.remove(batch)
-        elif run.ended:  # the loop was held up, not the program: its answer counts
-            run.collect()
-        else:
-            text = f"the control daemon did not answer within {batch.deadline:g} s"
-            self._abandon(Reply(Status.SILENT, run.texts()[0], text))
-            self._next()
-
-    def _abandon(self, reply: Reply) -> None:
-        """Kills the current run and answers its caller; the kernel may take its time to let the process die."""
-        if self._run is not None and self._batch is not None:
-            run, batch, self._run, self._batch = self._run, self._batch, None, None
-            self._abandoned.add(run)
-            run.kill()
-            self._answer(batch, reply)
-
-    @staticmethod
-    def _answer(batch: _Batch, reply: Reply) -> None:
-        seconds = time.monotonic() - batch.asked
-        if not batch.reply.done():
-            batch.reply.set_result(reply._replace(seconds=seconds, late=seconds >= batch.deadline))
+    async def _run_program(self, commands: Sequence[str], until: float) -> Reply:
+        path = find_program(self.program, self.environment)
+        if path is None:
+            return Reply(Status.FAILED, err=f"{self.program}: no such program, or not executable")
+        last = commands[0].startswith("quit")  # it hears nothing more
+        sent = commands if last else [*commands, PROOF]
+        feed = "".join(f"{command}\n" for command in sent).encode()
+        now = asyncio.get_running_loop().time
+        ended = await run_program([path], self.environment, feed=feed, deadline=until - now())
+        if ended.code is None:
+            return Reply(Status.SILENT if now() >= until else Status.FAILED, ended.out, ended.problem or "")
+        if ended.code:
+            how = f"exit status {ended.code}" if ended.code > 0 else f"signal {-ended.code}"
+            status = next((status for status, text in _SAID.items() if text in ended.err), Status.FAILED)
+            return Reply(status, ended.out, f"{self.program}: {ended.err or how}")
+        out = ended.out if last else proven(ended.out)
+        if out is not None:
+            return Reply(Status.ANSWERED, out, ended.err)
+        if not ended.out.strip():
+            return Reply(Status.BUSY, err=BUSY_TEXT)
+        return Reply(Status.FAILED, err=f"{self.program} printed what is no answer: {ended.out[:100]!a}")

@@ -32,16 +32,11 @@ def find_program(program: str, environment: Mapping[str, str]) -> str | None:
     return shutil.which(program, path=environment.get("PATH", os.defpath))
 
 
-def is_shortage(error: OSError) -> bool:
-    """The machine is short of something; the program may well be there."""
-    return error.errno in (errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE)
-
-
 class Run:
     """One process. ``finished(run, code)`` is called once, in the loop, when it has ended and is reaped (``code``
     negative: the signal); ``flooded(run)`` when it prints without end. The constructor raises OSError."""
 
-    __slots__ = ("_files", "_finished", "_flooded", "_kept", "_loop", "_pidfd", "_seen", "pid", "started")
+    __slots__ = ("_files", "_finished", "_flooded", "_kept", "_loop", "_pidfd", "_seen", "pid")
 
     def __init__(
         self,
@@ -56,7 +51,6 @@ class Run:
         self._loop = asyncio.get_running_loop()
         self._kept = (bytearray(), bytearray())
         self._seen = 0
-        self.started = self._loop.time()
         opened: list[int] = []
         try:
             for _ in range(3):
@@ -105,12 +99,6 @@ class Run:
         code = reap(self._pidfd)
         os.close(self._pidfd)
         self._finished(self, code)
-
-    def close(self) -> None:
-        """For the end of the loop, after :meth:`kill`: reap it if it dies at once, and let go of it."""
-        self._loop.remove_reader(self._pidfd)
-        reap(self._pidfd, wait=100)
-        os.close(self._pidfd)
 
     def _readable(self, which: int) -> None:
         self._read(which)

@@ -1,53 +1,380 @@
-"""The front-end's runs: queue, deadlines, every way to end, and nothing left behind after 500 of them."""
+"""Questions to the control daemon: their order, deadlines, every way to end, and nothing left behind after 500 of them.
+What NVIDIA's own daemons answer to them: tests/nvidia/test_both_ways.py."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
+import socket
+import tempfile
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from mpsagent.mps import rendezvous as rv
 from mpsagent.system.frontend import FrontEnd, Status
 from tests.system.conftest import MakeProgram, Play, until, zombies
 
-ENVIRONMENT = {"PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": "/tmp/somewhere"}
 pytestmark = pytest.mark.usefixtures("no_leak")
+OTHER_GREETING = b"OUTBHELM\0"
 
 
-def test_answers_come_from_one_run_with_all_commands_and_only_the_given_environment(
-    program: MakeProgram, play: Play
-) -> None:
-    """The program sees the commands at once, end of input behind them, and nothing of the agent's own environment."""
-    path = program('/usr/bin/sed "s/^/got /"; /usr/bin/env | /bin/grep -v -e ^PWD -e ^_ -e SHLVL | /usr/bin/sort')
+class Daemon:
+    """A control daemon in a thread: one front-end at a time, each command is answered in full before the next is heard.
+    ``answer`` says what a command brings; it may take its time."""
+
+    def __init__(self, place: Path, answer: Callable[[str], list[str]], greeting: bytes = rv.HELLO) -> None:
+        self.place, self.greeting, self.answer = place, greeting, answer
+        self.heard: list[str] = []
+        self.open = self.most_open = 0
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(place / "control_privileged"))
+        self.listener.listen(64)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def front_end(self, **more: int) -> FrontEnd:
+        environment = {"PATH": f"{self.place}/bin:/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(self.place)}
+        return FrontEnd("nvidia-cuda-mps-control", environment, **more)
+
+    def end(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.thread.join(60)
+        self.listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection = self.listener.accept()[0]
+            except OSError:
+                return
+            with connection, suppress(OSError):  # it has hung up
+                self._talk(connection)
+
+    def _talk(self, connection: socket.socket) -> None:
+        connection.send(self.greeting)
+        if connection.recv(64) != rv.CREDENTIALS or connection.recv(64) != rv.kind_bytes(rv.Kind.FRONT_END):
+            return
+        while rv.length_of(connection.recv(64)):
+            command = rv.clean_command(connection.recv(4200))
+            assert command is not None
+            self.heard.append(command)
+            if command == "turn away":
+                return
+            for text in self.answer(command):
+                connection.send(rv.answer_message(text))
+        connection.send(rv.exit_message(0))
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="mps"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def make(place: Path) -> Iterator[Callable[..., Daemon]]:
+    made: list[Daemon] = []
+
+    def start(answer: Callable[[str], list[str]] = lambda command: [f"got {command}"], **more: bytes) -> Daemon:
+        made.append(Daemon(place, answer, **more))
+        return made[-1]
+
+    yield start
+    for daemon in made:
+        daemon.end()
+
+
+Make = Callable[..., Daemon]
+
+
+def test_all_commands_are_one_session_and_the_answer_is_what_the_program_would_print(make: Make, play: Play) -> None:
+    daemon = make(lambda command: command.split()[1:])
 
     async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        reply = await front.run(["get_server_list", "ps"])
-        assert reply.status is Status.ANSWERED
-        assert reply.ok
-        assert reply.out.splitlines() == [
-            "got get_server_list",
-            "got ps",
-            "CUDA_MPS_PIPE_DIRECTORY=/tmp/somewhere",
-            "PATH=/usr/bin:/bin",
-        ]
-        assert reply.seconds > 0
-        assert not reply.late
+        front = daemon.front_end()
+        reply = await front.run(["get 100.0 2G", "nothing", "ps  a"])
+        assert (reply.status, reply.out, reply.ok) == (Status.ANSWERED, "100.0\n2G\na\n", True)
+        assert not front.busy
+        front.close()
+
+    play(scenario())
+    assert daemon.heard == ["get 100.0 2G", "nothing", "ps  a"]
+
+
+def test_no_daemon(place: Path, play: Play) -> None:
+    """No directory, no socket, a socket that nobody listens at."""
+    inside = place / "pipe"
+
+    async def scenario() -> None:
+        front = FrontEnd("x", {"CUDA_MPS_PIPE_DIRECTORY": str(inside)})
+        assert (await front.run(["ps"])).status is Status.NO_DAEMON
+        inside.mkdir()
+        assert (await front.run(["ps"])).status is Status.NO_DAEMON
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left_behind:
+            left_behind.bind(str(inside / "control_privileged"))
+        reply = await front.run(["ps"])
+        assert (reply.status, reply.err) == (Status.NO_DAEMON, "Cannot find MPS control daemon process")
         front.close()
 
     play(scenario())
 
 
-def test_a_bare_name_is_found_on_the_given_path(program: MakeProgram, play: Play) -> None:
-    """The simulator takes the place of NVIDIA's program through PATH."""
-    path = program("echo mine")
+def test_who_is_turned_away_is_told(make: Make, play: Play) -> None:
+    """Another front-end is connected: closed after it has said what it is, before any answer, or in the middle."""
+    daemon = make()
 
     async def scenario() -> None:
-        front = FrontEnd(path.name, {"PATH": f"{path.parent}:/usr/bin:/bin"})
-        assert (await front.run(["x"])).out == "mine\n"
+        front = daemon.front_end()
+        assert (await front.run(["turn away"])).status is Status.BUSY
+        assert (await front.run(["a", "turn away"])).status is Status.BUSY
+        assert (await front.run(["quit"])).out == "got quit\n"
+        front.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("ended", ["deadline", "cancelled"])
+def test_a_daemon_that_hangs_is_hung_up_on_and_answers_the_next(make: Make, play: Play, ended: str) -> None:
+    """A session that was left open would keep everybody else out of the daemon."""
+    go_on = threading.Event()
+    daemon = make(lambda command: ["late"] if command != "stuck" or go_on.wait(60) else [])
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        stuck = asyncio.create_task(front.run(["stuck", "get"], deadline=60.0 if ended == "cancelled" else 0.2))
+        await until(lambda: "stuck" in daemon.heard)
+        later = asyncio.create_task(front.run(["later"], deadline=60))
+        if ended == "cancelled":
+            stuck.cancel()
+            await asyncio.wait([stuck])
+            assert stuck.cancelled()
+        else:
+            reply = await stuck
+            assert (reply.status, reply.err) == (Status.SILENT, "the control daemon did not answer within 0.2 s")
+        go_on.set()
+        assert (await later).out == "late\n"
+        front.close()
+
+    play(scenario())
+
+
+def test_a_question_that_was_never_greeted_is_never_sent(make: Make, play: Play) -> None:
+    """What has failed by its deadline must not happen later."""
+    go_on = threading.Event()
+    daemon = make(lambda _: [str(go_on.wait(60))])
+
+    async def scenario() -> None:
+        first, second = daemon.front_end(), daemon.front_end()
+        asking = asyncio.create_task(first.run(["first"], deadline=60))
+        await until(lambda: daemon.heard)
+        assert (await second.run(["second"], deadline=0.2)).status is Status.SILENT
+        go_on.set()
+        assert (await asking).ok
+        assert (await second.run(["third"])).ok
+        first.close()
+        second.close()
+
+    play(scenario())
+    assert daemon.heard == ["first", "third"]
+
+
+def test_a_full_backlog_is_waited_for(place: Path, play: Play) -> None:
+    """A stopped daemon accepts nothing, and a connection that would block must not stop the agent."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(place / "control_privileged"))
+    listener.listen(0)
+
+    async def scenario() -> None:
+        front = FrontEnd("x", {"CUDA_MPS_PIPE_DIRECTORY": str(place)})
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.connect(str(place / "control_privileged"))
+            reply = await front.run(["get"], deadline=0.2)
+            assert (reply.status, "queue was full" in reply.err) == (Status.SILENT, True)
+        front.close()
+
+    play(scenario())
+    listener.close()
+
+
+def test_urgent_questions_overtake_and_never_two_run_at_once(make: Make, play: Play) -> None:
+    """The end of a server must not wait behind questions; the daemon is asked one thing at a time."""
+    daemon = make(lambda _: time.sleep(0.05) or [])  # type: ignore[func-returns-value]
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        names = ("a", "b", "c", "urgent1", "urgent2")
+        calls = [front.run([name], deadline=60, urgent=name.startswith("urgent")) for name in names]
+        assert [reply.status for reply in await asyncio.gather(*calls)] == [Status.ANSWERED] * 5
+        front.close()
+
+    play(scenario())
+    assert daemon.heard == ["a", "urgent1", "urgent2", "b", "c"]
+
+
+def test_a_full_queue_refuses_and_a_question_that_waits_too_long_is_never_sent(make: Make, play: Play) -> None:
+    """Bounded memory and bounded waits; what is refused must not happen later."""
+    go_on = threading.Event()
+    daemon = make(lambda _: [str(go_on.wait(60))])
+
+    async def scenario() -> None:
+        front = daemon.front_end(capacity=2)
+        first = asyncio.create_task(front.run(["first"], deadline=60))
+        await until(lambda: daemon.heard)
+        second = asyncio.create_task(front.run(["second"], deadline=0.1))
+        third = asyncio.create_task(front.run(["third"], deadline=60))
+        await asyncio.sleep(0)
+        assert (await front.run(["fourth"])).status is Status.REFUSED_QUEUE
+        urgent = asyncio.create_task(front.run(["urgent"], urgent=True, deadline=60))
+        assert (await second).status is Status.REFUSED_QUEUE
+        go_on.set()
+        assert [(await one).ok for one in (first, urgent, third)] == [True] * 3
+        front.close()
+
+    play(scenario())
+    assert daemon.heard == ["first", "urgent", "third"]
+
+
+def test_a_cancelled_caller_leaves_the_queue_intact(make: Make, play: Play) -> None:
+    go_on = threading.Event()
+    daemon = make(lambda _: [str(go_on.wait(60))])
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        running, queued, last = (asyncio.create_task(front.run([name], deadline=60)) for name in ("a", "b", "c"))
+        await until(lambda: daemon.heard)
+        running.cancel()
+        queued.cancel()
+        go_on.set()
+        assert (await last).ok
+        front.close()
+
+    play(scenario())
+    assert daemon.heard == ["a", "c"]
+
+
+def test_endless_answers_are_bounded(make: Make, play: Play) -> None:
+    """A daemon gone wild costs neither memory nor a place in the queue."""
+    go_on = threading.Event()
+
+    def endless(command: str) -> Iterator[str]:
+        while command == "endless" and not go_on.is_set():
+            yield "x" * 4096
+
+    daemon = make(endless)  # type: ignore[arg-type]
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        assert (await front.run(["endless"], deadline=1.0)).status is Status.SILENT
+        assert (await front.run(["next"])).out == ""
+        go_on.set()
+        front.close()
+
+    play(scenario())
+
+
+def test_a_long_answer_is_cut(make: Make, play: Play) -> None:
+    daemon = make(lambda _: ["\xff" * 2000] * 100)
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        reply = await front.run(["ps"])
+        assert reply.ok
+        assert len(reply.out) == 64 << 10
+        front.close()
+
+    play(scenario())
+
+
+def test_an_agent_that_was_held_up_does_not_blame_the_daemon(make: Make, play: Play) -> None:
+    """Swapped out, or stopped, while the daemon would have answered."""
+    daemon = make()
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        call = asyncio.create_task(front.run(["ps"], deadline=0.3))
+        await asyncio.sleep(0)
+        time.sleep(0.6)
+        assert (await call).out == "got ps\n"
+        front.close()
+
+    play(scenario())
+
+
+def test_commands_cannot_smuggle_a_second_line(make: Make, play: Play) -> None:
+    """A line break in a name would become a command of its own, sent as root; a long text kills the daemon."""
+    daemon = make()
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        for bad in ("ps\nquit", "ps\rquit", "ps\0", "x" * 1025):
+            assert (await front.run(["fine", bad])).status is Status.FAILED
+        assert (await front.run(["ps"])).ok
+        front.close()
+
+    play(scenario())
+    assert daemon.heard == ["ps"]
+
+
+def test_close_answers_everybody(make: Make, play: Play) -> None:
+    """At the agent's end nobody hangs."""
+    go_on = threading.Event()
+    daemon = make(lambda _: [str(go_on.wait(60))])
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        calls = [asyncio.create_task(front.run(["ps"], deadline=60)) for _ in range(3)]
+        await until(lambda: daemon.heard)
+        front.close()
+        statuses = [reply.status for reply in await asyncio.gather(*calls)]
+        assert statuses == [Status.SILENT, Status.REFUSED_QUEUE, Status.REFUSED_QUEUE]
+        assert (await front.run(["ps"])).status is Status.REFUSED_QUEUE
+        go_on.set()
+
+    play(scenario())
+
+
+def test_five_hundred_questions_leave_no_descriptor(make: Make, play: Play) -> None:
+    """The agent runs for months; the fixture compares descriptors and children afterwards."""
+    daemon = make()
+
+    async def scenario() -> None:
+        front = daemon.front_end()
+        for number in range(500):
+            await front.run(["turn away"] if number % 5 == 0 else [f"n{number}"], deadline=60)
+        front.close()
+
+    play(scenario())
+    assert len(daemon.heard) == 500
+
+
+# --- a daemon that is not understood: NVIDIA's program is asked ------------------------------------------------------
+
+
+def test_the_program_gets_all_commands_and_only_the_given_environment(
+    make: Make, place: Path, program: MakeProgram, play: Play
+) -> None:
+    """It sees the commands at once, end of input behind them, and nothing of the agent's own environment."""
+    path = program('/usr/bin/sed "s/^/got /"; /usr/bin/env | /bin/grep CUDA | /usr/bin/sort; echo 100.0')
+    make(greeting=OTHER_GREETING)
+
+    async def scenario() -> None:
+        front = FrontEnd(str(path), {"PATH": "/usr/bin:/bin", "CUDA_MPS_PIPE_DIRECTORY": str(place)})
+        reply = await front.run(["get_server_list", "ps"])
+        assert reply.status is Status.ANSWERED
+        assert reply.out.splitlines() == [
+            "got get_server_list",
+            "got ps",
+            "got get_default_active_thread_percentage",
+            f"CUDA_MPS_PIPE_DIRECTORY={place}",
+        ]
         front.close()
 
     play(scenario())
@@ -58,269 +385,53 @@ def test_a_bare_name_is_found_on_the_given_path(program: MakeProgram, play: Play
     [
         ("echo Cannot find MPS control daemon process >&2; exit 1", Status.NO_DAEMON),
         ("echo Cannot send command to MPS control daemon process >&2; exit 1", Status.BUSY),
+        ("exit 0", Status.BUSY),
         ("echo An instance of this daemon is already running >&2; exit 1", Status.FAILED),
         ("exit 7", Status.FAILED),
         ("kill -SEGV $$", Status.FAILED),
-        ("echo Server 99999 not found", Status.ANSWERED),
+        ("echo nonsense", Status.FAILED),
+        ("exec yes", Status.FAILED),
+        ("echo Server 99999 not found; echo 100.0", Status.ANSWERED),
+        ("sleep 600 & echo $! >&2; echo 100.0", Status.ANSWERED),
+        ("trap '' TERM; while :; do sleep 0.05; done", Status.SILENT),
     ],
 )
-def test_ends_are_told_apart(program: MakeProgram, play: Play, script: str, status: Status) -> None:
+def test_ends_of_the_program_are_told_apart(
+    make: Make, program: MakeProgram, play: Play, script: str, status: Status
+) -> None:
     """Each text and exit status of the recordings has its own status, and a failure says how it ended."""
     path = program(script)
+    daemon = make(greeting=OTHER_GREETING)
 
     async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        reply = await front.run(["get_server_list"])
+        front = daemon.front_end()
+        front.program = str(path)
+        ended = set(zombies())
+        reply = await front.run(["get_server_list"], deadline=2.0 if status is Status.SILENT else 60.0)
         assert reply.status is status
         assert reply.out or reply.err
+        if "$!" in script:
+            os.kill(int(reply.err), signal.SIGKILL)
+        await until(lambda: set(zombies()) <= ended)
         front.close()
 
     play(scenario())
 
 
-def test_a_missing_or_unfit_program_is_said(tmp_path: Path, program: MakeProgram, play: Play) -> None:
-    """Missing, not executable, a directory, not a program: a status that says which, and no exception."""
+def test_a_missing_or_unfit_program_is_said(make: Make, tmp_path: Path, program: MakeProgram, play: Play) -> None:
+    """Missing, not executable, a directory, not a program: said, and no exception."""
     plain = tmp_path / "plain"
     plain.write_text("echo no")
     nonsense = program("", name="nonsense", interpreter="/nonexistent/interpreter")
+    daemon = make(greeting=OTHER_GREETING)
 
     async def scenario() -> None:
+        front = daemon.front_end()
         for bad in (tmp_path / "absent", plain, tmp_path, nonsense):
-            front = FrontEnd(str(bad), ENVIRONMENT)
+            front.program = str(bad)
             reply = await front.run(["ps"])
-            assert reply.status is Status.MISSING, bad
+            assert reply.status is Status.FAILED, bad
             assert str(bad) in reply.err
-            front.close()
-
-    play(scenario())
-
-
-def test_a_silent_program_is_killed_with_its_children_and_the_next_batch_is_served(
-    program: MakeProgram, tmp_path: Path, play: Play
-) -> None:
-    """A stuck run must not stall the agent: killed at its deadline, children included, and the queue goes on."""
-    path = program(
-        f'read line; if [ "$line" = stuck ]; then sleep 600 & echo $! >{tmp_path}/child; echo half; wait; '
-        'else echo "fine $line"; fi'
-    )
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        stuck = asyncio.create_task(front.run(["stuck"], deadline=2.0))
-        later = asyncio.create_task(front.run(["later"], deadline=60))
-        reply = await stuck
-        assert reply.status is Status.SILENT
-        assert reply.late
-        assert reply.out == "half\n"
-        assert (await later).out == "fine later\n"
-        child = int((tmp_path / "child").read_text())
-        await until(lambda: not Path(f"/proc/{child}").exists() or "\nState:\tZ" in _status(child))
         front.close()
 
     play(scenario())
-
-
-def test_a_program_that_ignores_everything_but_sigkill_ends(program: MakeProgram, play: Play) -> None:
-    """SIGTERM would not do."""
-    path = program("trap '' TERM INT HUP; while :; do sleep 0.05; done")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        assert (await front.run(["ps"], deadline=0.2)).status is Status.SILENT
-        await until(lambda: not front._abandoned)
-        front.close()
-
-    play(scenario())
-
-
-def test_urgent_batches_overtake_and_never_two_run_at_once(program: MakeProgram, tmp_path: Path, play: Play) -> None:
-    """Setting limits must not wait behind queries; the daemon is asked one thing at a time."""
-    path = program(
-        f"""
-import os, sys, time
-line = sys.stdin.read().strip()
-os.mkdir("{tmp_path}/inside")
-time.sleep(0.05)
-os.rmdir("{tmp_path}/inside")
-with open("{tmp_path}/order", "a") as order:
-    order.write(line + "\\n")
-""",
-        interpreter="/usr/bin/env python3",
-    )
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), dict(os.environ))
-        names = ("a", "b", "c", "urgent1", "urgent2")
-        calls = [front.run([name], deadline=60, urgent=name.startswith("urgent")) for name in names]
-        replies = await asyncio.gather(*calls)
-        assert [reply.status for reply in replies] == [Status.ANSWERED] * 5
-        front.close()
-
-    play(scenario())
-    assert (tmp_path / "order").read_text().split() == ["a", "urgent1", "urgent2", "b", "c"]
-
-
-def test_a_full_queue_refuses_and_a_batch_that_waits_too_long_is_never_sent(
-    program: MakeProgram, tmp_path: Path, play: Play
-) -> None:
-    """Bounded memory and bounded waits; what is refused must not happen later."""
-    path = program(f"read line; echo $line >>{tmp_path}/sent; sleep 0.6")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT, capacity=2)
-        first = asyncio.create_task(front.run(["first"]))
-        second = asyncio.create_task(front.run(["second"], deadline=0.1))
-        third = asyncio.create_task(front.run(["third"]))
-        await asyncio.sleep(0)
-        refused = await front.run(["fourth"])
-        assert refused.status is Status.REFUSED_QUEUE
-        assert not refused.late
-        urgent = asyncio.create_task(front.run(["urgent"], urgent=True))
-        expired = await second
-        assert expired.status is Status.REFUSED_QUEUE
-        assert expired.late
-        assert (await first).ok
-        assert (await urgent).ok
-        assert (await third).ok
-        front.close()
-
-    play(scenario())
-    assert (tmp_path / "sent").read_text().split() == ["first", "urgent", "third"]
-
-
-def test_a_cancelled_caller_leaves_the_queue_intact(program: MakeProgram, tmp_path: Path, play: Play) -> None:
-    """A command on its way cannot be taken back, one in the queue can."""
-    path = program(f"read line; echo $line >>{tmp_path}/sent; sleep 0.2")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        running, queued, last = (asyncio.create_task(front.run([name])) for name in ("running", "queued", "last"))
-        await asyncio.sleep(0.05)
-        running.cancel()
-        queued.cancel()
-        assert (await last).ok
-        front.close()
-
-    play(scenario())
-    assert (tmp_path / "sent").read_text().split() == ["running", "last"]
-
-
-@pytest.mark.parametrize("stream", ["1", "2"])
-def test_endless_output_is_bounded_and_ended(program: MakeProgram, play: Play, stream: str) -> None:
-    """A program gone wild costs neither memory nor time up to the deadline."""
-    path = program(f"exec yes abcdefgh >&{stream}")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        reply = await front.run(["ps"], deadline=60)
-        assert reply.status is Status.FAILED
-        assert not reply.late
-        assert len(reply.out) <= 64 << 10
-        await until(lambda: not front._abandoned)
-        front.close()
-
-    play(scenario())
-
-
-def test_garbage_is_decoded_and_capped(program: MakeProgram, play: Play) -> None:
-    """Bytes that are no UTF-8 and more than is kept: still an answer."""
-    path = program("printf '\\377\\376\\000ok\\n'; head -c 200000 /dev/urandom")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        reply = await front.run(["ps"])
-        assert reply.ok
-        assert reply.out.startswith("\ufffd\ufffd\0ok\n")
-        assert len(reply.out.encode("utf-8", "replace")) >= 64 << 10 or len(reply.out) <= 64 << 10
-        assert len(reply.out) <= 64 << 10
-        front.close()
-
-    play(scenario())
-
-
-def test_an_output_pipe_held_by_a_grandchild_does_not_delay_the_answer(program: MakeProgram, play: Play) -> None:
-    """``-d`` style programs leave a child with the pipe: the exit counts, not the end of the stream."""
-    path = program("sleep 600 & echo answer; echo $!")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        reply = await front.run(["ps"])
-        assert reply.ok
-        assert reply.out.startswith("answer\n")
-        assert not reply.late
-        os.kill(int(reply.out.split()[1]), signal.SIGKILL)
-        front.close()
-
-    play(scenario())
-
-
-def test_an_answer_that_was_there_in_time_counts_though_the_loop_was_late(program: MakeProgram, play: Play) -> None:
-    """If the agent itself was held up (swapped out, stopped), the daemon must not be blamed for it."""
-    path = program("echo answer")
-
-    async def scenario() -> None:
-        front, ended = FrontEnd(str(path), ENVIRONMENT), set(zombies())
-        call = asyncio.create_task(front.run(["ps"], deadline=0.3))
-        await asyncio.sleep(0)
-        while set(zombies()) <= ended:
-            time.sleep(0.01)
-        time.sleep(0.4)
-        reply = await call
-        assert reply.status is Status.ANSWERED
-        assert reply.out == "answer\n"
-        assert reply.late
-        front.close()
-
-    play(scenario())
-
-
-def test_commands_cannot_smuggle_a_second_line(program: MakeProgram, play: Play) -> None:
-    """A line break in a name would become a command of its own, sent as root."""
-    path = program("cat")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        for bad in ("ps\nquit", "ps\rquit", "ps\0"):
-            assert (await front.run([bad])).status is Status.FAILED
-        assert (await front.run(["x" * 40_000])).status is Status.FAILED
-        front.close()
-
-    play(scenario())
-
-
-def test_close_answers_everybody_and_leaves_no_process(program: MakeProgram, tmp_path: Path, play: Play) -> None:
-    """At the agent's end nobody hangs."""
-    path = program(f"echo $$ >{tmp_path}/pid; exec sleep 600")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        calls = [asyncio.create_task(front.run(["ps"])) for _ in range(3)]
-        await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
-        front.close()
-        statuses = [reply.status for reply in await asyncio.gather(*calls)]
-        assert statuses == [Status.SILENT, Status.REFUSED_QUEUE, Status.REFUSED_QUEUE]
-        assert (await front.run(["ps"])).status is Status.REFUSED_QUEUE
-        assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
-
-    play(scenario())
-
-
-def test_five_hundred_runs_leave_no_zombie_and_no_descriptor(program: MakeProgram, play: Play) -> None:
-    """The agent runs for months; the fixture compares descriptors and children afterwards."""
-    path = program("cat; [ $(( $$ % 5 )) = 0 ] && exit 3; exit 0")
-
-    async def scenario() -> None:
-        front = FrontEnd(str(path), ENVIRONMENT)
-        for number in range(500):
-            reply = await front.run([f"n{number}"], deadline=60)
-            assert reply.out == f"n{number}\n"
-        front.close()
-
-    play(scenario())
-
-
-def _status(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return "\nState:\tZ"
