@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from mpsagent.mps import units
@@ -181,6 +182,7 @@ class Rules:
         return None
 
 
+@lru_cache
 def _default_origin(name: str) -> Origin:
     if name.startswith("enforce."):
         return Origin("enforce")
