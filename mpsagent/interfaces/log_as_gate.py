@@ -3,6 +3,8 @@
 Logs that were written without a gate have no word of it, and the engine believes the gate alone. So each line that
 speaks of a client becomes what the gate would have said, as far as the engine's table of admissions lets that user in.
 
+In the logs of a node that has a gate, that announces all clients by its own pid, and only servers name them.
+
 Only the first few connections of each user, and of all, are shown to the engine at a time: what it decides hangs on who
 is first, and the work for each line must not grow with the queue.
 """
@@ -54,6 +56,12 @@ class LogAsGate:
         self._server_uids: dict[int, tuple[int, float | None]] = {}
         self._starting_uid = -1
         self._ended_by_us: set[int] = set()
+        self._announced: tuple[int, int] = (0, 0)
+        """The pid and the user that the control daemon named last."""
+        self._gates: set[int] = set()
+        self._unnamed: tuple[float, int, int] | None = None
+        """When a process came that it had not named, and whom it had named last: a gate, unless its own line follows
+        in the same moment (server.log goes first)."""
 
     # --- what the log says --------------------------------------------------------------------------------------------
 
@@ -65,10 +73,19 @@ class LogAsGate:
                 yield from self._control_runs(event.at, event.pid, event.socket)
         elif self._control is None and not isinstance(event, ev.ControlExited):
             yield from self._control_runs(event.at, 0, "")  # the log begins in the middle
+        yield from self._gate_is_none(event.at)
         if isinstance(event, ev.ClientQueued | ev.ClientAdmitted):
-            yield from self._knock(event.at, event.pid, event.uid, isinstance(event, ev.ClientAdmitted))
+            self._announced = event.pid, event.uid
+            if self._unnamed is not None and self._unnamed[1] == event.pid:
+                self._unnamed = None
+            if event.pid not in self._gates:
+                yield from self._knock(event.at, event.pid, event.uid, isinstance(event, ev.ClientAdmitted))
         elif isinstance(event, ev.ContextConnected):
-            uid = self._server_uids.get(event.server, (0, None))[0]
+            uid = self._server_uids.get(event.server, (0, None))[0] or self._announced[1]
+            last = self._ones.get(self._announced[0])
+            if event.pid not in self._ones and last is not None and last.server is None:
+                self._unnamed = event.at, event.pid, last.peer.pid
+            self._gates.discard(event.pid)
             yield from self._knock(event.at, event.pid, uid, True)
             one = self._ones.get(event.pid)
             if one is not None and one.server != event.server:
@@ -99,6 +116,12 @@ class LogAsGate:
                 yield from self.gone(event.at, pid)
         elif isinstance(event, ev.ControlExited):
             yield from self._control_gone(event.at)
+
+    def _gate_is_none(self, at: float) -> Iterator[inp.Input]:
+        if self._unnamed is not None and at > self._unnamed[0]:
+            self._gates.add(self._unnamed[2])
+            yield from self.gone(at, self._unnamed[2])
+            self._unnamed = None
 
     def _control_runs(self, at: float, pid: int, socket: str) -> Iterator[inp.Input]:
         self._control = pid

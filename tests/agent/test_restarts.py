@@ -71,18 +71,24 @@ def test_a_restart_that_goes_well_says_of_nothing_that_it_failed(stage: Stage) -
 
 
 def test_a_replay_of_the_nodes_own_logs_does_not_count_the_gate(stage: Stage) -> None:
-    """The gate announces clients by its own pid: it was one that was never served."""
+    """The gate announces clients by its own pid: it was one that was never served, and under a policy one that works
+    for ever."""
     stage.with_agent(POLICY)
     pids = set()
     for uid in (A, B, A):
-        client = stage.client(uid)
+        client = stage.client(uid, "sleep", 1)
         assert client.ended() == 0
         pids.add(client.pid)
     logs = next(stage.place.rglob("server.log")).parent
     words = ["--control", str(logs / "control.log"), "--server", str(logs / "server.log"), "--json"]
-    done = subprocess.run([PROGRAM, "replay", *words], capture_output=True, text=True, timeout=60)
-    clients = json.loads(done.stdout)["clients"]
-    assert {(one["pid"], one["outcome"]) for one in clients} == {(pid, "ok") for pid in pids}
+    policy = stage.place / "other.toml"
+    policy.write_text('[switch]\nafter = "200ms"\ngrace = "0s"\n')
+    done = subprocess.run(
+        [PROGRAM, "replay", *words, "--policy", str(policy)], capture_output=True, text=True, timeout=60
+    )
+    body = json.loads(done.stdout)
+    assert {(one["pid"], one["outcome"]) for one in body["clients"]} == {(pid, "ok") for pid in pids}
+    assert [one["sentence"] for one in body["would"] if one["action"] in ("TerminateClient", "turn.warning")] == []
 
 
 # --- a drain ----------------------------------------------------------------------------------------------------------

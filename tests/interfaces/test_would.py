@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from mpsagent.interfaces.log_as_gate import SHOWN, SHOWN_OF_USER
+from mpsagent.core import inputs as inp
+from mpsagent.interfaces.log_as_gate import SHOWN, SHOWN_OF_USER, LogAsGate
 from mpsagent.interfaces.replay import merged
 from mpsagent.interfaces.would import Would
 from mpsagent.mps import events as ev
@@ -173,3 +174,66 @@ def test_the_program_says_it_in_both_forms_and_refuses_a_bad_policy(tmp_path: Pa
     (tmp_path / "p").write_text("[switch]\nafter = soon\n")
     done = subprocess.run([*words, "--policy", str(tmp_path / "p")], capture_output=True, text=True, timeout=60)
     assert (done.returncode, "the policy is not valid" in done.stderr) == (2, True)
+
+
+GATE, A, B = 900, 1001, 1002
+
+
+def through_the_gate(server: int) -> list[ev.LogEvent]:
+    """The logs of a node of ours: the gate announces each connection by its own pid. Each of two users has a process,
+    one after the other; ``server`` is the user of their server."""
+    events: list[ev.LogEvent] = [
+        ev.ControlStarted(1.0, 10, "/s"),
+        ev.ClientQueued(2.0, GATE, A),
+        ev.ServerStarting(2.0, 20, server),
+        ev.ServerReady(2.5, 20),
+        ev.ContextConnected(2.51, 20, 101, 0),
+        ev.ClientAdmitted(2.6, GATE, A),
+        ev.ContextConnected(2.61, 20, 101, 1),
+        ev.ClientDisconnected(5.0, 20, 101),
+    ]
+    if server:
+        return [*events, ev.ServerExited(5.1, 20, 0), *_second(21)]
+    return [*events, *_second(20)]
+
+
+def _second(server: int) -> list[ev.LogEvent]:
+    fresh: list[ev.LogEvent] = [ev.ServerStarting(7.0, server, B), ev.ServerReady(7.5, server)] if server == 21 else []
+    return [
+        ev.ClientQueued(7.0, GATE, B), *fresh, ev.ContextConnected(7.61, server, 102, 0),
+        ev.ClientAdmitted(7.7, GATE, B), ev.ContextConnected(7.71, server, 102, 1),
+        ev.ClientDisconnected(60.0, server, 102),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("server", [A, 0], ids=["own", "shared"])
+def test_the_gate_is_no_client_of_its_own_nodes_logs(server: int) -> None:
+    """It was one that waits, or works for ever: bob's work was ended for it, or it for his."""
+    kind = "own" if server else "shared"
+    one = fold(f'[instance.gpu]\nserver = "{kind}"\n[switch]\nafter = "1s"\ngrace = "0s"\n')
+    for event in through_the_gate(server):
+        one.feed(event)
+    assert [a["sentence"] for a in one.finish() if a["action"] not in ("SetAdmissions", "turn.began")] == []
+
+
+def test_who_has_a_user_there_is_whom_the_gate_announced() -> None:
+    """A server for all says nothing of users."""
+    gate, users = LogAsGate(), []
+    for event in through_the_gate(0):
+        users += [one.peer[:2] for one in [*gate.before(event), *gate.after(event)] if isinstance(one, inp.Knocked)]
+    assert users == [(GATE, A), (101, A), (102, B)]
+
+
+def test_one_who_waits_while_another_comes_before_its_own_line_is_no_gate() -> None:
+    """server.log goes first on a tie."""
+    gate, gone = LogAsGate(), []
+    for event in (
+        ev.ControlStarted(1.0, 10, "/s"),
+        ev.ServerStarting(1.0, 20, A),
+        ev.ClientQueued(2.0, 55, B),
+        ev.ContextConnected(3.0, 20, 101, 0),
+        ev.ClientAdmitted(3.0, 101, A),
+        ev.ContextConnected(3.1, 20, 101, 1),
+    ):
+        gone += [one for one in [*gate.before(event), *gate.after(event)] if isinstance(one, inp.Left)]
+    assert gone == []
