@@ -8,13 +8,13 @@ their directories, and proves their control daemons as those of all others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpsagent.agent.host import Agent
+from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.gate.link import MOST_INSTANCES
 from mpsagent.policy import apart
@@ -22,18 +22,31 @@ from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.lock import AlreadyLocked
 
-if TYPE_CHECKING:
-    from mpsagent.agent.node import Node
-
 AGAIN = 5.0
 """Seconds until an instance that could not be made is tried again."""
 
 
 class Apart:
-    """Of one node."""
+    """Of one node, whose ``agents`` come and go here. ``moved(uid, from, to)``: what this user has waiting waits
+    elsewhere; ``joined(instance)``: it is new; ``parted(instance, to)``: it has gone, and who waits there goes on."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(
+        self,
+        recorder: Recorder,
+        agents: list[Agent],
+        run_directory: str,
+        make: Callable[[Policy], Agent],
+        *,
+        moved: Callable[[int, Agent, Agent], None],
+        joined: Callable[[Agent], None],
+        parted: Callable[[Agent, Agent], None],
+    ) -> None:
+        self._recorder = recorder
+        self._agents = agents
+        self._run_directory = run_directory
+        self._make_instance = make
+        self._moved, self._joined, self._parted = moved, joined, parted
+        self._closed = False
         self._later: dict[str, Policy] = {}
         """By template: a policy with another way of sharing, which takes hold when no user's instance is left."""
         self._going: set[str] = set()
@@ -47,21 +60,33 @@ class Apart:
         """Users' instances that are being ended."""
         return frozenset(self._going)
 
+    def close(self) -> None:
+        """No further instance is made."""
+        self._closed = True
+
+    def find(self, name: str) -> Agent | None:
+        """An instance by its name; empty: the first one."""
+        if not name:
+            return self._agents[0]
+        return next((agent for agent in self._agents if agent.name == name), None)
+
     def templates(self) -> list[Agent]:
         """All instances that are no user's own."""
-        return [agent for agent in self._node.agents if agent.policy.user is None]
+        return [agent for agent in self._agents if agent.policy.user is None]
+
+    def section(self, agent: Agent) -> Agent:
+        """The instance of the policy's section; of a user's, the one that it was made of."""
+        return self.find(apart.family(agent.policy)) or agent
 
     def of(self, template: Agent) -> list[Agent]:
         """Its users' instances, in the order in which they came."""
-        return [
-            agent for agent in self._node.agents
-            if agent.policy.user is not None and agent.family == template.name
-        ]  # fmt: skip
+        users = (agent for agent in self._agents if agent.policy.user is not None)
+        return [agent for agent in users if apart.family(agent.policy) == template.name]
 
     def of_user(self, uid: int) -> Agent | None:
         """Where this user's clients go."""
-        mine = (agent for agent in self._node.agents if agent.policy.user == uid)
-        return next((agent for agent in mine if agent.family not in self._later), None)
+        mine = (agent for agent in self._agents if agent.policy.user == uid)
+        return next((agent for agent in mine if apart.family(agent.policy) not in self._later), None)
 
     def users(self, template: Agent) -> Iterator[int]:
         """Users with clients at it or at its users' instances."""
@@ -74,7 +99,7 @@ class Apart:
         """The instances of these sections, and those of users whose directories an earlier agent has left. A section
         that is apart no more stays so until these have ended."""
         made: list[Policy] = []
-        place = Path(self._node.settings.run_directory, "instances")
+        place = Path(self._run_directory, "instances")
         names = sorted(path.name for path in place.glob("*-u*")) if place.is_dir() else []
         for policy in policies:
             uids = [one[1] for one in map(apart.split, names) if one is not None and one[0] == policy.instance]
@@ -130,7 +155,7 @@ class Apart:
         for uid in users:
             there = self.instance_for(template, uid)
             if there is not template:
-                self._node.placing.move(uid, template, there)
+                self._moved(uid, template, there)
         why = self._why_not(template)
         if users and template.state.apart_held != why:
             template.take([inp.ApartHeld(template.clock.now(), why)])
@@ -138,11 +163,11 @@ class Apart:
     def instance_for(self, template: Agent, uid: int) -> Agent:
         """Where this user goes, who belongs to the template: the user's own instance, made now if it may be."""
         view, name = template.view(), apart.name(template.name, uid)
-        if not view.template or view.control_alive or not template.ready or self._node.stopping:
+        if not view.template or view.control_alive or not template.ready or self._closed:
             return template
         if template.state.drain is not None or template.name in self._later or name in self._going:
             return template
-        there = self._node.find(name)
+        there = self.find(name)
         if there is not None:
             return there
         if view.denied(uid) or not view.identified(uid) or self._why_not(template) is not None:
@@ -157,28 +182,26 @@ class Apart:
             return f'sharing = "{self._later[template.name].sharing}" takes hold when the clients at work have ended'
         count, most = len(self.of(template)), template.policy.apart_users
         count += sum(1 for one in self._going if _family(one) == template.name)
-        if count >= most or len(self._node.agents) + len(self._going) >= MOST_INSTANCES:
+        if count >= most or len(self._agents) + len(self._going) >= MOST_INSTANCES:
             return f"no more users may have a control daemon of their own (apart_users = {most})"
         return None
 
     def _make(self, template: Agent, uid: int) -> Agent | None:
         """An instance for this user, at work in a moment."""
-        node, now = self._node, template.clock.now()
-        node.single = False
-        made = Agent(node, apart.of_user(template.policy, uid))
+        now, made = template.clock.now(), self._make_instance(apart.of_user(template.policy, uid))
         try:
-            made.prepare(node.make_supervisor)
+            made.prepare()
         except (OSError, AlreadyLocked, directories.DirectoryRefused) as error:
             self._not_made(template, made, error)
-            node.spawn(made.end())
+            self._recorder.spawn(made.end())
             return None
         self._failed.pop(made.name, None)
-        node.agents.append(made)
+        self._agents.append(made)
         made.absorb([
             inp.DevicesFound(now, template.state.devices), *(inp.LeaseGiven(now, one) for one in template.state.leases)
         ])  # fmt: skip
-        node.placing.joined(made)
-        node.spawn(self._work(made))
+        self._joined(made)
+        self._recorder.spawn(self._work(made))
         return made
 
     def _not_made(self, template: Agent, made: Agent, error: Exception) -> None:
@@ -191,8 +214,8 @@ class Apart:
         try:
             await made.begin(None)
         except OSError as error:
-            template = self._node.find(made.family)
-            if template is not None and made in self._node.agents:
+            template = self.section(made)
+            if made in self._agents:
                 self._not_made(template, made, error)
                 self._end(template, made)
 
@@ -221,14 +244,13 @@ class Apart:
         view = one.view()
         if not one.at_rest or view.control_alive or not view.synced or one.state.clients:
             return False
-        return one.family in self._later or not one.state.held
+        return apart.family(one.policy) in self._later or not one.state.held
 
     def _end(self, template: Agent, one: Agent) -> None:
-        node = self._node
-        node.agents.remove(one)
+        self._agents.remove(one)
         self._going.add(one.name)
-        node.placing.parted(one, template)
-        node.spawn(self._take_away(one))
+        self._parted(one, template)
+        self._recorder.spawn(self._take_away(one))
 
     async def _take_away(self, one: Agent) -> None:
         try:
@@ -246,7 +268,7 @@ class Apart:
             Path(one.where.home, "agent.lock").unlink(missing_ok=True)
             Path(one.where.hidden).rmdir()
             Path(one.where.home).rmdir()
-        Path(self._node.settings.run_directory, f"instance-{one.name}.env").unlink(missing_ok=True)
+        Path(self._run_directory, f"instance-{one.name}.env").unlink(missing_ok=True)
 
 
 def _family(name: str) -> str:

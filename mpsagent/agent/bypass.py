@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from mpsagent.agent import gpus
+from mpsagent.agent.clients import Clients
+from mpsagent.agent.recorder import Recorder
+from mpsagent.core.model import State
 from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
 from mpsagent.system import outsider
 from mpsagent.system.control import SERVER
+from mpsagent.system.names import Names
 from mpsagent.system.nvml import ComputeProcess
 from mpsagent.system.processes import Process, parent
 from mpsagent.system.threads import in_thread
-
-if TYPE_CHECKING:
-    from mpsagent.agent.host import Agent
 
 EVERY = 60.0
 """Seconds between two looks while a process holds a GPU or waits, whatever is opened."""
@@ -34,11 +36,31 @@ MOST = 256
 SHOWN = 5
 
 
-class Bypass:
-    """Those outside MPS on the GPUs of one instance, each held by its pidfd. Every one is recorded once."""
+class Inside(NamedTuple):
+    """What is inside MPS by one instance: its control daemon, what the engine knows, and who passed the gate."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    daemon: int | None
+    state: State
+    clients: Clients
+
+
+class Bypass:
+    """Those outside MPS on the GPUs of one instance, whose ``state`` is the engine's, each held by its pidfd. Every one
+    is recorded once. ``inside``: of all instances; ``synced``: whether the gate has told all."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        state: Callable[[], State],
+        names: Names,
+        inside: Callable[[], Collection[Inside]],
+        synced: Callable[[], bool],
+    ) -> None:
+        self._recorder, self._clock = recorder, recorder.clock
+        self._state = state
+        self._names = names
+        self._instances = inside
+        self._synced = synced
         self._one = asyncio.Lock()
         self._held: dict[int, Process] = {}
         self.found: dict[int, Outsider] = {}
@@ -50,18 +72,17 @@ class Bypass:
             return await self._look(listed)
 
     async def _look(self, listed: Iterable[ComputeProcess]) -> list[Outsider]:
-        agent = self._agent
-        ours = [device.uuid for device in agent.devices]
+        ours = [device.uuid for device in gpus.known(self._state().devices)]
         seen = self._sightings(listed, ours)
         found = {one.pid: one for one in outside(seen, ours, self._inside())}
         for pid in self._held.keys() - found.keys():
             self._forget(pid)
         for pid in self.found.keys() & found.keys():
             self.found[pid] = self.found[pid]._replace(seen=found[pid])
-        if agent.gate.link.synced:
+        if self._synced():
             self._end_those_due()
         fresh = [one for pid, one in found.items() if pid not in self._held][: MOST - len(self._held)]
-        if not fresh or not agent.gate.link.synced:  # who passed is not known then
+        if not fresh or not self._synced():  # who passed is not known then
             return []
         await asyncio.sleep(SETTLE)
         fresh = [one for one in outside(fresh, ours, self._inside()) if self._hold(one)]
@@ -71,29 +92,28 @@ class Bypass:
 
     def _end_those_due(self) -> None:
         """As the policy says, of those who were listed at this moment; the pidfd says that each is still the same."""
-        agent = self._agent
-        now, policy, names = agent.clock.now(), agent.policy, agent.node.names
+        now, policy, record = self._clock.now(), self._state().policy, self._recorder.record
         for pid, one in list(self.found.items()):
-            who = names.known(one.seen.uid)
+            who = self._names.known(one.seen.uid)
             if who is None and policy.bypass == "terminate" and policy.bypass_exempt:
-                agent.spawn(self._learn(one.seen.uid))
+                self._recorder.spawn(self._learn(one.seen.uid))
             ending, number = ended(one, policy, who, now)
             if ending == one.ending:
                 continue
             self.found[pid] = one._replace(ending=ending)
             fields = {"pid": pid, "uid": one.seen.uid, "rule": "instance.bypass", "enforce": policy.enforce}
             if ending is not None and number is None:
-                agent.record("bypass.warned", now, **fields, ends=ending.due)
+                record("bypass.warned", now, **fields, ends=ending.due)
             elif ending is not None and number is not None:
                 problem = self._held[pid].send(number) if policy.enforce else None
-                agent.record("bypass.ended", now, **fields, signal=number, text=problem or "")
+                record("bypass.ended", now, **fields, signal=number, text=problem or "")
 
     async def _learn(self, uid: int) -> None:
-        await self._agent.node.names.look_up(uid)
+        await self._names.look_up(uid)
 
     def due(self, now: float) -> bool:
         """Something is due for one of them: it has to be looked whether NVML still lists it."""
-        policy = self._agent.policy
+        policy = self._state().policy
         return any((at := next_step(one, policy)) is not None and now >= at for one in self.found.values())
 
     def trouble(self) -> str | None:
@@ -113,8 +133,7 @@ class Bypass:
     def _inside(self) -> Mapping[int, int | None]:
         """Who passed the gate, or is MPS itself, in any instance: by pid, with the start time where it is known."""
         inside: dict[int, int | None] = {}
-        for agent in self._agent.node.agents:
-            state = agent.state
+        for _, state, _ in self._instances():
             for server in state.servers.values():
                 inside |= {server.pid: None} | dict.fromkeys(server.attached)
             inside |= {held.peer.pid: held.peer.start for held in state.held.values()}
@@ -123,7 +142,7 @@ class Bypass:
 
     def _sightings(self, listed: Iterable[ComputeProcess], ours: Collection[str]) -> list[Sighting]:
         inside = self._inside()
-        daemons = {one.supervisor.running.pid for one in self._agent.node.agents if one.supervisor.running is not None}
+        daemons = {one.daemon for one in self._instances() if one.daemon is not None}
         found = []
         for one in listed:
             if one.device not in ours or (one.pid in inside and inside[one.pid] is None):
@@ -146,7 +165,7 @@ class Bypass:
         """Whether it passed the gate, though it may be no client any more: its server ended, and it lives on with its
         error. A program finds its control daemon once, when it begins, so it is no other one's."""
         pid, start = process.pid, process.started
-        return any(agent.clients.get(pid, start) is not None for agent in self._agent.node.agents)
+        return any(one.clients.get(pid, start) is not None for one in self._instances())
 
     def _hold(self, one: Sighting) -> bool:
         process = Process.open(one.pid, one.uid, one.start)
@@ -164,16 +183,16 @@ class Bypass:
 
     async def _facts(self, processes: Collection[Sighting]) -> list[Facts]:
         if processes:
-            who, public = [(one.pid, one.start) for one in processes], self._agent.policy.pipe_directory
+            who, public = [(one.pid, one.start) for one in processes], self._state().policy.pipe_directory
             with suppress(TimeoutError, OSError):
                 found = await in_thread(outsider.facts, who, public, deadline=FACTS, slots=outsider.LOOKS)
                 return [Facts(*shown) for shown in found]
         return [Facts() for _ in processes]
 
     def _found(self, one: Sighting, facts: Facts) -> Outsider:
-        policy = self._agent.policy
+        policy = self._state().policy
         why = reason(one, facts, policy.pipe_directory, _made(f"{policy.pipe_directory}/control"))
-        found = Outsider(one, facts, self._agent.clock.now(), why)
+        found = Outsider(one, facts, self._clock.now(), why)
         if one.pid in self._held:  # it may have ended meanwhile
             self.found[one.pid] = found
         return found

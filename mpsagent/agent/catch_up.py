@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import merge
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from mpsagent.mps.events import ControlStarted, LogEvent
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
 from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, line_near_end, open_log
+from mpsagent.system.processes import parent
 
 OVERLAP = 600.0
 """Seconds before the newest record in which transitions are held against the records: the newest record may be of an
@@ -75,6 +76,12 @@ def foreign(event: object, socket: str) -> bool:
     if not isinstance(event, ControlStarted) or event.socket == socket:
         return False
     return os.path.realpath(event.socket) != os.path.realpath(socket)
+
+
+def child_of(daemon: int) -> Callable[[int], bool]:
+    """Whether a server is this daemon's, as the kernel says. One that has gone already may have been: what its log says
+    is a hint in any case."""
+    return lambda pid: parent(pid) in (None, daemon)
 
 
 def not_yet_written(found: Iterable[Transition], known: Iterable[Mapping[str, object]]) -> list[Transition]:

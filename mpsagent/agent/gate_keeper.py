@@ -11,17 +11,16 @@ import asyncio
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from mpsagent.agent.recorder import Recorder
+from mpsagent.agent.settings import Settings
 from mpsagent.system import directories
 from mpsagent.system.gate_units import GateUnits
 from mpsagent.system.processes import Process, parent
 from mpsagent.system.user_environment import write_user_environment
-
-if TYPE_CHECKING:
-    from mpsagent.agent.node import Node
 
 PROGRAM = "mpsagent.gate.main"
 AGAIN = 2.0
@@ -36,10 +35,20 @@ UNITS_AGAIN, UNITS_AGAIN_MOST = 5.0, 60.0
 
 
 class GateKeeper:
-    """Of one agent."""
+    """Of one agent. ``where()``: the directories of the first instance, whose public one is the gate's;
+    ``environment()``: what users' programs need."""
 
-    def __init__(self, agent: Node) -> None:
-        self._agent = agent
+    def __init__(
+        self,
+        recorder: Recorder,
+        settings: Settings,
+        where: Callable[[], directories.Directories],
+        environment: Callable[[], dict[str, str]],
+    ) -> None:
+        self._recorder, self._clock, self._conditions = recorder, recorder.clock, recorder.conditions
+        self._settings = settings
+        self._where = where
+        self._environment = environment
         self._units = GateUnits()
         self._asking, self._ask_at, self._ask_rest = False, float("-inf"), UNITS_AGAIN
         self._held: Process | None = None
@@ -47,15 +56,14 @@ class GateKeeper:
 
     @property
     def _public(self) -> str:
-        return self._agent.where.public
+        return self._where().public
 
     async def start(self) -> None:
         """Raises DirectoryRefused or OSError where the public directory cannot be used: at the agent's start that is
         its end, because no client would ever come to it."""
-        agent = self._agent
-        if agent.settings.supervise == "systemd":
-            what = write_user_environment(agent.environment)
-            agent.conditions.set("user environment", what, agent.clock.now(), "set pipe_directory in [instance.NAME]")
+        if self._settings.supervise == "systemd":
+            what = write_user_environment(self._environment())
+            self._conditions.set("user environment", what, self._clock.now(), "set pipe_directory in [instance.NAME]")
             self.look(missing=True)  # it is not known yet
             return
         if self._hold_running():
@@ -63,39 +71,38 @@ class GateKeeper:
         taken = directories.listener_of(f"{self._public}/control")
         if taken is not None:
             self._say_taken(*taken)
-            agent.spawn(self._later(AGAIN))
+            self._recorder.spawn(self._later(AGAIN))
             return
-        now = agent.clock.now()
-        directories.prepare_hidden(agent.where)
+        now = self._clock.now()
+        directories.prepare_hidden(self._where())
         for note in directories.prepare_public(self._public):
-            agent.record("directory", now, text=note)
+            self._recorder.record("directory", now, text=note)
         process = await self._run()
         end = now + BINDS  # who starts before runs outside MPS: until then nobody is told that all is well
         while directories.listener_of(f"{self._public}/control") is None and process.returncode is None:
-            if agent.clock.now() > end:
+            if self._clock.now() > end:
                 break
             await asyncio.sleep(0.02)
         for topic in ("public directory taken", "gate directory", "gate keeper"):
-            agent.conditions.set(topic, None, now)
+            self._conditions.set(topic, None, now)
         self._hold(Process.open(process.pid), "the gate's keeper")
 
     def look(self, *, missing: bool) -> None:
         """``missing``: the gate or its public socket is not there. Without systemd the keeper sees to that itself."""
-        now = self._agent.clock.now()
+        now = self._clock.now()
         if not missing:
-            self._agent.conditions.set("gate units", None, now)
-        elif self._agent.settings.supervise == "systemd" and not self._asking and now >= self._ask_at:
+            self._conditions.set("gate units", None, now)
+        elif self._settings.supervise == "systemd" and not self._asking and now >= self._ask_at:
             self._asking = True
-            self._agent.spawn(self._ask_units())
+            self._recorder.spawn(self._ask_units())
 
     async def _ask_units(self) -> None:
-        agent = self._agent
-        what = await self._units.ensure(agent.where)
-        now = agent.clock.now()
+        what = await self._units.ensure(self._where())
+        now = self._clock.now()
         self._ask_rest = UNITS_AGAIN if what is None else min(2 * self._ask_rest, UNITS_AGAIN_MOST)
         self._asking, self._ask_at = False, now + self._ask_rest
-        if agent.conditions.set("gate units", what, now, "the agent goes on trying") and what is not None:
-            agent.record("gate.units", now, text=what)
+        if self._conditions.set("gate units", what, now, "the agent goes on trying") and what is not None:
+            self._recorder.record("gate.units", now, text=what)
 
     def close(self) -> None:
         """Lets go; the keeper runs on."""
@@ -107,16 +114,15 @@ class GateKeeper:
 
     def _hold_running(self) -> bool:
         """By the sockets on which gate and keeper listen. False when neither runs."""
-        found = directories.listener_of(self._agent.settings.gate_link)
+        found = directories.listener_of(self._settings.gate_link)
         if found is not None:
             above = parent(found[0])
             if above is not None and is_keeper(above):
                 self._hold(Process.open(above), "the gate's keeper")
                 return True
-            now = self._agent.clock.now()
             what = f"the gate (process {found[0]}) runs without its keeper: if it died, who waits would be refused"
             do = "it goes on as it is; when no client works, end it, and both are started again"
-            self._agent.conditions.set("gate keeper", what, now, do)
+            self._conditions.set("gate keeper", what, self._clock.now(), do)
             self._hold(Process.open(found[0]), "the gate without a keeper")
             return True
         found = directories.listener_of(f"{self._public}/control")  # the keeper is about to start a gate
@@ -128,20 +134,20 @@ class GateKeeper:
     def _hold(self, process: Process | None, who: str) -> None:
         self.close()
         if process is None:
-            self._agent.spawn(self._later(REST))
+            self._recorder.spawn(self._later(REST))
             return
-        self._held, self._since = process, self._agent.clock.now()
+        self._held, self._since = process, self._clock.now()
         process.when_gone(lambda: self._gone(process, who))
 
     def _gone(self, process: Process, who: str) -> None:
-        agent = self._agent
         if self._held is process:
             self.close()
-        text = f"{who} (process {process.pid}) has ended; see {agent.settings.run_directory}/gate.log"
-        agent.record("gate.keeper_ended", agent.clock.now(), pid=process.pid, text=text)
-        agent.conditions.set("gate keeper", text, agent.clock.now(), "it is started again when the gate has gone too")
-        self._rest = REST if agent.clock.now() > self._since + LASTED else min(2 * self._rest, LONGEST_REST)
-        agent.spawn(self._later(self._rest))
+        now = self._clock.now()
+        text = f"{who} (process {process.pid}) has ended; see {self._settings.run_directory}/gate.log"
+        self._recorder.record("gate.keeper_ended", now, pid=process.pid, text=text)
+        self._conditions.set("gate keeper", text, now, "it is started again when the gate has gone too")
+        self._rest = REST if now > self._since + LASTED else min(2 * self._rest, LONGEST_REST)
+        self._recorder.spawn(self._later(self._rest))
 
     # --- starting one -------------------------------------------------------------------------------------------------
 
@@ -149,29 +155,28 @@ class GateKeeper:
         """Once the agent runs, a directory that cannot be used is a condition, not its end."""
         await asyncio.sleep(pause)
         try:
-            if not self._agent.stopping:
-                await self.start()
+            await self.start()
         except (directories.DirectoryRefused, OSError) as error:
-            self._agent.conditions.set("gate directory", str(error), self._agent.clock.now())
-            self._agent.spawn(self._later(AGAIN))
+            self._conditions.set("gate directory", str(error), self._clock.now())
+            self._recorder.spawn(self._later(AGAIN))
 
     def _say_taken(self, pid: int, uid: int) -> None:
         """A control daemon that was started by hand. Who works there goes on; who comes is served without limits."""
-        agent = self._agent
+        now = self._clock.now()
         who = f"process {pid} of user {uid}" if pid else "a process that cannot be seen"
         what = f"{self._public} is served by {who}, not by the gate: its clients have no limits and no turns"
         quit_it = f"echo quit | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(self._public)} nvidia-cuda-mps-control"
         do = f"when its work is done: {quit_it}; its place is taken then"
-        if agent.conditions.set("public directory taken", what, agent.clock.now(), do):
-            agent.record("directory.taken", agent.clock.now(), pid=pid, uid=uid, text=what)
+        if self._conditions.set("public directory taken", what, now, do):
+            self._recorder.record("directory.taken", now, pid=pid, uid=uid, text=what)
 
     async def _run(self) -> asyncio.subprocess.Process:
-        agent = self._agent
+        settings = self._settings
         command = [sys.executable, "-P", "-m", PROGRAM, "keep", "--public", self._public]
-        command += ["--daemon", agent.where.hidden, "--link", agent.settings.gate_link]
-        command += ["--state", agent.settings.run_directory]
+        command += ["--daemon", self._where().hidden, "--link", settings.gate_link]
+        command += ["--state", settings.run_directory]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        path = f"{agent.settings.run_directory}/gate.log"
+        path = f"{settings.run_directory}/gate.log"
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             return await asyncio.create_subprocess_exec(

@@ -3,21 +3,20 @@ decision rests on a part of what it holds, and what an earlier agent had begun g
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from mpsagent.agent import kept, missed
-from mpsagent.agent.conditions import note_files
+from mpsagent.agent.clients import Clients
+from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.gate_messages import to_input
+from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
-from mpsagent.core.transitions import ClientWaiting
+from mpsagent.core.transitions import ClientWaiting, Transition
 from mpsagent.gate import link
-from mpsagent.system.processes import Process, command, lineage, open_files
-
-if TYPE_CHECKING:
-    from mpsagent.agent.host import Agent
-
+from mpsagent.system.processes import Process, command, lineage
+from mpsagent.system.store import Part, Store
 
 _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
     ("ending", lambda core: core.memories.ladder, kept.ending_rows),
@@ -32,11 +31,27 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
 
 
 class GateSide:
-    """Of one instance. ``link`` leads to the gate, and is that of all instances."""
+    """Of one instance. ``before``: the records of an earlier agent about it; None: there was none. ``take`` decides on
+    what came, ``write_down`` is given what happened meanwhile."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self.link = agent.node.placing.link
+    def __init__(
+        self,
+        core: Core,
+        clock: SteadyClock,
+        clients: Clients,
+        people: People,
+        store: Store | Part,
+        before: Sequence[Mapping[str, Any]] | None,
+        take: Callable[[list[inp.Input]], None],
+        write_down: Callable[[Transition, float], None],
+    ) -> None:
+        self._core = core
+        self._clock = clock
+        self._clients = clients
+        self._people = people
+        self._store = store
+        self._take = take
+        self._write_down = write_down
         self.earlier: dict[str, Any] | None = None
         """What an earlier agent remembered, until the gate has said who lives."""
         self._kept: dict[str, object] = {}
@@ -45,11 +60,8 @@ class GateSide:
         self._coming: list[inp.Input] = []
         """What came together: decided upon once. A user who connects and leaves in a loop must not keep others waiting
         for the decisions on each of these."""
-        history = agent.history
-        earlier = [] if agent.node.begun else history.since(0, history.newest)
-        moved = agent.node.moved
-        mine = [{**one, "at": float(str(one["at"])) + moved} for one in earlier if agent.is_mine(one)]
-        self._open = missed.open_ends(mine)
+        self._on_record = before is not None
+        self._open = missed.open_ends(before or ())
 
     def is_new(self, one: ClientWaiting) -> bool:
         """False for what an earlier agent has written down."""
@@ -57,21 +69,20 @@ class GateSide:
 
     def waited_here(self, knock: link.Knock) -> bool:
         """Whether an earlier agent has written down that this connection waits at this instance."""
-        return missed.mark(knock.pid, self._agent.clock.at(knock.since)) in self._open.waiting
+        return missed.mark(knock.pid, self._clock.at(knock.since)) in self._open.waiting
 
     def keep(self) -> None:
         """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
         if self.earlier is not None:
             return
-        store, core = self._agent.store, self._agent.core
+        core = self._core
         for name, source, rows in _KEPT:
             if self._kept.get(name) is not source(core):  # hundreds of leases seldom change
-                store.put(name, rows(core))
+                self._store.put(name, rows(core))
                 self._kept[name] = source(core)
 
     def receive(self, message: link.FromGate, process: Process | None) -> None:
-        agent = self._agent
-        now, clients = agent.clock.now(), agent.clients
+        now, clients = self._clock.now(), self._clients
         ended: list[inp.Input] = []
         match message:
             case link.Hello():
@@ -98,15 +109,15 @@ class GateSide:
                     clients.left(message.connection)
             case _:
                 pass
-        event = to_input(message, now, agent.clock.at)
-        if isinstance(event, inp.Knocked) and any(one.process for one in agent.state.leases):
+        event = to_input(message, now, self._clock.at)
+        if isinstance(event, inp.Knocked) and any(one.process for one in self._core.state.leases):
             event = event._replace(peer=event.peer._replace(lineage=lineage(event.peer.pid)))
         if isinstance(event, inp.Known):  # the gate says neither, and an earlier agent knew both
             found = event.peer._replace(command=command(event.peer.pid))
             event = event._replace(peer=found, waited=missed.waited(self._open, event))
         events: list[inp.Input] = [event, *ended]
-        if isinstance(message, link.Knock | link.Known) and agent.people.meet([message.uid]):
-            events.insert(0, inp.PeopleKnown(now, agent.people.known))
+        if isinstance(message, link.Knock | link.Known) and self._people.meet([message.uid]):
+            events.insert(0, inp.PeopleKnown(now, self._people.known))
         if self._told is None:
             self._coming += events
             return
@@ -118,33 +129,24 @@ class GateSide:
         """All that came has been received."""
         if self._coming:
             events, self._coming = self._coming, []
-            self._agent.take(events)
+            self._take(events)
 
     def _synced(self, now: float) -> None:
-        agent = self._agent
-        agent.conditions.set("gate", None, now)
-        agent.conditions.set("public directory", None, now)
         told, self._told = self._told or [], None
-        hello = next((one for one in told if isinstance(one, inp.GateConnected)), None)
-        note_files(agent.conditions, "the gate", None if hello is None else open_files(hello.pid), now)
         first, self.earlier = self.earlier, None
         if first is None:
-            agent.take(told)
+            self._take(told)
             return
-        kept.take_up_turn(agent.core, first, told, now)
-        kept.take_up_usage(agent.core, first, now)
-        agent.take([*told, *kept.shutdowns(first, agent.core, now), kept.ending(first, now)])
-        for one in missed.missed(self._open, agent.state, told, now) if agent.inherited else ():
-            agent.counts["missed"] += 1
-            agent.write_down(one, now)
+        kept.take_up_turn(self._core, first, told, now)
+        kept.take_up_usage(self._core, first, now)
+        self._take([*told, *kept.shutdowns(first, self._core, now), kept.ending(first, now)])
+        for one in missed.missed(self._open, self._core.state, told, now) if self._on_record else ():
+            self._write_down(one, now)
         self.keep()
 
-    def lost(self, why: str) -> None:
+    def lost(self) -> None:
         """The link has broken."""
-        agent = self._agent
         self.decide()
         self._told = None
-        agent.clients.forget_waiting()
-        now = agent.clock.now()
-        agent.conditions.set("gate", why, now, "it comes back by itself; who waits is held by its keeper")
-        agent.take([inp.GateLost(now)])
+        self._clients.forget_waiting()
+        self._take([inp.GateLost(self._clock.now())])

@@ -23,6 +23,11 @@ UNKNOWN = tuple(Device(ordinal, "", "unknown GPU", 4 << 30, 256) for ordinal in 
 eight devices (MPS takes limits for devices that do not exist; recording 01, S2). So a client gets less, never more."""
 
 
+def known(devices: tuple[Device, ...]) -> tuple[Device, ...]:
+    """The GPUs, as far as they are known."""
+    return () if devices == UNKNOWN else devices
+
+
 MOMENT = 1.0
 """Seconds for which an answer about the machine is every instance's."""
 _Answer = TypeVar("_Answer")
@@ -85,6 +90,11 @@ class Gpus:
             return await in_thread(read, file, deadline=5.0)
         except (OSError, ValueError, TimeoutError) as error:
             return f"{file}: {error}"
+
+    @property
+    def modes(self) -> dict[str, str]:
+        """Compute modes by UUID."""
+        return {uuid: one.mode for uuid, one in self.seen.items() if one.mode is not None}
 
     def lost(self) -> str | None:
         """The GPUs that say nothing, in words."""

@@ -8,39 +8,46 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC
+from pathlib import Path
+from typing import Any
 
-from mpsagent.agent import gpus, kept, policies, startup
-from mpsagent.agent.bypass import Bypass
+from mpsagent.agent import gpus, kept, policies
+from mpsagent.agent.bypass import Bypass, Inside
+from mpsagent.agent.catch_up import OVERLAP, Caught, catch_up, child_of, foreign, not_yet_written
 from mpsagent.agent.clients import Clients
+from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import note_conditions
-from mpsagent.agent.executor import Executor, mps_environment
+from mpsagent.agent.executor import Executor, control_runs, mps_environment
 from mpsagent.agent.gate_side import GateSide
+from mpsagent.agent.lifted import Lifted
 from mpsagent.agent.log_side import LogSide
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.people import People
-from mpsagent.agent.recorder import FORGET, Recorder
+from mpsagent.agent.recorder import FORGET, Recorder, log
 from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
-from mpsagent.agent.unlimited import Unlimited
+from mpsagent.agent.settings import Settings
+from mpsagent.agent.telling import Telling
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.model import State
-from mpsagent.core.transitions import ClientWaiting, ServerReady, Transition, transition_fields
+from mpsagent.core.transitions import ClientWaiting, Transition, transition_fields
 from mpsagent.core.view import View
+from mpsagent.mps.events import LogEvent
 from mpsagent.mps.limits import Device
-from mpsagent.policy import apart
+from mpsagent.mps.loglines import LogParser
 from mpsagent.policy.policy import Policy
-from mpsagent.system import directories, lock
-from mpsagent.system.control import ControlSupervisor
+from mpsagent.system import control_search, directories, lock
+from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
 from mpsagent.system.frontend import FrontEnd
-from mpsagent.system.store import Part
-
-if TYPE_CHECKING:
-    from mpsagent.agent.node import Node
+from mpsagent.system.gate_link import GateLink
+from mpsagent.system.history import History
+from mpsagent.system.logfiles import Position
+from mpsagent.system.names import Names
+from mpsagent.system.store import Part, Store
 
 TICK = 1.0
 """Seconds between two looks of the observer."""
@@ -48,44 +55,81 @@ MOST_PENDING = 256
 """Actions under way at most; more than that are a fault of ours, and said to be one."""
 GPU_WAIT = 3.0
 """Seconds for which the start waits for the GPUs to be known when no agent has found them before."""
+GPU_AGAIN = 30.0
+"""Seconds until a driver that does not answer is asked again."""
 MakeSupervisor = Callable[[Policy, directories.Directories, Callable[[int], None]], ControlSupervisor]
 
 
 class Agent(Recorder):
-    """One instance of MPS under one policy. Everything public here is for the interfaces; times are of ``clock``."""
+    """One instance of MPS under one policy. Everything public here is for the interfaces; times are of ``clock``.
 
-    def __init__(self, node: Node, policy: Policy) -> None:
-        super().__init__(node.history, node.telling)
-        self.node = node
+    ``link`` leads to the gate, and is that of all instances. ``inside`` says what is inside MPS, of all instances.
+    ``machine``: it looks after its GPUs, too; False for a user apart, whose section's instance does. ``named`` says
+    whether records say which instance they are about. ``inherited`` is the number of the last record of the agent
+    before, ``before`` are those about this instance, None where there are none. ``decided`` is called after each of its
+    decisions, ``found`` with the GPUs when they are known, ``shown`` with each transition and action."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        settings: Settings,
+        history: History,
+        telling: Telling,
+        clock: SteadyClock,
+        store: Store | Part,
+        names: Names,
+        link: GateLink,
+        seen: gpus.Gpus,
+        make_supervisor: MakeSupervisor,
+        machine: bool,
+        inherited: int,
+        before: Sequence[Mapping[str, Any]] | None,
+        named: Callable[[], bool],
+        inside: Callable[[], Collection[Inside]],
+        decided: Callable[[Agent], None],
+        found: Callable[[Agent, tuple[Device, ...]], None],
+        shown: Callable[[Agent, Transition | act.Action], None],
+    ) -> None:
+        super().__init__(history, telling, clock)
         self.name = policy.instance
-        self.clock = node.clock
-        self.settings = node.settings
-        self.store = node.store if node.single else Part(node.store, self.name)
-        self.inherited = node.inherited
-        self.started = node.started
+        self.settings = settings
+        self.store = store
+        self.names = names
         self.core = Core()
-        self.counts: Counter[str] = Counter()
-        self.last_switch: float | None = None
         self.up_since: float | None = None
+        """Since when the control daemon runs."""
         self.ready = False
         self.stopping = False
-        self.names = node.names
-        self.people = People(node.names, self._soon)
+        self._machine = machine
+        self._inherited = inherited
+        self._named, self._decided, self._found, self._shown = named, decided, found, shown
+        self.where = directories.directories(
+            policy.instance, policy.pipe_directory, policy.log_directory, settings.run_directory
+        )
+        self.people = People(names, self._soon)
         self.clients = Clients(self._client_ended)
-        self.bypass = Bypass(self)
-        self.unlimited = Unlimited(self)
-        self.where: directories.Directories
-        self.supervisor: ControlSupervisor
-        self.executor: Executor
-        self.gate = GateSide(self)
-        self.logs = LogSide(self)
-        self.observer = Observer(self)
-        self._closing = ExitStack()
+        self._front_end = FrontEnd(policy.control_program, mps_environment(policy, self.where))
+        self.supervisor = make_supervisor(policy, self.where, self._control_gone)
+        self.executor = Executor(
+            policy, self.where, self._front_end, self.supervisor, link, self.clients, clock, self.take,
+            lambda: self.core.state,
+        )  # fmt: skip
+        self.gate = GateSide(
+            self.core, clock, self.clients, self.people, store, before, self.take, self.write_down
+        )  # fmt: skip
+        self.bypass = Bypass(self, lambda: self.core.state, names, inside, lambda: link.synced)
+        lifted = Lifted(lambda: self.core.state, self.spawn)
+        self.observer = Observer(
+            self, self.core, self.clients, self.bypass, lifted, seen, inside, self.take, machine=machine
+        )
+        self.logs = LogSide(lambda: self.core.state, clock, self.conditions, self._logged, self.observer.other_daemon)
+        self._held: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._pending = 0
         self._worth = Worth()
-        self.absorb([inp.PolicyChanged(self.clock.now(), policy)])
+        self.absorb([inp.PolicyChanged(clock.now(), policy)])
 
     @property
     def state(self) -> State:
@@ -98,7 +142,7 @@ class Agent(Recorder):
     @property
     def devices(self) -> tuple[Device, ...]:
         """The GPUs, as far as they are known."""
-        return () if self.state.devices == gpus.UNKNOWN else self.state.devices
+        return gpus.known(self.state.devices)
 
     @property
     def socket_path(self) -> str:
@@ -106,9 +150,10 @@ class Agent(Recorder):
         return f"{self.where.hidden}/control"
 
     @property
-    def family(self) -> str:
-        """The name by which people know it: users' instances apart have that of their template."""
-        return apart.family(self.policy)
+    def inside(self) -> Inside:
+        """What is inside MPS by this instance."""
+        running = self.supervisor.running
+        return Inside(None if running is None else running.pid, self.state, self.clients)
 
     @property
     def at_rest(self) -> bool:
@@ -122,57 +167,93 @@ class Agent(Recorder):
     def view(self) -> View:
         return self.core.view()
 
-    def is_mine(self, record: Mapping[str, Any]) -> bool:
-        """Whether a record of the history is about this instance."""
-        return self.node.single or self.name in (record.get("instance", self.node.first), record.get("before"))
-
-    def is_of_family(self, record: Mapping[str, Any]) -> bool:
-        """Whether it is about this instance, or, where this is a template, about one of its users'."""
-        user = apart.split(str(record.get("instance"))) if self.policy.sharing == "apart" else None
-        return self.is_mine(record) or (user is not None and user[0] == self.name)
-
     def record(self, kind: str, at: float, **fields: object) -> int:
-        return super().record(kind, at, **(fields if self.node.single else {"instance": self.name, **fields}))
+        return super().record(kind, at, **({"instance": self.name, **fields} if self._named() else fields))
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
-    def prepare(self, make_supervisor: MakeSupervisor) -> None:
+    def prepare(self) -> None:
         """Take hold of the directories. Raises AlreadyLocked when another agent has."""
-        policy = self.policy
-        self.where = directories.directories(
-            policy.instance, policy.pipe_directory, policy.log_directory, self.settings.run_directory
-        )
         self._lock()
-        front_end = FrontEnd(policy.control_program, mps_environment(policy, self.where))
-        self._closing.callback(front_end.close)
-        self.supervisor = make_supervisor(policy, self.where, self._control_gone)
-        self._closing.callback(self.supervisor.close)
-        self.executor = Executor(
-            policy, self.where, front_end, self.supervisor, self.gate.link, self.clients, self.clock, self.take,
-            lambda: self.core.state,
-        )  # fmt: skip
         self.executor.freezer.thaw_all()  # of an agent that was killed: the turns freeze again who is paused
-        known = gpus.remembered(self.settings, policy.devices)
+        known = gpus.remembered(self.settings, self.policy.devices)
         self.absorb([inp.DevicesFound(self.clock.now(), known or gpus.UNKNOWN)])
-        self._known = bool(known)
 
     async def begin(self, earlier: dict[str, Any] | None) -> None:
         """Take over or start, read the logs, go to work. ``earlier``: what the agent before has kept of this instance;
         None: there was none. Raises OSError where the directories are of no use."""
         self.gate.earlier, earlier = earlier, earlier or {}
-        alone = self.policy.user is None
-        looking = self.spawn(startup.find_devices(self)) if alone else None
-        await startup.adopt(self)
-        for name, (position, parser) in (await startup.read_logs(self)).items():
+        looking = self.spawn(self._find_devices()) if self._machine else None
+        await self._adopt()
+        for name, (position, parser) in (await self._read_logs()).items():
             await self.logs.follow(name, position, parser)
         self.absorb([*kept.drain(earlier, self.clock.now()), *kept.leases(earlier, self.clock.now())])
         self._forget_drain()
-        if looking is not None and not self._known:
+        if looking is not None and not self.devices:
             await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
         self.spawn(self._tick())
         self.observer.survey()
         self._decide()
+
+    async def _adopt(self) -> None:
+        """Take over our own control daemon that runs already, and name the daemons of others."""
+        await self._end_orphans()
+        found = await self.supervisor.adopt()
+        now = self.clock.now()
+        if isinstance(found, Running):
+            self.up_since = now
+            self.absorb([control_runs(found, self.where, now)])
+            self.record("control.adopted", now, pid=found.pid, how=found.how)
+            what = _differs(found, self.where.log, self.policy.devices)
+            self.conditions.set("adopted", what, now, "when no client works: mpsagent-cli restart")
+        elif found.kind is ProblemKind.UNSAFE:
+            self.conditions.set("control daemon", found.text, now, do=" && ".join(found.commands))
+            self.record("control.unsafe", now, text=found.text, commands=list(found.commands))
+
+    async def _end_orphans(self) -> None:
+        for pid in await control_search.end_orphans(self.where.hidden, self.policy.control_program):
+            log.warning("server", text=f"server {pid} has outlived its control daemon: killed")
+
+    async def _read_logs(self) -> dict[str, tuple[Position | None, LogParser]]:
+        """The state from the logs, and what happened while no agent was there. Returns, for each log, how far it has
+        been read and by which parser."""
+        paths = f"{self.where.log}/control.log", f"{self.where.log}/server.log"
+        control, server = LogParser("control", UTC), LogParser("server", UTC)
+        running = self.supervisor.running
+        if running is None:
+            caught = Caught([], _end(paths[0]), _end(paths[1]))
+        else:
+            control.daemon = running.pid
+            control.ours = server.ours = child_of(control.daemon)
+            caught = await asyncio.to_thread(catch_up, *paths, control, server, self.socket_path)
+            if caught.passed_over:
+                text = f"{caught.passed_over} bytes of the logs were not read: rotate them (logrotate)"
+                log.warning("logs", text=text)
+            now = self.clock.now()  # lines from before the wall clock was set back are of the future
+            happened = self.absorb([one if one.at <= now else one._replace(at=now) for one in caught.events])
+            old = self.history.since(0, self._inherited)
+            if old:
+                since = float(str(old[-1]["at"])) - OVERLAP
+                for one in not_yet_written([one for one in happened if one.at > since], old):
+                    self.record(one.kind, one.at, **transition_fields(one))
+        return {"server": (caught.server, server), "control": (caught.control, control)}
+
+    async def _find_devices(self) -> None:
+        """Ask for the GPUs, again and again until there is an answer."""
+        while not self.stopping:
+            visible = self.policy.devices
+            found = await gpus.find(self.settings, mps_environment(self.policy, self.where), visible)
+            now = self.clock.now()
+            if not isinstance(found, str):
+                self.conditions.set("devices", None, now)
+                gpus.remember(self.settings, visible, found)
+                self._found(self, found)
+                return
+            lesser = "those found last are taken" if self.devices else "clients get less than their policy until then"
+            do = f"see nvidia-smi; memory limits and multiprocessors are counted by the GPUs, {lesser}"
+            self.conditions.set("devices", found, now, do)
+            await asyncio.sleep(GPU_AGAIN)
 
     def _lock(self) -> None:
         """One agent looks after an instance."""
@@ -181,8 +262,7 @@ class Agent(Recorder):
         except (directories.DirectoryRefused, OSError) as error:
             self.conditions.set("directories", str(error), self.clock.now())
             return
-        held = lock.take(f"{self.where.home}/agent.lock", f"the control daemon of {self.policy.pipe_directory}")
-        self._closing.callback(os.close, held)
+        self._held = lock.take(f"{self.where.home}/agent.lock", f"the control daemon of {self.policy.pipe_directory}")
 
     async def end(self) -> None:
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""
@@ -202,13 +282,10 @@ class Agent(Recorder):
         self.clients.close()
         self.people.close()
         self.bypass.close()
-        self._closing.close()
-
-    def use_devices(self, found: tuple[Device, ...]) -> None:
-        for one in (self, *self.node.apart.of(self)):
-            one.take([inp.DevicesFound(self.clock.now(), found)])
-        if self.ready:
-            self.node.check_policy()
+        self.supervisor.close()
+        self._front_end.close()
+        if self._held is not None:
+            os.close(self._held)
 
     def use_policy(self, policy: Policy | None) -> str | None:
         """Another policy; None: it has this instance no more. What of it has to wait until the agent is started
@@ -231,7 +308,7 @@ class Agent(Recorder):
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
         self.up_since = None
-        self.spawn(startup.end_orphans(self))
+        self.spawn(self._end_orphans())
         self.conditions.set("adopted", None, now)
         self.take([inp.ControlGone(now, pid)])
         self._forget_drain()
@@ -241,11 +318,17 @@ class Agent(Recorder):
         if self.state.drain is None and self.store.get("drain") is not None:
             self.store.put("drain", None)
 
+    def _logged(self, name: str, events: list[LogEvent]) -> None:
+        """A log says this."""
+        if name == "control" and events:
+            self.executor.heard(events[-1].at)
+        self.take([event for event in events if not foreign(event, self.socket_path)])
+
     async def _tick(self) -> None:
         while not self.stopping:
             await asyncio.sleep(TICK)
             try:
-                self.take(self.observer.once())
+                self.take(self.observer.once(self.logs.followers.values(), self.up_since))
                 if self.state.silent_since is not None and not self.executor.busy:
                     self.spawn(self.executor.listen())
                 self._note_conditions()
@@ -297,7 +380,6 @@ class Agent(Recorder):
         outcomes: list[act.Done] = []
         for action in step.actions:
             if isinstance(action, act.ToGate):
-                self.counts[type(action).__name__] += 1
                 outcomes.append(self.executor.tell_gate(action))
             else:
                 self._dispatch(action, now)
@@ -307,10 +389,7 @@ class Agent(Recorder):
         if self.people.meet(uids):
             self._soon()
         self.people.keep(uids)
-        if not uids and not self.node.single:
-            self.node.placing.idle()
-        if self.state.held and self.policy.sharing == "apart" and self.policy.user is None:
-            self.node.apart.soon()
+        self._decided(self)
         self.gate.keep()
         deadline = self.core.deadline()
         self._wake_at(deadline)
@@ -325,20 +404,8 @@ class Agent(Recorder):
             delay = max(0.0, deadline - self.clock.now()) + 0.001
             self._timer = asyncio.get_running_loop().call_later(delay, self._decide)
 
-    def show(self, one: Transition | act.Action | None) -> None:
-        """To who watches: the metrics. A mistake there is none of the decisions' business."""
-        node = self.node
-        paused = self.core.memories.turns.suspended
-        template = self if self.policy.user is None else node.find(self.family) or self
-        for watch in node.watchers:
-            try:
-                watch(self.family, one, lambda: [uid for uid in node.apart.users(template) if uid not in paused])
-            except Exception as error:
-                self.failed("counting for the metrics failed", error)
-
     def _dispatch(self, action: act.Action, now: float) -> None:
-        self.counts[type(action).__name__] += 1
-        self.show(action)
+        self._shown(self, action)
         if isinstance(action, act.Report):
             if self._worth_it(action, now):
                 self.record(action.kind, now, **action_record(action, self.policy))
@@ -385,10 +452,7 @@ class Agent(Recorder):
     # --- on record ---
 
     def write_down(self, one: Transition, now: float) -> None:
-        self.counts[one.kind] += 1
-        self.show(one)
-        if isinstance(one, ServerReady):
-            self.last_switch = one.at
+        self._shown(self, one)
         if isinstance(one, ClientWaiting) and not self.gate.is_new(one):
             return  # an earlier agent wrote it down
         if self._worth_it(one, now):
@@ -400,3 +464,22 @@ class Agent(Recorder):
         if (uid := self._worth.flood(one, now)) is not None:
             self.record("user.flood", now, uid=uid, most=UNSERVED_A_MINUTE)
         return False
+
+
+def _differs(found: Running, log_directory: str, devices: Sequence[str]) -> str | None:
+    """What of the policy's instance the daemon was not started with: it takes hold when that is started again."""
+    wrong = []
+    if os.path.realpath(found.log_directory) != os.path.realpath(log_directory):
+        wrong.append(f"writes its logs to {found.log_directory}, not to {log_directory}, so faults are not seen")
+    if (found.devices or "") != ",".join(devices):
+        meant = ", ".join(devices) or "all GPUs"
+        wrong.append(f"serves {found.devices or 'all GPUs'}, and the policy says {meant}")
+    return f"control daemon {found.pid}, which runs already, {'; it '.join(wrong)}" if wrong else None
+
+
+def _end(path: str) -> Position | None:
+    """Where a log ends now: no daemon runs, so what it says is over."""
+    with suppress(OSError):
+        status = Path(path).stat()
+        return Position(status.st_ino, status.st_size)
+    return None

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from mpsagent.agent import gpus, kept, policies
 from mpsagent.agent.apart import Apart
+from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Condition, Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
@@ -21,6 +23,7 @@ from mpsagent.agent.placing import Placing
 from mpsagent.agent.recorder import FORGET, Recorder, log
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.telling import Telling
+from mpsagent.core import inputs as inp
 from mpsagent.core.actions import Action
 from mpsagent.core.transitions import Transition
 from mpsagent.mps.limits import Device
@@ -28,17 +31,24 @@ from mpsagent.policy.instances import environment, instances, needs_devices, wit
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 from mpsagent.system import container_device
+from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories
 from mpsagent.system.history import History
 from mpsagent.system.names import Names
 from mpsagent.system.policy_warnings import warnings
-from mpsagent.system.store import Store
+from mpsagent.system.store import Part, Store
 from mpsagent.system.threads import in_thread
 
 LOOK = 1.0
 FOLLOW_UP = 1.2
 """Seconds after a GPU was opened at which a context should be there."""
+FOREIGN_EVERY, FOREIGN_AGAIN = 30.0, 3.0
+"""Seconds between two looks for daemons of others; sooner while there is one."""
+HOPELESS = {
+    "control daemon", "control daemon failed", "front-end", "directories", "gate directory", "public directory taken",
+}  # fmt: skip
+"""Topics of conditions that a person has to see to before users can be let in."""
 Watcher = Callable[[str, Transition | Action | None, Callable[[], Iterable[int]]], None]
 
 
@@ -46,15 +56,13 @@ class Node(Recorder):
     """``agents``: one for each instance, in the policy's order, then those of users apart. Times are of ``clock``."""
 
     def __init__(self, settings: Settings, history: History, names: Names, store: Store) -> None:
-        super().__init__(history, Telling(names))
+        super().__init__(history, Telling(names), SteadyClock())
         self.settings = settings
         self.store = store
         self.names = names
         self.inherited = history.newest
         """Number of the last record of the agent before."""
         self.started = self.clock.now()
-        self.moved = 0.0
-        """Seconds by which the wall clock was set since the start of the agent before."""
         self.policy = Policy()
         self.policy_errors: tuple[PolicyError, ...] = ()
         self.left: str | None = None  # of the policy, and has to wait until the agent is started again
@@ -70,25 +78,27 @@ class Node(Recorder):
         """Told of each transition and action, and of none every now and then, with the instance's name and a way to
         know which users have clients."""
         self.stopping = False
-        self.begun = False
-        """All instances of the start are at work."""
         self.make_supervisor: MakeSupervisor
-        self.apart = Apart(self)
         self.people = People(names, lambda: self.placing.again())
-        self.placing = Placing(self)
-        self.keeper = GateKeeper(self)
+        self.apart = Apart(
+            self, self.agents, settings.run_directory, self._make_apart,
+            moved=lambda *way: self.placing.move(*way),
+            joined=lambda made: self.placing.joined(made),
+            parted=lambda *way: self.placing.parted(*way),
+        )  # fmt: skip
+        self.placing = Placing(self, self.agents, self.apart, self.people, settings.gate_link)
+        self.keeper = GateKeeper(self, settings, lambda: self.where, lambda: self.environment)
         self.gpus = gpus.Gpus(settings, self._mps, self.clock)
         self._watch: DeviceWatch | None = None
         self._follow_up: asyncio.TimerHandle | None = None
         self._machine: tuple[Device, ...] = ()
         self._loading = asyncio.Lock()
         self._checking = False
+        self._foreign_at, self._foreign_busy = float("-inf"), False
 
     def find(self, name: str) -> Agent | None:
         """An instance by its name; empty: the first one."""
-        if not name:
-            return self.agents[0]
-        return next((agent for agent in self.agents if agent.name == name), None)
+        return self.apart.find(name)
 
     @property
     def where(self) -> Directories:
@@ -124,9 +134,9 @@ class Node(Recorder):
         earlier = self.store.load()
         for text in self.store.notes:
             log.warning("store", text=text)
-        self.moved = self.clock.carry_on(earlier.pop(kept.CLOCK, None))
-        if self.moved:
-            earlier = kept.moved(earlier, self.moved)
+        moved = self.clock.carry_on(earlier.pop(kept.CLOCK, None))
+        if moved:
+            earlier = kept.moved(earlier, moved)
             for key, value in earlier.items():
                 self.store.put(key, value)
         self.store.put(kept.CLOCK, self.clock.kept())
@@ -134,19 +144,77 @@ class Node(Recorder):
         self.make_supervisor = make_supervisor
         found = self.apart.found(await self._instances())
         self.single, self.first = len(found) == 1, found[0].instance
-        self.agents = [Agent(self, policy) for policy in found]
+        self.placing.begin(own=self.own, how=lambda: self.policy.placement)
+        records = self.history.since(0, self.history.newest)
+        self.agents += [self._make(policy, records, moved) for policy in found]
         for name in kept.gone(earlier, {agent.name for agent in self.agents}):
             self.store.clear(f"{name}/")
         for agent in self.agents:
-            agent.prepare(make_supervisor)
+            agent.prepare()
         await self.keeper.start()
         await asyncio.gather(*(agent.begin(self._earlier(earlier, agent)) for agent in self.agents))
-        self.begun = True
         self.placing.link.start()
         self.check_policy()
         await self._install_device()
         self._watch = DeviceWatch(self.settings.device_directory, self._gpu_opened, lambda: self.gpus.nvml.asking)
         self.spawn(self._look())
+
+    def _make(self, policy: Policy, records: Iterable[Mapping[str, Any]], moved: float = 0.0) -> Agent:
+        """An instance. ``records`` are those of the agent before, whose times have to be ``moved``."""
+        name = policy.instance
+        mine = [{**one, "at": float(str(one["at"])) + moved} for one in records if self.is_about(name, one)]
+        return Agent(
+            policy,
+            settings=self.settings,
+            history=self.history,
+            telling=self.telling,
+            clock=self.clock,
+            store=self.store if self.single else Part(self.store, name),
+            names=self.names,
+            link=self.placing.link,
+            seen=self.gpus,
+            make_supervisor=self.make_supervisor,
+            machine=policy.user is None,
+            inherited=self.inherited,
+            before=mine if self.inherited else None,
+            named=lambda: not self.single,
+            inside=lambda: [one.inside for one in self.agents],
+            decided=self._decided,
+            found=self._devices_found,
+            shown=self._show,
+        )
+
+    def _make_apart(self, policy: Policy) -> Agent:
+        self.single = False
+        return self._make(policy, ())
+
+    def is_about(self, name: str, record: Mapping[str, Any]) -> bool:
+        """Whether a record of the history is about this instance."""
+        return self.single or name in (record.get("instance", self.first), record.get("before"))
+
+    def _decided(self, agent: Agent) -> None:
+        """An instance has decided."""
+        if not (agent.state.clients or agent.state.held or self.single):
+            self.placing.idle()
+        if agent.state.held and agent.policy.sharing == "apart":
+            self.apart.soon()
+
+    def _devices_found(self, agent: Agent, found: tuple[Device, ...]) -> None:
+        """It has the GPUs; so have its users' instances."""
+        for one in (agent, *self.apart.of(agent)):
+            one.take([inp.DevicesFound(self.clock.now(), found)])
+        if agent.ready:
+            self.check_policy()
+
+    def _show(self, agent: Agent, one: Transition | Action | None) -> None:
+        """To who watches: the metrics. A mistake there is none of the decisions' business."""
+        section = self.apart.section(agent)
+        paused = agent.core.memories.turns.suspended
+        for watch in self.watchers:
+            try:
+                watch(section.name, one, lambda: [uid for uid in self.apart.users(section) if uid not in paused])
+            except Exception as error:
+                self.failed("counting for the metrics failed", error)
 
     async def _instances(self) -> Sequence[Policy]:
         """A policy for each instance. Raises OSError when that depends on GPUs that cannot be found."""
@@ -179,6 +247,7 @@ class Node(Recorder):
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""
         await asyncio.gather(*(agent.end() for agent in self.agents))
         self.stopping = True
+        self.apart.close()
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -216,12 +285,51 @@ class Node(Recorder):
             self._look_at_history(now)
             self._look_at_opens(now)
             for agent in self.apart.templates():
-                agent.show(None)
+                self._show(agent, None)
             self.apart.look()
+            self._look_at_gate(now)
+            if not self._foreign_busy and now >= self._foreign_at:
+                self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
+                self.spawn(self._look_for_others())
             what = f"{unplaced} connections wait for the name service to say whose they are" if unplaced else None
             self.conditions.set(
                 "names", what, now, "see getent passwd UID; where a user belongs is named in the policy"
             )
+
+    def _look_at_gate(self, now: float) -> None:
+        path, problem = f"{self.where.public}/control", self.placing.link.problem
+        do = "clients are held, and served as the gate was told last; see the gate's own log"
+        self.conditions.set("gate", problem, now, do)
+        there = os.path.lexists(path)
+        what = f"{path} has gone: who starts now runs outside MPS, without limits"
+        do = "the agent has systemd make it again, or the gate's keeper does; if not, see the journal or gate.log"
+        self.conditions.set("public directory", None if there else what, now, do)
+        # one that another control daemon serves is left to it until that has gone
+        missing = not there or problem is not None
+        self.keeper.look(missing=missing and "foreign daemon" not in self.conditions.topics())
+
+    async def _look_for_others(self) -> None:
+        """Daemons of others are named and left alone."""
+        try:
+            own = [one.daemon for agent in self.agents if (one := agent.inside).daemon is not None]
+            found = await foreign(self.where.public, own, self.agents[0].policy.control_program)
+        except (OSError, TimeoutError):
+            return
+        finally:
+            self._foreign_busy = False
+        now, place = self.clock.now(), Path(self.settings.run_directory, "instances")
+        known = {one.name for one in self.agents} | self.apart.going
+        left = [(one, name) for one in found if (name := one.of_instance(place)) is not None and name not in known]
+        serving = [one for one in found if one.public]
+        if serving or left:
+            self._foreign_at = now + FOREIGN_AGAIN
+        what = "; ".join(one.text() for one in serving) or None
+        do = " && ".join(one.command() for one in serving)
+        self.conditions.set("foreign daemon", what, now, do)
+        what = "; ".join(f'control daemon {one.pid} of an instance "{name}"' for one, name in left)
+        what = f"the policy has these no more, and they run on with their clients: {what}" if left else None
+        do = f"when those clients have ended: {' && '.join(one.command() for one, _ in left)}"
+        self.conditions.set("daemon left", what, now, do)
 
     def _look_at_opens(self, now: float) -> None:
         if self._watch is not None:
@@ -240,6 +348,22 @@ class Node(Recorder):
             self.conditions.set("history file", text, now, "mpsagent goes on; sqlite3 reads it", until=now + FORGET)
             self.record("history.broken", now, text=text)
         history.notes.clear()
+
+    @property
+    def opened(self) -> bool:
+        """Who comes now is served or held at every instance, but where only a person can help."""
+        return all(self._serves(one) or self._hopeless(one) for one in self.agents)
+
+    def _serves(self, agent: Agent) -> bool:
+        """The control daemon runs, and the gate has its table."""
+        view = agent.view()
+        gate = view.state.gate
+        if gate is None or not gate.synced or view.sent is None or gate.applied < view.sent[0]:
+            return False
+        return view.control_alive or view.state.drain is not None or not view.wanted
+
+    def _hopeless(self, agent: Agent) -> bool:
+        return not HOPELESS.isdisjoint([*agent.conditions.topics(), *self.conditions.topics()])
 
     def all_conditions(self) -> tuple[Condition, ...]:
         """Of the agent and all instances; what several of them say is said once."""

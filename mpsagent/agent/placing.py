@@ -4,8 +4,13 @@ instance where that user belongs. What the gate says of an instance counts; wher
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from mpsagent.agent.apart import Apart
+from mpsagent.agent.conditions import note_files
+from mpsagent.agent.host import Agent
+from mpsagent.agent.people import People
+from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
 from mpsagent.core.placement import Process
@@ -13,10 +18,7 @@ from mpsagent.gate import link
 from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.processes import Process as Pidfd
-
-if TYPE_CHECKING:
-    from mpsagent.agent.host import Agent
-    from mpsagent.agent.node import Node
+from mpsagent.system.processes import open_files
 
 NOWHERE = "the policy has no instance for this user: none names the user or a group of the user's"
 
@@ -24,11 +26,14 @@ NOWHERE = "the policy has no instance for this user: none names the user or a gr
 class Placing:
     """Of one node. A knock whose user has to be known by name first waits here, and in the gate."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.link = GateLink(
-            node.settings.gate_link, self._receive, read=self._decide, connected=self._connected, lost=self._lost
-        )
+    def __init__(self, recorder: Recorder, agents: list[Agent], users: Apart, people: People, path: str) -> None:
+        self._recorder, self._clock = recorder, recorder.clock
+        self._agents = agents
+        self._apart = users
+        self._people = people
+        self._own = False
+        self._how: Callable[[], placement.Placement]
+        self.link = GateLink(path, self._receive, read=self._decide, connected=self._name_all, lost=self._lost)
         self._knocks: dict[int, tuple[link.Knock, Agent]] = {}
         self._waits: dict[int, tuple[Agent, int]] = {}
         """By user: where, and with how many connections."""
@@ -39,6 +44,10 @@ class Placing:
         """Of the gate that is connected; then whether it has told everything."""
         self._synced = False
         self._unplaced: dict[int, tuple[link.Knock, Pidfd | None]] = {}
+
+    def begin(self, how: Callable[[], placement.Placement], *, own: bool) -> None:
+        """``how()``: as the policy says; ``own``: each instance has a public directory of its own."""
+        self._how, self._own = how, own
 
     def close(self) -> None:
         self.link.close()
@@ -58,11 +67,11 @@ class Placing:
 
     def where(self, who: Identity) -> str | None:
         """The instance where this user is, or would be placed now."""
-        own = self._node.apart.of_user(who.uid)
+        own = self._apart.of_user(who.uid)
         if own is not None:
             return own.name
         places = self._places()
-        return placement.stays(who.uid, places) or placement.place(who, places, self._node.policy.placement)
+        return placement.stays(who.uid, places) or placement.place(who, places, self._how())
 
     # --- instances that come and go -----------------------------------------------------------------------------------
 
@@ -86,7 +95,7 @@ class Placing:
 
     def _move_all(self, connections: list[int], agent: Agent, to: Agent) -> None:
         for uid in dict.fromkeys(self._knocks[one][0].uid for one in connections):
-            self._node.record("user.moved", self._node.clock.now(), uid=uid, before=agent.name, instance=to.name)
+            self._recorder.record("user.moved", self._clock.now(), uid=uid, before=agent.name, instance=to.name)
         for one in connections:
             self._move(one, agent, to)
         if connections:
@@ -95,22 +104,21 @@ class Placing:
 
     # --- from the gate ------------------------------------------------------------------------------------------------
 
-    def _connected(self) -> None:
-        self._name_all()
-
     def _name_all(self) -> None:
-        own = [agent.name for agent in self._node.apart.templates()[1:]] if self._node.own else []
-        self.link.send(link.Instances(tuple(agent.name for agent in self._node.agents), tuple(own)))
+        own = [agent.name for agent in self._apart.templates()[1:]] if self._own else []
+        self.link.send(link.Instances(tuple(agent.name for agent in self._agents), tuple(own)))
 
     def _decide(self) -> None:
-        for agent in self._node.agents:
+        for agent in self._agents:
             agent.gate.decide()
 
     def _lost(self, why: str) -> None:
         self._forget()
         self._hello, self._synced = None, False
-        for agent in self._node.agents:
-            agent.gate.lost(why)
+        do = "clients are held, and served as the gate was told last; see the gate's own log"
+        self._recorder.conditions.set("gate", why, self._clock.now(), do)
+        for agent in self._agents:
+            agent.gate.lost()
 
     def _forget(self) -> None:
         self._knocks.clear()
@@ -128,7 +136,9 @@ class Placing:
                 if isinstance(message, link.Hello):
                     self._hello = message
                 self._synced = isinstance(message, link.Synced)
-                for agent in list(self._node.agents):
+                if self._synced:
+                    self._say_synced()
+                for agent in list(self._agents):
                     agent.gate.receive(message, None)
             case link.Knock():
                 self._knocked(message, process)
@@ -138,14 +148,20 @@ class Placing:
                     waiting.close()
                 found = self._gone(message.connection)
                 if found is None and isinstance(message, link.Refused):
-                    found = self._node.agents[0]
+                    found = self._agents[0]
                 if found is not None:
                     found.gate.receive(message, None)
             case _:
                 self._told(message, process)
 
+    def _say_synced(self) -> None:
+        now, conditions = self._clock.now(), self._recorder.conditions
+        conditions.set("gate", None, now)
+        conditions.set("public directory", None, now)
+        note_files(conditions, "the gate", None if self._hello is None else open_files(self._hello.gate), now)
+
     def _told(self, message: link.FromGate, process: Pidfd | None) -> None:
-        found = self._node.find(getattr(message, "instance", ""))
+        found = self._apart.find(getattr(message, "instance", ""))
         if found is None:  # it is not there any more
             if process is not None:
                 process.close()
@@ -174,51 +190,51 @@ class Placing:
     # --- who goes where -----------------------------------------------------------------------------------------------
 
     def _knocked(self, knock: link.Knock, process: Pidfd | None) -> None:
-        if self._node.own:
+        if self._own:
             self._asked(knock, process)
             return
-        agents = self._node.agents
-        found = None if knock.instance is None else self._node.find(knock.instance)
+        agents = self._agents
+        found = None if knock.instance is None else self._apart.find(knock.instance)
         if len(agents) == 1:
             found = agents[0]
         if found is None:
             found = self._waits.get(knock.uid, (None, 0))[0]
         if found is None:
-            found = self._node.apart.of_user(knock.uid)
+            found = self._apart.of_user(knock.uid)
         if found is None:
             found = next((agent for agent in agents if agent.gate.waited_here(knock)), None)
         if found is not None:
-            self._deliver(knock, process, self._node.apart.instance_for(found, knock.uid))
+            self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
             return
         places = self._places()
         name = placement.stays(knock.uid, places)
         if name is None:
-            self._node.people.meet([knock.uid])
-            who = self._node.people.known.get(knock.uid)
+            self._people.meet([knock.uid])
+            who = self._people.known.get(knock.uid)
             if who is None and placement.needs_names(places):
                 self._unplaced[knock.connection] = (knock, process)
                 return
-            name = placement.place(who or Identity(knock.uid), places, self._node.policy.placement)
+            name = placement.place(who or Identity(knock.uid), places, self._how())
         if name is not None:
-            found = self._node.find(name)
+            found = self._apart.find(name)
             assert found is not None
-            self._deliver(knock, process, self._node.apart.instance_for(found, knock.uid))
+            self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
             return
         self._refuse(knock, process, NOWHERE)
 
     def _asked(self, knock: link.Knock, process: Pidfd | None) -> None:
         """It came in the directory of an instance, and is for that one or for none."""
         places = self._places()
-        name = knock.asked or self._node.first
-        self._node.people.meet([knock.uid])
-        who = self._node.people.known.get(knock.uid)
+        name = knock.asked or self._agents[0].name
+        self._people.meet([knock.uid])
+        who = self._people.known.get(knock.uid)
         if who is None and placement.needs_names(places):
             self._unplaced[knock.connection] = (knock, process)
             return
         mine = placement.open_to(who or Identity(knock.uid), places)
-        found = self._node.find(name)
+        found = self._apart.find(name)
         if found is not None and name in mine:
-            self._deliver(knock, process, self._node.apart.instance_for(found, knock.uid))
+            self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
             return
         names = ", ".join(mine)
         why = f"the directory is that of {name}; the policy has {names} for this user" if mine else NOWHERE
@@ -227,27 +243,25 @@ class Placing:
     def _refuse(self, knock: link.Knock, process: Pidfd | None, why: str) -> None:
         if process is not None:
             process.close()
-        node = self._node
-        node.record("client.refused", node.clock.now(), pid=knock.pid, uid=knock.uid, why=why)
+        self._recorder.record("client.refused", self._clock.now(), pid=knock.pid, uid=knock.uid, why=why)
         self.link.send(link.Refuse(knock.connection, why))
 
     def idle(self) -> None:
         """No user is at work or waits at an instance."""
-        if self._knocks and not self._scheduled and not self._node.own:
+        if self._knocks and not self._scheduled and not self._own:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._spread)
 
     def _spread(self) -> None:
         """Who waits elsewhere and has no client at work goes to an instance that is idle."""
         self._scheduled = False
-        node = self._node
-        for agent in node.apart.templates():
+        for agent in self._apart.templates():
             for uid in agent.view().waiting():
                 places = self._places()
                 here = next(one for one in places if one.name == agent.name)
-                who = node.people.known.get(uid, Identity(uid))
-                name = placement.free(who, places, node.policy.placement)
-                to = None if name is None else node.find(name)
+                who = self._people.known.get(uid, Identity(uid))
+                name = placement.free(who, places, self._how())
+                to = None if name is None else self._apart.find(name)
                 if to is None or uid in here.admitted or here.there == {uid} or agent.state.clients_of_user(uid):
                     continue
                 self.move(uid, agent, to)
@@ -255,8 +269,8 @@ class Placing:
     def _places(self) -> list[placement.Place]:
         """Those of users apart are part of their template's."""
         found = []
-        for template in self._node.apart.templates():
-            users = self._node.apart.of(template)
+        for template in self._apart.templates():
+            users = self._apart.of(template)
             every = [placement.place_of(one.policy, one.view(), self._processes(one)) for one in (template, *users)]
             found.append(placement.merged(every))
         return found

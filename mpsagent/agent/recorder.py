@@ -22,10 +22,10 @@ __all__ = ["FORGET", "Recorder", "log"]
 class Recorder:
     """Records, conditions and tasks of one agent."""
 
-    def __init__(self, history: History, telling: Telling) -> None:
+    def __init__(self, history: History, telling: Telling, clock: SteadyClock) -> None:
         self.history = history
         self.telling = telling
-        self.clock = SteadyClock()
+        self.clock = clock
         self.conditions = Conditions()
         self.tasks: set[asyncio.Task[None]] = set()
 

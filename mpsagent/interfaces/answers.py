@@ -19,6 +19,7 @@ from mpsagent.core.view import View
 from mpsagent.interfaces import accounting, gpus, lease_body, policy_diff, views, waits
 from mpsagent.interfaces.backend import CursorGone, Json, Problem, no_client
 from mpsagent.interfaces.recent import Recent
+from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.sharing import WORDS
@@ -43,7 +44,12 @@ class Answers:
         self.agent = agent
         history = agent.history
         self._page: tuple[View, views.About, float, Json] | None = None
-        self.recent = recent or Recent(lambda cursor: history.since(cursor, history.last), agent.is_of_family)
+        self.recent = recent or Recent(lambda cursor: history.since(cursor, history.last), self._is_mine)
+
+    def _is_mine(self, record: Mapping[str, Any]) -> bool:
+        """Whether it is about this instance, or, where users are apart, about one of its users'."""
+        user = apart.split(str(record.get("instance"))) if self.agent.policy.sharing == "apart" else None
+        return self.node.is_about(self.agent.name, record) or (user is not None and user[0] == self.agent.name)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -295,13 +301,13 @@ class Answers:
         return views.About(
             version=mpsagent.__version__,
             pid=os.getpid(),
-            started=agent.started,
+            started=self.node.started,
             conditions=tuple(
                 views.Condition(named(one.what, self._name), one.since, one.do) for one in self.node.all_conditions()
             ),
             checked={pid: pid not in started.differs for pid in started.seen},
             devices_known=bool(agent.devices),
-            compute_modes=agent.observer.modes,
+            compute_modes=seen.modes,
             gpus=gpus.Seen(seen.seen, seen.nvml.xids, seen.nvml.xids_seen, seen.at, seen.problem),
             outside=tuple(agent.bypass.found.values()),
             memory=agent.observer.memory(),

@@ -21,7 +21,6 @@ from mpsagent.agent.conditions import FILES, note_files
 from mpsagent.agent.host import MakeSupervisor
 from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
-from mpsagent.agent.startup import at_work, hopeless
 from mpsagent.gate import linger
 from mpsagent.interfaces.api import Api
 from mpsagent.interfaces.everything import Everything
@@ -177,10 +176,7 @@ async def _opened(agent: Node, stop: asyncio.Event) -> None:
     """Wait until clients are served, for units that are ordered after this one. Not for ever, and not at all where only
     a person can help."""
     until = asyncio.get_running_loop().time() + OPENING
-    while (
-        not (all(at_work(one) or hopeless(one) for one in agent.agents) or stop.is_set())
-        and asyncio.get_running_loop().time() < until
-    ):
+    while not (agent.opened or stop.is_set()) and asyncio.get_running_loop().time() < until:
         await asyncio.sleep(0.01)
 
 

@@ -40,10 +40,9 @@ class Everything:
         if known is None or known.agent is not agent:
             there = {one.name for one in self._node.agents}
             self._made = {name: one for name, one in self._made.items() if name in there}
-            template = None if agent.policy.user is None else self._node.find(agent.family)
-            known = self._made[agent.name] = Answers(
-                self._node, agent, None if template is None else self._of(template).recent
-            )
+            section = self._node.apart.section(agent)
+            recent = None if section is agent else self._of(section).recent
+            known = self._made[agent.name] = Answers(self._node, agent, recent)
         return known
 
     def _users(self, template: str) -> list[Answers]:

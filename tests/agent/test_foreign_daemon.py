@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.agent import host, observer
+from mpsagent.agent import node
 from mpsagent.agent.host import Agent
 from tests.agent.inside import node_of, play, topics, until
 
@@ -46,8 +46,8 @@ def test_it_is_said_and_its_place_is_taken_only_when_it_has_gone(
     theirs: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Started again meanwhile, the units would fail for want of the socket, again and again."""
-    monkeypatch.setattr(host, "TICK", 0.02)
-    monkeypatch.setattr(observer, "FOREIGN_AGAIN", 0.05)
+    monkeypatch.setattr(node, "LOOK", 0.02)
+    monkeypatch.setattr(node, "FOREIGN_AGAIN", 0.05)
 
     async def scenario(agent: Agent) -> None:
         last: list[bool] = []
@@ -57,7 +57,7 @@ def test_it_is_said_and_its_place_is_taken_only_when_it_has_gone(
 
         monkeypatch.setattr(node_of(agent).keeper, "look", look)
         await until(lambda: TOPIC in topics(agent))
-        (said,) = [one for one in agent.conditions.all() if f"control daemon {theirs.pid} " in one.what]
+        (said,) = [one for one in node_of(agent).conditions.all() if f"control daemon {theirs.pid} " in one.what]
         assert said.what == f"control daemon {theirs.pid} of uid {os.geteuid()} on {tmp_path}/p"
         assert said.do == f"echo quit | CUDA_MPS_PIPE_DIRECTORY={tmp_path}/p nvidia-cuda-mps-control"
         await until(lambda: last == [False])
@@ -70,13 +70,13 @@ def test_it_is_said_and_its_place_is_taken_only_when_it_has_gone(
 
 def test_one_that_the_policy_has_no_more_is_said_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance was renamed, and the agent started again: its clients work on, and nobody looks after them."""
-    monkeypatch.setattr(host, "TICK", 0.02)
-    monkeypatch.setattr(observer, "FOREIGN_AGAIN", 0.05)
+    monkeypatch.setattr(node, "LOOK", 0.02)
+    monkeypatch.setattr(node, "FOREIGN_AGAIN", 0.05)
     place = tmp_path / "run" / "instances"
 
     async def scenario(agent: Agent) -> None:
         await until(lambda: "daemon left" in topics(agent))
-        (said,) = [one for one in agent.conditions.all() if "the policy has" in one.what]
+        (said,) = [one for one in node_of(agent).conditions.all() if "the policy has" in one.what]
         assert said.what.endswith(f': control daemon {old.pid} of an instance "old"')
         assert f"{place}/old/pipe" in said.do
         old.communicate()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.log_side import LogSide
+from mpsagent.core.model import State
 from mpsagent.mps import events as ev
 from mpsagent.mps.loglines import LogParser
 from mpsagent.policy.policy import Policy
@@ -72,18 +73,13 @@ def test_without_a_daemon_everything_counts() -> None:
 def test_the_two_logs_of_a_daemon_share_what_the_policy_gives_them(tmp_path: Path) -> None:
     """`log_size`, as it is now; and where their beginnings cannot be dropped, that is told with what helps."""
     conditions = Conditions()
-    agent = SimpleNamespace(
-        policy=Policy(log_directory=str(tmp_path), log_size=64 << 20),
-        conditions=conditions,
-        clock=SimpleNamespace(now=lambda: 7.0),
-    )
+    state = State(Policy(log_directory=str(tmp_path), log_size=64 << 20))
     for name in ("control", "server"):
         (tmp_path / f"{name}.log").write_bytes(b"\0" * (40 << 20))
         os.link(tmp_path / f"{name}.log", tmp_path / f"{name}.other")
 
     async def scenario() -> None:
-        side = LogSide(agent)  # type: ignore[arg-type]
-        side._read = lambda *_: None  # type: ignore[method-assign]
+        side = LogSide(lambda: state, SteadyClock(), conditions, lambda *_: None, lambda _: None)
         for name in ("control", "server"):
             await side.follow(name, None, LogParser(name))
         while len(conditions.all()) < 2:

@@ -9,13 +9,13 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from mpsagent.agent import unlimited
+from mpsagent.agent import lifted
 from mpsagent.agent.host import Agent
-from mpsagent.agent.unlimited import Unlimited
+from mpsagent.agent.lifted import Lifted
 from mpsagent.core.inputs import Lifts
 from mpsagent.system.processes import start_time
 from mpsagent.system.threads import THREADS, in_thread
@@ -146,16 +146,13 @@ def test_who_waits_learns_that_its_environment_would_lift_its_limit(stage: Stage
 
 def test_thousands_that_wait_with_such_an_environment_are_not_all_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each decision goes through them; a client is always one of them."""
-    monkeypatch.setattr(unlimited.outsider, "lifts", lambda fresh, devices: [(True, "x")] * len(fresh))
+    monkeypatch.setattr(lifted.outsider, "lifts", lambda fresh, devices: [(True, "x")] * len(fresh))
     held = {pid: SimpleNamespace(peer=SimpleNamespace(pid=pid, start=1)) for pid in range(10_000, 11_000)}
-    state = SimpleNamespace(clients={}, held=held)
+    state = cast("Any", SimpleNamespace(clients={}, held=held, devices=()))
 
     async def scenario() -> dict[int, Lifts]:
         looks = list[asyncio.Task[None]]()
-        agent = SimpleNamespace(
-            state=state, devices=(), spawn=lambda work: looks.append(asyncio.create_task(work))
-        )  # fmt: skip
-        one = Unlimited(cast("Agent", agent))
+        one = Lifted(lambda: state, lambda work: looks.append(asyncio.create_task(work)))
         for _ in range(20):
             one.look()
             await looks[-1]
@@ -164,7 +161,7 @@ def test_thousands_that_wait_with_such_an_environment_are_not_all_spoken_of(monk
         return one.found
 
     found = asyncio.run(scenario())
-    assert len(found) == unlimited.MOST_FOUND + 1
+    assert len(found) == lifted.MOST_FOUND + 1
     assert found[20_000] == Lifts(1, True, "x")
 
 
@@ -191,15 +188,14 @@ def test_clients_whose_environment_never_comes_do_not_take_the_threads_of_all_el
 ) -> None:
     """A look at such a page waits for as long as its process lives; after 32 of them no name was asked and no history
     written any more."""
-    monkeypatch.setattr(unlimited, "DEADLINE", 0.02)
+    monkeypatch.setattr(lifted, "DEADLINE", 0.02)
 
     async def scenario(pid: int) -> None:
         peer = SimpleNamespace(start=start_time(pid))
-        state = SimpleNamespace(clients={pid: SimpleNamespace(peer=peer)}, held={})
+        state = cast("Any", SimpleNamespace(clients={pid: SimpleNamespace(peer=peer)}, held={}, devices=()))
         looks = list[asyncio.Task[None]]()
-        agent = SimpleNamespace(state=state, devices=(), spawn=lambda work: looks.append(asyncio.create_task(work)))
         for _ in range(THREADS):
-            Unlimited(cast("Agent", agent)).look()
+            Lifted(lambda: state, lambda work: looks.append(asyncio.create_task(work))).look()
         await asyncio.gather(*looks)
         assert await in_thread(os.getpid, deadline=30) == os.getpid()
 

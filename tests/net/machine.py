@@ -73,7 +73,7 @@ class Machine:
         self.policy_loaded: float | None = 1000.0
         self.metrics = Metrics(NAMES.get)
         self.gpus = SimpleNamespace(
-            seen={}, at=None, problem=None, nvml=SimpleNamespace(xids={}, xids_seen={})
+            seen={}, modes={}, at=None, problem=None, nvml=SimpleNamespace(xids={}, xids_seen={})
         )  # fmt: skip
         self.names = SimpleNamespace(
             known=lambda uid: Identity(uid, NAMES[uid]) if uid in NAMES else None, look_up=self._look_up,
@@ -82,7 +82,7 @@ class Machine:
         found = instances.instances(self.policy, ())
         self.single, self.first = len(found) == 1, found[0].instance
         self.played = [Instance(self, one, text, **how) for one in found]
-        self.apart = SimpleNamespace(templates=self._templates, of=self._users_of)
+        self.apart = SimpleNamespace(templates=self._templates, of=self._users_of, section=self._section)
         self.placing = SimpleNamespace(where=self._where)
         self.environment = instances.environment(found)
         self.environment_of = lambda name: self.environment
@@ -127,6 +127,12 @@ class Machine:
     def _users_of(self, template: Any) -> list[Any]:
         return [one for one in self.agents if one.policy.user is not None and one.family == template.name]
 
+    def _section(self, agent: Any) -> Any:
+        return self.find(apart.family(agent.policy))
+
+    def is_about(self, name: str, record: Any) -> bool:
+        return Node.is_about(self, name, record)  # type: ignore[arg-type]
+
     def _where(self, who: Identity) -> str | None:
         places = [placement.place_of(one.policy, one.view()) for one in self._templates()]
         return placement.stays(who.uid, places) or placement.place(who, places, self.policy.placement)
@@ -169,9 +175,9 @@ class Instance(Stage):
         super().__init__(text, together=mine.sharing != "turns", shared=mine.multiuser, **how)
         self.agent = Agent(self)
         self.history, self.conditions = node.history, Conditions()
-        self.started = self.now
+        node.started = self.now
         self.memory: dict[int, int] = {}
-        self.observer = SimpleNamespace(memory=lambda: self.memory, modes={})
+        self.observer = SimpleNamespace(memory=lambda: self.memory)
         self.bypass = SimpleNamespace(found={})
         self.people = SimpleNamespace(known=self.identities)
         self.names = node.names
@@ -194,13 +200,6 @@ class Instance(Stage):
 
     def view(self) -> Any:
         return self.core.view()
-
-    def is_of_family(self, record: Any) -> bool:
-        return (
-            self.node.single
-            or apart.split(str(record.get("instance"))) is not None
-            or self.name == record.get("instance")
-        )
 
     def computes_outside(self, *those: Outsider) -> None:
         self.bypass.found = {one.seen.pid: one for one in those}

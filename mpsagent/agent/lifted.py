@@ -8,16 +8,17 @@ started with can be seen: who sets a variable in the process itself is found by 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
+from mpsagent.agent import gpus
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
+from mpsagent.core.model import State
+from mpsagent.core.view import View
 from mpsagent.system import outsider
 from mpsagent.system.threads import in_thread
-
-if TYPE_CHECKING:
-    from mpsagent.agent.host import Agent
 
 DEADLINE = 5.0
 """Seconds for a process to show its environment; one that hangs in the kernel may show nothing for ever."""
@@ -28,11 +29,13 @@ MOST_FOUND = 256
 SHOWN = 5
 
 
-class Unlimited:
-    """Of one instance. Each process is looked at once, soon after it came or was let in."""
+class Lifted:
+    """Of one instance. Each process is looked at once, soon after it came or was let in. ``spawn``: have it done
+    aside."""
 
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
+    def __init__(self, state: Callable[[], State], spawn: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+        self._state = state
+        self._spawn = spawn
         self._looked: dict[int, int] = {}
         """Start times by pid."""
         self._busy = False
@@ -40,7 +43,7 @@ class Unlimited:
 
     def look(self) -> None:
         """Begin to look at those who are new, aside."""
-        state = self._agent.state
+        state = self._state()
         here = {pid: client.peer.start for pid, client in state.clients.items()}
         here |= {held.peer.pid: held.peer.start for held in state.held.values()}
         self._looked = {pid: start for pid, start in self._looked.items() if here.get(pid) == start}
@@ -48,25 +51,27 @@ class Unlimited:
         fresh = [one for one in here.items() if one[0] not in self._looked][:MOST]
         if fresh and not self._busy:
             self._busy = True
-            self._agent.spawn(self._look(fresh))
+            self._spawn(self._look(fresh))
 
     async def _look(self, fresh: list[tuple[int, int]]) -> None:
         shown = list[tuple[bool, str | None]]()
-        devices = {name for one in self._agent.devices for name in (str(one.ordinal), one.uuid)}
+        devices = {name for one in gpus.known(self._state().devices) for name in (str(one.ordinal), one.uuid)}
         try:
             with suppress(TimeoutError, OSError):
                 shown = await in_thread(outsider.lifts, fresh, devices, deadline=DEADLINE, slots=outsider.LOOKS)
         finally:
             self._busy = False
         self._looked |= dict(fresh)
-        clients = self._agent.state.clients
+        clients = self._state().clients
         for (pid, start), (threads, memory) in zip(fresh, shown, strict=False):
             if (threads or memory is not None) and (len(self.found) < MOST_FOUND or pid in clients):
                 self.found[pid] = inp.Lifts(start, threads, memory)
 
-    def trouble(self) -> str | None:
-        found = caps.beyond(self._agent.core.view())
-        if not found:
-            return None
-        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-        return f"MPS does not hold them to their limits: {'; '.join(reason for _, _, reason in found[:SHOWN])}{more}"
+
+def trouble(view: View) -> str | None:
+    """Who is beyond the limits, in words."""
+    found = caps.beyond(view)
+    if not found:
+        return None
+    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return f"MPS does not hold them to their limits: {'; '.join(reason for _, _, reason in found[:SHOWN])}{more}"
