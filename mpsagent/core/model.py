@@ -281,7 +281,6 @@ class State:
     """Log lines about clients that never passed the gate: no decision rests on them."""
     unseen: int = 0
     """Clients that the gate has refused because their pid namespace cannot be seen."""
-    last_ready: float | None = None
 
     def lease(self, peer: Peer) -> Lease | None:
         """What counts for this process: the last lease that fits."""

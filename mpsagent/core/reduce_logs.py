@@ -122,7 +122,7 @@ def _server_ready(state: State, event: ev.ServerReady, out: Out) -> State:
     status = Status.ACTIVE if server.status is Status.INITIALIZING else server.status
     idle = None if server.attached else event.at
     out.append(tr.ServerReady(event.at, event.pid, server.uid))
-    state = replace(state, start_failure=None, last_ready=event.at)
+    state = replace(state, start_failure=None)
     return put(state, replace(server, status=status, ready=event.at, idle_since=idle))
 
 

@@ -31,7 +31,6 @@ LOOK = 1.0
 NAME_SPACE = 120_000
 SCM_CREDENTIALS = 2
 SO_PASSCRED = 16
-_HIGH = 1000
 
 
 PUBLIC_NAMES = ("control", "control_privileged")

@@ -14,7 +14,6 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-DEFAULT_PATH = Path("/run/mpsagent/mpsagent.sock")
 _FIRST_FD = 3
 
 

@@ -22,7 +22,6 @@ Json = dict[str, Any]
 ANSWER = 3.0
 """Seconds that an answer is waited for; keys wait as long."""
 _ESCAPE = "\x1b"
-_MOVES = {curses.KEY_UP, curses.KEY_DOWN, curses.KEY_PPAGE, curses.KEY_NPAGE, curses.KEY_HOME, curses.KEY_END}
 _COLOURS = {"bad": curses.COLOR_RED, "warn": curses.COLOR_YELLOW}
 
 

@@ -62,14 +62,6 @@ def limit_text(size: int) -> str:
     return f"{max(1, size // MIB)}M"
 
 
-def limit_bytes(text: str) -> int:
-    """Inverse of :func:`limit_text` for what the front-end's ``get`` answers (``10G``, ``500M``)."""
-    match = re.fullmatch(r"(\d{1,12})([MG])", text)
-    if match is None:
-        raise ValueError(f'"{text}" is not a memory limit as MPS prints it')
-    return int(match[1]) * (MIB if match[2] == "M" else GIB)
-
-
 def limits_words(value: Any) -> str:
     """``20 %, 1G``; several devices with equal limits are said once. The lower client priority follows."""
     if not isinstance(value, Mapping) or value.get("threads") is None:

@@ -103,7 +103,7 @@ def mistakes(policy: Policy) -> list[PolicyError]:
             text = f"has another pipe_directory than {sections[0].instance}"
             hint = "one public directory serves all instances: remove the line, or write the same one"
             found.append(_told(policy, one, "pipe_directory", text, hint))
-    found += [one for section in sections for one in _no_pause(policy, section)]
+    found += [one for section in sections for one in _no_pause(section)]
     each = [one for one in sections if one.devices == (EACH,)]
     if len(each) > 1:
         text = f'devices = ["each"] stands in {each[0].instance} already'
@@ -131,7 +131,7 @@ def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
             yield _told(policy, one, "sharing", text, 'write compute_mode = "default", or sharing = "together"')
 
 
-def _no_pause(policy: Policy, one: Policy) -> Iterator[PolicyError]:
+def _no_pause(one: Policy) -> Iterator[PolicyError]:
     """A server of its own has to end before the next user's can start, and its clients with it."""
     if one.sharing != "turns" or one.server == "shared":
         return

@@ -42,8 +42,9 @@ def test_a_limit_leaves_only_in_the_form_that_mps_takes_and_never_gives_more(siz
     text = units.limit_text(size)
     assert text[:-1].isdecimal()
     assert text[-1] in "MG"
-    assert 0 < units.limit_bytes(text) <= max(size, units.MIB)
-    assert size - units.limit_bytes(text) < units.MIB
+    given = int(text[:-1]) * (units.MIB if text[-1] == "M" else units.GIB)
+    assert 0 < given <= max(size, units.MIB)
+    assert size - given < units.MIB
 
 
 @pytest.mark.parametrize(
