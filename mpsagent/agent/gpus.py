@@ -14,6 +14,7 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.settings import Settings
 from mpsagent.mps.limits import Device
 from mpsagent.system import devices as gpus
+from mpsagent.system import whole_file
 from mpsagent.system.nvml import ComputeProcess, Gpu, Nvml
 from mpsagent.system.threads import in_thread
 
@@ -141,5 +142,4 @@ def remember(settings: Settings, visible: Sequence[str], found: Sequence[Device]
         known = dict(json.loads(path.read_bytes())["by visible"])
     known[",".join(visible)] = [asdict(device) for device in found]
     with suppress(OSError):
-        path.with_suffix(".new").write_text(json.dumps({"by visible": known}))
-        path.with_suffix(".new").replace(path)
+        whole_file.write(path, json.dumps({"by visible": known}))

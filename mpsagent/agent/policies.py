@@ -12,7 +12,7 @@ from mpsagent.agent.settings import Settings
 from mpsagent.policy.files import load
 from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
-from mpsagent.system import generator
+from mpsagent.system import generator, whole_file
 from mpsagent.system.generator import Places, places
 from mpsagent.system.impossible import compute_modes, impossible
 from mpsagent.system.policy_files import Texts, read_policy_files
@@ -84,11 +84,8 @@ async def closed(settings: Settings) -> Policy:
 
 def _remember(directory: str, texts: Texts) -> None:
     """Readable by root alone, as the directory is."""
-    path = Path(directory, LAST)
-    fresh = path.with_suffix(".new")
     with suppress(OSError):
-        fresh.write_text(json.dumps(texts))
-        fresh.replace(path)
+        whole_file.write(Path(directory, LAST), json.dumps(texts))
 
 
 def keep_fixed(old: Policy, new: Policy) -> tuple[Policy, str | None]:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from mpsagent.system import whole_file
+
 STATE = "/var/lib/mpsagent"
 BOOT = "/proc/sys/kernel/random/boot_id"
 WANTED = "MPSAGENT_COMPUTE_MODE"
@@ -96,12 +98,8 @@ def load(kept: Path) -> dict[str, dict[str, str]]:
 
 def save(kept: Path, modes: dict[str, dict[str, str]]) -> None:
     """On disk when this returns. Raises OSError."""
-    fresh = kept.with_suffix(".new")
-    with fresh.open("w") as file:
-        json.dump({"boot": Path(BOOT).read_text().strip(), "modes": modes}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(kept)
+    found = {"boot": Path(BOOT).read_text().strip(), "modes": modes}
+    whole_file.write(kept, json.dumps(found), lasting=True)
 
 
 def main() -> int:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from mpsagent.system import whole_file
+
 KIND = "mpsagent/mps"
 NAME = "all"
 
@@ -29,18 +31,10 @@ def text(directory: str, environment: Mapping[str, str]) -> str:
 def install(path: str, wanted: str) -> str | None:
     """Complete, or as it was. None, or what is wrong. The directory has to be there: elsewhere no engine would look."""
     place = Path(path)
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
     try:
-        if _has(place, wanted.encode()):
-            return None
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(fd, "w") as file:
-            os.fchmod(fd, 0o644)  # whatever the agent's umask: containers of users read it
-            file.write(wanted)
-        fresh.rename(place)
+        if not _has(place, wanted.encode()):
+            whole_file.write(place, wanted, 0o644)  # containers of users read it
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
         return f"{path}: {error.strerror}"
     return None
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from mpsagent.system import whole_file
 from mpsagent.system.control import (
     MULTIUSER,
     PROGRAM,
@@ -219,17 +220,7 @@ def write_environment(path: Path, environment: Mapping[str, str]) -> None:
             raise ValueError(f"{key} cannot be written to {path}: names are letters, values have no control characters")
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         lines.append(f'{key}="{escaped}"\n')
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(FileNotFoundError):
-        fresh.unlink()
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.writelines(lines)
-        fresh.rename(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
+    whole_file.write(path, "".join(lines))
 
 
 def text_of(value: object) -> str:

@@ -15,9 +15,10 @@ import os
 import stat
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from mpsagent.system import whole_file
 
 VERSION = 1
 LARGEST = 64 << 20
@@ -118,7 +119,7 @@ class Store:
                 self._wanted = None
             try:
                 assert self.path is not None
-                _write(self.path, _whole(texts))
+                whole_file.write(self.path, _whole(texts), lasting=True)
             except OSError as error:
                 self.problem = f"{self.path} cannot be written: {error.strerror or error}"
                 with self._change:
@@ -200,25 +201,3 @@ def _whole(texts: dict[str, str]) -> str:
     if len(values) > LARGEST - 100:
         raise OSError(errno.EFBIG, f"more than {LARGEST >> 20} MiB to remember")
     return f'{{"version": {VERSION}, "values": {{{values}}}}}'
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all, also after a power cut. Raises OSError."""
-    fresh = path.with_name(f".{path.name}.new")
-    with suppress(FileNotFoundError):
-        fresh.unlink()
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.rename(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

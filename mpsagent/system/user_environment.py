@@ -6,12 +6,11 @@ for NVIDIA's default directory and run outside MPS, or look for GPUs that its in
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from mpsagent.system import whole_file
 from mpsagent.system.control import DEFAULT_PIPE_DIRECTORY
 
 USER_ENVIRONMENT = "/run/mpsagent/user.env"
@@ -21,7 +20,6 @@ def write_user_environment(environment: Mapping[str, str], path: str = USER_ENVI
     """Complete, or not there at all: with the default directory alone there is nothing to say. None, or what is
     wrong."""
     place = Path(path)
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
     try:
         if environment == {"CUDA_MPS_PIPE_DIRECTORY": DEFAULT_PIPE_DIRECTORY}:
             place.unlink(missing_ok=True)
@@ -31,13 +29,7 @@ def write_user_environment(environment: Mapping[str, str], path: str = USER_ENVI
             if not re.fullmatch(r"[A-Za-z0-9_./+:@,-]+", value):
                 place.unlink(missing_ok=True)
                 return f"{value} has characters that cannot stand in {path}: users do not get it by themselves"
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        with os.fdopen(fd, "w") as file:
-            os.fchmod(fd, 0o644)  # whatever the agent's umask
-            file.writelines(f"{name}={value}\n" for name, value in environment.items())
-        fresh.rename(place)
+        whole_file.write(place, "".join(f"{name}={value}\n" for name, value in environment.items()), 0o644)
     except OSError as error:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
         return f"{path}: {error.strerror}"
     return None
