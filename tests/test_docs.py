@@ -206,6 +206,22 @@ def _headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines}
 
 
+_OURS_ALONE = re.compile(
+    r"\b(knock\w*|ladders?|keepers?|templates?|sightings?|admissions|fail-safe|nobody|what is so)\b", re.IGNORECASE
+)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")], ids=lambda page: page.name
+)
+def test_pages_for_people_have_the_words_of_the_field(page: Path) -> None:
+    """Words that only we know stand in no page; names of files, tests and code may have them. CHANGELOG is what was."""
+    words = re.sub(r"`[^`]*`", "", page.read_text(encoding="utf-8")).split()
+    text = " ".join(one for one in words if not re.search(r"::|\]\(|\.(md|py|txt)\b", one))
+    if page.name != "CHANGELOG.md":
+        assert _OURS_ALONE.findall(text) == []
+
+
 def test_every_document_can_be_found_from_the_first() -> None:
     """README names it, or a page that README names: nobody reads what nothing leads to."""
     docs = ROOT / "docs"
