@@ -5,11 +5,14 @@ A shell ignores SIGINT and SIGQUIT for what it runs in the background, nohup ign
 programs under test would then not hear what the tests send.
 """
 
+import inspect
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.coroutines import play
 
 LONG = (
     # whole systems: a booted systemd, NVIDIA's daemons, Slurm, Kubernetes, the demo, the pages
@@ -29,6 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(item.path.is_relative_to(place) for place in places):
             item.add_marker("long")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    play(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 # An example may take long when other programs have the processors; the usual bound is 200 ms.

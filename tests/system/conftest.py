@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mpsagent.system import checkup, control_search, store
+from tests import coroutines
 
 Play = Callable[[Coroutine[Any, Any, Any]], Any]
 MakeProgram = Callable[..., Path]
@@ -27,20 +28,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def play() -> Play:
-    """Runs a coroutine to its end and fails on whatever the loop had to report."""
-
-    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        complaints: list[dict[str, Any]] = []
-
-        async def main() -> Any:
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-            return await asyncio.wait_for(coroutine, 90)
-
-        result = asyncio.run(main())
-        assert complaints == []
-        return result
-
-    return run
+    return coroutines.play
 
 
 @pytest.fixture

@@ -88,183 +88,145 @@ def alone(daemon: str, pipe: str, *options: str, **more: object) -> None:
     subprocess.run([daemon, *options], env=environment(pipe), check=True, **more)  # type: ignore[call-overload]
 
 
-def test_start_gives_the_fail_safe_limit_at_once_and_proves_the_daemon(daemon: str, pipe: str, play: Play) -> None:
+async def test_start_gives_the_fail_safe_limit_at_once_and_proves_the_daemon(daemon: str, pipe: str) -> None:
     """It must be in the daemon's own environment: set by command it would come too late."""
-
-    async def scenario() -> None:
-        gone: list[int] = []
-        control = ControlChild(pipe, gone.append, program=daemon)
-        Path(pipe, PID_FILE).write_text(f"{os.getpid()}\n")  # stale, and even a living process
-        running = await control.start(environment(pipe), 12.75)
-        assert isinstance(running, Running), running
-        assert Path(pipe, "given").read_text() == "12.8"
-        assert running.threads == "12.8"
-        assert running.log_directory == "/var/log/there"
-        assert running.pid == int(Path(pipe, PID_FILE).read_text())
-        assert control.running is running
-        assert not running.multiuser
-        assert control.kill() is None
-        await until(lambda: gone == [running.pid])
-        assert control.running is None
-        assert control.kill() == "no control daemon is held"
-        control.close()
-
-    play(scenario())
+    gone: list[int] = []
+    control = ControlChild(pipe, gone.append, program=daemon)
+    Path(pipe, PID_FILE).write_text(f"{os.getpid()}\n")  # stale, and even a living process
+    running = await control.start(environment(pipe), 12.75)
+    assert isinstance(running, Running), running
+    assert Path(pipe, "given").read_text() == "12.8"
+    assert running.threads == "12.8"
+    assert running.log_directory == "/var/log/there"
+    assert running.pid == int(Path(pipe, PID_FILE).read_text())
+    assert control.running is running
+    assert not running.multiuser
+    assert control.kill() is None
+    await until(lambda: gone == [running.pid])
+    assert control.running is None
+    assert control.kill() == "no control daemon is held"
+    control.close()
 
 
-def test_the_daemon_outlives_the_agent_and_is_adopted(daemon: str, pipe: str, play: Play) -> None:
+async def test_the_daemon_outlives_the_agent_and_is_adopted(daemon: str, pipe: str) -> None:
     """A restart of the agent must not disturb any work: same process, held again."""
-
-    async def scenario() -> None:
-        first = ControlChild(pipe, lambda _: None, program=daemon)
-        started = await first.start(environment(pipe), 10)
-        assert isinstance(started, Running)
-        first.close()
-        gone: list[int] = []
-        second = ControlChild(pipe, gone.append, program=daemon)
-        adopted = await second.adopt()
-        assert isinstance(adopted, Running)
-        assert adopted.pid == started.pid
-        assert adopted.how == "its pid file"
-        assert await second.stop() is None
-        assert gone == [started.pid]
-        missing = await second.adopt()
-        assert isinstance(missing, Problem)
-        assert missing.kind is ProblemKind.ABSENT
-        second.close()
-
-    play(scenario())
+    first = ControlChild(pipe, lambda _: None, program=daemon)
+    started = await first.start(environment(pipe), 10)
+    assert isinstance(started, Running)
+    first.close()
+    gone: list[int] = []
+    second = ControlChild(pipe, gone.append, program=daemon)
+    adopted = await second.adopt()
+    assert isinstance(adopted, Running)
+    assert adopted.pid == started.pid
+    assert adopted.how == "its pid file"
+    assert await second.stop() is None
+    assert gone == [started.pid]
+    missing = await second.adopt()
+    assert isinstance(missing, Problem)
+    assert missing.kind is ProblemKind.ABSENT
+    second.close()
 
 
-def test_a_wrong_pid_file_does_not_hide_the_daemon(daemon: str, pipe: str, play: Play) -> None:
+async def test_a_wrong_pid_file_does_not_hide_the_daemon(daemon: str, pipe: str) -> None:
     """The pid file has mode 0666: any user may write the number of another root process into it."""
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        alone(daemon, pipe, "-d")
-        await until(lambda: Path(pipe, PID_FILE).exists())
-        number = int(Path(pipe, PID_FILE).read_text())
-        for text in (f"{os.getppid()}", "1", "garbage", "", "9" * 40, "-1"):
-            Path(pipe, PID_FILE).write_text(text)
-            adopted = await control.adopt()
-            assert isinstance(adopted, Running), text
-            assert adopted.pid == number
-        control.kill()
-        await until(lambda: control.running is None)
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    alone(daemon, pipe, "-d")
+    await until(lambda: Path(pipe, PID_FILE).exists())
+    number = int(Path(pipe, PID_FILE).read_text())
+    for text in (f"{os.getppid()}", "1", "garbage", "", "9" * 40, "-1"):
+        Path(pipe, PID_FILE).write_text(text)
+        adopted = await control.adopt()
+        assert isinstance(adopted, Running), text
+        assert adopted.pid == number
+    control.kill()
+    await until(lambda: control.running is None)
 
 
-def test_a_driver_without_a_pid_file_is_found_all_the_same(daemon: str, pipe: str, play: Play) -> None:
+async def test_a_driver_without_a_pid_file_is_found_all_the_same(daemon: str, pipe: str) -> None:
     """Drivers 470 and 535 write none: the first edition waited 15 s and gave up."""
     Path(pipe, "old").touch()
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        running = await control.start(environment(pipe), 10)
-        assert isinstance(running, Running), running
-        assert running.how == "started by this agent"
-        assert not Path(pipe, PID_FILE).exists()
-        control.close()
-        adopted = await control.adopt()
-        assert isinstance(adopted, Running)
-        assert adopted.pid == running.pid
-        assert await control.stop() is None
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    running = await control.start(environment(pipe), 10)
+    assert isinstance(running, Running), running
+    assert running.how == "started by this agent"
+    assert not Path(pipe, PID_FILE).exists()
+    control.close()
+    adopted = await control.adopt()
+    assert isinstance(adopted, Running)
+    assert adopted.pid == running.pid
+    assert await control.stop() is None
 
 
-def test_a_program_that_starts_nvidias_own_is_taken_for_it(
-    program: MakeProgram, daemon: str, pipe: str, play: Play
-) -> None:
+async def test_a_program_that_starts_nvidias_own_is_taken_for_it(program: MakeProgram, daemon: str, pipe: str) -> None:
     """A site's wrapper sets what it needs and becomes the daemon. It ran, and was not found: another one was started,
     again and again."""
     wrapper = str(program(f'exec {daemon} "$@"\n', "site-mps"))
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=wrapper)
-        running = await control.start(environment(pipe), 10)
-        assert isinstance(running, Running), running
-        assert await control.stop() is None
-        control.close()
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=wrapper)
+    running = await control.start(environment(pipe), 10)
+    assert isinstance(running, Running), running
+    assert await control.stop() is None
+    control.close()
 
 
-def test_one_server_for_all_users_is_asked_for_by_its_option(daemon: str, pipe: str, play: Play) -> None:
+async def test_one_server_for_all_users_is_asked_for_by_its_option(daemon: str, pipe: str) -> None:
     """A driver that does not know it says so in words of the front-end: then it is to be started without."""
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        running = await control.start(environment(pipe), 10, multiuser=True)
-        assert isinstance(running, Running), running
-        assert running.multiuser
-        assert await control.stop() is None
-        Path(pipe, "old").touch()
-        found = await control.start(environment(pipe), 10, multiuser=True)
-        assert isinstance(found, Problem)
-        assert found.kind is ProblemKind.UNSUPPORTED
-        assert "--multiuser-server" in found.text
-        control.close()
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    running = await control.start(environment(pipe), 10, multiuser=True)
+    assert isinstance(running, Running), running
+    assert running.multiuser
+    assert await control.stop() is None
+    Path(pipe, "old").touch()
+    found = await control.start(environment(pipe), 10, multiuser=True)
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.UNSUPPORTED
+    assert "--multiuser-server" in found.text
+    control.close()
 
 
-def test_the_daemon_of_another_pipe_directory_is_not_ours(daemon: str, pipe: str, tmp_path: Path, play: Play) -> None:
+async def test_the_daemon_of_another_pipe_directory_is_not_ours(daemon: str, pipe: str, tmp_path: Path) -> None:
     """Several daemons may run; one that serves another directory is none of this instance's business."""
     other = tmp_path / "other"
     other.mkdir()
-
-    async def scenario() -> None:
-        control = ControlChild(str(other), lambda _: None, program=daemon)
-        alone(daemon, pipe, "-d")
-        await until(lambda: Path(pipe, PID_FILE).exists())
-        shutil.copy(Path(pipe, PID_FILE), other / PID_FILE)
-        found = await control.adopt()
-        assert isinstance(found, Problem)
-        assert found.kind is ProblemKind.ABSENT
-        control.close()
-
-    play(scenario())
+    control = ControlChild(str(other), lambda _: None, program=daemon)
+    alone(daemon, pipe, "-d")
+    await until(lambda: Path(pipe, PID_FILE).exists())
+    shutil.copy(Path(pipe, PID_FILE), other / PID_FILE)
+    found = await control.adopt()
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.ABSENT
+    control.close()
 
 
-def test_options_of_an_adopted_daemon_are_seen(daemon: str, pipe: str, play: Play) -> None:
+async def test_options_of_an_adopted_daemon_are_seen(daemon: str, pipe: str) -> None:
     """Whether one server serves all users is for the agent to know."""
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        alone(daemon, pipe, "-dM")
-        await until(lambda: Path(pipe, PID_FILE).exists())
-        found = await control.adopt()
-        assert isinstance(found, Running)
-        assert found.multiuser
-        control.kill()
-        await until(lambda: control.running is None)
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    alone(daemon, pipe, "-dM")
+    await until(lambda: Path(pipe, PID_FILE).exists())
+    found = await control.adopt()
+    assert isinstance(found, Running)
+    assert found.multiuser
+    control.kill()
+    await until(lambda: control.running is None)
 
 
-def test_a_foreground_daemon_is_refused_with_the_command_that_ends_it(daemon: str, pipe: str, play: Play) -> None:
+async def test_a_foreground_daemon_is_refused_with_the_command_that_ends_it(daemon: str, pipe: str) -> None:
     """With -f the log files stay empty: what happens would not be seen, and the agent must say so."""
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        child = subprocess.Popen([daemon, "-f"], env=environment(pipe))
-        await until(lambda: Path(pipe, PID_FILE).exists())
-        found = await control.adopt()
-        assert isinstance(found, Problem)
-        assert found.kind is ProblemKind.UNSAFE
-        assert "foreground" in found.text
-        assert pipe in found.commands[0]
-        child.kill()
-        child.wait()
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    child = subprocess.Popen([daemon, "-f"], env=environment(pipe))
+    await until(lambda: Path(pipe, PID_FILE).exists())
+    found = await control.adopt()
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.UNSAFE
+    assert "foreground" in found.text
+    assert pipe in found.commands[0]
+    child.kill()
+    child.wait()
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to start a daemon of another user")
-def test_another_users_daemon_is_refused(program: MakeProgram, pipe: str, play: Play) -> None:
+async def test_another_users_daemon_is_refused(program: MakeProgram, pipe: str) -> None:
     """A user may run MPS himself on this directory; the agent must neither trust nor fight it."""
     # In sh: the interpreter of the tests may lie where other users cannot go.
     daemon = str(
@@ -276,19 +238,15 @@ def test_another_users_daemon_is_refused(program: MakeProgram, pipe: str, play: 
     for directory in (Path(pipe), *Path(pipe).parents[:-2]):
         directory.chmod(0o755)
     os.chown(pipe, 20001, 20001)
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        alone(daemon, pipe, "-d", user=20001, group=20001)
-        await until(lambda: Path(pipe, PID_FILE).exists())
-        found = await control.adopt()
-        assert isinstance(found, Problem)
-        assert found.kind is ProblemKind.UNSAFE
-        assert "20001" in found.text
-        assert found.commands[0] == f"kill {Path(pipe, PID_FILE).read_text().strip()}"
-        control.close()
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    alone(daemon, pipe, "-d", user=20001, group=20001)
+    await until(lambda: Path(pipe, PID_FILE).exists())
+    found = await control.adopt()
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.UNSAFE
+    assert "20001" in found.text
+    assert found.commands[0] == f"kill {Path(pipe, PID_FILE).read_text().strip()}"
+    control.close()
 
 
 @pytest.mark.parametrize(
@@ -300,93 +258,77 @@ def test_another_users_daemon_is_refused(program: MakeProgram, pipe: str, play: 
         ("exit 0", 3, "no control daemon was there"),
     ],
 )
-def test_a_failed_start_says_why(
-    program: MakeProgram, pipe: str, play: Play, script: str, deadline: float, words: str
+async def test_a_failed_start_says_why(
+    program: MakeProgram, pipe: str, script: str, deadline: float, words: str
 ) -> None:
     """Bounded in time, and with what the program said."""
     path = program(script)
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=str(path))
-        found = await control.start(environment(pipe), 10, deadline=deadline)
-        assert isinstance(found, Problem)
-        assert found.kind is ProblemKind.FAILED
-        assert words in found.text
-        control.close()
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=str(path))
+    found = await control.start(environment(pipe), 10, deadline=deadline)
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.FAILED
+    assert words in found.text
+    control.close()
 
 
-def test_a_missing_program_is_said_at_once(tmp_path: Path, pipe: str, play: Play) -> None:
+async def test_a_missing_program_is_said_at_once(tmp_path: Path, pipe: str) -> None:
     """Where it was looked for and what to install; nothing is removed and nothing started."""
-
-    async def scenario() -> None:
-        Path(pipe, PID_FILE).touch()
-        for name in (str(tmp_path / "absent"), "nvidia-cuda-mps-absent"):
-            control = ControlChild(pipe, lambda _: None, program=name)
-            found = await control.start(environment(pipe), 10)
-            assert isinstance(found, Problem)
-            assert found.kind is ProblemKind.MISSING
-            assert name in found.text
-        assert "is not installed (looked in /usr/bin:/bin); install" in found.text
-        assert Path(pipe, PID_FILE).exists()
-
-    play(scenario())
+    Path(pipe, PID_FILE).touch()
+    for name in (str(tmp_path / "absent"), "nvidia-cuda-mps-absent"):
+        control = ControlChild(pipe, lambda _: None, program=name)
+        found = await control.start(environment(pipe), 10)
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.MISSING
+        assert name in found.text
+    assert "is not installed (looked in /usr/bin:/bin); install" in found.text
+    assert Path(pipe, PID_FILE).exists()
 
 
-def test_stop_ends_one_that_ignores_sigterm(program: MakeProgram, pipe: str, play: Play) -> None:
+async def test_stop_ends_one_that_ignores_sigterm(program: MakeProgram, pipe: str) -> None:
     """`quit` and SIGTERM do not always end it; SIGKILL does."""
     path = program(
         DAEMON.replace("import os", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport os", 1),
         interpreter=sys.executable,
     )
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=str(path))
-        running = await control.start(environment(pipe), 10)
-        assert isinstance(running, Running)
-        assert await control.stop(grace=0.2) is None
-        assert control.running is None
-        assert await control.stop() is None
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=str(path))
+    running = await control.start(environment(pipe), 10)
+    assert isinstance(running, Running)
+    assert await control.stop(grace=0.2) is None
+    assert control.running is None
+    assert await control.stop() is None
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to make a mount namespace")
-def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
-    daemon: str, pipe: str, tmp_path: Path, play: Play
+async def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
+    daemon: str, pipe: str, tmp_path: Path
 ) -> None:
     """Same owner, same command line, same path in its environment, another directory: it must not be taken over."""
     script = 'mount --make-rprivate / && mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", script, "sh", pipe, daemon, "-d"]
     if subprocess.run(command, env=environment(pipe), check=False).returncode:
         pytest.skip("no mount namespaces here")
+    found: list[Foreign] = []
 
-    async def scenario() -> None:
-        found: list[Foreign] = []
+    async def named() -> bool:
+        found[:] = [one for one in await foreign(pipe, program=daemon) if one.pipe_directory == pipe]
+        return bool(found)
 
-        async def named() -> bool:
-            found[:] = [one for one in await foreign(pipe, program=daemon) if one.pipe_directory == pipe]
-            return bool(found)
-
-        while not await named():
-            pass
-        assert found[0].elsewhere
-        assert not found[0].public
-        assert f"control daemon {found[0].pid} of uid 0 on {pipe}" in found[0].text()
-        assert "container" in found[0].text()
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        adopted = await control.adopt()
-        assert isinstance(adopted, Problem)
-        assert adopted.kind is ProblemKind.ABSENT
-        ours = await control.start(environment(pipe), 10)
-        assert isinstance(ours, Running), "ours can be started beside it"
-        assert ours.pid != found[0].pid
-        assert await control.stop() is None
-        assert Path(f"/proc/{found[0].pid}").exists()
-
-    play(scenario())
+    while not await named():
+        pass
+    assert found[0].elsewhere
+    assert not found[0].public
+    assert f"control daemon {found[0].pid} of uid 0 on {pipe}" in found[0].text()
+    assert "container" in found[0].text()
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    adopted = await control.adopt()
+    assert isinstance(adopted, Problem)
+    assert adopted.kind is ProblemKind.ABSENT
+    ours = await control.start(environment(pipe), 10)
+    assert isinstance(ours, Running), "ours can be started beside it"
+    assert ours.pid != found[0].pid
+    assert await control.stop() is None
+    assert Path(f"/proc/{found[0].pid}").exists()
 
 
 # As a job's prolog starts one, for the job; and as the device plugin of Kubernetes does, in a container of its own.
@@ -399,8 +341,8 @@ OTHERS = {
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root, as those who start them are")
 @pytest.mark.parametrize("whose", OTHERS)
-def test_the_daemon_of_a_slurm_prolog_or_a_kubernetes_plugin_is_named_and_left_alone(
-    daemon: str, pipe: str, play: Play, whose: str
+async def test_the_daemon_of_a_slurm_prolog_or_a_kubernetes_plugin_is_named_and_left_alone(
+    daemon: str, pipe: str, whose: str
 ) -> None:
     """Root's, like ours, and on the same node: neither ours is looked for there, nor does ours take its place."""
     place = Path(pipe, OTHERS[whose][0])
@@ -409,67 +351,55 @@ def test_the_daemon_of_a_slurm_prolog_or_a_kubernetes_plugin_is_named_and_left_a
     command = [*inside, "env", f"CUDA_MPS_PIPE_DIRECTORY={place}", daemon, "-d"]
     if subprocess.run(command, env=environment(pipe), check=False).returncode:
         pytest.skip("no mount namespaces here")
-
-    async def scenario() -> None:
-        control = ControlChild(pipe, lambda _: None, program=daemon)
-        absent = await control.adopt()
-        assert isinstance(absent, Problem)
-        assert absent.kind is ProblemKind.ABSENT
-        ours = await control.start(environment(pipe), 10)
-        assert isinstance(ours, Running)
-        found = [one for one in await foreign(pipe, (ours.pid,), daemon) if one.pipe_directory == str(place)]
-        assert [(one.uid, one.public, one.elsewhere) for one in found] == [(0, False, whose == "kubernetes")]
-        assert f"control daemon {found[0].pid} of uid 0 on {place}" in found[0].text()
-        assert await control.stop() is None
-        assert Path(f"/proc/{found[0].pid}").exists(), "it is never touched"
-
-    play(scenario())
+    control = ControlChild(pipe, lambda _: None, program=daemon)
+    absent = await control.adopt()
+    assert isinstance(absent, Problem)
+    assert absent.kind is ProblemKind.ABSENT
+    ours = await control.start(environment(pipe), 10)
+    assert isinstance(ours, Running)
+    found = [one for one in await foreign(pipe, (ours.pid,), daemon) if one.pipe_directory == str(place)]
+    assert [(one.uid, one.public, one.elsewhere) for one in found] == [(0, False, whose == "kubernetes")]
+    assert f"control daemon {found[0].pid} of uid 0 on {place}" in found[0].text()
+    assert await control.stop() is None
+    assert Path(f"/proc/{found[0].pid}").exists(), "it is never touched"
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to start a process of another user")
-def test_a_user_who_says_to_serve_the_public_directory_is_not_believed(pipe: str, play: Play) -> None:
+async def test_a_user_who_says_to_serve_the_public_directory_is_not_believed(pipe: str) -> None:
     """An administrator would be told to end that daemon, and `quit` at the public directory ends everybody's work."""
     liar = "import sys; print('on', flush=True); sys.stdin.read()"
     for directory in (Path(pipe), *Path(pipe).parents[:-2]):
         directory.chmod(0o755)
-
-    async def scenario() -> None:
-        with subprocess.Popen(
-            ["nvidia-cuda-mps-control", "-d", "-c", liar], executable="/usr/bin/python3", env=environment(pipe),
-            user=20001, group=20001, extra_groups=[], cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        ) as child:  # fmt: skip
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"on\n"
-            (found,) = [one for one in await foreign(pipe) if one.pid == child.pid]
-            assert (found.uid, found.pipe_directory, found.public) == (20001, pipe, False)
-            child.communicate()
-
-    play(scenario())
+    with subprocess.Popen(
+        ["nvidia-cuda-mps-control", "-d", "-c", liar], executable="/usr/bin/python3", env=environment(pipe),
+        user=20001, group=20001, extra_groups=[], cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"on\n"
+        (found,) = [one for one in await foreign(pipe) if one.pid == child.pid]
+        assert (found.uid, found.pipe_directory, found.public) == (20001, pipe, False)
+        child.communicate()
 
 
-def test_a_daemon_that_was_started_by_hand_on_the_public_directory_is_seen(
-    daemon: str, pipe: str, tmp_path: Path, play: Play
+async def test_a_daemon_that_was_started_by_hand_on_the_public_directory_is_seen(
+    daemon: str, pipe: str, tmp_path: Path
 ) -> None:
     """The gate cannot listen there until it has ended; the administrator reads which process and what ends it."""
     hidden = tmp_path / "hidden"
     hidden.mkdir()
-
-    async def scenario() -> None:
-        alone(daemon, pipe, "-d")
-        await until(lambda: Path(pipe, PID_FILE).exists())
-        control = ControlChild(str(hidden), lambda _: None, program=daemon)
-        ours = await control.start(environment(str(hidden)), 10)
-        assert isinstance(ours, Running)
-        number = int(Path(pipe, PID_FILE).read_text())
-        found = [one for one in await foreign(pipe, own=(ours.pid,), program=daemon) if one.pid in (number, ours.pid)]
-        assert [(one.pid, one.public, one.uid, one.elsewhere) for one in found] == [(number, True, os.getuid(), False)]
-        assert found[0].command() == f"echo quit | CUDA_MPS_PIPE_DIRECTORY={pipe} nvidia-cuda-mps-control"
-        assert await control.stop() is None
-        assert Path(f"/proc/{number}").exists(), "it is never touched"
-        os.kill(number, signal.SIGKILL)
-
-    play(scenario())
+    alone(daemon, pipe, "-d")
+    await until(lambda: Path(pipe, PID_FILE).exists())
+    control = ControlChild(str(hidden), lambda _: None, program=daemon)
+    ours = await control.start(environment(str(hidden)), 10)
+    assert isinstance(ours, Running)
+    number = int(Path(pipe, PID_FILE).read_text())
+    found = [one for one in await foreign(pipe, own=(ours.pid,), program=daemon) if one.pid in (number, ours.pid)]
+    assert [(one.pid, one.public, one.uid, one.elsewhere) for one in found] == [(number, True, os.getuid(), False)]
+    assert found[0].command() == f"echo quit | CUDA_MPS_PIPE_DIRECTORY={pipe} nvidia-cuda-mps-control"
+    assert await control.stop() is None
+    assert Path(f"/proc/{number}").exists(), "it is never touched"
+    os.kill(number, signal.SIGKILL)
 
 
 SERVER = """
@@ -534,7 +464,7 @@ def place() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("branch", ["470", "535", "550"])
-def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, place: str, play: Play) -> None:
+async def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, place: str) -> None:
     """Without a GPU the daemon itself is real; 470 and 535 write no pid file, none of them knows --multiuser-server."""
     try:
         driver = get(branch)
@@ -544,26 +474,22 @@ def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: str, pl
     prepare_hidden(where)
     prepare_log(where.log)
     given = {**driver.environment(), "CUDA_MPS_LOG_DIRECTORY": where.log}
-
-    async def scenario() -> None:
-        gone: list[int] = []
-        control = ControlChild(where.hidden, gone.append)
-        unknown = await control.start(given, 10, multiuser=True)
-        assert isinstance(unknown, Problem)
-        assert unknown.kind is ProblemKind.UNSUPPORTED
-        running = await control.start(given, 10)
-        assert isinstance(running, Running), running
-        assert running.log_directory == where.log
-        assert listener_of(f"{where.hidden}/control") == (running.pid, os.getuid())
-        assert Path(where.hidden, PID_FILE).exists() == (branch == "550")
-        twice = await ControlChild(where.hidden, gone.append).start(given, 10)
-        assert isinstance(twice, Problem)
-        assert "already running" in twice.text
-        control.close()
-        adopted = await control.adopt()
-        assert isinstance(adopted, Running)
-        assert adopted.pid == running.pid
-        assert await control.stop() is None
-        await until(lambda: gone == [running.pid])
-
-    play(scenario())
+    gone: list[int] = []
+    control = ControlChild(where.hidden, gone.append)
+    unknown = await control.start(given, 10, multiuser=True)
+    assert isinstance(unknown, Problem)
+    assert unknown.kind is ProblemKind.UNSUPPORTED
+    running = await control.start(given, 10)
+    assert isinstance(running, Running), running
+    assert running.log_directory == where.log
+    assert listener_of(f"{where.hidden}/control") == (running.pid, os.getuid())
+    assert Path(where.hidden, PID_FILE).exists() == (branch == "550")
+    twice = await ControlChild(where.hidden, gone.append).start(given, 10)
+    assert isinstance(twice, Problem)
+    assert "already running" in twice.text
+    control.close()
+    adopted = await control.adopt()
+    assert isinstance(adopted, Running)
+    assert adopted.pid == running.pid
+    assert await control.stop() is None
+    await until(lambda: gone == [running.pid])

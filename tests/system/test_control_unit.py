@@ -15,7 +15,7 @@ import pytest
 from mpsagent.system import control_unit
 from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
 from mpsagent.system.control_unit import ControlUnit, UnitState, write_environment
-from tests.system.conftest import MakeProgram, Play, until
+from tests.system.conftest import MakeProgram, until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
@@ -90,59 +90,51 @@ def unit(systemd: Systemd, pipe: str, gone: list[int]) -> ControlUnit:
     )
 
 
-def test_it_is_started_proved_and_stopped_through_its_unit(systemd: Systemd, pipe: str, play: Play) -> None:
+async def test_it_is_started_proved_and_stopped_through_its_unit(systemd: Systemd, pipe: str) -> None:
     """The fail-safe limit and the hidden directory reach the daemon through the environment file."""
-
-    async def scenario() -> None:
-        gone: list[int] = []
-        control = unit(systemd, pipe, gone)
-        running = await control.start({"CUDA_VISIBLE_DEVICES": "GPU-1"}, 10, multiuser=True)
-        assert isinstance(running, Running), running
-        assert running.threads == "10.0"
-        assert running.devices == "GPU-1"
-        assert running.multiuser
-        assert running.how == "started as mpsagent-control@gpu0.service"
-        assert await control.stop() is None
-        await until(lambda: gone == [running.pid])
-        assert systemd.calls == ["start mpsagent-control@gpu0.service", "stop mpsagent-control@gpu0.service"]
-        control.close()
-
-    play(scenario())
+    gone: list[int] = []
+    control = unit(systemd, pipe, gone)
+    running = await control.start({"CUDA_VISIBLE_DEVICES": "GPU-1"}, 10, multiuser=True)
+    assert isinstance(running, Running), running
+    assert running.threads == "10.0"
+    assert running.devices == "GPU-1"
+    assert running.multiuser
+    assert running.how == "started as mpsagent-control@gpu0.service"
+    assert await control.stop() is None
+    await until(lambda: gone == [running.pid])
+    assert systemd.calls == ["start mpsagent-control@gpu0.service", "stop mpsagent-control@gpu0.service"]
+    control.close()
 
 
-def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd: Systemd, pipe: str, play: Play) -> None:
+async def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd: Systemd, pipe: str) -> None:
     """Its own unit first; otherwise what runs on the same directory, also when systemd does not answer."""
-
-    async def scenario() -> None:
-        absent = await unit(systemd, pipe, []).adopt()
-        assert isinstance(absent, Problem)
-        assert absent.kind is ProblemKind.ABSENT
-        first = unit(systemd, pipe, [])
-        started = await first.start({}, 10)
-        assert isinstance(started, Running)
-        first.close()
-        second = unit(systemd, pipe, [])
-        adopted = await second.adopt()
-        assert isinstance(adopted, Running)
-        assert (adopted.pid, adopted.how) == (started.pid, "its unit mpsagent-control@gpu0.service")
-        second.close()
-        systemd.states = [UnitState("not-found", "inactive", 0, "")]
-        third = unit(systemd, pipe, [])
-        await until(lambda: Path(pipe, PID_FILE).exists())
-        by_hand = await third.adopt()
-        assert isinstance(by_hand, Running)
-        assert (by_hand.pid, by_hand.how) == (started.pid, "its pid file")
-        systemd.states = [UnitState("not-found", "inactive", 0, "")] * 3
-        systemd.child, child = None, systemd.child
-        assert child is not None
-        # systemd knows nothing of it: it is ended by signals.
-        stopping = third.stop(grace=5)
-        systemd.child = None
-        assert await stopping is None
-        child.wait()
-        third.close()
-
-    play(scenario())
+    absent = await unit(systemd, pipe, []).adopt()
+    assert isinstance(absent, Problem)
+    assert absent.kind is ProblemKind.ABSENT
+    first = unit(systemd, pipe, [])
+    started = await first.start({}, 10)
+    assert isinstance(started, Running)
+    first.close()
+    second = unit(systemd, pipe, [])
+    adopted = await second.adopt()
+    assert isinstance(adopted, Running)
+    assert (adopted.pid, adopted.how) == (started.pid, "its unit mpsagent-control@gpu0.service")
+    second.close()
+    systemd.states = [UnitState("not-found", "inactive", 0, "")]
+    third = unit(systemd, pipe, [])
+    await until(lambda: Path(pipe, PID_FILE).exists())
+    by_hand = await third.adopt()
+    assert isinstance(by_hand, Running)
+    assert (by_hand.pid, by_hand.how) == (started.pid, "its pid file")
+    systemd.states = [UnitState("not-found", "inactive", 0, "")] * 3
+    systemd.child, child = None, systemd.child
+    assert child is not None
+    # systemd knows nothing of it: it is ended by signals.
+    stopping = third.stop(grace=5)
+    systemd.child = None
+    assert await stopping is None
+    child.wait()
+    third.close()
 
 
 @pytest.mark.parametrize(
@@ -154,111 +146,85 @@ def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd: Syst
         ("kill -KILL $$", False, ProblemKind.FAILED, "failed, signal"),
     ],
 )
-def test_a_unit_that_fails_says_why_and_where_to_look(
-    systemd: Systemd, pipe: str, play: Play, program: MakeProgram, script: str, multiuser: bool, kind: str, words: str
+async def test_a_unit_that_fails_says_why_and_where_to_look(
+    systemd: Systemd, pipe: str, program: MakeProgram, script: str, multiuser: bool, kind: str, words: str
 ) -> None:
     """With the commands for the person on call."""
     systemd.program = program(script)
-
-    async def scenario() -> None:
-        control = unit(systemd, pipe, [])
-        found = await control.start({}, 10, multiuser=multiuser)
-        assert isinstance(found, Problem)
-        assert found.kind is kind
-        assert words in found.text
-        assert "journalctl -b -u mpsagent-control@gpu0.service" in found.commands
-        control.close()
-
-    play(scenario())
+    control = unit(systemd, pipe, [])
+    found = await control.start({}, 10, multiuser=multiuser)
+    assert isinstance(found, Problem)
+    assert found.kind is kind
+    assert words in found.text
+    assert "journalctl -b -u mpsagent-control@gpu0.service" in found.commands
+    control.close()
 
 
-def test_a_missing_program_is_said_before_the_unit_is_asked(systemd: Systemd, pipe: str, play: Play) -> None:
+async def test_a_missing_program_is_said_before_the_unit_is_asked(systemd: Systemd, pipe: str) -> None:
     """The reason would otherwise stand in another unit's journal, 15 s later."""
     systemd.program = Path("/nowhere/nvidia-cuda-mps-control")
-
-    async def scenario() -> None:
-        control = unit(systemd, pipe, [])
-        found = await control.start({}, 10)
-        assert isinstance(found, Problem)
-        assert found.kind is ProblemKind.MISSING
-        assert systemd.calls == []
-        control.close()
-
-    play(scenario())
+    control = unit(systemd, pipe, [])
+    found = await control.start({}, 10)
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.MISSING
+    assert systemd.calls == []
+    control.close()
 
 
-def test_a_unit_that_serves_another_directory_is_left_alone(systemd: Systemd, pipe: str, play: Play) -> None:
+async def test_a_unit_that_serves_another_directory_is_left_alone(systemd: Systemd, pipe: str) -> None:
     """After an upgrade from the first edition: its daemon serves the public directory, with people's work."""
-
-    async def scenario() -> None:
-        Path(pipe).with_name("public").mkdir()
-        older = unit(systemd, str(Path(pipe).with_name("public")), [])
-        running = await older.start({}, 10)
-        assert isinstance(running, Running)
-        older.close()
-        systemd.start = lambda unit: systemd.calls.append(unit)  # type: ignore[method-assign]
-        control = unit(systemd, pipe, [])
-        found = await control.start({}, 10)
-        assert isinstance(found, Problem)
-        assert found.kind is ProblemKind.UNSAFE
-        assert f"process {running.pid}" in found.text
-        assert found.commands == ("systemctl stop mpsagent-control@gpu0.service",)
-        assert Path(f"/proc/{running.pid}").exists()
-        control.close()
-
-    play(scenario())
+    Path(pipe).with_name("public").mkdir()
+    older = unit(systemd, str(Path(pipe).with_name("public")), [])
+    running = await older.start({}, 10)
+    assert isinstance(running, Running)
+    older.close()
+    systemd.start = lambda unit: systemd.calls.append(unit)  # type: ignore[method-assign]
+    control = unit(systemd, pipe, [])
+    found = await control.start({}, 10)
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.UNSAFE
+    assert f"process {running.pid}" in found.text
+    assert found.commands == ("systemctl stop mpsagent-control@gpu0.service",)
+    assert Path(f"/proc/{running.pid}").exists()
+    control.close()
 
 
-def test_a_daemon_whose_process_systemd_could_not_guess_is_searched_for(
-    systemd: Systemd, pipe: str, play: Play
-) -> None:
+async def test_a_daemon_whose_process_systemd_could_not_guess_is_searched_for(systemd: Systemd, pipe: str) -> None:
     """A server may be there already when the first process returns; then systemd names none."""
     systemd.guesses = False
-
-    async def scenario() -> None:
-        control = unit(systemd, pipe, [])
-        running = await control.start({}, 10)
-        assert isinstance(running, Running), running
-        assert systemd.child is not None
-        assert running.pid == systemd.child.pid
-        control.close()
-
-    play(scenario())
+    control = unit(systemd, pipe, [])
+    running = await control.start({}, 10)
+    assert isinstance(running, Running), running
+    assert systemd.child is not None
+    assert running.pid == systemd.child.pid
+    control.close()
 
 
-def test_a_hanging_bus_does_not_stall_the_agent(
-    systemd: Systemd, pipe: str, play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_a_hanging_bus_does_not_stall_the_agent(
+    systemd: Systemd, pipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The call stays behind in its thread; the agent gets a text in time."""
     monkeypatch.setattr(control_unit, "CALL_DEADLINE", 0.1)
     systemd.hang = 1.5
-
-    async def scenario() -> None:
-        control = unit(systemd, pipe, [])
-        found = await control.start({}, 10)
-        assert isinstance(found, Problem)
-        assert "systemd does not answer" in found.text
-        assert "systemd does not answer" in (await control.stop() or "")
-        absent = await control.adopt()
-        assert isinstance(absent, Problem)
-        await until(lambda: systemd.child is not None)
-        control.close()
-
-    play(scenario())
+    control = unit(systemd, pipe, [])
+    found = await control.start({}, 10)
+    assert isinstance(found, Problem)
+    assert "systemd does not answer" in found.text
+    assert "systemd does not answer" in (await control.stop() or "")
+    absent = await control.adopt()
+    assert isinstance(absent, Problem)
+    await until(lambda: systemd.child is not None)
+    control.close()
 
 
-def test_no_system_bus_is_a_sentence(tmp_path: Path, pipe: str, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_system_bus_is_a_sentence(tmp_path: Path, pipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container without systemd: pystemd's own error, in words."""
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", f"unix:path={tmp_path}/no-bus")
-
-    async def scenario() -> None:
-        control = ControlUnit("gpu0", pipe, lambda _: None, program="/bin/true", run_directory=str(tmp_path))
-        found = await control.start({}, 10)
-        assert isinstance(found, Problem)
-        assert "could not be started: " in found.text
-        assert len(found.text) > len("mpsagent-control@gpu0.service could not be started: ")
-
-    play(scenario())
+    control = ControlUnit("gpu0", pipe, lambda _: None, program="/bin/true", run_directory=str(tmp_path))
+    found = await control.start({}, 10)
+    assert isinstance(found, Problem)
+    assert "could not be started: " in found.text
+    assert len(found.text) > len("mpsagent-control@gpu0.service could not be started: ")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 65, "ä", "a\n", "a@b"])
@@ -282,16 +248,12 @@ def test_the_environment_file_is_private_whole_and_quoted(tmp_path: Path) -> Non
     assert shlex.split(path.read_text()) == [f"A={tricky}", "B="]
 
 
-def test_a_killed_daemon_is_noticed(systemd: Systemd, pipe: str, play: Play) -> None:
+async def test_a_killed_daemon_is_noticed(systemd: Systemd, pipe: str) -> None:
     """By its pidfd, without asking systemd."""
-
-    async def scenario() -> None:
-        gone: list[int] = []
-        control = unit(systemd, pipe, gone)
-        running = await control.start({}, 10)
-        assert isinstance(running, Running)
-        os.kill(running.pid, signal.SIGKILL)
-        await until(lambda: gone == [running.pid])
-        assert control.running is None
-
-    play(scenario())
+    gone: list[int] = []
+    control = unit(systemd, pipe, gone)
+    running = await control.start({}, 10)
+    assert isinstance(running, Running)
+    os.kill(running.pid, signal.SIGKILL)
+    await until(lambda: gone == [running.pid])
+    assert control.running is None

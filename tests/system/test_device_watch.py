@@ -10,7 +10,6 @@ import pytest
 
 from mpsagent.system import device_watch
 from mpsagent.system.device_watch import DeviceWatch
-from tests.system.conftest import Play
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
@@ -47,111 +46,88 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 @pytest.mark.parametrize("name", ["nvidia-uvm", "nvidia0"])
-def test_an_open_is_told(told: Told, play: Play, name: str) -> None:
-    async def scenario() -> None:
-        watch = told.watch()
-        for number in (1, 2):
-            (told.place / name).read_bytes()
-            await told.until(number)
-            await asyncio.sleep(0.2)  # the pause after the first one
-        watch.close()
-
-    play(scenario())
+async def test_an_open_is_told(told: Told, name: str) -> None:
+    watch = told.watch()
+    for number in (1, 2):
+        (told.place / name).read_bytes()
+        await told.until(number)
+        await asyncio.sleep(0.2)  # the pause after the first one
+    watch.close()
 
 
-def test_our_own_helper_is_not_told_of(told: Told, play: Play) -> None:
+async def test_our_own_helper_is_not_told_of(told: Told) -> None:
     """It opens the GPU's file, and would set itself off again and again; a CUDA program opens nvidia-uvm as well."""
+    watch = told.watch()
+    told.ours = True
+    (told.place / "nvidia0").read_bytes()
+    await asyncio.sleep(0.3)
+    assert told.count == 0
+    (told.place / "nvidia-uvm").read_bytes()
+    await told.until(1)
+    watch.close()
 
-    async def scenario() -> None:
-        watch = told.watch()
-        told.ours = True
-        (told.place / "nvidia0").read_bytes()
-        await asyncio.sleep(0.3)
-        assert told.count == 0
+
+async def test_opens_without_end_are_told_once_a_pause(told: Told) -> None:
+    watch = told.watch()
+    begun = asyncio.get_running_loop().time()
+    opens = 0
+    while told.count < 3:
         (told.place / "nvidia-uvm").read_bytes()
-        await told.until(1)
-        watch.close()
-
-    play(scenario())
-
-
-def test_opens_without_end_are_told_once_a_pause(told: Told, play: Play) -> None:
-    async def scenario() -> None:
-        watch = told.watch()
-        begun = asyncio.get_running_loop().time()
-        opens = 0
-        while told.count < 3:
-            (told.place / "nvidia-uvm").read_bytes()
-            opens += 1
-            await asyncio.sleep(0)
-        spent = asyncio.get_running_loop().time() - begun
-        assert opens > told.count
-        assert spent >= 2 * device_watch.PAUSE
-        watch.close()
-
-    play(scenario())
+        opens += 1
+        await asyncio.sleep(0)
+    spent = asyncio.get_running_loop().time() - begun
+    assert opens > told.count
+    assert spent >= 2 * device_watch.PAUSE
+    watch.close()
 
 
-def test_containers_are_seen_by_the_modules_count(told: Told, play: Play) -> None:
+async def test_containers_are_seen_by_the_modules_count(told: Told) -> None:
     """Their device file has another inode. Fewer users than before are no news."""
-
-    async def scenario() -> None:
-        watch = told.watch()
-        told.number.write_text("2\n")
-        watch.look()
-        told.number.write_text("5\n")
-        watch.look()
-        await told.until(1)
-        watch.look()
-        await asyncio.sleep(0.2)
-        assert told.count == 1
-        watch.close()
-
-    play(scenario())
+    watch = told.watch()
+    told.number.write_text("2\n")
+    watch.look()
+    told.number.write_text("5\n")
+    watch.look()
+    await told.until(1)
+    watch.look()
+    await asyncio.sleep(0.2)
+    assert told.count == 1
+    watch.close()
 
 
-def test_a_driver_that_is_loaded_later_is_watched(tmp_path: Path, told: Told, play: Play) -> None:
-    async def scenario() -> None:
-        (tmp_path / "nvidia-uvm").unlink()
-        watch = told.watch()
-        (tmp_path / "nvidia-uvm").touch()
-        await told.until(1)
-        await asyncio.sleep(0.2)
-        before = told.count
-        (tmp_path / "nvidia-uvm").read_bytes()
-        await told.until(before + 1)
-        watch.close()
-
-    play(scenario())
+async def test_a_driver_that_is_loaded_later_is_watched(tmp_path: Path, told: Told) -> None:
+    (tmp_path / "nvidia-uvm").unlink()
+    watch = told.watch()
+    (tmp_path / "nvidia-uvm").touch()
+    await told.until(1)
+    await asyncio.sleep(0.2)
+    before = told.count
+    (tmp_path / "nvidia-uvm").read_bytes()
+    await told.until(before + 1)
+    watch.close()
 
 
-def test_without_a_directory_nothing_is_watched(tmp_path: Path, play: Play) -> None:
-    async def scenario() -> None:
-        watch = DeviceWatch(str(tmp_path / "none"), lambda: None, lambda: False)
-        watch.look()
-        assert watch.problem is None
-        watch.close()
-
-    play(scenario())
+async def test_without_a_directory_nothing_is_watched(tmp_path: Path) -> None:
+    watch = DeviceWatch(str(tmp_path / "none"), lambda: None, lambda: False)
+    watch.look()
+    assert watch.problem is None
+    watch.close()
 
 
-def test_while_nothing_can_be_watched_it_is_told_now_and_then(
-    told: Told, play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_while_nothing_can_be_watched_it_is_told_now_and_then(
+    told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Out of inotify instances: said, tried again, and meanwhile it looks every ten seconds."""
 
     def none() -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def scenario() -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(device_watch, "Inotify", none)
-            watch = DeviceWatch(str(told.place), told.opened, lambda: False, str(told.number))
-            assert "Too many open files" in (watch.problem or "")
-            for _ in range(device_watch.BLIND):
-                watch.look()
-            await told.until(1)
-            assert watch.problem is not None
-        watch.close()
-
-    play(scenario())
+    with monkeypatch.context() as patched:
+        patched.setattr(device_watch, "Inotify", none)
+        watch = DeviceWatch(str(told.place), told.opened, lambda: False, str(told.number))
+        assert "Too many open files" in (watch.problem or "")
+        for _ in range(device_watch.BLIND):
+            watch.look()
+        await told.until(1)
+        assert watch.problem is not None
+    watch.close()

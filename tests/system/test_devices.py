@@ -55,18 +55,14 @@ def test_a_file_that_is_no_json_names_itself(tmp_path: Path) -> None:
         from_file(str(path))
 
 
-def test_the_real_helper_answers_here_too(play: Play) -> None:
+async def test_the_real_helper_answers_here_too() -> None:
     """On a machine with a GPU it lists devices, on one without it says why not; it never raises."""
-
-    async def scenario() -> None:
-        found = await probe({"PATH": "/usr/bin:/bin"})
-        if isinstance(found, str):
-            assert found.startswith("the GPUs could not be asked: ")
-            assert len(found) > len("the GPUs could not be asked: ")
-        else:
-            assert all(device.multiprocessors > 0 for device in found)
-
-    play(scenario())
+    found = await probe({"PATH": "/usr/bin:/bin"})
+    if isinstance(found, str):
+        assert found.startswith("the GPUs could not be asked: ")
+        assert len(found) > len("the GPUs could not be asked: ")
+    else:
+        assert all(device.multiprocessors > 0 for device in found)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +76,14 @@ def test_the_real_helper_answers_here_too(play: Play) -> None:
         ("echo 5", "unexpected"),
     ],
 )
-def test_a_broken_or_hanging_driver_is_a_sentence(
-    program: MakeProgram, play: Play, monkeypatch: pytest.MonkeyPatch, script: str, words: str
+async def test_a_broken_or_hanging_driver_is_a_sentence(
+    program: MakeProgram, monkeypatch: pytest.MonkeyPatch, script: str, words: str
 ) -> None:
     """The helper is the only place that touches the driver; whatever becomes of it, the agent gets a text in time."""
     monkeypatch.setattr(sys, "executable", str(program(script, name="python")))
-
-    async def scenario() -> None:
-        found = await probe({"PATH": "/usr/bin:/bin"}, deadline=0.5 if "sleep" in script else 10)
-        assert isinstance(found, str)
-        assert words in found
-
-    play(scenario())
+    found = await probe({"PATH": "/usr/bin:/bin"}, deadline=0.5 if "sleep" in script else 10)
+    assert isinstance(found, str)
+    assert words in found
 
 
 def test_the_helper_is_never_a_client_of_mps(

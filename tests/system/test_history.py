@@ -17,77 +17,61 @@ import pytest
 from mpsagent.system import history as module
 from mpsagent.system.database import NAME, Query
 from mpsagent.system.history import History
-from tests.system.conftest import Play, until
+from tests.system.conftest import until
 from tests.system.history_files import lines, numbers
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
 
-def test_records_are_numbered_and_read_from_a_cursor(tmp_path: Path, play: Play) -> None:
+async def test_records_are_numbered_and_read_from_a_cursor(tmp_path: Path) -> None:
     """A reader that reconnects with its last number misses nothing and sees nothing twice."""
-
-    async def scenario() -> None:
-        history = History(str(tmp_path))
-        assert history.newest == 0
-        assert [history.append("client.queued", 1.5 + n, uid=1000 + n) for n in range(5)] == [1, 2, 3, 4, 5]
-        await history.wait(4)
-        assert history.since(3) == [
-            {"seq": 4, "at": 4.5, "kind": "client.queued", "uid": 1003},
-            {"seq": 5, "at": 5.5, "kind": "client.queued", "uid": 1004},
-        ]
-        assert numbers(history, 0, 2) == [1, 2]
-        assert numbers(history, 2, 2) == [3, 4]
-        assert numbers(history, 5) == []
-        assert numbers(history, 99) == []
-        history.close()
-        assert [record["seq"] for record in lines(tmp_path / NAME)] == [1, 2, 3, 4, 5]
-
-    play(scenario())
+    history = History(str(tmp_path))
+    assert history.newest == 0
+    assert [history.append("client.queued", 1.5 + n, uid=1000 + n) for n in range(5)] == [1, 2, 3, 4, 5]
+    await history.wait(4)
+    assert history.since(3) == [
+        {"seq": 4, "at": 4.5, "kind": "client.queued", "uid": 1003},
+        {"seq": 5, "at": 5.5, "kind": "client.queued", "uid": 1004},
+    ]
+    assert numbers(history, 0, 2) == [1, 2]
+    assert numbers(history, 2, 2) == [3, 4]
+    assert numbers(history, 5) == []
+    assert numbers(history, 99) == []
+    history.close()
+    assert [record["seq"] for record in lines(tmp_path / NAME)] == [1, 2, 3, 4, 5]
 
 
-def test_nothing_is_seen_before_it_is_on_disk(tmp_path: Path, play: Play) -> None:
+async def test_nothing_is_seen_before_it_is_on_disk(tmp_path: Path) -> None:
     """Otherwise a number that a follower has seen could come again with another meaning after a SIGKILL."""
-
-    async def scenario() -> None:
-        history = History(str(tmp_path))
-        history.append("a", 1.0)
-        assert numbers(history) == []
-        await history.wait(0)
-        assert numbers(history) == [1]
-        assert len(lines(tmp_path / NAME)) == 1
-        history.close()
-
-    play(scenario())
+    history = History(str(tmp_path))
+    history.append("a", 1.0)
+    assert numbers(history) == []
+    await history.wait(0)
+    assert numbers(history) == [1]
+    assert len(lines(tmp_path / NAME)) == 1
+    history.close()
 
 
-def test_followers_are_woken_and_a_cancelled_one_leaves_no_trace(play: Play) -> None:
+async def test_followers_are_woken_and_a_cancelled_one_leaves_no_trace() -> None:
     """Any number may wait; one that goes away must not stay in the list."""
-
-    async def scenario() -> None:
-        history = History(None)
-        tasks = [asyncio.create_task(history.wait(0)) for _ in range(3)]
-        await asyncio.sleep(0)
-        tasks[0].cancel()
-        await asyncio.sleep(0)
-        assert len(history._waiters) == 2
-        history.append("a", 1.0)
-        await asyncio.gather(*tasks[1:])
-        assert not history._waiters
-
-    play(scenario())
+    history = History(None)
+    tasks = [asyncio.create_task(history.wait(0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    await asyncio.sleep(0)
+    assert len(history._waiters) == 2
+    history.append("a", 1.0)
+    await asyncio.gather(*tasks[1:])
+    assert not history._waiters
 
 
-def test_memory_is_bounded_and_the_oldest_number_says_what_is_missing(play: Play) -> None:
+async def test_memory_is_bounded_and_the_oldest_number_says_what_is_missing() -> None:
     """A reader with an old cursor can tell that it has missed something."""
-
-    async def scenario() -> None:
-        history = History(None, capacity=10)
-        for number in range(25):
-            history.append("a", float(number))
-        assert history.oldest == 16
-        assert numbers(history) == list(range(16, 26))
-
-    play(scenario())
+    history = History(None, capacity=10)
+    for number in range(25):
+        history.append("a", float(number))
+    assert history.oldest == 16
+    assert numbers(history) == list(range(16, 26))
 
 
 def test_a_restart_goes_on_with_the_next_number(tmp_path: Path) -> None:
@@ -177,9 +161,7 @@ def test_sigkill_at_any_moment_leaves_no_gap_and_no_second_meaning(tmp_path: Pat
 
 
 @pytest.mark.parametrize("begun", ["before", "after", "never"])
-def test_closed_while_a_thread_is_to_write(
-    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch, begun: str
-) -> None:
+async def test_closed_while_a_thread_is_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str) -> None:
     """Every record is on disk once, and the descriptor shut, wherever the thread of the last step was at that time."""
     steps: list[Callable[[], None]] = []
 
@@ -188,59 +170,47 @@ def test_closed_while_a_thread_is_to_write(
         await asyncio.sleep(deadline)
 
     monkeypatch.setattr(module, "in_thread", in_thread)
-
-    async def scenario() -> None:
-        history = History(str(tmp_path))
-        for number in range(3):
-            history.append("a", float(number))
-        await until(lambda: steps)
-        history.append("b", 3.0)
-        if begun == "before":
-            steps[0]()
-        history.close()
-        if begun == "after":
-            steps[0]()
-        assert [record["seq"] for record in lines(tmp_path / NAME)] == [1, 2, 3, 4]
-
-    play(scenario())
+    history = History(str(tmp_path))
+    for number in range(3):
+        history.append("a", float(number))
+    await until(lambda: steps)
+    history.append("b", 3.0)
+    if begun == "before":
+        steps[0]()
+    history.close()
+    if begun == "after":
+        steps[0]()
+    assert [record["seq"] for record in lines(tmp_path / NAME)] == [1, 2, 3, 4]
 
 
-def test_closed_at_any_turn_of_the_loop(tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closed_at_any_turn_of_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same with the threads there are."""
     monkeypatch.setattr(module, "CLOSE_DEADLINE", 60.0)
-
-    async def scenario() -> None:
-        for turns in range(60):
-            directory = tmp_path / str(turns)
-            history = History(str(directory))
-            for number in range(3):
-                history.append("a", float(number))
-            for _ in range(turns % 20):
-                await asyncio.sleep(0)
-            history.close()
-            assert [record["seq"] for record in lines(directory / NAME)] == [1, 2, 3]
-
-    play(scenario())
-
-
-def test_an_old_record_is_found_while_others_are_written(tmp_path: Path, play: Play) -> None:
-    """A long question must not wait for the writer, nor hold it up."""
-
-    async def scenario() -> None:
-        history = History(str(tmp_path), capacity=50)
-        for number in range(1000):
-            history.append("a", float(number), uid=number % 7)
-            if number % 40 == 0:
-                await until(lambda: history.newest == history.last)
-        await until(lambda: history.newest == 1000)
-        assert history.oldest == 1
-        assert history.in_memory == 951
-        history.append("a", 0.0)
-        found = await asyncio.gather(*(history.find(Query(after=n, limit=2)) for n in range(0, 900, 30)))
-        assert [one[0]["seq"] for one, _ in found] == list(range(1, 901, 30))
-        assert (await history.report("1970-01-01", "9999-12-31", "uid", 0.0)) == []
+    for turns in range(60):
+        directory = tmp_path / str(turns)
+        history = History(str(directory))
+        for number in range(3):
+            history.append("a", float(number))
+        for _ in range(turns % 20):
+            await asyncio.sleep(0)
         history.close()
-        with pytest.raises(OSError, match="only in memory"):
-            await History(None).find(Query())
+        assert [record["seq"] for record in lines(directory / NAME)] == [1, 2, 3]
 
-    play(scenario())
+
+async def test_an_old_record_is_found_while_others_are_written(tmp_path: Path) -> None:
+    """A long question must not wait for the writer, nor hold it up."""
+    history = History(str(tmp_path), capacity=50)
+    for number in range(1000):
+        history.append("a", float(number), uid=number % 7)
+        if number % 40 == 0:
+            await until(lambda: history.newest == history.last)
+    await until(lambda: history.newest == 1000)
+    assert history.oldest == 1
+    assert history.in_memory == 951
+    history.append("a", 0.0)
+    found = await asyncio.gather(*(history.find(Query(after=n, limit=2)) for n in range(0, 900, 30)))
+    assert [one[0]["seq"] for one, _ in found] == list(range(1, 901, 30))
+    assert (await history.report("1970-01-01", "9999-12-31", "uid", 0.0)) == []
+    history.close()
+    with pytest.raises(OSError, match="only in memory"):
+        await History(None).find(Query())

@@ -15,7 +15,7 @@ from mpsagent.system import database
 from mpsagent.system import history as module
 from mpsagent.system.database import NAME
 from mpsagent.system.history import History
-from tests.system.conftest import Play, until
+from tests.system.conftest import until
 from tests.system.history_files import lines, numbers
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -53,24 +53,20 @@ def test_numbers_go_on_when_a_file_is_broken_in_the_middle(tmp_path: Path) -> No
     assert [record["seq"] for record in lines(tmp_path / NAME)] == [2001, 2002, 2003]
 
 
-def test_a_file_that_breaks_while_it_is_in_use_is_set_aside(tmp_path: Path, play: Play) -> None:
+async def test_a_file_that_breaks_while_it_is_in_use_is_set_aside(tmp_path: Path) -> None:
     """The agent goes on, with the next number, and what it had not yet written is in the new file."""
-
-    async def scenario() -> None:
-        history = History(str(tmp_path))
-        history.append("before", 1.0)
-        await history.wait(0)
-        history._database.close()  # type: ignore[union-attr]
-        history._database = None
-        (tmp_path / NAME).write_bytes(b"\xff" * 5000)
-        history.append("after", 2.0)
-        await history.wait(1)
-        assert history.problem is None
-        assert len(history.notes) == 1
-        assert numbers(history) == [1, 2]
-        history.close()
-
-    play(scenario())
+    history = History(str(tmp_path))
+    history.append("before", 1.0)
+    await history.wait(0)
+    history._database.close()  # type: ignore[union-attr]
+    history._database = None
+    (tmp_path / NAME).write_bytes(b"\xff" * 5000)
+    history.append("after", 2.0)
+    await history.wait(1)
+    assert history.problem is None
+    assert len(history.notes) == 1
+    assert numbers(history) == [1, 2]
+    history.close()
     assert [record["seq"] for record in lines(tmp_path / NAME)] == [2]
 
 
@@ -108,71 +104,59 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-def test_a_full_disk_is_said_and_nothing_within_capacity_is_lost(
-    small_disk: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_a_full_disk_is_said_and_nothing_within_capacity_is_lost(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followers see everything all the same, and once there is room again the file is complete."""
     monkeypatch.setattr(module, "RETRY_FIRST", 0.02)
     (small_disk / "ballast").write_bytes(b"x" * 900_000)
-
-    async def scenario() -> None:
-        history = History(str(small_disk))
-        for number in range(500):
-            history.append("a", float(number), text="z" * 500)
-            if number % 10 == 0:
-                await asyncio.sleep(0)
-        await until(lambda: history.problem)
-        assert "full" in (history.problem or "")
-        history.append("b", 0.0)
-        assert numbers(history) == list(range(1, 502)), "followers do not wait for the disk"
-        (small_disk / "ballast").unlink()
-        (small_disk / "ballast").write_bytes(b"")
-        subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-        await until(lambda: history.problem is None)
-        await until(lambda: not history._pending)
-        assert history.lost == 0
-        history.close()
-        assert [record["seq"] for record in lines(small_disk / NAME)] == list(range(1, 502))
-
-    play(scenario())
+    history = History(str(small_disk))
+    for number in range(500):
+        history.append("a", float(number), text="z" * 500)
+        if number % 10 == 0:
+            await asyncio.sleep(0)
+    await until(lambda: history.problem)
+    assert "full" in (history.problem or "")
+    history.append("b", 0.0)
+    assert numbers(history) == list(range(1, 502)), "followers do not wait for the disk"
+    (small_disk / "ballast").unlink()
+    (small_disk / "ballast").write_bytes(b"")
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    await until(lambda: history.problem is None)
+    await until(lambda: not history._pending)
+    assert history.lost == 0
+    history.close()
+    assert [record["seq"] for record in lines(small_disk / NAME)] == list(range(1, 502))
 
 
 @pytest.mark.root
-def test_beyond_capacity_the_loss_is_counted(small_disk: Path, play: Play) -> None:
+async def test_beyond_capacity_the_loss_is_counted(small_disk: Path) -> None:
     """Bounded memory even when the disk stays full for ever; the file stays readable."""
     history = History(str(small_disk), capacity=50)
     (small_disk / "ballast").write_bytes(b"")
     subprocess.run(["dd", "if=/dev/zero", f"of={small_disk}/ballast", "bs=4096"], capture_output=True, check=False)
-
-    async def scenario() -> None:
-        for number in range(2000):
-            history.append("a", float(number), text="z" * 1000)
-            await asyncio.sleep(0)
-        await until(lambda: history.problem)  # its thread may begin only now
-        assert history.lost >= 1000
-        assert len(history._pending) <= 50
-        (small_disk / "ballast").unlink()
-        history.close()
-        found = [int(str(record["seq"])) for record in lines(small_disk / NAME)]
-        assert found == sorted(set(found))
-        assert found[-1] == 2000
-        assert len(found) + history.lost == 2000
-
-    play(scenario())
+    for number in range(2000):
+        history.append("a", float(number), text="z" * 1000)
+        await asyncio.sleep(0)
+    await until(lambda: history.problem)  # its thread may begin only now
+    assert history.lost >= 1000
+    assert len(history._pending) <= 50
+    (small_disk / "ballast").unlink()
+    history.close()
+    found = [int(str(record["seq"])) for record in lines(small_disk / NAME)]
+    assert found == sorted(set(found))
+    assert found[-1] == 2000
+    assert len(found) + history.lost == 2000
 
 
-def test_a_directory_that_cannot_be_made_leaves_memory(tmp_path: Path, play: Play) -> None:
+async def test_a_directory_that_cannot_be_made_leaves_memory(tmp_path: Path) -> None:
     """A file where the directory should be: said, and the agent works on."""
     (tmp_path / "file").write_text("")
-
-    async def scenario() -> None:
-        history = History(str(tmp_path / "file" / "history"))
-        assert history.problem
-        assert history.append("a", 0.0) == 1
-        assert numbers(history) == [1]
-        history.close()
-
-    play(scenario())
+    history = History(str(tmp_path / "file" / "history"))
+    assert history.problem
+    assert history.append("a", 0.0) == 1
+    assert numbers(history) == [1]
+    history.close()
 
 
 def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
@@ -186,29 +170,25 @@ def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path) -> None:
     assert len(lines(tmp_path / NAME)) == 1
 
 
-def test_a_disk_that_does_not_answer_does_not_hold_up_the_loop(
-    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_a_disk_that_does_not_answer_does_not_hold_up_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another program holds the file, so that the write waits for as long as the test likes: it lets go only when the
     loop has had its turns, so a loop that waited too would wait for ever."""
     monkeypatch.setattr(database, "BUSY", 1000.0)
     monkeypatch.setattr(module, "SLOW", 0.2)
-
-    async def scenario() -> None:
-        history = History(str(tmp_path), capacity=4000)
-        other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        while history.problem is None or len(history._pending) <= 100:
-            history.append("a", 0.0, text="z" * 1000)
-            await asyncio.sleep(0.001)
-        assert history._writing is not None  # it does wait
-        assert "does not answer" in history.problem
-        assert history.newest == history.last, "followers do not wait for the disk"
-        other.execute("COMMIT")
-        other.close()
-        await until(lambda: not history._pending)
-        assert history.problem is None
-        history.close()
-        assert [one["seq"] for one in lines(tmp_path / NAME)] == list(range(1, history.last + 1))
-
-    play(scenario())
+    history = History(str(tmp_path), capacity=4000)
+    other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    while history.problem is None or len(history._pending) <= 100:
+        history.append("a", 0.0, text="z" * 1000)
+        await asyncio.sleep(0.001)
+    assert history._writing is not None  # it does wait
+    assert "does not answer" in history.problem
+    assert history.newest == history.last, "followers do not wait for the disk"
+    other.execute("COMMIT")
+    other.close()
+    await until(lambda: not history._pending)
+    assert history.problem is None
+    history.close()
+    assert [one["seq"] for one in lines(tmp_path / NAME)] == list(range(1, history.last + 1))

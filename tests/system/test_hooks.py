@@ -53,57 +53,45 @@ def test_the_subject_is_json_on_the_input_and_the_environment_is_small(base: Pat
         del os.environ["MPSAGENT_SECRET"]
 
 
-def test_at_its_deadline_it_is_killed_with_its_children_and_the_loop_went_on(base: Path, play: Play) -> None:
+async def test_at_its_deadline_it_is_killed_with_its_children_and_the_loop_went_on(base: Path) -> None:
     """A hook that hangs delays nothing but itself."""
     path = hook(base, f"sleep 600 & echo $! >{base}/child; trap '' TERM; wait; sleep 600")
+    turns = 0
 
-    async def scenario() -> None:
-        turns = 0
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0.01)
 
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0.01)
-
-        task = asyncio.create_task(others())
-        ended = await run_hook(path, {}, deadline=3.0)
-        task.cancel()
-        assert ended.code is None
-        assert "within 3 s" in (ended.problem or "")
-        assert turns > 5
-        child = int((base / "child").read_text())
-        await until(lambda: not Path(f"/proc/{child}").exists() or _is_zombie(child))
-
-    play(scenario())
+    task = asyncio.create_task(others())
+    ended = await run_hook(path, {}, deadline=3.0)
+    task.cancel()
+    assert ended.code is None
+    assert "within 3 s" in (ended.problem or "")
+    assert turns > 5
+    child = int((base / "child").read_text())
+    await until(lambda: not Path(f"/proc/{child}").exists() or _is_zombie(child))
 
 
-def test_output_is_bounded(base: Path, play: Play) -> None:
+async def test_output_is_bounded(base: Path) -> None:
     """A hook that prints for ever costs no memory."""
-
-    async def scenario() -> None:
-        ended = await run_hook(hook(base, "exec yes"), {}, deadline=60)
-        assert ended.code is None
-        assert len(ended.out) <= 64 << 10
-        assert "MiB" in (ended.problem or "")
-        ended = await run_hook(hook(base, "exit 0"), {"x": "y" * 100_000}, deadline=60)
-        assert ended.code is None
-        assert "input" in (ended.problem or "")
-
-    play(scenario())
+    ended = await run_hook(hook(base, "exec yes"), {}, deadline=60)
+    assert ended.code is None
+    assert len(ended.out) <= 64 << 10
+    assert "MiB" in (ended.problem or "")
+    ended = await run_hook(hook(base, "exit 0"), {"x": "y" * 100_000}, deadline=60)
+    assert ended.code is None
+    assert "input" in (ended.problem or "")
 
 
-def test_a_hook_that_does_not_read_is_no_trouble(base: Path, play: Play) -> None:
+async def test_a_hook_that_does_not_read_is_no_trouble(base: Path) -> None:
     """No SIGPIPE for the agent, no wait."""
-
-    async def scenario() -> None:
-        ended = await run_hook(hook(base, "exec 0<&-; exit 0"), {"x": "y" * 20_000}, deadline=60)
-        assert ended.code == 0
-
-    play(scenario())
+    ended = await run_hook(hook(base, "exec 0<&-; exit 0"), {"x": "y" * 20_000}, deadline=60)
+    assert ended.code == 0
 
 
-def test_what_is_not_a_program_is_refused(base: Path, play: Play) -> None:
+async def test_what_is_not_a_program_is_refused(base: Path) -> None:
     """Each with its own words; nothing is run."""
     plain = base / "plain"
     plain.write_text("x")
@@ -115,13 +103,9 @@ def test_what_is_not_a_program_is_refused(base: Path, play: Play) -> None:
     assert "not executable" in (refused(str(plain)) or "")
     (base / "loop").symlink_to(base / "loop")
     assert refused(str(base / "loop")) is not None
-
-    async def scenario() -> None:
-        ended = await run_hook(str(base / "absent"), {}, deadline=1)
-        assert ended.code is None
-        assert "absent" in (ended.problem or "")
-
-    play(scenario())
+    ended = await run_hook(str(base / "absent"), {}, deadline=1)
+    assert ended.code is None
+    assert "absent" in (ended.problem or "")
 
 
 @pytest.mark.root

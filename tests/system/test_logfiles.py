@@ -15,7 +15,7 @@ import pytest
 
 from mpsagent.system import log_heads, logfiles
 from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position, find_start, find_time
-from tests.system.conftest import Play, until
+from tests.system.conftest import until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
@@ -59,8 +59,8 @@ for number in range(int(sys.argv[2])):
 
 
 @pytest.mark.parametrize("moves_up", [True, False], ids=["collapse", "hole"])
-def test_a_log_takes_no_more_of_the_disk_than_its_bound_and_loses_no_line(
-    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch, moves_up: bool
+async def test_a_log_takes_no_more_of_the_disk_than_its_bound_and_loses_no_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves_up: bool
 ) -> None:
     """A loop of new clients wrote 42 GB a day. MPS, which never opens its logs again, writes on meanwhile."""
     path, count, times, most = tmp_path / "server.log", 20_000, 3, 8 << 20
@@ -70,225 +70,183 @@ def test_a_log_takes_no_more_of_the_disk_than_its_bound_and_loses_no_line(
         monkeypatch.setattr(
             log_heads, "_fallocate", lambda fd, mode, size: real(fd, mode, size) if mode & 2 else errno.EOPNOTSUPP
         )
-
-    async def scenario() -> None:
-        text, long = bytearray(), list[str | None]()
-        log = LogFollower(path, lambda chunk: text.extend(chunk.data), most=lambda: most, on_long=long.append)
-        await log.start()
-        for time in range(times):
-            writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), str(count))
-            while writer.returncode is None or len(text) < (time + 1) * count * 1001:
-                await asyncio.sleep(0.005)
-            await until(lambda: not log._drops and path.stat().st_blocks * 512 <= most + (1 << 20))
-            assert set(long) == {None}
-            assert len(long) > time, "shortened each time"
-        assert bytes(text) == times * b"".join(b"%09d %s\n" % (number, b"x" * 990) for number in range(count))
-        assert path.read_bytes().endswith(b"%09d %s\n" % (count - 1, b"x" * 990))
-        log.close()
-
-    play(scenario())
+    text, long = bytearray(), list[str | None]()
+    log = LogFollower(path, lambda chunk: text.extend(chunk.data), most=lambda: most, on_long=long.append)
+    await log.start()
+    for time in range(times):
+        writer = await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, str(path), str(count))
+        while writer.returncode is None or len(text) < (time + 1) * count * 1001:
+            await asyncio.sleep(0.005)
+        await until(lambda: not log._drops and path.stat().st_blocks * 512 <= most + (1 << 20))
+        assert set(long) == {None}
+        assert len(long) > time, "shortened each time"
+    assert bytes(text) == times * b"".join(b"%09d %s\n" % (number, b"x" * 990) for number in range(count))
+    assert path.read_bytes().endswith(b"%09d %s\n" % (count - 1, b"x" * 990))
+    log.close()
 
 
-def test_another_file_is_not_cut_through_a_log_of_its_name(tmp_path: Path, play: Play) -> None:
+async def test_another_file_is_not_cut_through_a_log_of_its_name(tmp_path: Path) -> None:
     """A hard link in a directory that was someone else's; and it is said why the log grows."""
     path, other = tmp_path / "server.log", tmp_path / "other"
     other.write_bytes(b"x" * (12 << 20))
     path.hardlink_to(other)
-
-    async def scenario() -> None:
-        long = list[str | None]()
-        log = LogFollower(path, lambda chunk: None, most=lambda: 8 << 20, on_long=long.append)
-        await log.start()
-        await until(lambda: bool(long))
-        assert "another name" in (long[0] or "")
-        assert other.stat().st_blocks * 512 >= 12 << 20
-        log.close()
-
-    play(scenario())
+    long = list[str | None]()
+    log = LogFollower(path, lambda chunk: None, most=lambda: 8 << 20, on_long=long.append)
+    await log.start()
+    await until(lambda: bool(long))
+    assert "another name" in (long[0] or "")
+    assert other.stat().st_blocks * 512 >= 12 << 20
+    log.close()
 
 
-def test_what_is_there_and_what_comes_is_delivered(tmp_path: Path, play: Play) -> None:
+async def test_what_is_there_and_what_comes_is_delivered(tmp_path: Path) -> None:
     """The ordinary case: old lines first, then each line as it is written, with a position to go on from."""
     path = tmp_path / "control.log"
     path.write_bytes(b"one\n")
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        assert sink.text == b"one\n"
-        assert sink.chunks[0].fresh
-        with open(path, "ab", buffering=0) as writer:
-            for number in range(50):
-                writer.write(b"line %d\n" % number)
-                await asyncio.sleep(0)
-        await until(lambda: sink.text.endswith(b"line 49\n"))
-        assert sink.text == path.read_bytes()
-        assert log.position == Position(path.stat().st_ino, path.stat().st_size)
-        assert sink.problems == []
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    assert sink.text == b"one\n"
+    assert sink.chunks[0].fresh
+    with open(path, "ab", buffering=0) as writer:
+        for number in range(50):
+            writer.write(b"line %d\n" % number)
+            await asyncio.sleep(0)
+    await until(lambda: sink.text.endswith(b"line 49\n"))
+    assert sink.text == path.read_bytes()
+    assert log.position == Position(path.stat().st_ino, path.stat().st_size)
+    assert sink.problems == []
+    log.close()
 
 
-def test_a_large_log_is_read_in_steps_with_the_loop_alive(tmp_path: Path, play: Play) -> None:
+async def test_a_large_log_is_read_in_steps_with_the_loop_alive(tmp_path: Path) -> None:
     """A 20 MB log must not hold up the loop: other callbacks run between any two steps."""
     path = tmp_path / "control.log"
     path.write_bytes(b"x" * 99 + b"\n" + os.urandom(20 << 20))
-
-    async def scenario() -> None:
-        sink, turns = Sink(), 0
-        log = follower(path, sink)
-        await log.start()
-        while len(sink.text) < path.stat().st_size and turns < 10_000:
-            turns += 1
-            before = len(sink.chunks)
-            await asyncio.sleep(0)
-            assert len(sink.chunks) <= before + 2  # a look of the timer's may fall into the same turn
-        assert sink.text == path.read_bytes()
-        log.close()
-
-    play(scenario())
+    sink, turns = Sink(), 0
+    log = follower(path, sink)
+    await log.start()
+    while len(sink.text) < path.stat().st_size and turns < 10_000:
+        turns += 1
+        before = len(sink.chunks)
+        await asyncio.sleep(0)
+        assert len(sink.chunks) <= before + 2  # a look of the timer's may fall into the same turn
+    assert sink.text == path.read_bytes()
+    log.close()
 
 
-def test_a_file_that_is_created_later_is_read_from_its_beginning(tmp_path: Path, play: Play) -> None:
+async def test_a_file_that_is_created_later_is_read_from_its_beginning(tmp_path: Path) -> None:
     """The agent usually starts before the daemon; a log that is not there yet is no problem to report."""
     path = tmp_path / "control.log"
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        assert log.missing
-        append(path, b"first\n")
-        await until(lambda: sink.text == b"first\n")
-        assert not log.missing
-        assert sink.problems == []
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    assert log.missing
+    append(path, b"first\n")
+    await until(lambda: sink.text == b"first\n")
+    assert not log.missing
+    assert sink.problems == []
+    log.close()
 
 
-def test_a_directory_that_appears_later_is_found(tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_directory_that_appears_later_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By inotify on what exists above it, not by the timer (which is put out of action here)."""
     monkeypatch.setattr(logfiles, "CHECK", 3600)
     path = tmp_path / "a" / "b" / "server.log"
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        await asyncio.sleep(0.05)
-        path.parent.parent.mkdir()
-        await asyncio.sleep(0.05)
-        path.parent.mkdir()
-        append(path, b"there\n")
-        await until(lambda: sink.text == b"there\n")
-        shutil.rmtree(path.parent.parent)
-        await asyncio.sleep(0.05)
-        path.parent.mkdir(parents=True)
-        append(path, b"again\n")
-        await until(lambda: sink.text == b"there\nagain\n")
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    await asyncio.sleep(0.05)
+    path.parent.parent.mkdir()
+    await asyncio.sleep(0.05)
+    path.parent.mkdir()
+    append(path, b"there\n")
+    await until(lambda: sink.text == b"there\n")
+    shutil.rmtree(path.parent.parent)
+    await asyncio.sleep(0.05)
+    path.parent.mkdir(parents=True)
+    append(path, b"again\n")
+    await until(lambda: sink.text == b"there\nagain\n")
+    log.close()
 
 
-def test_a_renamed_log_is_followed_and_so_is_the_new_one(tmp_path: Path, play: Play) -> None:
+async def test_a_renamed_log_is_followed_and_so_is_the_new_one(tmp_path: Path) -> None:
     """MPS never reopens its logs: after a rename the running daemon writes on into the old file, a restarted one into a
     new file at the path. Both count."""
     path = tmp_path / "control.log"
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        with open(path, "ab", buffering=0) as old:
-            old.write(b"before\n")
-            await until(lambda: sink.text == b"before\n")
-            path.rename(tmp_path / "control.log.1")
-            old.write(b"after rename\n")
-            await until(lambda: sink.text == b"before\nafter rename\n")
-            append(path, b"new daemon\n")
-            await until(lambda: sink.text.endswith(b"new daemon\n"))
-            old.write(b"last words\n")
-            await until(lambda: sink.text.endswith(b"last words\n"))
-        append(path, b"more\n")
-        await until(lambda: sink.text.endswith(b"more\n"))
-        inodes = {chunk.inode for chunk in sink.chunks}
-        assert inodes == {path.stat().st_ino, (tmp_path / "control.log.1").stat().st_ino}
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    with open(path, "ab", buffering=0) as old:
+        old.write(b"before\n")
+        await until(lambda: sink.text == b"before\n")
+        path.rename(tmp_path / "control.log.1")
+        old.write(b"after rename\n")
+        await until(lambda: sink.text == b"before\nafter rename\n")
+        append(path, b"new daemon\n")
+        await until(lambda: sink.text.endswith(b"new daemon\n"))
+        old.write(b"last words\n")
+        await until(lambda: sink.text.endswith(b"last words\n"))
+    append(path, b"more\n")
+    await until(lambda: sink.text.endswith(b"more\n"))
+    inodes = {chunk.inode for chunk in sink.chunks}
+    assert inodes == {path.stat().st_ino, (tmp_path / "control.log.1").stat().st_ino}
+    log.close()
 
 
-def test_old_files_are_let_go_once_a_new_daemon_writes(
-    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_old_files_are_let_go_once_a_new_daemon_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a deleted log would keep its disk space for as long as the agent runs."""
     monkeypatch.setattr(logfiles, "LINGER", 0.1)
     path = tmp_path / "control.log"
     path.write_bytes(b"old\n")
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        path.unlink()
-        append(path, b"new\n")
-        await until(lambda: len(log._files) == 1 and sink.text == b"old\nnew\n")
-        assert log.position == Position(path.stat().st_ino, 4)
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    path.unlink()
+    append(path, b"new\n")
+    await until(lambda: len(log._files) == 1 and sink.text == b"old\nnew\n")
+    assert log.position == Position(path.stat().st_ino, 4)
+    log.close()
 
 
-def test_removal_keeps_the_open_file(tmp_path: Path, play: Play) -> None:
+async def test_removal_keeps_the_open_file(tmp_path: Path) -> None:
     """A user deletes the log: the daemon writes on into the deleted file, and those lines still count."""
     path = tmp_path / "control.log"
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        with open(path, "ab", buffering=0) as writer:
-            writer.write(b"a\n")
-            await until(lambda: sink.text == b"a\n")
-            path.unlink()
-            writer.write(b"b\n")
-            await until(lambda: sink.text == b"a\nb\n")
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    with open(path, "ab", buffering=0) as writer:
+        writer.write(b"a\n")
+        await until(lambda: sink.text == b"a\n")
+        path.unlink()
+        writer.write(b"b\n")
+        await until(lambda: sink.text == b"a\nb\n")
+    log.close()
 
 
 @pytest.mark.parametrize("after", [b"short\n", b"something that is much longer than what was there before\n" * 5])
-def test_truncation_in_place_starts_anew(tmp_path: Path, play: Play, after: bytes) -> None:
+async def test_truncation_in_place_starts_anew(tmp_path: Path, after: bytes) -> None:
     """copytruncate, or `: > control.log`; also when the file has already grown past the old position again."""
     path = tmp_path / "control.log"
     path.write_bytes(b"twenty bytes of log\n" * 3)
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        await until(lambda: sink.text == b"twenty bytes of log\n" * 3)
-        shutil.copy(path, tmp_path / "control.log.1")
-        with open(path, "ab", buffering=0) as writer:
-            os.truncate(path, 0)
-            writer.write(after)
-        await until(lambda: sink.text.endswith(after))
-        assert sink.chunks[-1].fresh
-        assert sink.chunks[-1].offset == 0
-        assert sink.text == b"twenty bytes of log\n" * 3 + after
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    await until(lambda: sink.text == b"twenty bytes of log\n" * 3)
+    shutil.copy(path, tmp_path / "control.log.1")
+    with open(path, "ab", buffering=0) as writer:
+        os.truncate(path, 0)
+        writer.write(after)
+    await until(lambda: sink.text.endswith(after))
+    assert sink.chunks[-1].fresh
+    assert sink.chunks[-1].offset == 0
+    assert sink.text == b"twenty bytes of log\n" * 3 + after
+    log.close()
 
 
 @pytest.mark.parametrize("kind", ["symlink", "fifo", "directory"])
-def test_only_regular_files_are_read_and_recovery_is_noticed(
-    tmp_path: Path, play: Play, kind: str, monkeypatch: pytest.MonkeyPatch
+async def test_only_regular_files_are_read_and_recovery_is_noticed(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hostile log directory: a link to /etc/shadow, a FIFO that would block the open. It is said what is wrong, and
     reading begins once it is put right."""
@@ -301,28 +259,24 @@ def test_only_regular_files_are_read_and_recovery_is_noticed(
         os.mkfifo(path)
     else:
         path.mkdir()
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        assert sink.chunks == []
-        assert len(sink.problems) == 1
-        assert str(path) in (sink.problems[0] or "")
-        await asyncio.sleep(0.3)
-        assert len(sink.problems) == 1, "the same problem is reported once"
-        path.rmdir() if kind == "directory" else path.unlink()
-        append(path, b"good\n")
-        await until(lambda: sink.text == b"good\n")
-        await until(lambda: sink.problems[-1] is None)
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    assert sink.chunks == []
+    assert len(sink.problems) == 1
+    assert str(path) in (sink.problems[0] or "")
+    await asyncio.sleep(0.3)
+    assert len(sink.problems) == 1, "the same problem is reported once"
+    path.rmdir() if kind == "directory" else path.unlink()
+    append(path, b"good\n")
+    await until(lambda: sink.text == b"good\n")
+    await until(lambda: sink.problems[-1] is None)
+    log.close()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to become another user")
-def test_a_log_without_permission_is_a_problem_until_it_is_readable(
-    tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_a_log_without_permission_is_a_problem_until_it_is_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tried again with back-off; nothing that was written meanwhile is lost."""
     path = tmp_path / "control.log"
@@ -330,28 +284,24 @@ def test_a_log_without_permission_is_a_problem_until_it_is_readable(
     path.chmod(0)
     for directory in (tmp_path, *tmp_path.parents[:-2]):
         directory.chmod(0o755)
-
-    async def scenario() -> None:
+    os.seteuid(20001)
+    try:
+        sink = Sink()
+        log = follower(path, sink)
+        await log.start()
+        assert "Permission denied" in (sink.problems[0] or "")
+        os.seteuid(0)
+        append(path, b"more\n")
+        path.chmod(0o644)
         os.seteuid(20001)
-        try:
-            sink = Sink()
-            log = follower(path, sink)
-            await log.start()
-            assert "Permission denied" in (sink.problems[0] or "")
-            os.seteuid(0)
-            append(path, b"more\n")
-            path.chmod(0o644)
-            os.seteuid(20001)
-            await until(lambda: sink.text == b"hidden\nmore\n")
-            assert sink.problems[-1] is None
-            log.close()
-        finally:
-            os.seteuid(0)
-
-    play(scenario())
+        await until(lambda: sink.text == b"hidden\nmore\n")
+        assert sink.problems[-1] is None
+        log.close()
+    finally:
+        os.seteuid(0)
 
 
-def test_without_inotify_the_timer_goes_on_alone(tmp_path: Path, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_inotify_the_timer_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number of inotify instances is limited for each user; other programs may have used them up."""
 
     def none_left(*_: object, **__: object) -> None:
@@ -359,38 +309,30 @@ def test_without_inotify_the_timer_goes_on_alone(tmp_path: Path, play: Play, mon
 
     monkeypatch.setattr(logfiles, "Inotify", none_left)
     path = tmp_path / "control.log"
-
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        append(path, b"seen\n")
-        await until(lambda: sink.text == b"seen\n")
-        log.close()
-
-    play(scenario())
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    append(path, b"seen\n")
+    await until(lambda: sink.text == b"seen\n")
+    log.close()
 
 
-def test_a_checkpoint_is_taken_up_only_for_the_same_file(tmp_path: Path, play: Play) -> None:
+async def test_a_checkpoint_is_taken_up_only_for_the_same_file(tmp_path: Path) -> None:
     """After a restart of the agent: same file, go on; another file or a truncated one, from the beginning."""
     path = tmp_path / "control.log"
     path.write_bytes(b"0123456789")
     inode = path.stat().st_ino
-
-    async def scenario() -> None:
-        for position, expected in (
-            (Position(inode, 4), b"456789"),
-            (Position(inode, 10), b""),
-            (Position(inode, 11), b"0123456789"),
-            (Position(inode + 1, 4), b"0123456789"),
-        ):
-            sink = Sink()
-            log = follower(path, sink, first=at_position(position))
-            await log.start()
-            assert sink.text == expected
-            log.close()
-
-    play(scenario())
+    for position, expected in (
+        (Position(inode, 4), b"456789"),
+        (Position(inode, 10), b""),
+        (Position(inode, 11), b"0123456789"),
+        (Position(inode + 1, 4), b"0123456789"),
+    ):
+        sink = Sink()
+        log = follower(path, sink, first=at_position(position))
+        await log.start()
+        assert sink.text == expected
+        log.close()
 
 
 class Writer:
@@ -416,47 +358,43 @@ class Writer:
             self.fd = -1
 
 
-def test_any_mixture_of_writing_renaming_and_truncating_loses_nothing(tmp_path: Path, play: Play) -> None:
+async def test_any_mixture_of_writing_renaming_and_truncating_loses_nothing(tmp_path: Path) -> None:
     """A writer that behaves like MPS and a rotation that behaves like people, in random order with a fixed seed: every
     line arrives once and in order."""
     path = tmp_path / "control.log"
     rng = random.Random(7)
+    sink = Sink()
+    log = follower(path, sink)
+    await log.start()
+    writer = Writer(path)
 
-    async def scenario() -> None:
-        sink = Sink()
-        log = follower(path, sink)
-        await log.start()
-        writer = Writer(path)
+    def all_read() -> bool:
+        return sink.text.count(b"\n") == writer.count
 
-        def all_read() -> bool:
-            return sink.text.count(b"\n") == writer.count
+    def opened() -> bool:
+        return log.position is not None and log.position.inode == path.stat().st_ino
 
-        def opened() -> bool:
-            return log.position is not None and log.position.inode == path.stat().st_ino
-
-        for step in range(300):
-            choice = rng.random()
-            if choice < 0.85:
-                for _ in range(rng.randrange(1, 20)):
-                    writer.line()
-            elif choice < 0.9:
-                await until(all_read)  # what is cut off before it is read is lost
-                os.truncate(path, 0)
-            elif choice < 0.95:
-                await until(opened)  # nobody renames a log in the very millisecond of its creation
-                path.rename(tmp_path / f"control.log.{step}")
-                if rng.random() < 0.5:
-                    writer.line()  # the daemon that is still there, into the old file
-                writer.reopen()
-            if rng.random() < 0.3:
-                await asyncio.sleep(0)
-        writer.close()
-        expected = b"".join(b"line %06d\n" % number for number in range(1, writer.count + 1))
-        await until(lambda: len(sink.text) >= len(expected))
-        assert sink.text == expected
-        log.close()
-
-    play(scenario())
+    for step in range(300):
+        choice = rng.random()
+        if choice < 0.85:
+            for _ in range(rng.randrange(1, 20)):
+                writer.line()
+        elif choice < 0.9:
+            await until(all_read)  # what is cut off before it is read is lost
+            os.truncate(path, 0)
+        elif choice < 0.95:
+            await until(opened)  # nobody renames a log in the very millisecond of its creation
+            path.rename(tmp_path / f"control.log.{step}")
+            if rng.random() < 0.5:
+                writer.line()  # the daemon that is still there, into the old file
+            writer.reopen()
+        if rng.random() < 0.3:
+            await asyncio.sleep(0)
+    writer.close()
+    expected = b"".join(b"line %06d\n" % number for number in range(1, writer.count + 1))
+    await until(lambda: len(sink.text) >= len(expected))
+    assert sink.text == expected
+    log.close()
 
 
 # --- where to begin --------------------------------------------------------------------------------------------------

@@ -22,25 +22,21 @@ from mpsagent.system.threads import in_thread
 from tests.system.conftest import Play, until
 
 
-def test_a_real_user_with_his_groups(play: Play) -> None:
+async def test_a_real_user_with_his_groups() -> None:
     """From this machine's own files: name, primary group first."""
-
-    async def scenario() -> None:
-        names = Names(deadline=60)
-        assert names.known(os.getuid()) is None
-        identity = await names.look_up(os.getuid())
-        entry = pwd.getpwuid(os.getuid())
-        assert identity.name == entry.pw_name
-        assert identity.groups[0] == grp.getgrgid(entry.pw_gid).gr_name
-        assert len(set(identity.groups)) == len(identity.groups)
-        assert names.known(os.getuid()) == identity
-        assert await names.uid_of(entry.pw_name) == os.getuid()
-        assert await names.uid_of("no-such-user-here") is None
-        assert await names.uid_of("nul\0") is None
-        assert await names.look_up(3_999_999_999) == Identity(3_999_999_999)
-        assert names.known(3_999_999_999) == Identity(3_999_999_999), "that there is no entry is an answer too"
-
-    play(scenario())
+    names = Names(deadline=60)
+    assert names.known(os.getuid()) is None
+    identity = await names.look_up(os.getuid())
+    entry = pwd.getpwuid(os.getuid())
+    assert identity.name == entry.pw_name
+    assert identity.groups[0] == grp.getgrgid(entry.pw_gid).gr_name
+    assert len(set(identity.groups)) == len(identity.groups)
+    assert names.known(os.getuid()) == identity
+    assert await names.uid_of(entry.pw_name) == os.getuid()
+    assert await names.uid_of("no-such-user-here") is None
+    assert await names.uid_of("nul\0") is None
+    assert await names.look_up(3_999_999_999) == Identity(3_999_999_999)
+    assert names.known(3_999_999_999) == Identity(3_999_999_999), "that there is no entry is an answer too"
 
 
 class Service:
@@ -62,67 +58,53 @@ class Service:
         return Identity(uid, f"user{uid}", self.groups)
 
 
-def test_a_hanging_service_costs_the_deadline_and_its_late_answer_counts(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_hanging_service_costs_the_deadline_and_its_late_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop runs on meanwhile; ten callers ask one question; the answer is kept when it comes."""
     service = Service(monkeypatch)
     service.gate.clear()
-
-    async def scenario() -> None:
-        names = Names(deadline=0.2)
-        found = await asyncio.gather(*(names.look_up(1001) for _ in range(10)))
-        assert found == [Identity(1001)] * 10
-        assert names.known(1001) is None, "no answer is not an answer"
-        await until(lambda: service.asked)  # its thread may begin only now
-        service.gate.set()
-        await until(lambda: names.known(1001) is not None)
-        assert names.known(1001) == Identity(1001, "user1001", ("students",))
-        assert service.asked == 1
-
-    play(scenario())
+    names = Names(deadline=0.2)
+    found = await asyncio.gather(*(names.look_up(1001) for _ in range(10)))
+    assert found == [Identity(1001)] * 10
+    assert names.known(1001) is None, "no answer is not an answer"
+    await until(lambda: service.asked)  # its thread may begin only now
+    service.gate.set()
+    await until(lambda: names.known(1001) is not None)
+    assert names.known(1001) == Identity(1001, "user1001", ("students",))
+    assert service.asked == 1
 
 
-def test_an_old_answer_is_renewed_behind_the_scenes_and_kept_while_nobody_answers(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+async def test_an_old_answer_is_renewed_behind_the_scenes_and_kept_while_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A user with limits of his own must not become nobody because LDAP is down."""
     service = Service(monkeypatch)
-
-    async def scenario() -> None:
-        names = Names(deadline=60, age=0.0)
-        await names.look_up(1001)
-        service.groups = ("staff",)
-        assert names.known(1001) == Identity(1001, "user1001", ("students",))
-        await until(lambda: names.known(1001) == Identity(1001, "user1001", ("staff",)))
-        await asyncio.sleep(0.05)
-        service.broken = True
-        assert (await names.look_up(1001)).groups == ("staff",)
-        service.gate.clear()
-        names.deadline = 0.2
-        names.forget()
-        assert (await names.look_up(1001)).groups == ("staff",)
-        names.deadline = 60
-        service.gate.set()
-        names.forget()
-        service.broken = False
-        assert (await names.look_up(1001)).groups == ("staff",)
-
-    play(scenario())
+    names = Names(deadline=60, age=0.0)
+    await names.look_up(1001)
+    service.groups = ("staff",)
+    assert names.known(1001) == Identity(1001, "user1001", ("students",))
+    await until(lambda: names.known(1001) == Identity(1001, "user1001", ("staff",)))
+    await asyncio.sleep(0.05)
+    service.broken = True
+    assert (await names.look_up(1001)).groups == ("staff",)
+    service.gate.clear()
+    names.deadline = 0.2
+    names.forget()
+    assert (await names.look_up(1001)).groups == ("staff",)
+    names.deadline = 60
+    service.gate.set()
+    names.forget()
+    service.broken = False
+    assert (await names.look_up(1001)).groups == ("staff",)
 
 
-def test_memory_is_bounded(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of uids may show up over the months."""
     Service(monkeypatch)
     monkeypatch.setattr(module, "CAPACITY", 3)
-
-    async def scenario() -> None:
-        names = Names(deadline=60)
-        for uid in range(10):
-            await names.look_up(uid)
-        assert [uid for uid in range(10) if names.known(uid)] == [7, 8, 9]
-
-    play(scenario())
+    names = Names(deadline=60)
+    for uid in range(10):
+        await names.look_up(uid)
+    assert [uid for uid in range(10) if names.known(uid)] == [7, 8, 9]
 
 
 def test_a_hanging_name_service_does_not_take_the_threads_of_all_else(
@@ -146,29 +128,25 @@ def test_a_hanging_name_service_does_not_take_the_threads_of_all_else(
         answers.set()
 
 
-def test_stuck_threads_are_bounded_and_come_back(play: Play) -> None:
+async def test_stuck_threads_are_bounded_and_come_back() -> None:
     """A service that hangs for hours must not pile up threads; when it answers again, so does the agent."""
     gate = threading.Event()
-
-    async def scenario() -> None:
-        for _ in range(threads.THREADS):
-            with pytest.raises(TimeoutError):
-                await in_thread(gate.wait, 60, deadline=0.001)
-        before = len(os.listdir("/proc/self/task"))
-        with pytest.raises(TimeoutError, match="earlier calls"):
-            await in_thread(gate.wait, 60, deadline=5)
-        assert len(os.listdir("/proc/self/task")) <= before
-        gate.set()
-        while True:  # the test's own bound is one for failing
-            try:
-                assert await in_thread(len, "four", deadline=60) == 4
-                break
-            except TimeoutError:
-                await asyncio.sleep(0.01)
-        with pytest.raises(ZeroDivisionError):
-            await in_thread(divmod, 1, 0, deadline=60)
-
-    play(scenario())
+    for _ in range(threads.THREADS):
+        with pytest.raises(TimeoutError):
+            await in_thread(gate.wait, 60, deadline=0.001)
+    before = len(os.listdir("/proc/self/task"))
+    with pytest.raises(TimeoutError, match="earlier calls"):
+        await in_thread(gate.wait, 60, deadline=5)
+    assert len(os.listdir("/proc/self/task")) <= before
+    gate.set()
+    while True:  # the test's own bound is one for failing
+        try:
+            assert await in_thread(len, "four", deadline=60) == 4
+            break
+        except TimeoutError:
+            await asyncio.sleep(0.01)
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(divmod, 1, 0, deadline=60)
 
 
 AS_AGENT = """

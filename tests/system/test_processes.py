@@ -19,7 +19,7 @@ import pytest
 from mpsagent.system.processes import Process, Watcher, real_uid, start_time
 from tests.conformance.backends import other_users_python
 from tests.setuid import become, setuid_python
-from tests.system.conftest import Play, until
+from tests.system.conftest import until
 
 ROOT = os.geteuid() == 0
 A_USER, ANOTHER_USER = 30001, 30002
@@ -172,92 +172,76 @@ def test_a_number_that_was_really_used_again_is_not_signalled(tmp_path: Path) ->
     assert done.stdout.startswith("reused")
 
 
-def test_the_watcher_tells_of_each_end_once(play: Play) -> None:
+async def test_the_watcher_tells_of_each_end_once() -> None:
     """Ends come by pidfd, without polling; processes that are forgotten or kept on are not reported."""
-
-    async def scenario() -> None:
-        gone: list[int] = []
-        watcher = Watcher(gone.append)
-        children = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
-        for child in children:
-            assert watcher.watch(child.pid, os.getuid())
-            assert watcher.watch(child.pid)
-        assert len(watcher) == 5
-        children[0].kill()
-        children[1].kill()
-        await until(lambda: len(gone) == 2)
-        watcher.forget(children[2].pid)
-        watcher.keep([children[3].pid])
-        for child in children[2:]:
-            child.kill()
-        await until(lambda: len(gone) == 3)
-        assert sorted(gone) == sorted([children[0].pid, children[1].pid, children[3].pid])
-        assert len(watcher) == 0
-        for child in children:
-            child.wait()
-        watcher.watch(os.getpid())
-        watcher.close()
-
-    play(scenario())
-
-
-def test_one_that_has_gone_before_it_is_watched_is_reported(play: Play) -> None:
-    """A client may die between the log line that names it and the watch; the agent must learn of it all the same."""
-
-    async def scenario() -> None:
-        gone: list[int] = []
-        watcher = Watcher(gone.append)
-        child = subprocess.Popen(["true"])
-        _wait(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    gone: list[int] = []
+    watcher = Watcher(gone.append)
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
+    for child in children:
+        assert watcher.watch(child.pid, os.getuid())
         assert watcher.watch(child.pid)
-        assert gone == [], "only in the loop's next turn, so that the caller has finished"
-        await until(lambda: gone == [child.pid])
-        child.wait()
-        assert watcher.watch(child.pid)
-        assert watcher.watch(os.getpid(), os.getuid() + 1), "another process's: the number was used again"
-        await until(lambda: gone == [child.pid, child.pid, os.getpid()])
-        watcher.close()
-
-    play(scenario())
-
-
-def test_the_watcher_is_bounded(play: Play) -> None:
-    """A flood of clients must not use up the agent's descriptors; the caller is told."""
-
-    async def scenario() -> None:
-        watcher = Watcher(lambda _: None, capacity=1)
-        child = subprocess.Popen(["sleep", "600"])
-        assert watcher.watch(os.getpid())
-        assert not watcher.watch(child.pid)
+    assert len(watcher) == 5
+    children[0].kill()
+    children[1].kill()
+    await until(lambda: len(gone) == 2)
+    watcher.forget(children[2].pid)
+    watcher.keep([children[3].pid])
+    for child in children[2:]:
         child.kill()
+    await until(lambda: len(gone) == 3)
+    assert sorted(gone) == sorted([children[0].pid, children[1].pid, children[3].pid])
+    assert len(watcher) == 0
+    for child in children:
         child.wait()
-        watcher.close()
+    watcher.watch(os.getpid())
+    watcher.close()
 
-    play(scenario())
+
+async def test_one_that_has_gone_before_it_is_watched_is_reported() -> None:
+    """A client may die between the log line that names it and the watch; the agent must learn of it all the same."""
+    gone: list[int] = []
+    watcher = Watcher(gone.append)
+    child = subprocess.Popen(["true"])
+    _wait(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert watcher.watch(child.pid)
+    assert gone == [], "only in the loop's next turn, so that the caller has finished"
+    await until(lambda: gone == [child.pid])
+    child.wait()
+    assert watcher.watch(child.pid)
+    assert watcher.watch(os.getpid(), os.getuid() + 1), "another process's: the number was used again"
+    await until(lambda: gone == [child.pid, child.pid, os.getpid()])
+    watcher.close()
 
 
-def test_a_callback_at_the_end(play: Play) -> None:
+async def test_the_watcher_is_bounded() -> None:
+    """A flood of clients must not use up the agent's descriptors; the caller is told."""
+    watcher = Watcher(lambda _: None, capacity=1)
+    child = subprocess.Popen(["sleep", "600"])
+    assert watcher.watch(os.getpid())
+    assert not watcher.watch(child.pid)
+    child.kill()
+    child.wait()
+    watcher.close()
+
+
+async def test_a_callback_at_the_end() -> None:
     """``when_gone`` for a single process, and no callback after ``close``."""
-
-    async def scenario() -> None:
-        calls: list[str] = []
-        children = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
-        held = [Process.open(child.pid) for child in children]
-        assert held[0] is not None
-        assert held[1] is not None
-        held[0].when_gone(lambda: calls.append("first"))
-        held[1].when_gone(lambda: calls.append("second"))
-        held[1].close()
-        for child in children:
-            child.kill()
-        await until(lambda: calls == ["first"])
-        await asyncio.sleep(0.05)
-        assert calls == ["first"]
-        held[0].close()
-        for child in children:
-            child.wait()
-
-    play(scenario())
+    calls: list[str] = []
+    children = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    held = [Process.open(child.pid) for child in children]
+    assert held[0] is not None
+    assert held[1] is not None
+    held[0].when_gone(lambda: calls.append("first"))
+    held[1].when_gone(lambda: calls.append("second"))
+    held[1].close()
+    for child in children:
+        child.kill()
+    await until(lambda: calls == ["first"])
+    await asyncio.sleep(0.05)
+    assert calls == ["first"]
+    held[0].close()
+    for child in children:
+        child.wait()
 
 
 def test_cpu_seconds_grow_with_work() -> None:
@@ -278,32 +262,28 @@ def _wait(condition: object) -> None:
         time.sleep(0.005)
 
 
-def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said(play: Play) -> None:
+async def test_a_pidfd_from_elsewhere_is_held_when_it_is_the_one_that_was_said() -> None:
     """The gate is a process of its own: a descriptor that is no pidfd, or another one's, never becomes a target."""
-
-    async def scenario() -> None:
-        child = subprocess.Popen(["sleep", "600"])
-        process = Process.from_pidfd(os.pidfd_open(child.pid), child.pid, os.getuid(), 4711)
-        assert (process.pid, process.uid, process.started, process.alive) == (child.pid, os.getuid(), 4711, True)
-        gone: list[int] = []
-        process.when_gone(lambda: gone.append(child.pid))
-        late = os.pidfd_open(child.pid)
-        assert process.send(signal.SIGKILL) is None
-        await until(lambda: gone)
-        child.wait()
-        assert not process.alive
-        process.close()
-        ended = Process.from_pidfd(late, child.pid, os.getuid(), 4711)
-        assert not ended.alive
-        assert "already ended" in (ended.send(signal.SIGKILL) or "")
-        ended.close()
-        for fd in (os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_RDONLY)):
-            with pytest.raises(ValueError, match="not a pidfd"):
-                Process.from_pidfd(fd, child.pid, os.getuid(), 4711)
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.fstat(fd)
-
-    play(scenario())
+    child = subprocess.Popen(["sleep", "600"])
+    process = Process.from_pidfd(os.pidfd_open(child.pid), child.pid, os.getuid(), 4711)
+    assert (process.pid, process.uid, process.started, process.alive) == (child.pid, os.getuid(), 4711, True)
+    gone: list[int] = []
+    process.when_gone(lambda: gone.append(child.pid))
+    late = os.pidfd_open(child.pid)
+    assert process.send(signal.SIGKILL) is None
+    await until(lambda: gone)
+    child.wait()
+    assert not process.alive
+    process.close()
+    ended = Process.from_pidfd(late, child.pid, os.getuid(), 4711)
+    assert not ended.alive
+    assert "already ended" in (ended.send(signal.SIGKILL) or "")
+    ended.close()
+    for fd in (os.pidfd_open(os.getpid()), os.open("/dev/null", os.O_RDONLY)):
+        with pytest.raises(ValueError, match="not a pidfd"):
+            Process.from_pidfd(fd, child.pid, os.getuid(), 4711)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
 
 
 @pytest.mark.root
