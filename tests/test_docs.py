@@ -179,6 +179,28 @@ def test_every_figure_names_its_output_and_every_output_is_named() -> None:
     assert {one for one in there - named if not one.endswith((".png", ".svg"))} == set()
 
 
+def test_the_counts_of_disorder_are_those_of_its_outputs() -> None:
+    page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    part = page.partition("## Disorder")[2].partition("\n## ")[0]
+    wrong, compared = [], 0
+    for figure, links in re.findall(
+        r"^\| [^|]* \| ([^|]* exact[^|]*) \| [^|]* \| [^|]* \| ([^|]*) \|$", part, re.MULTILINE
+    ):
+        names = re.findall(r"\((measured/[^)]+/disorder[^)]+)\)", links)
+        texts = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in names]
+        seen = {int(one) for text in texts for one in re.findall(r'(?:clients: exact |"exact": )(\d+)', text)}
+        said = {
+            int(one)
+            for counts in re.findall(r"((?:\d+(?:; | and )?)+) exact", figure)
+            for one in re.findall(r"\d+", counts)
+        }
+        if names and not said <= seen:
+            wrong.append((figure, said - seen))
+        compared += len(said) if names else 0
+    assert wrong == []
+    assert compared > 20
+
+
 def test_operations_says_of_cuda_errors_what_doctor_says() -> None:
     """Whoever searches the page for a number finds the same as who asks the program."""
     text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
