@@ -126,7 +126,7 @@ class GateSide:
             self._synced(now)
 
     def decide(self) -> None:
-        """All that came has been received."""
+        """Takes in all messages of this read at once: one decision for them."""
         if self._coming:
             events, self._coming = self._coming, []
             self._take(events)

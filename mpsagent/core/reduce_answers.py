@@ -69,7 +69,7 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
 
 
 def _confirmed(state: State) -> State:
-    """Who is said to have left, and is in none of MPS's own lists that are newer, has left."""
+    """A client has left when the log says so and a newer list of MPS's is without it."""
     clients = dict(state.clients)
     for client in state.clients.values():
         left, asked = client.said_left, state.listed_at

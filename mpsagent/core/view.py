@@ -248,7 +248,7 @@ class View:
         return found
 
     def waits_since(self, uid: int) -> float:
-        """Since when a user in the queue, or paused, has waited, as far as that counts for the order."""
+        """Since when a user in the queue, or paused, has waited; waits before the last turn do not count."""
         paused, first = self.suspended.get(uid), self.state.held.first(uid)
         if paused is not None:
             return paused

@@ -231,7 +231,8 @@ def _exists(pid: int, uid: int | None) -> bool:
 
 
 def _pid_of(fd: int) -> int | None:
-    """The process of a pidfd: -1 when it has ended, None when it is none or in a pid namespace that cannot be seen."""
+    """The process of a pidfd: -1 when it has ended, None when the descriptor is no pidfd, or its process is
+    in a pid namespace that cannot be seen."""
     with suppress(OSError, ValueError), open(f"/proc/self/fdinfo/{fd}", "rb") as file:
         for line in file.read(4096).split(b"\n"):
             if line.startswith(b"Pid:"):
