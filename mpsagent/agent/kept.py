@@ -178,4 +178,5 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
         turn = Turn(int(uid), min(now, float(since)), contested, warned, end)
         if any(isinstance(one, inp.Known) and one.peer.uid == turn.uid for one in told):
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
+            turn = replace(turn, phase=turn.reached if end is None else "ending")
             core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn, suspended=rest))

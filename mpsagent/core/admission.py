@@ -81,7 +81,7 @@ def _admitted(view: View) -> list[int]:
         return []
     if view.together:
         users = dict.fromkeys((*state.users(), *state.held.users()))
-    elif turn is not None and not view.closing and turn.ending is None:
+    elif turn is not None and turn.let_in:
         users = (turn.uid,)
     return list(islice((uid for uid in users if view.identified(uid) and not view.denied(uid)), MOST_USERS))
 

@@ -172,7 +172,6 @@ class Core:
             state=self.state,
             ending=ladder.ending(m.ladder),
             turn=m.turns.turn,
-            closing=m.turns.closing,
             served=m.turns.served,
             suspended=m.turns.suspended,
             spent=m.usage.spent,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import CLIENTS_PER_SERVER, State
-from mpsagent.core.view import View
+from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import limit_text
 
@@ -34,17 +34,21 @@ def misfit(view: View, uid: int) -> str | None:
     return None
 
 
-def pausable(view: View) -> bool:
+def pausable(view: View, turn: Turn) -> bool:
     """The present turn can end in a pause: who comes next has room beside its processes."""
-    turn = view.turn
-    if turn is None or turn.unpausable or not view.may_pause(turn.uid):
+    if turn.unpausable or not view.may_pause(turn.uid):
         return False
     return not view.waiting() or misfit(view, view.waiting()[0]) is None
 
 
-def deadlines(view: View) -> tuple[float, float] | None:
-    """When the user whose turn it is will be warned and when the turn ends; see :meth:`View.deadlines`."""
-    return None if view.turn is None else view.deadlines(view.turn, pausable(view))
+def deadlines(view: View, turn: Turn) -> tuple[float, float] | None:
+    """When the user of a turn is warned and when the turn ends; None while it is not contested or may last for ever.
+    One that ends in a pause costs its user nothing, so there is no warning."""
+    rules = view.rules(turn.uid)
+    if turn.contested is None or not pausable(view, turn):
+        return turn.deadlines(rules)
+    end = max(turn.contested, (turn.since if turn.began is None else turn.began) + rules.switch_slice)
+    return end, end
 
 
 def unlimited(view: View, uid: int) -> bool:

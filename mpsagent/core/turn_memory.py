@@ -1,14 +1,19 @@
-"""What the rule of turns remembers, and how a turn begins and is over."""
+"""What the rule of turns remembers, and what it makes of one moment."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
+from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
-from mpsagent.core.view import Turn, View
+from mpsagent.core.model import Client, Control
+from mpsagent.core.rule import EndClient
+from mpsagent.core.view import Phase, Turn, View
 
+AGAIN = 20.0
+"""Seconds until a ``quit`` that was not heard of again is repeated: more than any deadline of the front-end."""
 MOST_SERVED = 1024
 """Users of whom it is remembered when their last turn ended."""
 
@@ -24,44 +29,84 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``turn``: who has the GPU; ``closing``: its user is shut out, so that the next one can be let in; ``idle``: it
-    has lain idle since, wanted by no other user; ``worked``: a client of this turn has been at work; ``tried``: since
-    when the gate has tried to hand its first one over; ``left``: when the user before had it last; ``served``: when the
-    last turn of users ended, as far as that counts for the queue; ``suspended``: users whose processes stand, or are
-    being frozen, since when; ``shutdown``: the server that is in the next user's
-    way; ``quit``: control daemon that was asked to quit, and when."""
+    """``turn``: who has the GPU; ``left``: when the user before had it last; ``served``: when the last turn of users
+    ended, as far as that counts for the queue; ``suspended``: users whose processes stand, or are being frozen, since
+    when; ``shutdown``: the server that is in the next user's way; ``quit``: control daemon that was asked to quit, and
+    when."""
 
     turn: Turn | None = None
-    closing: bool = False
-    idle: bool = False
-    worked: bool = False
-    tried: float | None = None
     left: float | None = None
     served: Mapping[int, float] = field(default_factory=dict)
     suspended: Mapping[int, float] = field(default_factory=dict)
     shutdown: Asked | None = None
     quit: tuple[int, float] | None = None
-    reported: bool = False
 
 
-def begin(memory: Memory, uid: int, since: float) -> Memory:
-    suspended = {other: at for other, at in memory.suspended.items() if other != uid}
-    return Memory(turn=Turn(uid, since), left=memory.left, served=memory.served, suspended=suspended)
+class Moment:
+    """What the rule sees now, its memory as it becomes, and what is to be done."""
 
+    def __init__(self, view: View, memory: Memory, now: float) -> None:
+        self.view, self.memory, self.now = view, memory, now
+        self.actions: list[act.Action] = []
+        self.requests: list[EndClient] = []
+        self.told: list[tr.Transition] = []
 
-def over(view: View, memory: Memory, now: float, *, behind: bool) -> tuple[Memory, list[tr.Transition]]:
-    """The turn is over. ``behind``: what its user has waiting is behind all who wait now."""
-    assert memory.turn is not None
-    uid = memory.turn.uid
-    # Also of those who wait no more, for as long as others do, held or paused, who have waited for that turn's end.
-    held = view.state.held
-    came = min([*(first.since for one in held.users()[:1] if (first := held.first(one))), *memory.suspended.values()],
-               default=float("inf"))  # fmt: skip
-    served = {other: at for other, at in memory.served.items() if at > came or held.first(other) is not None}
-    served = dict(sorted(served.items(), key=lambda one: one[1])[-MOST_SERVED:])
-    served = {**served, uid: now} if behind else served
-    return Memory(left=now, served=served, suspended=memory.suspended), [ended(memory.turn, now)]
+    @property
+    def turn(self) -> Turn:
+        assert self.memory.turn is not None
+        return self.memory.turn
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """Those of the user whose turn it is."""
+        return self.view.state.clients_of_user(self.turn.uid)
+
+    @property
+    def works(self) -> bool:
+        """A process of the user's is at work, or being handed over."""
+        return bool(self.clients) or self.view.state.held.hands_over(self.turn.uid)
+
+    @property
+    def wanted(self) -> bool:
+        """The GPU is wanted by another than its user."""
+        return bool(self.view.others()) or self.view.state.drain is not None or self.view.outdated
+
+    def remember(self, **changes: Any) -> None:
+        self.memory = replace(self.memory, **changes)
+
+    def to(self, phase: Phase, **changes: Any) -> None:
+        self.remember(turn=replace(self.turn, phase=phase, **changes))
+
+    def report(self, kind: str, reason: str, key: str = "switch.after") -> None:
+        rule = self.view.rules(self.turn.uid).origin(key).key
+        self.actions.append(act.Report(kind=kind, reason=reason, rule=rule, uid=self.turn.uid))
+
+    def begin(self, uid: int, since: float) -> None:
+        suspended = {other: at for other, at in self.memory.suspended.items() if other != uid}
+        self.memory = Memory(Turn(uid, since), self.memory.left, self.memory.served, suspended)
+
+    def over(self, *, behind: bool) -> None:
+        """The turn is over. ``behind``: what its user has waiting is behind all who wait now."""
+        # Also of those who wait no more, for as long as others do, held or paused, who have waited for that turn's end.
+        held, memory = self.view.state.held, self.memory
+        came = min([*(first.since for one in held.users()[:1] if (first := held.first(one))),
+                    *memory.suspended.values()], default=float("inf"))  # fmt: skip
+        served = {other: at for other, at in memory.served.items() if at > came or held.first(other) is not None}
+        served = dict(sorted(served.items(), key=lambda one: one[1])[-MOST_SERVED:])
+        served = {**served, self.turn.uid: self.now} if behind else served
+        self.told.append(ended(self.turn, self.now))
+        self.memory = Memory(left=self.now, served=served, suspended=memory.suspended)
+
+    def quit(self, control: Control, timeout: int, reason: str, rule: str) -> float | None:
+        """``quit -t N``, and again when that was not heard of; when to look again."""
+        if control.quitting is not None:
+            return None
+        pid, asked = self.memory.quit or (0, 0.0)
+        if pid != control.pid or self.now >= asked + timeout + AGAIN:
+            self.actions.append(act.QuitControl(timeout=timeout, reason=reason, rule=rule))
+            self.remember(quit=(control.pid, asked := self.now))
+        return asked + timeout + AGAIN
 
 
 def ended(turn: Turn, now: float) -> tr.TurnEnded:
-    return tr.TurnEnded(now, turn.uid, max(0.0, now - turn.since), (turn.ending or turn.pausing) is not None)
+    return tr.TurnEnded(now, turn.uid, max(0.0, now - turn.since), turn.phase in ("pausing", "ending"))

@@ -2,37 +2,48 @@
 
 The user whose connection came first is next, or another one by ``priority`` and ``queue``. All processes of the user
 whose turn it is are let in, because a program whose processes wait for each other must never be split. The next user is
-let in when the last process of the one before has ended or left its server. Once another user waits, the turn has
-``switch.after``, a warning, ``switch.grace``, then the action: each client is ended by the ladder (``terminate``), or
-the control daemon quits (``quit``). With ``pause`` the turn lasts ``switch.slice`` instead, its processes are frozen
-(:mod:`mpsagent.core.pause`), and the user is in the queue again from then on.
+let in when the last process of the one before has ended or left its server.
+
+=========  ===============================================  ============================================================
+phase      what it is                                       what ends it
+=========  ===============================================  ============================================================
+idle       nothing at work, and no other user wants it      its user comes: open; another one first: shut
+open       its user works, or is on the way                 another one waits: contested; none is at work: idle
+contested  another user waits                               switch.after: warned; if it can pause, switch.slice: pausing
+warned     its end is announced                             switch.grace: ending, or late
+late       over, but it goes on ("none", enforce = false)   a policy that ends it: ending
+pausing    shut out; its processes are frozen               all stand: over; not within 10 s: contested, and not paused
+ending     shut out; the ladder for each client, or `quit`  all have gone: over
+shut       shut out; nothing at work                        the gate says that it is so: over
+=========  ===============================================  ============================================================
 
 With ``sharing = "together"`` or ``"apart"`` there are no turns: admission lets all users in. A policy that wants
 another form of server takes hold when a turn is over: then the control daemon is asked to quit, and a new one is
-started.
-
-Nothing is foreseen and nothing raced: the gate lets a user in only when this rule says so. To take the admission back
-without a race, the rule waits until the gate has said that a table without the user is in force (``applied``).
+started. Nothing is foreseen and nothing raced: the gate lets a user in only when this rule says so, and a turn is over
+when the gate has said that a table without its user is in force (``applied``).
 """
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
-from mpsagent.core.model import Client
-from mpsagent.core.room import pausable
+from mpsagent.core.pause import may_freeze
+from mpsagent.core.room import deadlines, pausable
 from mpsagent.core.rule import Decision, EndClient
-from mpsagent.core.turn_ends import AGAIN, Present, ending, pausing, warnings
-from mpsagent.core.turn_memory import Memory, begin, ended, over
+from mpsagent.core.turn_memory import AGAIN, Memory, Moment, ended
 from mpsagent.core.turn_next import SHUTDOWN_AGAIN, following
-from mpsagent.core.view import Turn, View
+from mpsagent.core.view import Phase, View
 from mpsagent.mps.units import duration_text
 from mpsagent.policy.policy import Rules
 
 TAKE_UP = 10.0
 """Seconds for which the gate may try in vain to hand the first client of a turn over while others wait."""
+FREEZE = 10.0
+"""Seconds in which all processes of a user have to stand; then the turn ends as ``switch.otherwise`` says."""
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
@@ -40,206 +51,260 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         over: list[tr.Transition] = [tr.UserResumed(now, uid, now - at) for uid, at in memory.suspended.items()]
         over += [] if memory.turn is None else [ended(memory.turn, now)]
         return Decision(Memory() if memory != Memory() else memory, (), (), tuple(over))
-    todo: list[act.Action] = []
-    requests: list[EndClient] = []
-    happened: list[tr.Transition] = []
-    wakes: list[float] = []
-    memory, happened = _adopt(view, memory, now)
-    memory, told = _suspended(view, memory, now)
-    happened += told
+    m = Moment(view, memory, now)
+    _adopt(m)
+    _suspended(m)
+    memory = m.memory
     if (memory.turn is not None and view.turn is None) or view.suspended != memory.suspended:  # its own contest nothing
-        view = replace(view, turn=memory.turn, suspended=memory.suspended, _found={}, _times={})
-    if memory.turn is not None:
-        memory, made, asked, told, at = _present(view, memory, now)
-        todo += made
-        requests += asked
-        happened += told
-        wakes += at
-    if memory.turn is None and view.synced and view.turn is None:  # else the view is of the turn that is over
-        memory, made, told, at = following(view, memory, now)
-        todo += made
-        happened += told
-        wakes += at
-    return Decision(memory, tuple(todo), tuple(requests), tuple(happened), min(wakes, default=None))
+        m.view = replace(view, turn=memory.turn, suspended=memory.suspended, _found={}, _times={})
+    until = None if m.memory.turn is None else _present(m)
+    if m.memory.turn is None and m.view.synced and m.view.turn is None:  # else the view is of the turn that is over
+        until = following(m)
+    return Decision(m.memory, tuple(m.actions), tuple(m.requests), tuple(m.told), until)
 
 
-def _adopt(view: View, memory: Memory, now: float) -> tuple[Memory, list[tr.Transition]]:
+def _adopt(m: Moment) -> None:
     """Clients that were let in by another than this rule, before this agent came: the turn is theirs."""
-    users = [uid for uid in view.state.users() if uid not in memory.suspended]
-    if memory.turn is not None or not users:
-        return memory, []
-    first = min(c.since for c in view.state.clients_of_user(users[0]))
-    if memory.left is None and len(users) == 1:
-        return begin(memory, users[0], first), []
-    gap = None if memory.left is None else max(0.0, now - memory.left)  # None: until now they worked together
-    return begin(memory, users[0], now), [tr.TurnBegan(now, users[0], gap)]
+    users, left = [uid for uid in m.view.state.users() if uid not in m.memory.suspended], m.memory.left
+    if m.memory.turn is None and users:
+        alone = left is None and len(users) == 1
+        m.begin(users[0], min(c.since for c in m.view.state.clients_of_user(users[0])) if alone else m.now)
+        if not alone:
+            gap = None if left is None else max(0.0, m.now - left)  # None: until now they worked together
+            m.told.append(tr.TurnBegan(m.now, users[0], gap))
 
 
-def _suspended(view: View, memory: Memory, now: float) -> tuple[Memory, list[tr.Transition]]:
+def _suspended(m: Moment) -> None:
     """Paused users whose processes have ended or may not stand any more go on; who works beside the user whose turn it
     is, since before this agent, a drain or a fault, is paused."""
-    state, turn = view.state, memory.turn
+    view, now, was = m.view, m.now, m.memory.suspended
     doubtful = view.faulted(now)[0]
     kept = {
-        uid: at for uid, at in memory.suspended.items() if state.clients_of_user(uid) and view.may_stand(uid)
+        uid: at for uid, at in was.items() if view.state.clients_of_user(uid) and view.may_stand(uid)
     } if not doubtful else {}  # fmt: skip
-    holder = None if turn is None else turn.uid  # its pause was not over yet
-    over = [(uid, at) for uid, at in memory.suspended.items() if uid not in kept and uid != holder]
-    told: list[tr.Transition] = [tr.UserResumed(now, uid, now - at) for uid, at in over]
-    if turn is not None and view.synced and not doubtful:
-        for uid in state.users():
-            if uid != turn.uid and uid not in kept and view.may_pause(uid):
-                kept[uid] = memory.served.get(uid, now)
-                told.append(tr.UserPaused(now, uid, len(state.clients_of_user(uid))))
-    return (memory if kept == memory.suspended else replace(memory, suspended=kept)), told
+    holder = None if m.memory.turn is None else m.turn.uid  # its pause was not over yet
+    over = [(uid, at) for uid, at in was.items() if uid not in kept and uid != holder]
+    m.told += [tr.UserResumed(now, uid, now - at) for uid, at in over]
+    if holder is not None and view.synced and not doubtful:
+        for uid in view.state.users():
+            if uid != holder and uid not in kept and view.may_pause(uid):
+                kept[uid] = m.memory.served.get(uid, now)
+                m.told.append(tr.UserPaused(now, uid, len(view.state.clients_of_user(uid))))
+    if kept != was:
+        m.remember(suspended=kept)
 
 
-def _present(view: View, memory: Memory, now: float) -> Present:
-    turn, state = memory.turn, view.state
-    assert turn is not None
-    clients = state.clients_of_user(turn.uid)
-    if turn.ending is not None and clients:
-        return ending(view, memory, turn, clients, now)
-    if not view.synced:  # it is not known who waits: no clock is reset, and none is over
-        return memory, [], [], [], []
-    if turn.pausing is not None and clients:
-        return pausing(view, memory, turn, clients, now)
-    if clients or state.held.hands_over(turn.uid):
-        # When it was to be over: a process passed before the table was in force, so it goes on.
-        tried = None if clients else memory.tried
-        memory = replace(memory, closing=False, idle=False, worked=memory.worked or bool(clients), tried=tried)
-        return _at_work(view, memory, turn, clients, now)
-    others, first = view.others(), state.held.first(turn.uid)
-    if not others and state.drain is None and not view.outdated:
-        if turn.ending is None:
-            turn = replace(turn, contested=None, warned=None)
-            return replace(memory, turn=turn, closing=False, idle=True, worked=False, tried=None), [], [], [], []
-        if first is not None:  # what comes now is a new turn
-            memory, told = over(view, memory, now, behind=False)
-            return memory, [], [], told, []
-    contested = view.contested()
-    open_to_it = turn.ending is None and not memory.closing and view.identified(turn.uid)
-    until = _own_until(view, turn) if memory.worked else float("inf")
-    # One that has only just begun is its user's; one that no user wanted goes to who comes first.
-    mine = memory.worked or not memory.idle or contested is None or (first is not None and first.since <= contested)
-    if first is not None and open_to_it and mine and now < until:
-        memory, wake = _on_its_way(view, memory, turn.uid, now)
-        if not memory.closing:
-            return memory, [], [], [], wake if until == float("inf") else [*wake, until]
-    memory = replace(memory, closing=True)
-    if not view.shut_out(turn.uid):
-        return memory, [], [], [], []
-    had = memory.worked or memory.tried is not None or turn.ending is not None
-    memory, told = over(view, memory, now, behind=had)
-    return memory, [], [], told, []
+# --- the present turn: each phase says what becomes of it, and until when it waits ------------------------------------
 
 
-def _own_until(view: View, turn: Turn) -> float:
-    """Between two processes of a user who has more of them waiting than may work at once (``max_clients``, a total,
-    the gate's pace): the turn lasts as long as anybody's. Until when."""
-    if view.state.drain is not None or view.state.to_end() or view.outdated:
-        return float("-inf")
-    view = replace(view, turn=turn)
-    times = view.deadlines(turn, pausable(view))
-    return float("inf") if times is None else times[1]
+def _present(m: Moment) -> float | None:
+    """The turn in its phase, and at once in the one that it comes to by that."""
+    for _ in PHASES:
+        turn, clients, until = m.turn, m.clients, None
+        if not m.view.synced and not (turn.phase == "ending" and clients):  # it is not known who waits
+            return None
+        if clients:
+            first = max(turn.since, min(client.since for client in clients))
+            m.to(turn.phase, began=first if turn.began is None else turn.began, tried=None)
+        if not m.works and not m.wanted and turn.phase != "ending":
+            m.to("idle", contested=None, warned=None, began=None, tried=None)
+        else:
+            until = (PHASES[turn.phase] if m.works or not turn.let_in else _between)(m)
+        if m.memory.turn is None or m.turn.phase == turn.phase:
+            return until
+    return None
 
 
-def _on_its_way(view: View, memory: Memory, uid: int, now: float) -> tuple[Memory, list[float]]:
-    """Its next connection is on its way through the gate; who came later waits, but not without end."""
-    if view.sent is None or not view.sent[1].open or view.state.drain is not None or view.state.to_end():
-        return replace(memory, tried=None), []
-    if memory.tried is None:
-        if not view.let_in(uid):
-            return memory, []
-        memory = replace(memory, tried=now)
-    assert memory.tried is not None
-    if not view.others():
-        return memory, []
-    over = memory.tried + TAKE_UP
-    return (memory, [over]) if now < over else (replace(memory, closing=True), [])
+def _idle(m: Moment) -> None:
+    """No user wanted the GPU."""
+    m.to("open")
 
 
-def _at_work(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...], now: float) -> Present:
-    rules, waiting = view.rules(turn.uid), view.others()
-    if turn.ending is not None:
-        return ending(view, memory, turn, clients, now)
-    if not view.identified(turn.uid):
-        return memory, [], [], [], []
-    first = view.contested()
-    if first is None:
-        fresh = replace(turn, contested=None, warned=None)
-        return replace(memory, turn=fresh, reported=False), [], [], [], []
-    if turn.contested is None:
-        began = _taken_up(view, memory, turn, clients)
-        if now < began:
-            return memory, [], [], [], [began]
-        turn = replace(turn, contested=max(first, began))
-        memory = replace(memory, turn=turn)
-    view = replace(view, turn=turn)
-    if clients and turn.began is None:
-        turn = replace(turn, began=max(turn.since, min(client.since for client in clients)))
-        memory = replace(memory, turn=turn)
+def _open(m: Moment) -> float | None:
+    """Contested once another user wants the GPU and the first client has been let in. Until then MPS starts a server,
+    which takes seconds where many contexts are made at once (5 to 9 s on two H200, beside the clients of a second
+    agent), and turns of 5 s would be over before anyone is served."""
+    since = m.view.contested() if m.view.identified(m.turn.uid) else None
+    if since is None:
+        return None
+    latest = m.turn.since + m.view.policy.hang_server_ready
+    began = latest if m.turn.began is None else min(latest, m.turn.began)
+    if m.now >= began:
+        m.to("contested", contested=max(since, began))
+    return began
+
+
+def _contested(m: Moment) -> float | None:
+    """Another user waits for the end. Contested: until `switch.after`, or `switch.slice` where the turn can end in a
+    pause; warned: until `switch.grace` is over, too; late: for as long as the policy lets it go on."""
+    view, uid, now, rules = m.view, m.turn.uid, m.now, m.view.rules(m.turn.uid)
+    if not view.identified(uid):
+        return None
+    if view.contested() is None:
+        m.to("open", contested=None, warned=None)
+        return None
     fault, known_at = view.faulted(now)
     if rules.switch_action == "pause" and fault:  # everybody is held until it is over, and then paused
-        return memory, [], [], [], [] if known_at is None else [known_at]
-    pauses = pausable(view)
-    times = view.deadlines(turn, pauses)
+        return known_at
+    times, kept = deadlines(view, m.turn), _kept(rules)
     if times is None or view.state.drain is not None:
-        return memory, [], [], [], []
-    warn, _ = times
-    if now < warn:
-        return memory, [], [], [], [warn]
-    if pauses and not clients:  # the first one is only being handed over
-        return memory, [], [], [], []
-    if pauses:
-        turn = replace(turn, pausing=now, warned=None)
-        return pausing(view, replace(memory, turn=turn, closing=True), turn, clients, now)
-    todo: list[act.Action] = []
-    rule = rules.origin("switch.after").key
-    kept = _goes_on(rules)
-    if turn.warned is None:
-        turn = replace(turn, warned=now)
-        memory = replace(memory, turn=turn)
-        end = (view.deadlines(turn, pauses) or (now, now))[1]
-        ends = f"its turn ends in {duration_text(end - now)}"
-        held = duration_text(now - (turn.contested or now))
-        reason = f"user {turn.uid} has had the GPU for {held} while user {waiting[0]} waits; {kept or ends}"
-        todo.append(act.Report(kind="turn.warning", reason=reason, rule=rule, uid=turn.uid))
-        if not kept:
-            todo += warnings(view, turn.uid, clients, reason, end - now)
-    end = (view.deadlines(turn, pauses) or (now, now))[1]
-    if now < end:
-        return memory, todo, [], [], [end]
-    reason = (
-        f"the turn of user {turn.uid} is over: user {waiting[0]} has waited "
-        f"{duration_text(now - (turn.contested or now))}"
-    )
-    if kept:
-        if not memory.reported:
-            todo.append(act.Report(kind="turn.over", reason=f"{reason}; {kept}", rule=rule, uid=turn.uid))
-        return replace(memory, reported=True), todo, [], [], []
-    todo.append(act.Report(kind="turn.ending", reason=reason, rule=rule, uid=turn.uid))
-    turn = replace(turn, ending=now)
-    memory, made, requests, told, at = ending(view, replace(memory, turn=turn), turn, clients, now)
-    return memory, todo + made, requests, told, at
+        return None
+    if now < times[0]:
+        return times[0]
+    if pausable(view, m.turn):
+        if m.clients:  # else the first one is only being handed over
+            m.to("pausing", warned=None)
+        return None
+    waits, waited = f"user {view.others()[0]}", duration_text(now - (m.turn.contested or now))
+    over = f"the turn of user {uid} is over: {waits} has waited {waited}"
+    if m.turn.warned is None:
+        ends = kept or f"its turn ends in {duration_text(rules.switch_grace)}"
+        m.report("turn.warning", reason := f"user {uid} has had the GPU for {waited} while {waits} waits; {ends}")
+        m.actions += [] if kept else _warnings(m, reason)
+        m.to("warned", warned=now)
+    elif now < times[1]:
+        return times[1]
+    elif not kept:
+        m.report("turn.ending", over)
+        m.to("ending", ending=now)
+    elif m.turn.phase == "warned":
+        m.report("turn.over", f"{over}; {kept}")
+        m.to("late")
+    return None
 
 
-def _taken_up(view: View, memory: Memory, turn: Turn, clients: tuple[Client, ...]) -> float:
-    """When the user could begin: the first client has been let in. Until then MPS starts a server, which takes seconds
-    where many contexts are made at once (5 to 9 s on two H200, beside the clients of a second agent), and turns of 5 s
-    would be over before anyone is served."""
-    latest = turn.since + view.policy.hang_server_ready
-    if clients:
-        return min(latest, max(turn.since, min(client.since for client in clients)))
-    return turn.since if memory.worked else latest
+def _between(m: Moment) -> float | None:
+    """None of its user's processes works: the next one is on its way through the gate. Who came later waits for that,
+    but not without end; between two processes of a user who has more of them waiting than may work at once
+    (``max_clients``, a total, the gate's pace) the turn lasts as long as anybody's; and one that no user wanted is of
+    whoever comes first."""
+    view, state, turn, until = m.view, m.view.state, m.turn, float("inf")
+    first, contested = state.held.first(turn.uid), view.contested()
+    mine = first is not None and (turn.phase != "idle" or contested is None or first.since <= contested)
+    mine = mine and view.identified(turn.uid)
+    ends = state.drain is not None or bool(state.to_end())
+    if turn.began is not None:
+        times = deadlines(view, turn)
+        until = float("-inf") if ends or view.outdated else until if times is None else times[1]
+    tried = turn.tried
+    if mine and (ends or view.sent is None or not view.sent[1].open):
+        tried = None
+    elif mine and tried is None and view.let_in(turn.uid):
+        tried = m.now
+    if tried is not None and view.others():
+        until = min(until, tried + TAKE_UP)
+    goes_on = mine and m.now < until
+    m.to(("open" if turn.phase == "idle" else turn.phase) if goes_on else "shut", tried=tried)
+    return until if until < float("inf") else None
 
 
-def _goes_on(rules: Rules) -> str:
+def _pausing(m: Moment) -> float | None:
+    """Its user is shut out first, so that no process is frozen in the middle of its hand-over; then all are frozen;
+    then the turn is over."""
+    view, uid, clients = m.view, m.turn.uid, m.clients
+    if not clients:
+        m.to(m.turn.reached if m.works else "shut")
+        return None
+    rest, unpausable = {other: at for other, at in m.memory.suspended.items() if other != uid}, False
+    if view.may_pause(uid) and view.others() and not view.faulted(m.now)[0]:
+        if uid not in m.memory.suspended and not may_freeze(view, uid):
+            return None
+        since = m.memory.suspended.get(uid, m.now)
+        m.remember(suspended={**rest, uid: since})
+        if all(c.frozen is not None or c.detached is not None for c in clients):
+            m.over(behind=True)
+            m.remember(suspended={**rest, uid: m.now})
+            m.told.append(tr.UserPaused(m.now, uid, len(clients)))
+            return None
+        if m.now < since + FREEZE:
+            return since + FREEZE
+        late = ", ".join(str(c.pid) for c in clients if c.frozen is None)
+        reason = f"the processes of user {uid} are not paused: {late} did not stop within {FREEZE:.0f} s"
+        m.report("turn.not_paused", reason, "switch.action")
+        unpausable = True
+    m.remember(suspended=rest)
+    m.to(m.turn.reached, unpausable=unpausable)
+    return None
+
+
+def _ending(m: Moment) -> float | None:
+    """Each client on the ladder, or the daemon quits; over when all have gone and its user is shut out. After
+    ``hang.terminate`` those who were not asked yet are signalled, if only clients of the same user are there: they all
+    go."""
+    view, uid, ending = m.view, m.turn.uid, m.turn.ending or m.now
+    if not m.works:
+        fresh = not m.wanted and view.state.held.first(uid) is not None  # what comes now is a new turn
+        if fresh or view.shut_out(uid):
+            m.over(behind=not fresh)
+        return None
+    rules, policy = view.rules(uid), view.policy
+    if not rules.enforce_switch:
+        m.to(m.turn.reached, ending=None)
+        return None
+    control = view.state.control if view.control_alive else None
+    quits_all = rules.forced_end == "quit" and not m.memory.suspended  # who is paused is not to pay for it
+    # Once another daemon runs, the clients of the one that quit are leftovers.
+    if quits_all and control is not None and (m.memory.quit is None or m.memory.quit[0] == control.pid):
+        reason = f"the turn of user {uid} is over; waiting users are held meanwhile"
+        return m.quit(control, max(1, round(rules.kill_grace)), reason, rules.origin("switch.action").key)
+    due = ending + policy.hang_terminate + (policy.hook_deadline if rules.before_end_hook else 0.0)
+    late = (m.now >= due and len(view.state.users()) <= 1) or quits_all
+    m.requests += [
+        EndClient(
+            pid=c.pid, start=c.peer.start, uid=uid, reason=f"the turn of user {uid} is over",
+            rule=rules.origin("switch.after").key, section="switch", hook=True, signals_only=late,
+        )
+        for c in m.clients
+    ]  # fmt: skip
+    return due if m.now < due else None
+
+
+def _shut(m: Moment) -> None:
+    """Its user is shut out; over when the gate says that it is so. A process that passed before that goes on."""
+    if m.works:
+        m.to(m.turn.reached)
+    elif m.view.shut_out(m.turn.uid):
+        m.over(behind=m.turn.began is not None or m.turn.tried is not None)
+
+
+PHASES: Mapping[Phase, Callable[[Moment], float | None]] = {
+    "idle": _idle,
+    "open": _open,
+    "contested": _contested,
+    "warned": _contested,
+    "late": _contested,
+    "pausing": _pausing,
+    "ending": _ending,
+    "shut": _shut,
+}
+
+
+def _kept(rules: Rules) -> str:
     """Why a turn does not end when its time is over; empty when it does."""
     if not rules.enforce_switch:
         return "it goes on all the same, because this is not enforced"
     key = "otherwise" if rules.switch_action == "pause" else "action"
     return f'it goes on all the same (switch.{key} = "none")' if rules.forced_end == "none" else ""
+
+
+def _warnings(m: Moment, reason: str) -> list[act.Action]:
+    """What the user's programs see of the warning: a signal to each client, at which training scripts save; and what
+    the hook tells whom it likes."""
+    uid, rules, program = m.turn.uid, m.view.rules(m.turn.uid), m.view.policy.warning_hook
+    clients = [one for one in m.clients if one.detached is None]
+    found: list[act.Action] = []
+    if rules.switch_warning_signal != "none":
+        number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("switch.warning_signal").key
+        for one in clients:
+            why = f"{reason}; {number.name} to client {one.pid} of user {uid}"
+            found.append(
+                act.SignalClient(pid=one.pid, start=one.peer.start, uid=uid, signal=int(number), reason=why, rule=rule)
+            )
+    if program is not None:
+        pids, deadline = [one.pid for one in clients], m.view.policy.hook_deadline
+        told = {"uid": uid, "pids": pids, "seconds": rules.switch_grace, "reason": reason}
+        found.append(act.RunHook(program=program, subject=told, deadline=deadline, reason=reason, rule="hooks.warning"))
+    return found
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

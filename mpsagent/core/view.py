@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from mpsagent.core.actions import Admissions
 from mpsagent.core.inputs import Peer
@@ -31,11 +32,15 @@ class Ending:
     at: float = 0.0
 
 
+Phase = Literal["idle", "open", "contested", "warned", "late", "pausing", "ending", "shut"]
+"""Where a turn stands: the table in :mod:`mpsagent.core.turns` has what becomes of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Who has the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end of
-    the turn was announced and begun; ``began``: since when the user can work; ``pausing``: since when its processes
-    are being paused; ``unpausable``: that did not work."""
+    the turn was announced and begun; ``began``: since when its user works; ``tried``: since when the gate has tried to
+    hand its next process over; ``unpausable``: its processes were to be paused, which did not work."""
 
     uid: int
     since: float
@@ -43,8 +48,19 @@ class Turn:
     warned: float | None = None
     ending: float | None = None
     began: float | None = None
-    pausing: float | None = None
+    tried: float | None = None
     unpausable: bool = False
+    phase: Phase = "open"
+
+    @property
+    def let_in(self) -> bool:
+        """Its user may pass the gate."""
+        return self.phase not in ("pausing", "ending", "shut")
+
+    @property
+    def reached(self) -> Phase:
+        """The phase of a turn that goes on, by how far it has come."""
+        return "open" if self.contested is None else "contested" if self.warned is None else "warned"
 
     def deadlines(self, rules: Rules) -> tuple[float, float] | None:
         """When the user is warned and when the turn ends; None while it is not contested or may last for ever."""
@@ -56,7 +72,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """``ending``: the clients on their way out; ``turn``: who has the GPU; ``closing``: its user is to be shut out;
+    """``ending``: the clients on their way out; ``turn``: who has the GPU;
     ``served``: when each user's last turn ended; ``suspended``: users who are paused, and since when; ``spent``: GPU
     seconds of users in the last day; ``sent``: the admissions that the gate was told last, and their number;
     ``in_the_way``: the server that is asked to make way for the next user, and since when; ``given_up``: why the agent
@@ -66,7 +82,6 @@ class View:
     state: State
     ending: Mapping[int, Ending] = field(default_factory=dict)
     turn: Turn | None = None
-    closing: bool = False
     served: Mapping[int, float] = field(default_factory=dict)
     suspended: Mapping[int, float] = field(default_factory=dict)
     spent: Mapping[int, float] = field(default_factory=dict)
@@ -286,15 +301,6 @@ class View:
             and self.given_up is None and self.state.drain is None and not self.state.to_end()
             and not any(server.status is Status.FAULT for server in self.state.servers.values())
         )  # fmt: skip
-
-    def deadlines(self, turn: Turn, pausable: bool) -> tuple[float, float] | None:
-        """When the user of a turn is warned and when the turn ends; None while it is not contested or may last for
-        ever. One that ends in a pause costs its user nothing, so there is no warning."""
-        rules = self.rules(turn.uid)
-        if turn.contested is None or not pausable:
-            return turn.deadlines(rules)
-        end = max(turn.contested, (turn.since if turn.began is None else turn.began) + rules.switch_slice)
-        return end, end
 
     def faulted(self, now: float) -> tuple[bool, float | None]:
         """Whether a server refuses who is handed over to it, or may still do so, and until when that is not known: in

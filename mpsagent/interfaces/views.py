@@ -253,7 +253,7 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
     used = [memory[client.pid] for client in mine if client.pid in memory]
     rules = view.rules(one.uid)
     has_to = waits.has_to_leave(view, one.uid)
-    times = room.deadlines(view) if has_to else None
+    times = room.deadlines(view, one) if has_to else None
     return {
         "uid": one.uid,
         "user": name(view.state, one.uid),

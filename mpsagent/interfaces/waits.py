@@ -165,7 +165,7 @@ def _reason(view: View, group: Group, everybody: Why | None, use: _Use) -> Why:
             return Why("paused", f"{what} paused (stopped, with their memory): {whose}")
         why = room.misfit(view, uid) if view.may_pause(turn.uid) and uid == view.waiting()[0] else None
         return Why("turn", whose if why is None else f"{whose}, who cannot be paused for it: {why}")
-    if turn.ending is not None or view.closing:
+    if not turn.let_in:
         return Why("turn", "this user's own turn is over")
     return _own(view, group, use)
 
@@ -219,7 +219,7 @@ def expected_turns(view: View, waiting: Sequence[Group], now: float) -> dict[int
     if view.together or view.ranked or _everybody(view, now) is not None:
         return {}
     if turn is not None:
-        times = room.deadlines(view)
+        times = room.deadlines(view, turn)
         if times is None or not has_to_leave(view, turn.uid):
             return {}
         at = max(now, times[1])
