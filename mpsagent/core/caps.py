@@ -65,12 +65,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         wakes += at
         for client, reason, rule in ends:
             if view.rules(uid).enforce_limits:
-                requests.append(
-                    EndClient(
-                        pid=client.pid, start=client.peer.start, uid=uid, reason=reason, rule=rule, section="limits",
-                        hook=True,
-                    )
-                )  # fmt: skip
+                requests.append(EndClient.of(client, reason, rule, "limits"))
             elif client.pid not in reported:
                 reported |= {client.pid}
                 reason += "; this is not enforced"

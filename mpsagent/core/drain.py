@@ -53,15 +53,9 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if view.state.clients or view.state.held.handing or view.passed_untouched:
         if drain.until is None or now < drain.until:
             return Decision(memory, tuple(todo), wake=drain.until)
-        requests = tuple(
-            EndClient(
-                pid=c.pid, start=c.peer.start, uid=c.uid, reason="the time of the drain is over", rule=RULE,
-                section="order", hook=True,
-            )
-            for c in view.state.clients.values()
-            if c.detached is None
-        )  # fmt: skip
-        return Decision(memory, tuple(todo), requests)
+        clients = (c for c in view.state.clients.values() if c.detached is None)
+        ends = (EndClient.of(c, "the time of the drain is over", RULE, "order") for c in clients)
+        return Decision(memory, tuple(todo), tuple(ends))
     if not view.synced:  # the gate has not said yet who is at work
         return Decision(memory, tuple(todo))
     if control is None or control.quitting is not None or memory.asked:

@@ -268,13 +268,9 @@ class Core:
 
     def _end_client(self, event: inp.EndClient, now: float) -> None:
         client = self.state.clients.get(event.pid)
-        if client is None:
-            return
-        request = EndClient(
-            pid=client.pid, start=client.peer.start, uid=client.uid, reason=f"ordered by uid {event.by}",
-            rule="order", section="order", hook=not event.at_once,
-        )  # fmt: skip
-        self._take(request, now)
+        if client is not None:
+            reason = f"ordered by uid {event.by}"
+            self._take(EndClient.of(client, reason, "order", "order", hook=not event.at_once), now)
 
     def _restart(self, event: inp.RestartOrdered) -> list[act.Action]:
         """A running daemon is asked to quit; the next one is started when it has gone."""

@@ -49,13 +49,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             if now < due:
                 wakes.append(due)
             elif view.policy.enforce_hang:
-                requests += [
-                    EndClient(
-                        pid=c.pid, start=c.peer.start, uid=c.uid, rule=RULE, section="hang", signals_only=True,
-                        reason=f"it ignores the fault of server {server.pid}",
-                    )
-                    for c in sticky
-                ]  # fmt: skip
+                reason = f"it ignores the fault of server {server.pid}"
+                requests += [EndClient.of(c, reason, RULE, "hang", hook=False, signals_only=True) for c in sticky]
             continue
         since = clear.setdefault(server.pid, now)
         if (

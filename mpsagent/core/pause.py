@@ -38,10 +38,6 @@ class Memory:
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     clients = {(c.pid, c.peer.start): c for c in view.state.clients.values()}
-    if not view.suspended and not any(one.frozen is not None for one in clients.values()):
-        left = {key: freezes for key, freezes in memory.under_way.items() if key in clients}
-        if not left:
-            return Decision(memory if memory == Memory() else Memory())
     under_way = {key: freezes for key, freezes in memory.under_way.items() if key in clients}
     times = {key: count for key, count in memory.times.items() if key in clients and clients[key].uid in view.suspended}
     not_before = {key: at for key, at in memory.not_before.items() if key in clients and now < at}
@@ -53,9 +49,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         stands = client.frozen is not None
         wanted = for_another and client.uid in view.suspended and client.pid not in view.ending
         wanted = wanted and client.detached is None
-        if wanted is stands or key in under_way or (wanted and not may_freeze(view, client.uid)):
-            continue
-        if key in not_before:
+        if wanted is stands or key in under_way or key in not_before or (wanted and not may_freeze(view, client.uid)):
             continue
         if wanted and times.get(key, 0) >= TIMES and client.uid != holder:  # its turn sees to that by itself
             ended, said = _give_up(view, client)
@@ -110,10 +104,7 @@ def _give_up(view: View, client: Client) -> tuple[list[EndClient], act.Report]:
     report = act.Report(kind="client.not_frozen", reason=reason, rule=rule, uid=client.uid, pid=client.pid)
     if not ends:
         return [], report
-    request = EndClient(
-        pid=client.pid, start=client.peer.start, uid=client.uid, reason=what, rule=rule, section="switch", hook=True,
-    )  # fmt: skip
-    return [request], report
+    return [EndClient.of(client, what, rule, "switch")], report
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

@@ -44,12 +44,9 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if not any(one.unseen for one in view.state.clients.values()):
         return Decision(memory, count)
     requests = tuple(
-        EndClient(
-            pid=one.pid, start=one.peer.start, uid=one.uid, rule=rule, section=section, hook=True,
-            reason=f"{why}; client {one.pid} came through another process",
-        )
+        EndClient.of(one, f"{why}; client {one.pid} came through another process", rule, section)
         for one, why, rule, section in _wrong(view)
-    )  # fmt: skip
+    )
     return Decision(memory, count, requests)
 
 

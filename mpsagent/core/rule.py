@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from mpsagent.core.actions import Action
+from mpsagent.core.model import Client
 from mpsagent.core.transitions import Transition
 
 M = TypeVar("M", covariant=True)
@@ -30,6 +31,12 @@ class EndClient:
     section: Section
     signals_only: bool = False
     hook: bool = False
+
+    @classmethod
+    def of(cls, one: Client, reason: str, rule: str, section: Section, *, hook: bool = True, **how: bool) -> EndClient:
+        return cls(
+            pid=one.pid, start=one.peer.start, uid=one.uid, reason=reason, rule=rule, section=section, hook=hook, **how
+        )  # fmt: skip
 
 
 Request = EndClient

@@ -98,12 +98,7 @@ def _busy(view: View, server: Server) -> bool:
 def _ends(view: View, server: Server) -> list[EndClient]:
     """Its clients, whom the ladder ends one by one."""
     reason = f"the time before the shutdown of server {server.pid} is over"
-    return [
-        EndClient(
-            pid=c.pid, start=c.peer.start, uid=c.uid, reason=reason, rule=RULE, section="order", hook=True,
-        )
-        for c in view.state.working_on(server)
-    ]  # fmt: skip
+    return [EndClient.of(c, reason, RULE, "order") for c in view.state.working_on(server)]
 
 
 def _action(view: View, server: Server, order: Shutdown, since: float) -> act.Action:

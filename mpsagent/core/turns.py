@@ -249,13 +249,8 @@ def _ending(m: Moment) -> float | None:
         return m.quit(control, max(1, round(rules.kill_grace)), reason, rules.origin("switch.action").key)
     due = ending + policy.hang_terminate + (policy.hook_deadline if rules.before_end_hook else 0.0)
     late = (m.now >= due and len(view.state.users()) <= 1) or quits_all
-    m.requests += [
-        EndClient(
-            pid=c.pid, start=c.peer.start, uid=uid, reason=f"the turn of user {uid} is over",
-            rule=rules.origin("switch.after").key, section="switch", hook=True, signals_only=late,
-        )
-        for c in m.clients
-    ]  # fmt: skip
+    reason, rule = f"the turn of user {uid} is over", rules.origin("switch.after").key
+    m.requests += [EndClient.of(c, reason, rule, "switch", signals_only=late) for c in m.clients]
     return due if m.now < due else None
 
 
