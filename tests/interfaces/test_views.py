@@ -224,7 +224,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     }
     assert {word: _why(view, uid) for word, (view, uid) in cases.items()} == {word: word for word in cases}
     assert _why(View(replace(state, control=replace(control, quitting=3.0)), turn=TURN)) == "control"
-    assert _why(View(state, turn=replace(mine, ending=25.0)), 10) == "turn", "its own turn is over"
+    assert _why(View(state, turn=replace(mine, phase="ending")), 10) == "turn", "its own turn is over"
 
 
 @pytest.mark.parametrize(
