@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[Callable[[Here, Out], None], float]] = {
     "ladder": (trouble.ladder, 50.0),
     "pause": (gate_pause.pause, 900.0),
     "cost": (gate_cost.cost, 150.0),
-    "processor": (gate_cost.processor, 60.0),
+    "processor": (gate_cost.processor, 150.0),
     "outside": (gate_outside.outside, 150.0),
 }
 """What each may take at most, in seconds."""
