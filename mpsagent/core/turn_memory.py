@@ -32,7 +32,7 @@ class Memory:
     """``turn``: who has the GPU; ``left``: when the user before had it last; ``served``: when the last turn of users
     ended, as far as that counts for the queue; ``suspended``: users whose processes stand, or are being frozen, since
     when; ``shutdown``: the server that is in the next user's way; ``quit``: control daemon that was asked to quit, and
-    when."""
+    when; ``signalled``: clients that were sent the warning of this turn's end."""
 
     turn: Turn | None = None
     left: float | None = None
@@ -40,6 +40,7 @@ class Memory:
     suspended: Mapping[int, float] = field(default_factory=dict)
     shutdown: Asked | None = None
     quit: tuple[int, float] | None = None
+    signalled: frozenset[tuple[int, int]] = frozenset()
 
 
 class Moment:

@@ -26,7 +26,7 @@ when the gate has said that a table without its user is in force (``applied``).
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from mpsagent.core import actions as act
@@ -157,12 +157,16 @@ def _contested(m: Moment) -> float | None:
         return None
     waits, waited = f"user {view.others()[0]}", duration_text(now - (m.turn.contested or now))
     over = f"the turn of user {uid} is over: {waits} has waited {waited}"
+    left = rules.switch_grace if m.turn.warned is None else times[1] - now
+    ends = kept or f"its turn ends in {duration_text(left)}"
+    warning = f"user {uid} has had the GPU for {waited} while {waits} waits; {ends}"
     if m.turn.warned is None:
-        ends = kept or f"its turn ends in {duration_text(rules.switch_grace)}"
-        m.report("turn.warning", reason := f"user {uid} has had the GPU for {waited} while {waits} waits; {ends}")
-        m.actions += [] if kept else _warnings(m, reason)
+        m.report("turn.warning", warning)
+        m.remember(signalled=frozenset())
+        m.actions += [] if kept else [*_signals(m, warning), *_hook(m, warning)]
         m.to("warned", warned=now)
-    elif now < times[1]:
+    elif left > 0:
+        m.actions += [] if kept else _signals(m, warning)
         return times[1]
     elif not kept:
         m.report("turn.ending", over)
@@ -282,24 +286,28 @@ def _kept(rules: Rules) -> str:
     return f'it goes on all the same (switch.{key} = "none")' if rules.forced_end == "none" else ""
 
 
-def _warnings(m: Moment, reason: str) -> list[act.Action]:
-    """What the user's programs see of the warning: a signal to each client, at which training scripts save; and what
-    the hook tells whom it likes."""
-    uid, rules, program = m.turn.uid, m.view.rules(m.turn.uid), m.view.policy.warning_hook
-    clients = [one for one in m.clients if one.detached is None]
-    found: list[act.Action] = []
-    if rules.switch_warning_signal != "none":
+def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
+    """What the user's programs see of the warning, at which training scripts save; also one that is let in later."""
+    uid, rules = m.turn.uid, m.view.rules(m.turn.uid)
+    clients = {(one.pid, one.peer.start) for one in m.clients if one.detached is None} - m.memory.signalled
+    if rules.switch_warning_signal != "none" and clients:
+        m.remember(signalled=m.memory.signalled | clients)
         number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("switch.warning_signal").key
-        for one in clients:
-            why = f"{reason}; {number.name} to client {one.pid} of user {uid}"
-            found.append(
-                act.SignalClient(pid=one.pid, start=one.peer.start, uid=uid, signal=int(number), reason=why, rule=rule)
-            )
-    if program is not None:
-        pids, deadline = [one.pid for one in clients], m.view.policy.hook_deadline
-        told = {"uid": uid, "pids": pids, "seconds": rules.switch_grace, "reason": reason}
-        found.append(act.RunHook(program=program, subject=told, deadline=deadline, reason=reason, rule="hooks.warning"))
-    return found
+        for pid, start in sorted(clients):
+            why = f"{reason}; {number.name} to client {pid} of user {uid}"
+            yield act.SignalClient(pid=pid, start=start, uid=uid, signal=int(number), reason=why, rule=rule)
+
+
+def _hook(m: Moment, reason: str) -> Iterator[act.Action]:
+    """It tells whom it likes."""
+    policy, pids = m.view.policy, [one.pid for one in m.clients if one.detached is None]
+    if policy.warning_hook is not None:
+        seconds = m.view.rules(m.turn.uid).switch_grace
+        told = {"uid": m.turn.uid, "pids": pids, "seconds": seconds, "reason": reason}
+        yield act.RunHook(
+            program=policy.warning_hook, subject=told, deadline=policy.hook_deadline, reason=reason,
+            rule="hooks.warning",
+        )  # fmt: skip
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

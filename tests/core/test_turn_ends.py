@@ -56,6 +56,29 @@ def test_the_warning_reaches_the_programs_and_the_hook_once(shared: bool) -> Non
     assert stage.actions(act.TerminateClient) == []
 
 
+@both
+def test_who_is_let_in_after_the_warning_is_sent_the_signal_too(shared: bool) -> None:
+    """Once; the hook has been told when the turn ends. And all of them anew when another turn's end comes."""
+    hook = 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n'
+    stage = Stage(POLICY + hook, shared=shared).up()
+    first = stage.client(ALICE, stubborn=True)
+    stage.run(3)
+    bob = stage.client(BOB)
+    stage.run(11)
+    late = stage.client(ALICE, stubborn=True)
+    stage.run(2)
+    told = [one for one in stage.actions(act.SignalClient) if isinstance(one, act.SignalClient)]
+    assert [(one.pid, one.signal) for one in told] == [(first.pid, signal.SIGUSR1), (late.pid, signal.SIGUSR1)]
+    assert f"while user {BOB} waits; its turn ends in" in told[1].reason
+    assert len(stage.actions(act.RunHook)) == 1
+    stage.ends(bob)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(11)
+    told = [one for one in stage.actions(act.SignalClient) if isinstance(one, act.SignalClient)]
+    assert [one.pid for one in told[2:]] == [first.pid, late.pid]
+
+
 @pytest.mark.parametrize("how", ['action = "none"\n', "enforce = false\n"])
 def test_who_keeps_the_gpu_is_sent_no_signal(how: str) -> None:
     stage = Stage(POLICY + how + 'warning_signal = "SIGUSR1"\n[hooks]\nwarning = "/usr/bin/true"\n').up()
