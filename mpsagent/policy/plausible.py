@@ -5,6 +5,7 @@ Pure: who exists and what GPUs there are is given. Each function returns warning
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mpsagent.mps import units
@@ -18,6 +19,9 @@ from mpsagent.policy.policy import Policy
 PROGRAMS = ("before_end", "warning", "control_program")
 SMALL = 256 << 20
 """Bytes. CUDA's own overhead took 120 to 220 MiB of a client's memory limit on an H200."""
+CONTEXT, OF_EACH, H200 = 28.0, 3.7, 132
+"""MiB that a context takes, and beside that for each multiprocessor, of which an H200 has so many: 72 with 12 of them,
+167 with 38, 218 with 52, 516 with 132 (recording 02, R1; memory-allowance.txt)."""
 MOST_COMPARED = 500
 """Names that a nearest one is looked for among; of more, those with the same first letter. It takes 25 ms."""
 MOST_NEAREST = 20
@@ -46,8 +50,8 @@ def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
 def _too_small(policy: Policy) -> Iterator[PolicyError]:
     for path, setting in policy.settings.items():
         for one in setting.value.values() if path[-1] == "memory" else ():
-            if isinstance(one.value, int) and one.value < SMALL:
-                yield _hardly_more(one.origin, one.value)
+            if isinstance(one.value, int):
+                yield from _little(policy, path, one.origin, one.value, H200)
 
 
 def names_in(policy: Policy) -> tuple[list[str], list[str]]:
@@ -120,7 +124,7 @@ def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyEr
         if path[-1] == "threads" and isinstance(setting.value, values.Multiprocessors):
             found += _too_many(setting, devices)
         elif path[-1] == "memory":
-            found += _memory(path, setting, devices)
+            found += _memory(policy, path, setting, devices)
         elif path[0] == "instance" and path[-1] == "devices":
             here = {device.uuid.lower() for device in devices}
             for uuid in setting.value:
@@ -136,7 +140,7 @@ def _too_many(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyErr
         yield _warning(setting.origin, problem, "it gives the whole GPU; write threads = 100 if that is meant")
 
 
-def _memory(path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
+def _memory(policy: Policy, path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
     for name, one in setting.value.items():
         origin = one.origin
         fits = [device for device in devices if values.for_device({name: one.value}, device) is not None]
@@ -150,13 +154,29 @@ def _memory(path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator
             has = units.limit_text(largest.memory - largest.memory % units.MIB)
             problem = f"{units.limit_text(one.value)} is more than GPU {largest.ordinal} has ({has})"
             yield _warning(origin, problem, 'it limits nothing; write "100%" if that is meant')
-        elif size is not None and size < SMALL and not isinstance(one.value, int):
-            yield _hardly_more(origin, size)
+        elif size is not None and not isinstance(one.value, int):
+            yield from _little(policy, path, origin, size, largest.multiprocessors)
 
 
-def _hardly_more(origin: Origin, size: int) -> PolicyError:
-    problem = f"{units.limit_text(size)} is hardly more than CUDA itself needs of it"
-    return _warning(origin, problem, 'most programs will find no memory; write at least "512M"')
+def _little(policy: Policy, path: Path, origin: Origin, size: int, present: int) -> Iterator[PolicyError]:
+    count = units.multiprocessors_for_percent(_percent(policy, path, present), present)
+    context = math.ceil(CONTEXT + OF_EACH * count)
+    if size < context * units.MIB:
+        takes = f"with {count} multiprocessors that alone takes {context}M (measured on an H200)"
+        problem = f"{units.limit_text(size)} gives no client a context: {takes}"
+        yield _warning(origin, problem, 'write at least "1G", or fewer threads')
+    elif size < SMALL:
+        problem = f"{units.limit_text(size)} is hardly more than CUDA itself needs of it"
+        yield _warning(origin, problem, 'most programs will find no memory; write at least "1G"')
+
+
+def _percent(policy: Policy, path: Path, present: int) -> float:
+    """Of a section's own clients; the least where it does not say: a user may be in a group that does."""
+    settings, device = policy.settings, Device(0, "", "", 0, present)
+    own = settings.get((*path[:-1], "threads"))
+    groups = [one for at, one in settings.items() if path[0] == "user" and at[0] == "group" and at[-1] == "threads"]
+    given = [own] if own is not None else [one for one in (settings.get(("limits", "threads")), *groups) if one]
+    return min((values.percent_of(one.value, [device], policy.weights) for one in given), default=100.0)
 
 
 def _nearest(name: str, known: list[str]) -> str | None:
