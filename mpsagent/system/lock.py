@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from pathlib import Path
 
 
 class AlreadyLocked(Exception):
@@ -36,12 +35,3 @@ def take(path: str | os.PathLike[str], what: str) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def holds(fd: int, path: str | os.PathLike[str]) -> bool:
-    """Whether the file at ``path`` is still the one that is locked: its directory may have been removed."""
-    try:
-        there = Path(path).lstat()
-    except OSError:
-        return False
-    return os.path.samestat(there, os.fstat(fd))

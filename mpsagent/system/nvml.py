@@ -136,14 +136,6 @@ class Nvml:
         except TypeError as error:
             return f"NVML's helper answered what is not understood: {error!r}"
 
-    async def set_mode(self, device: str, mode: str, *, deadline: float | None = None) -> str | None:
-        """Give a GPU a compute mode; None when it has it, else why not."""
-        answer = await self._ask({"ask": "set-mode", "device": device, "mode": mode}, deadline)
-        if isinstance(answer, str):
-            return answer
-        now = answer[0].get("mode") if answer else None
-        return None if now == mode else f"the compute mode is {now} all the same"
-
     async def _ask(self, question: dict[str, str], deadline: float | None) -> list[Any] | str:
         async with self._one:
             self._rest(None)

@@ -9,7 +9,7 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 LONGEST_LINEAGE = 64
@@ -125,61 +125,6 @@ class Process:
             self._fd = -1
 
 
-class Watcher:
-    """Tells, once for each, when processes end. Holds at most ``capacity`` of them."""
-
-    def __init__(self, on_gone: Callable[[int], None], *, capacity: int = 1024) -> None:
-        self._on_gone = on_gone
-        self._capacity = capacity
-        self._held: dict[int, Process] = {}
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def __contains__(self, pid: int) -> bool:
-        return pid in self._held
-
-    def get(self, pid: int) -> Process | None:
-        """The process held under this pid."""
-        return self._held.get(pid)
-
-    def watch(self, pid: int, uid: int | None = None) -> bool:
-        """Holds ``pid`` from now on. One that has ended already (or is not ``uid``'s: the number went to another one)
-        is reported gone in the loop's next turn. False when ``capacity`` is reached or descriptors have run out: then
-        nothing will be reported."""
-        if pid in self._held:
-            return True
-        if len(self._held) >= self._capacity:
-            return False
-        process = Process.open(pid, uid)
-        if process is None:
-            if _exists(pid, uid):
-                return False
-            asyncio.get_running_loop().call_soon(self._on_gone, pid)
-            return True
-        self._held[pid] = process
-        process.when_gone(lambda: self._gone(pid))
-        return True
-
-    def forget(self, pid: int) -> None:
-        """Lets go of ``pid``; nothing is reported."""
-        process = self._held.pop(pid, None)
-        if process is not None:
-            process.close()
-
-    def keep(self, pids: Iterable[int]) -> None:
-        """Lets go of all but ``pids``."""
-        for pid in set(self._held).difference(pids):
-            self.forget(pid)
-
-    def close(self) -> None:
-        self.keep(())
-
-    def _gone(self, pid: int) -> None:
-        self.forget(pid)
-        self._on_gone(pid)
-
-
 def open_files(pid: int) -> int | None:
     """How many files a process may have open; None where that cannot be known, or without a limit."""
     with suppress(OSError, ValueError):
@@ -216,18 +161,6 @@ def lineage(pid: int) -> tuple[tuple[int, int], ...]:
         found.append((pid, int(fields[19])))
         pid = int(fields[1])
     return tuple(found)
-
-
-def real_uid(pid: int) -> int | None:
-    """Whose process it is, or None."""
-    facts = _facts(pid)
-    return None if facts is None else facts[1]
-
-
-def _exists(pid: int, uid: int | None) -> bool:
-    """True when such a process is alive all the same (it could not be opened for another reason)."""
-    fields, facts = _stat(pid), _facts(pid)
-    return fields is not None and fields[0] not in "ZX" and facts is not None and uid in (None, facts[1])
 
 
 def _pid_of(fd: int) -> int | None:

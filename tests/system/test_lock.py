@@ -40,17 +40,6 @@ def test_a_second_holder_is_told_who_has_it_and_a_killed_one_leaves_nothing(tmp_
     os.close(fd)
 
 
-def test_it_is_known_when_the_file_has_been_taken_away(tmp_path: Path) -> None:
-    """The directory may be removed and made again; then another agent could lock the new file."""
-    fd = lock.take(tmp_path / "lock", "a test")
-    assert lock.holds(fd, tmp_path / "lock")
-    (tmp_path / "lock").unlink()
-    assert not lock.holds(fd, tmp_path / "lock")
-    (tmp_path / "lock").touch()
-    assert not lock.holds(fd, tmp_path / "lock")
-    os.close(fd)
-
-
 def test_a_link_or_a_directory_in_its_place_is_refused(tmp_path: Path) -> None:
     """Whoever could put one there would have root write into a file of his choice."""
     (tmp_path / "link").symlink_to("elsewhere")

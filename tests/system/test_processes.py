@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.system.processes import Process, Watcher, real_uid, start_time
+from mpsagent.system.processes import Process, ids, start_time
 from tests.conformance.backends import other_users_python
 from tests.setuid import become, setuid_python
 from tests.system.conftest import until
@@ -172,58 +172,6 @@ def test_a_number_that_was_really_used_again_is_not_signalled(tmp_path: Path) ->
     assert done.stdout.startswith("reused")
 
 
-async def test_the_watcher_tells_of_each_end_once() -> None:
-    """Ends come by pidfd, without polling; processes that are forgotten or kept on are not reported."""
-    gone: list[int] = []
-    watcher = Watcher(gone.append)
-    children = [subprocess.Popen(["sleep", "600"]) for _ in range(5)]
-    for child in children:
-        assert watcher.watch(child.pid, os.getuid())
-        assert watcher.watch(child.pid)
-    assert len(watcher) == 5
-    children[0].kill()
-    children[1].kill()
-    await until(lambda: len(gone) == 2)
-    watcher.forget(children[2].pid)
-    watcher.keep([children[3].pid])
-    for child in children[2:]:
-        child.kill()
-    await until(lambda: len(gone) == 3)
-    assert sorted(gone) == sorted([children[0].pid, children[1].pid, children[3].pid])
-    assert len(watcher) == 0
-    for child in children:
-        child.wait()
-    watcher.watch(os.getpid())
-    watcher.close()
-
-
-async def test_one_that_has_gone_before_it_is_watched_is_reported() -> None:
-    """A client may die between the log line that names it and the watch; the agent must learn of it all the same."""
-    gone: list[int] = []
-    watcher = Watcher(gone.append)
-    child = subprocess.Popen(["true"])
-    _wait(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
-    assert watcher.watch(child.pid)
-    assert gone == [], "only in the loop's next turn, so that the caller has finished"
-    await until(lambda: gone == [child.pid])
-    child.wait()
-    assert watcher.watch(child.pid)
-    assert watcher.watch(os.getpid(), os.getuid() + 1), "another process's: the number was used again"
-    await until(lambda: gone == [child.pid, child.pid, os.getpid()])
-    watcher.close()
-
-
-async def test_the_watcher_is_bounded() -> None:
-    """A flood of clients must not use up the agent's descriptors; the caller is told."""
-    watcher = Watcher(lambda _: None, capacity=1)
-    child = subprocess.Popen(["sleep", "600"])
-    assert watcher.watch(os.getpid())
-    assert not watcher.watch(child.pid)
-    child.kill()
-    child.wait()
-    watcher.close()
-
-
 async def test_a_callback_at_the_end() -> None:
     """``when_gone`` for a single process, and no callback after ``close``."""
     calls: list[str] = []
@@ -331,7 +279,7 @@ def test_another_uid_of_a_user_namespace_keeps_no_signal_off() -> None:
         process = Process.open(child.pid, A_USER)
         assert process is not None
         assert _said(child) == "5"
-        assert real_uid(child.pid) == A_USER + 5
+        assert (ids(child.pid, b"Uid:") or ())[:1] == (A_USER + 5,)
         assert process.send(signal.SIGKILL) is None
         child.wait()
         process.close()
