@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpsagent.core import room
+from mpsagent.core import pause_room
 from mpsagent.core.engine import Core
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
@@ -161,7 +161,7 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
     turn = view.turn
     if turn is not None:
         rules = view.rules(turn.uid)
-        times, pauses = room.deadlines(view, turn), room.pausable(view, turn)
+        times, pauses = pause_room.deadlines(view, turn), pause_room.pausable(view, turn)
         if times is None or (rules.forced_end == "none" and not pauses) or not rules.enforce_switch:
             return None if turn.contested is not None or now < since + WAIT_SLACK else _stuck(uid, now - since)
         late = times[1] + rules.kill_grace + view.policy.hang_terminate + WAIT_SLACK

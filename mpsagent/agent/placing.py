@@ -4,7 +4,7 @@ instance where that user belongs. What the gate says of an instance counts; wher
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from mpsagent.agent.apart import Apart
 from mpsagent.agent.conditions import note_files
@@ -13,7 +13,7 @@ from mpsagent.agent.people import People
 from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
-from mpsagent.core.placement import Process
+from mpsagent.core.placement import Place, Process
 from mpsagent.gate import link
 from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
@@ -209,12 +209,10 @@ class Placing:
         places = self._places()
         name = placement.stays(knock.uid, places)
         if name is None:
-            self._people.meet([knock.uid])
-            who = self._people.known.get(knock.uid)
-            if who is None and placement.needs_names(places):
-                self._unplaced[knock.connection] = (knock, process)
+            who = self._identified(knock, process, places)
+            if who is None:
                 return
-            name = placement.place(who or Identity(knock.uid), places, self._how())
+            name = placement.place(who, places, self._how())
         if name is not None:
             found = self._apart.find(name)
             assert found is not None
@@ -226,12 +224,10 @@ class Placing:
         """It came in the directory of an instance, and is for that one or for none."""
         places = self._places()
         name = knock.asked or self._agents[0].name
-        self._people.meet([knock.uid])
-        who = self._people.known.get(knock.uid)
-        if who is None and placement.needs_names(places):
-            self._unplaced[knock.connection] = (knock, process)
+        who = self._identified(knock, process, places)
+        if who is None:
             return
-        mine = placement.open_to(who or Identity(knock.uid), places)
+        mine = placement.open_to(who, places)
         found = self._apart.find(name)
         if found is not None and name in mine:
             self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
@@ -239,6 +235,15 @@ class Placing:
         names = ", ".join(mine)
         why = f"the directory is that of {name}; the policy has {names} for this user" if mine else NOWHERE
         self._refuse(knock, process, why)
+
+    def _identified(self, knock: link.Knock, process: Pidfd | None, places: Sequence[Place]) -> Identity | None:
+        """Who knocks; None: the name service has to say so first."""
+        self._people.meet([knock.uid])
+        who = self._people.known.get(knock.uid)
+        if who is None and placement.needs_names(places):
+            self._unplaced[knock.connection] = (knock, process)
+            return None
+        return who or Identity(knock.uid)
 
     def _refuse(self, knock: link.Knock, process: Pidfd | None, why: str) -> None:
         if process is not None:

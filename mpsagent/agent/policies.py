@@ -14,9 +14,9 @@ from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
 from mpsagent.system import generator, whole_file
 from mpsagent.system.generator import Places, places
-from mpsagent.system.impossible import compute_modes, impossible
 from mpsagent.system.policy_files import Texts, read_policy_files
 from mpsagent.system.threads import in_thread
+from mpsagent.system.unsupported import compute_modes, unsupported
 
 LAST = "last-policy.json"
 FIXED = ("pipe_directory", "log_directory", "control_program", "devices", "instance")
@@ -49,7 +49,7 @@ async def read(settings: Settings, *, remember: bool = True) -> tuple[Policy | N
     try:  # aside: a large one takes longer than a waiting client can wait
         policy, mistakes = await in_thread(load, texts, deadline=30.0)
         if policy is not None:
-            mistakes += await impossible(policy, lambda: compute_modes(settings.devices_file))
+            mistakes += await unsupported(policy, lambda: compute_modes(settings.devices_file))
         if policy is not None and not unread and not mistakes and remember and settings.state_directory is not None:
             await in_thread(_remember, settings.state_directory, texts, deadline=5.0)
     except Exception as error:

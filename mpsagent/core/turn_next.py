@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Server, Status
-from mpsagent.core.room import misfit
+from mpsagent.core.pause_room import misfit
 from mpsagent.core.turn_memory import Asked, Moment
 
 PROMISE = "promise 2: the GPU is never idle while a user waits"

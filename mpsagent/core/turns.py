@@ -32,7 +32,7 @@ from dataclasses import replace
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.pause import may_freeze
-from mpsagent.core.room import deadlines, pausable
+from mpsagent.core.pause_room import deadlines, pausable
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.turn_memory import AGAIN, Memory, Moment, ended
 from mpsagent.core.turn_next import SHUTDOWN_AGAIN, following

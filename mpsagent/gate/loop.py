@@ -20,11 +20,11 @@ from mpsagent.gate.frontends import FrontEnds
 from mpsagent.gate.handovers import HandOvers, Pace
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding, first_unread
+from mpsagent.gate.instance_directories import OwnDirectories, address_of, own_root
 from mpsagent.gate.instances import Instance, Instances
 from mpsagent.gate.lane import Lane
 from mpsagent.gate.link import Admissions
 from mpsagent.gate.linkserver import LinkServer, Outgoing
-from mpsagent.gate.own import OwnDirectories, address_of, own_root
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.public import PublicSockets
 from mpsagent.gate.question import PRIVILEGED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpsagent.core.room import unlimited
+from mpsagent.core.pause_room import unlimited
 from mpsagent.core.view import View
 from mpsagent.interfaces.waits import user_text
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-from mpsagent.core import room
+from mpsagent.core import pause_room
 from mpsagent.core.model import Client, Held, Server, State
 from mpsagent.core.outside import Outsider
 from mpsagent.core.view import SHARED_UID, View
@@ -253,7 +253,7 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
     used = [memory[client.pid] for client in mine if client.pid in memory]
     rules = view.rules(one.uid)
     has_to = waits.has_to_leave(view, one.uid)
-    times = room.deadlines(view, one) if has_to else None
+    times = pause_room.deadlines(view, one) if has_to else None
     return {
         "uid": one.uid,
         "user": name(view.state, one.uid),

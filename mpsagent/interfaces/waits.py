@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from mpsagent.core import caps, over, room
+from mpsagent.core import caps, over, pause_room
 from mpsagent.core.model import State, Status
 from mpsagent.core.view import SHARED_UID, View
 from mpsagent.mps.limits import Limits, Total
@@ -163,7 +163,7 @@ def _reason(view: View, group: Group, everybody: Why | None, use: _Use) -> Why:
         if group.paused:
             what = "its process is" if group.paused == 1 else f"its {group.paused} processes are"
             return Why("paused", f"{what} paused (stopped, with their memory): {whose}")
-        why = room.misfit(view, uid) if view.may_pause(turn.uid) and uid == view.waiting()[0] else None
+        why = pause_room.misfit(view, uid) if view.may_pause(turn.uid) and uid == view.waiting()[0] else None
         return Why("turn", whose if why is None else f"{whose}, who cannot be paused for it: {why}")
     if not turn.let_in:
         return Why("turn", "this user's own turn is over")
@@ -219,7 +219,7 @@ def expected_turns(view: View, waiting: Sequence[Group], now: float) -> dict[int
     if view.together or view.ranked or _everybody(view, now) is not None:
         return {}
     if turn is not None:
-        times = room.deadlines(view, turn)
+        times = pause_room.deadlines(view, turn)
         if times is None or not has_to_leave(view, turn.uid):
             return {}
         at = max(now, times[1])

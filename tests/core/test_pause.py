@@ -9,7 +9,7 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core import room
+from mpsagent.core import pause_room
 from mpsagent.core import transitions as tr
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, NAMES, USERS, Stage
 from tests.core.toy import Proc
@@ -152,7 +152,7 @@ def test_memory_that_does_not_fit_both_is_seen_and_the_turn_ends_otherwise() -> 
     stage.run(30)
     assert not stage.actions(act.Freeze)
     assert stage.core is not None
-    assert "100G of 140G" in (room.misfit(stage.core.view(), BOB) or "")
+    assert "100G of 140G" in (pause_room.misfit(stage.core.view(), BOB) or "")
     stage.run(40)
     assert stage.working(bob)
     assert {a.pid for a in stage.actions(act.TerminateClient) if isinstance(a, act.TerminateClient)} == {alice.pid}
@@ -172,7 +172,7 @@ def test_what_nvml_does_not_say_is_counted_by_the_limits() -> None:
     bob = stage.client(BOB)
     assert stage.core is not None
     stage.run(0.01)
-    assert room.unlimited(stage.core.view(), BOB)
+    assert pause_room.unlimited(stage.core.view(), BOB)
     stage.run(5)
     assert stage.working(bob), "nothing is known against it"
 

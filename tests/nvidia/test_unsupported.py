@@ -9,7 +9,7 @@ import pytest
 
 from mpsagent.policy.files import load
 from mpsagent.policy.origins import PolicyError
-from mpsagent.system.impossible import impossible
+from mpsagent.system.unsupported import unsupported
 from tests.nvidia.fetch import Driver
 
 
@@ -17,7 +17,7 @@ def found(program: str | Path, sharing: str = "together") -> tuple[PolicyError, 
     text = f'[instance.gpu]\ncontrol_program = "{program}"\nsharing = "{sharing}"\n'
     policy, errors = load([("policy.toml", text)])
     assert policy is not None, errors
-    return asyncio.run(impossible(policy))
+    return asyncio.run(unsupported(policy))
 
 
 def test_users_together_need_a_driver_that_knows_one_server_for_all(

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from mpsagent.policy.files import load
-from mpsagent.system.impossible import impossible
+from mpsagent.system.unsupported import unsupported
 
 DEFAULT, EXCLUSIVE = {"GPU-1": "default"}, {"GPU-1": "default", "GPU-2": "exclusive-process"}
 
@@ -36,7 +36,7 @@ def test_apart_needs_gpus_that_several_daemons_may_use(
         asked.append(1)
         return modes
 
-    found = asyncio.run(impossible(policy, ask))
+    found = asyncio.run(unsupported(policy, ask))
     assert bool(asked) is ("apart" in section)
     assert [(one.file, one.line, one.key) for one in found] == (
         [("p.toml", 2, "instance.gpu.sharing")] if wrong else []

@@ -28,7 +28,7 @@ NOWHERE = "/nonexistent"
 TAKEN = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG")
 
 
-async def impossible(policy: Policy, modes: Modes | None = None) -> tuple[PolicyError, ...]:
+async def unsupported(policy: Policy, modes: Modes | None = None) -> tuple[PolicyError, ...]:
     """Mistakes of all instances, by file and line. Where the program is missing, silent or not to be trusted nothing
     is said: its start will tell. ``modes()``: compute modes by UUID, or why they are not known; asked if it matters."""
     sections = [of(policy, name) for name in names(policy)]
