@@ -280,21 +280,25 @@ class Node(Recorder):
     async def _look(self) -> None:
         while not self.stopping:
             await asyncio.sleep(LOOK)
-            now, unplaced = self.clock.now(), self.placing.unplaced
-            self.conditions.expire(now)
-            self._look_at_history(now)
-            self._look_at_opens(now)
-            for agent in self.apart.templates():
-                self._show(agent, None)
-            self.apart.look()
-            self._look_at_gate(now)
-            if not self._foreign_busy and now >= self._foreign_at:
-                self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
-                self.spawn(self._look_for_others())
-            what = f"{unplaced} connections wait for the name service to say whose they are" if unplaced else None
-            self.conditions.set(
-                "names", what, now, "see getent passwd UID; where a user belongs is named in the policy"
-            )
+            try:
+                self._look_around(self.clock.now())
+            except Exception as error:
+                self.failed("looking around failed", error)
+
+    def _look_around(self, now: float) -> None:
+        self.conditions.expire(now)
+        self._look_at_history(now)
+        self._look_at_opens(now)
+        for agent in self.apart.templates():
+            self._show(agent, None)
+        self._look_at_gate(now)
+        if not self._foreign_busy and now >= self._foreign_at:
+            self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
+            self.spawn(self._look_for_others())
+        unplaced = self.placing.unplaced
+        what = f"{unplaced} connections wait for the name service to say whose they are" if unplaced else None
+        self.conditions.set("names", what, now, "see getent passwd UID; where a user belongs is named in the policy")
+        self.apart.look()
 
     def _look_at_gate(self, now: float) -> None:
         path, problem = f"{self.where.public}/control", self.placing.link.problem

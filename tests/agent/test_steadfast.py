@@ -91,6 +91,24 @@ def test_a_task_and_a_look_that_fail_are_said(place: Path, monkeypatch: pytest.M
     play(place, scenario)
 
 
+def test_the_looks_at_the_machine_go_on_after_a_mistake(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the gate's socket is there, daemons of others, users' control daemons that are needed no more."""
+    monkeypatch.setattr(node, "LOOK", 0.01)
+
+    async def scenario(agent: Agent) -> None:
+        looks: list[int] = []
+
+        def look() -> None:
+            looks.append(1)
+            raise RuntimeError("a mistake")
+
+        monkeypatch.setattr(node_of(agent).apart, "look", look)
+        await asyncio.wait_for(until(lambda: len(looks) > 3), 20)
+        assert "agent: looking around failed" in topics(agent)
+
+    play(place, scenario)
+
+
 def test_a_record_that_cannot_be_written_stops_nothing(place: Path) -> None:
     async def scenario(agent: Agent) -> None:
         class Odd:
