@@ -160,11 +160,10 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
     since = view.suspended.get(uid) or min(h.since for h in view.state.held_of(uid))
     turn = view.turn
     if turn is not None:
-        rules = view.rules(turn.uid)
-        times, pauses = pause_room.deadlines(view, turn), pause_room.pausable(view, turn)
-        if times is None or (rules.forced_end == "none" and not pauses) or not rules.enforce_switch:
+        end = pause_room.ends(view, turn)
+        if end is None:
             return None if turn.contested is not None or now < since + WAIT_SLACK else _stuck(uid, now - since)
-        late = times[1] + rules.kill_grace + view.policy.hang_terminate + WAIT_SLACK
+        late = end + view.rules(turn.uid).kill_grace + view.policy.hang_terminate + WAIT_SLACK
         return _stuck(uid, now - since) if now > late else None
     return _stuck(uid, now - since) if now > max(since, left or since) + WAIT_SLACK else None
 

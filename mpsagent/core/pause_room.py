@@ -51,6 +51,13 @@ def deadlines(view: View, turn: Turn) -> tuple[float, float] | None:
     return end, end
 
 
+def ends(view: View, turn: Turn) -> float | None:
+    """When the policy takes the GPU from the user of a turn; None: it does not, as things are."""
+    times = deadlines(view, turn)
+    taken = view.state.drain is None and (pausable(view, turn) or view.rules(turn.uid).has_to_leave)
+    return times[1] if times is not None and taken else None
+
+
 def unlimited(view: View, uid: int) -> bool:
     """It is not known before how much memory a user will use."""
     state, peer = view.state, next((held.peer for held in view.state.held.line(uid)), Peer(0, uid, 0, 0))

@@ -253,7 +253,7 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
     used = [memory[client.pid] for client in mine if client.pid in memory]
     rules = view.rules(one.uid)
     has_to = waits.has_to_leave(view, one.uid)
-    times = pause_room.deadlines(view, one) if has_to else None
+    ends = pause_room.ends(view, one)
     return {
         "uid": one.uid,
         "user": name(view.state, one.uid),
@@ -264,8 +264,8 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
         "limits": _each(mine, view.limits(one.uid)),
         "contested": iso_or_none(one.contested),
         "warned": iso_or_none(one.warned),
-        "ends": None if times is None else iso(times[1]),
-        "ends_in": None if times is None else span(now, times[1]),
+        "ends": iso_or_none(ends),
+        "ends_in": None if ends is None else span(now, ends),
         "after": rules.switch_after if has_to else None,
         "slice": rules.switch_slice if view.may_pause(one.uid) else None,
         "grace": rules.switch_grace,

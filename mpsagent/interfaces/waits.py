@@ -219,10 +219,10 @@ def expected_turns(view: View, waiting: Sequence[Group], now: float) -> dict[int
     if view.together or view.ranked or _everybody(view, now) is not None:
         return {}
     if turn is not None:
-        times = pause_room.deadlines(view, turn)
-        if times is None or not has_to_leave(view, turn.uid):
+        end = pause_room.ends(view, turn)
+        if end is None:
             return {}
-        at = max(now, times[1])
+        at = max(now, end)
     found: dict[int, float] = {}
     for group in waiting:
         uid = group.uid

@@ -11,6 +11,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import pause_room
 from mpsagent.core import transitions as tr
+from mpsagent.interfaces import views, waits
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, NAMES, USERS, Stage
 from tests.core.toy import Proc
 
@@ -157,6 +158,22 @@ def test_memory_that_does_not_fit_both_is_seen_and_the_turn_ends_otherwise() -> 
     assert stage.working(bob)
     assert {a.pid for a in stage.actions(act.TerminateClient) if isinstance(a, act.TerminateClient)} == {alice.pid}
     assert stage.served[bob.pid] - stage.came[bob.pid] < 66 + 5
+
+
+def test_behind_a_turn_that_neither_pauses_nor_ends_no_time_is_promised() -> None:
+    stage = started(PAUSE.replace("[switch]", '[switch]\notherwise = "none"') + '[user.bob]\nmemory = "60G"\n')
+    alice = stage.client(ALICE)
+    stage.run(25)
+    stage.client(BOB)
+    stage.feed(inp.MemorySeen(stage.now, {alice.pid: {"GPU-0": 100 * GIB}}))
+    stage.run(200)
+    assert stage.at_work() == {ALICE}
+    assert stage.core is not None
+    view = stage.core.view()
+    assert waits.expected_turns(view, waits.groups(view), stage.now) == {}
+    shown = views.turn(view, stage.now)
+    assert shown is not None
+    assert shown["ends"] is None
 
 
 def test_what_nvml_does_not_say_is_counted_by_the_limits() -> None:
