@@ -13,7 +13,7 @@ from heapq import merge
 from typing import NamedTuple
 
 from mpsagent.core.transitions import Transition, transition_fields
-from mpsagent.mps.events import ControlStarted, LogEvent
+from mpsagent.mps.events import ControlStarted, Line
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
 from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, line_near_end, open_log
@@ -33,7 +33,7 @@ class Caught(NamedTuple):
     """The events in the order of time; how far each log was read (None where there is no such file); how many bytes
     of the present daemon's lines were passed over, or may have been."""
 
-    events: list[LogEvent]
+    events: list[Line]
     control: Position | None
     server: Position | None
     passed_over: int = 0
@@ -71,11 +71,11 @@ def catch_up(control_log: str, server_log: str, control: LogParser, server: LogP
                 os.close(fd)
 
 
-def foreign(event: object, socket: str) -> bool:
+def foreign(event: Line, socket: str) -> bool:
     """Another control daemon says in our log that it starts. It is none of ours and ends nothing of ours."""
-    if not isinstance(event, ControlStarted) or event.socket == socket:
+    if event.what is not ControlStarted or event.text == socket:
         return False
-    return os.path.realpath(event.socket) != os.path.realpath(socket)
+    return os.path.realpath(event.text) != os.path.realpath(socket)
 
 
 def child_of(daemon: int) -> Callable[[int], bool]:
@@ -102,9 +102,9 @@ def _mark(at: float, kind: str, fields: Mapping[str, object]) -> tuple[object, .
     return (kind, round(at, 3), fields.get("pid"), fields.get("server"))
 
 
-def _time(event: LogEvent) -> float:
+def _time(event: Line) -> float:
     # The new daemon's first line wipes out what was before; at the same millisecond it has to come first.
-    return event.at - 0.0005 if isinstance(event, ControlStarted) else event.at
+    return event.at - 0.0005 if event.what is ControlStarted else event.at
 
 
 def _open(path: str) -> int | None:
@@ -127,7 +127,7 @@ def _events(
     ends: dict[str, Position | None],
     name: str,
     skimmer: Skimmer | None = None,
-) -> Iterator[LogEvent]:
+) -> Iterator[Line]:
     """``skimmer``: leave out what changes nothing. A day of polling is a hundred megabytes."""
     if fd is None:
         return

@@ -36,7 +36,7 @@ from mpsagent.core.engine import Core, Step
 from mpsagent.core.model import State
 from mpsagent.core.transitions import ClientWaiting, Transition, transition_fields
 from mpsagent.core.view import View
-from mpsagent.mps.events import LogEvent
+from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Device
 from mpsagent.mps.loglines import LogParser
 from mpsagent.policy.policy import Policy
@@ -318,7 +318,7 @@ class Agent(Recorder):
         if self.state.drain is None and self.store.get("drain") is not None:
             self.store.put("drain", None)
 
-    def _logged(self, name: str, events: list[LogEvent]) -> None:
+    def _logged(self, name: str, events: list[Line]) -> None:
         """A log says this."""
         if name == "control" and events:
             self.executor.heard(events[-1].at)

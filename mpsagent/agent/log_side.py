@@ -9,7 +9,7 @@ from mpsagent.agent.catch_up import child_of
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
 from mpsagent.core.model import State
-from mpsagent.mps.events import LogEvent
+from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser
 from mpsagent.system.logfiles import Chunk, LogFollower, Position, at_position
 
@@ -25,7 +25,7 @@ class LogSide:
         state: Callable[[], State],
         clock: SteadyClock,
         conditions: Conditions,
-        said: Callable[[str, list[LogEvent]], None],
+        said: Callable[[str, list[Line]], None],
         other: Callable[[int], None],
     ) -> None:
         self._state = state

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from mpsagent.mps.events import LogEvent
+from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
@@ -362,4 +362,4 @@ PersonInput = (
     | LeaseEnded
     | Resumed
 )
-Input = LogEvent | GateInput | KernelInput | AnswerInput | PersonInput
+Input = Line | GateInput | KernelInput | AnswerInput | PersonInput

@@ -26,6 +26,7 @@ from mpsagent.core.actions import (
 from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, put, server_ended, without
 from mpsagent.core.model import Client, Control, Gate, Held, Outcome, State
 from mpsagent.core.queue import Queue
+from mpsagent.mps.events import Line
 
 MOST_HELD = 10_000
 """The gate's own bound is lower; more is a mistake of the gate's."""
@@ -35,7 +36,7 @@ MOST_TURNED_AWAY = 1024
 def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
     """The state after ``event``, and what happened. What changes nothing returns ``state`` itself."""
     out: Out = []
-    rule = _RULES.get(type(event))
+    rule = _RULES.get(event.what if isinstance(event, Line) else type(event))
     return (state if rule is None else rule(state, event, out)), out
 
 
@@ -400,7 +401,7 @@ def not_handed(state: State, admitted: frozenset[int]) -> State:
     return state if queue is state.held else replace(state, held=queue)
 
 
-_RULES: dict[type, Callable[[State, Any, Out], State]] = {
+_RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     **reduce_logs.RULES,
     **reduce_answers.RULES,
     **reduce_people.RULES,

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from mpsagent.core import transitions as tr
 from mpsagent.core.changes import Out, bounded, put, recovered, server_ended, without
 from mpsagent.core.model import Attachment, Control, Outcome, Server, StartFailure, State, Status
 from mpsagent.mps import events as ev
+from mpsagent.mps.events import Line, What
 from mpsagent.mps.versions import places
 
+Rule = Callable[[State, Line, Out], State]
 _KEPT_LEFT = 256
 _LEAST_CLIENTS = 16
 """What a server takes before Volta: a line that says less is not believed."""
@@ -43,10 +44,25 @@ def _server(state: State, pid: int, at: float) -> Server | None:
     return Server(pid=pid, uid=None, status=Status.ACTIVE, started=at)
 
 
+def _of(change: Callable[[Server, Line], Server], find: Callable[[State, int, float], Server | None]) -> Rule:
+    """A rule for lines that change their server and nothing else."""
+
+    def rule(state: State, event: Line, out: Out) -> State:
+        server = find(state, event.server, event.at)
+        changed = None if server is None else change(server, event)
+        return state if changed is None or changed is server else put(state, changed)
+
+    return rule
+
+
+def _known(state: State, pid: int, at: float) -> Server | None:
+    return state.servers.get(pid)
+
+
 # --- the control daemon -----------------------------------------------------------------------------------------------
 
 
-def _control_started(state: State, event: ev.ControlStarted, out: Out) -> State:
+def _control_started(state: State, event: Line, out: Out) -> State:
     """Its own first line. A daemon that the kernel has confirmed is not replaced by a line."""
     control = state.control
     if control is not None and control.proven:
@@ -56,34 +72,34 @@ def _control_started(state: State, event: ev.ControlStarted, out: Out) -> State:
     for pid, server in state.servers.items():
         if server.started < event.at:
             state = server_ended(state, pid, event.at, None, out)
-    return replace(state, control=Control(pid=event.pid, started=event.at, socket=event.socket))
+    return replace(state, control=Control(pid=event.pid, started=event.at, socket=event.text))
 
 
-def _control_version(state: State, event: ev.ControlVersion, out: Out) -> State:
+def _control_version(state: State, event: Line, out: Out) -> State:
     if state.control is None or state.control.pid != event.pid:
         return state
-    return replace(state, control=replace(state.control, version=event.version))
+    return replace(state, control=replace(state.control, version=event.number))
 
 
-def _quit(state: State, event: ev.QuitIssued, out: Out) -> State:
+def _quit(state: State, event: Line, out: Out) -> State:
     if _late(state, event.at) or state.control is None:
         return state
-    out.append(tr.ControlQuitting(event.at, event.timeout))
-    return replace(state, control=replace(state.control, quitting=event.at, quit_by=event.at + event.timeout))
+    out.append(tr.ControlQuitting(event.at, event.number))
+    return replace(state, control=replace(state.control, quitting=event.at, quit_by=event.at + event.number))
 
 
-def _command(state: State, event: ev.CommandRead, out: Out) -> State:
+def _command(state: State, event: Line, out: Out) -> State:
     """``quit`` without a timeout says nothing more: it waits for the clients, however long (recording 02, R10)."""
     if state.control is None or _late(state, event.at) or event.text.strip() != "quit":
         return state
     return replace(state, control=replace(state.control, quitting=event.at))
 
 
-def _conversation(state: State, event: ev.CommandAnswer | ev.ConnectionLine, out: Out) -> State:
+def _conversation(state: State, event: Line, out: Out) -> State:
     """A ``quit`` that is answered has been refused (recording 02, R7: another user's); one that is taken is not, though
     connections go on being accepted (R10)."""
     control = state.control
-    if isinstance(event, ev.ConnectionLine) and event.text != "UI closed":
+    if event.what is ev.ConnectionLine and event.text != "UI closed":
         return state
     if control is None or control.quitting is None or control.quit_by is not None:
         return state
@@ -93,20 +109,20 @@ def _conversation(state: State, event: ev.CommandAnswer | ev.ConnectionLine, out
 # --- servers ----------------------------------------------------------------------------------------------------------
 
 
-def _server_starting(state: State, event: ev.ServerStarting, out: Out) -> State:
+def _server_starting(state: State, event: Line, out: Out) -> State:
     if _late(state, event.at):
         return state
-    known = state.servers.get(event.pid)
+    known = state.servers.get(event.server)
     if known is not None and known.uid is None:  # its own log was read first
         return put(state, replace(known, uid=event.uid, started=min(known.started, event.at)))
-    if known is not None or state.ended.get(event.pid, float("-inf")) > event.at:
+    if known is not None or state.ended.get(event.server, float("-inf")) > event.at:
         return state
-    out.append(tr.ServerStarting(event.at, event.pid, event.uid))
-    server = Server(pid=event.pid, uid=event.uid, status=Status.INITIALIZING, started=event.at)
-    return replace(put(state, server), ended=without(state.ended, event.pid))
+    out.append(tr.ServerStarting(event.at, event.server, event.uid))
+    server = Server(pid=event.server, uid=event.uid, status=Status.INITIALIZING, started=event.at)
+    return replace(put(state, server), ended=without(state.ended, event.server))
 
 
-def _server_startup(state: State, event: ev.ServerStartup, out: Out) -> State:
+def _server_startup(state: State, event: Line, out: Out) -> State:
     if event.server in state.servers or state.ended.get(event.server, float("-inf")) >= event.at:
         return state
     if _late(state, event.at):
@@ -115,32 +131,32 @@ def _server_startup(state: State, event: ev.ServerStartup, out: Out) -> State:
     return replace(put(state, server), ended=without(state.ended, event.server))
 
 
-def _server_ready(state: State, event: ev.ServerReady, out: Out) -> State:
-    server = _server(state, event.pid, event.at)
+def _server_ready(state: State, event: Line, out: Out) -> State:
+    server = _server(state, event.server, event.at)
     if server is None:
         return state
     status = Status.ACTIVE if server.status is Status.INITIALIZING else server.status
     idle = None if server.attached else event.at
-    out.append(tr.ServerReady(event.at, event.pid, server.uid))
+    out.append(tr.ServerReady(event.at, event.server, server.uid))
     state = replace(state, start_failure=None)
     return put(state, replace(server, status=status, ready=event.at, idle_since=idle))
 
 
-def _server_exited(state: State, event: ev.ServerExited, out: Out) -> State:
-    known = state.servers.get(event.pid)
+def _server_exited(state: State, event: Line, out: Out) -> State:
+    known = state.servers.get(event.server)
     if known is not None and known.started > event.at:  # a later process with the same pid
         return state
     failed = known is not None and known.status is Status.INITIALIZING
-    state = server_ended(state, event.pid, event.at, event.status, out)
-    return _start_failed(state, event.at, event.pid, None, out) if failed else state
+    state = server_ended(state, event.server, event.at, event.number, out)
+    return _start_failed(state, event.at, event.server, None, out) if failed else state
 
 
-def _server_failed(state: State, event: ev.ServerFailed, out: Out) -> State:
+def _server_failed(state: State, event: Line, out: Out) -> State:
     """The reason comes before the line that says that the server has exited."""
     if _late(state, event.at):
         return state
     failure = state.start_failure or StartFailure(0, event.at, event.at)
-    return replace(state, start_failure=replace(failure, reason=event.reason))
+    return replace(state, start_failure=replace(failure, reason=event.text))
 
 
 def _start_failed(state: State, at: float, pid: int, reason: str | None, out: Out) -> State:
@@ -150,58 +166,32 @@ def _start_failed(state: State, at: float, pid: int, reason: str | None, out: Ou
     return replace(state, start_failure=failure)
 
 
-def _reported(state: State, event: ev.ServerStarted, out: Out) -> State:
-    server = _server(state, event.server, event.at)
-    return state if server is None else put(state, replace(server, reported=True))
-
-
-def _stuck(state: State, event: ev.ServerStuck, out: Out) -> State:
-    server = _server(state, event.server, event.at)
-    if server is None or server.stuck_since is not None:
-        return state
-    return put(state, replace(server, stuck_since=event.at))
-
-
-def _stop_tried(state: State, event: ev.ShutdownTried | ev.ShutdownRefused, out: Out) -> State:
-    server = state.servers.get(event.pid)
-    if server is None:
-        return state
+def _stop_tried(server: Server, event: Line) -> Server:
     since = event.at if server.stop_tried is None else server.stop_tried
-    tried = since if isinstance(event, ev.ShutdownTried) else None
-    return put(state, replace(server, stop_tried=tried))
+    return replace(server, stop_tried=since if event.what is ev.ShutdownTried else None)
 
 
-def _stopping(state: State, event: ev.ServerStopping | ev.ShutdownForced, out: Out) -> State:
-    forced = isinstance(event, ev.ShutdownForced)
-    server = _server(state, event.pid if isinstance(event, ev.ShutdownForced) else event.server, event.at)
-    if server is None:
-        return state
+def _stopping(server: Server, event: Line) -> Server:
     since = event.at if server.stopping_since is None else min(event.at, server.stopping_since)
-    server = replace(server, status=Status.SHUTTING_DOWN, forced=server.forced or forced, stopping_since=since)
-    return put(state, server)
+    forced = server.forced or event.what is ev.ShutdownForced
+    return replace(server, status=Status.SHUTTING_DOWN, forced=forced, stopping_since=since)
 
 
-def _threads(state: State, event: ev.ThreadsSet, out: Out) -> State:
-    server = _server(state, event.server, event.at)
-    if server is None or server.reported:  # later ones are of single hand-overs
-        return state
-    return put(state, replace(server, limits=replace(server.limits, threads=event.percent)))
-
-
-def _memory(state: State, event: ev.MemorySet, out: Out) -> State:
-    server = _server(state, event.server, event.at)
-    if server is None or server.reported:
-        return state
+def _limits(server: Server, event: Line) -> Server:
+    if server.reported:  # later ones are of single hand-overs
+        return server
+    if event.what is ev.ThreadsSet:
+        return replace(server, limits=replace(server.limits, threads=event.percent))
     memory = without(server.limits.memory, event.device)
     if event.size:
         memory[event.device] = event.size
-    return put(state, replace(server, limits=replace(server.limits, memory=memory)))
+    return replace(server, limits=replace(server.limits, memory=memory))
 
 
 # --- clients ----------------------------------------------------------------------------------------------------------
 
 
-def _connected(state: State, event: ev.ContextConnected, out: Out) -> State:
+def _connected(state: State, event: Line, out: Out) -> State:
     server = _server(state, event.server, event.at)
     if server is None:
         return state
@@ -224,21 +214,15 @@ def _connected(state: State, event: ev.ContextConnected, out: Out) -> State:
     return replace(state, clients={**state.clients, event.pid: named})
 
 
-def _unnamed(state: State, event: ev.ClientUnnamed, out: Out) -> State:
-    server = state.servers.get(event.server)
-    return state if server is None or server.unnamed else put(state, replace(server, unnamed=True))
-
-
-def _context_gone(state: State, event: ev.ContextExiting, out: Out) -> State:
-    server = state.servers.get(event.server)
-    known = server.attached.get(event.pid) if server is not None else None
-    if server is None or known is None:
-        return state
+def _context_gone(server: Server, event: Line) -> Server:
+    known = server.attached.get(event.pid)
+    if known is None:
+        return server
     left = replace(known, contexts=known.contexts - {event.context})
-    return put(state, replace(server, attached={**server.attached, event.pid: left}))
+    return replace(server, attached={**server.attached, event.pid: left})
 
 
-def _disconnected(state: State, event: ev.ClientDisconnected, out: Out) -> State:
+def _disconnected(state: State, event: Line, out: Out) -> State:
     server = state.servers.get(event.server)
     if server is None:
         return state
@@ -264,37 +248,31 @@ def _disconnected(state: State, event: ev.ClientDisconnected, out: Out) -> State
     return state
 
 
-def _associated(state: State, event: ev.DeviceAssociated, out: Out) -> State:
-    server = state.servers.get(event.server)
-    known = server.attached.get(server.last_context) if server is not None else None
-    if server is None or known is None or event.uuid in known.devices:
-        return state
-    fresh = replace(known, devices=known.devices | {event.uuid})
-    return put(state, replace(server, attached={**server.attached, server.last_context: fresh}))
+def _associated(server: Server, event: Line) -> Server:
+    known = server.attached.get(server.last_context)
+    if known is None or event.text in known.devices:
+        return server
+    fresh = replace(known, devices=known.devices | {event.text})
+    return replace(server, attached={**server.attached, server.last_context: fresh})
 
 
-def _full(state: State, event: ev.ClientsFull, out: Out) -> State:
+def _full(state: State, event: Line, out: Out) -> State:
     server = _server(state, event.server, event.at)
     if server is None:
         return state
-    out.append(tr.ServerFull(event.at, event.server, event.limit))
+    out.append(tr.ServerFull(event.at, event.server, event.number))
     pid, attached = server.last_context, server.attached
     if pid in attached:  # its context was said to be connected before it was refused
         one = attached[pid]
         attached = {**attached, pid: replace(one, contexts=one.contexts - {max(one.contexts, default=0)} | {0})}
-    limit = max(_LEAST_CLIENTS, event.limit)
+    limit = max(_LEAST_CLIENTS, event.number)
     return put(state, replace(server, max_clients=limit, attached=attached, turned_away=pid))
-
-
-def _driver(state: State, event: ev.DriverNamed, out: Out) -> State:
-    server = _server(state, event.server, event.at)
-    return state if server is None else put(state, replace(server, max_clients=places(event.driver)))
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
+def _fault(state: State, event: Line, out: Out) -> State:
     server = _server(state, event.server, event.at)
     if server is None or server.status is Status.FAULT:  # a second fault before the first was over adds to it
         return state
@@ -311,14 +289,13 @@ def _fault(state: State, event: ev.FaultStarted, out: Out) -> State:
     return put(state, server)
 
 
-def _fault_device(state: State, event: ev.FaultDevice, out: Out) -> State:
-    server = state.servers.get(event.server)
-    if server is None or event.device in server.devices_faulted:
-        return state
-    return put(state, replace(server, devices_faulted=(*server.devices_faulted, event.device)))
+def _fault_device(server: Server, event: Line) -> Server:
+    if event.device in server.devices_faulted:
+        return server
+    return replace(server, devices_faulted=(*server.devices_faulted, event.device))
 
 
-def _fault_client(state: State, event: ev.FaultClient, out: Out) -> State:
+def _fault_client(state: State, event: Line, out: Out) -> State:
     server = state.servers.get(event.server)
     if server is None or event.pid in server.sticky or len(server.sticky) >= _MOST_ATTACHED:
         return state
@@ -330,7 +307,7 @@ def _fault_client(state: State, event: ev.FaultClient, out: Out) -> State:
     return state
 
 
-def _destroyed(state: State, event: ev.ContextDestroyed, out: Out) -> State:
+def _destroyed(state: State, event: Line, out: Out) -> State:
     """The faulted device's server context has gone: the server takes new clients again (recording 03, Q4: before the
     last client's disconnection is logged)."""
     server = state.servers.get(event.server)
@@ -340,12 +317,12 @@ def _destroyed(state: State, event: ev.ContextDestroyed, out: Out) -> State:
     return put(state, replace(server, devices_faulted=left) if left else recovered(server, event.at, out))
 
 
-def _unknown(state: State, event: ev.Unknown, out: Out) -> State:
+def _unknown(state: State, event: Line, out: Out) -> State:
     out.append(tr.LineUnknown(event.at, event.source, event.text))
     return replace(state, unknown_lines=state.unknown_lines + 1)
 
 
-RULES: dict[type, Callable[[State, Any, Out], State]] = {
+RULES: dict[What, Rule] = {
     ev.ControlStarted: _control_started,
     ev.ControlVersion: _control_version,
     ev.QuitIssued: _quit,
@@ -357,23 +334,26 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     ev.ServerReady: _server_ready,
     ev.ServerExited: _server_exited,
     ev.ServerFailed: _server_failed,
-    ev.ServerStopping: _stopping,
-    ev.ShutdownForced: _stopping,
-    ev.ShutdownTried: _stop_tried,
-    ev.ShutdownRefused: _stop_tried,
-    ev.ServerStarted: _reported,
-    ev.ServerStuck: _stuck,
-    ev.ThreadsSet: _threads,
-    ev.MemorySet: _memory,
+    ev.ServerStopping: _of(_stopping, _server),
+    ev.ShutdownForced: _of(_stopping, _server),
+    ev.ShutdownTried: _of(_stop_tried, _known),
+    ev.ShutdownRefused: _of(_stop_tried, _known),
+    ev.ServerStarted: _of(lambda server, event: replace(server, reported=True), _server),
+    ev.ServerStuck: _of(
+        lambda server, event: server if server.stuck_since is not None else replace(server, stuck_since=event.at),
+        _server,
+    ),
+    ev.ThreadsSet: _of(_limits, _server),
+    ev.MemorySet: _of(_limits, _server),
     ev.ContextConnected: _connected,
-    ev.ClientUnnamed: _unnamed,
-    ev.ContextExiting: _context_gone,
+    ev.ClientUnnamed: _of(lambda server, event: server if server.unnamed else replace(server, unnamed=True), _known),
+    ev.ContextExiting: _of(_context_gone, _known),
     ev.ClientDisconnected: _disconnected,
-    ev.DeviceAssociated: _associated,
+    ev.DeviceAssociated: _of(_associated, _known),
     ev.ClientsFull: _full,
-    ev.DriverNamed: _driver,
+    ev.DriverNamed: _of(lambda server, event: replace(server, max_clients=places(event.number)), _server),
     ev.FaultStarted: _fault,
-    ev.FaultDevice: _fault_device,
+    ev.FaultDevice: _of(_fault_device, _known),
     ev.FaultClient: _fault_client,
     ev.ContextDestroyed: _destroyed,
     ev.Unknown: _unknown,

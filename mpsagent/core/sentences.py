@@ -30,7 +30,7 @@ def sentence(record: Record, names: Names = lambda uid: None) -> str:
         rule = _SENTENCES.get(kind)
         if rule is not None:
             return _where(record) + rule(_Words(record, names))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         pass
     return _plain(record, names)
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import takewhile
-from typing import Any
 
 from mpsagent.mps import events as ev
+from mpsagent.mps.events import Line, What
 
 _SAME_MOMENT = 0.01
 """Seconds within which lines of the two logs belong to one event."""
@@ -121,10 +121,10 @@ class Story:
         self._through: dict[int, int] = {}
         """Of each client that it had not named when a server had it, the pid that it had named last."""
 
-    def feed(self, event: ev.Event) -> None:
+    def feed(self, event: Line) -> None:
         self.last_event = event.at
-        self._server_log = self._server_log or hasattr(event, "server")
-        rule = _RULES.get(type(event))
+        self._server_log = self._server_log or event.what in ev.SERVER_LOG
+        rule = _RULES.get(event.what)
         if rule is not None:
             rule(self, event)
 
@@ -155,38 +155,38 @@ class Story:
             self.servers.append(record)
         return record
 
-    def _starting(self, event: ev.ServerStarting) -> None:
-        record = self._servers.get(event.pid)
+    def _starting(self, event: Line) -> None:
+        record = self._servers.get(event.server)
         if record is not None and record.ready is not None:  # the pid was used before and its end is not in the log
-            self._server_gone(event.pid, event.at, None)
-        record = self._server(event.pid)
+            self._server_gone(event.server, event.at, None)
+        record = self._server(event.server)
         record.uid, record.started = event.uid, event.at if record.started is None else record.started
 
-    def _startup(self, event: ev.ServerStartup) -> None:
+    def _startup(self, event: Line) -> None:
         record = self._server(event.server)
         record.started = event.at if record.started is None else record.started
 
-    def _ready(self, event: ev.ServerReady) -> None:
-        record = self._server(event.pid)
+    def _ready(self, event: Line) -> None:
+        record = self._server(event.server)
         record.ready = event.at
         self._readies.setdefault(record.uid, []).append(event.at)
 
-    def _threads(self, event: ev.ThreadsSet) -> None:
+    def _threads(self, event: Line) -> None:
         self._server(event.server).threads = event.percent
 
-    def _memory(self, event: ev.MemorySet) -> None:
+    def _memory(self, event: Line) -> None:
         memory = self._server(event.server).memory
         if event.size:
             memory[event.device] = event.size
         else:
             memory.pop(event.device, None)
 
-    def _forced(self, event: ev.ShutdownForced) -> None:
-        self._server(event.pid).forced = True
+    def _forced(self, event: Line) -> None:
+        self._server(event.server).forced = True
 
-    def _exited(self, event: ev.ServerExited) -> None:
-        self._server(event.pid)
-        self._server_gone(event.pid, event.at, event.status)
+    def _exited(self, event: Line) -> None:
+        self._server(event.server)
+        self._server_gone(event.server, event.at, event.number)
 
     def _server_gone(self, pid: int, at: float, status: int | None) -> None:
         record = self._servers.pop(pid)
@@ -202,7 +202,7 @@ class Story:
         self._sticky_left.pop(pid, None)
         self._full_at.pop(pid, None)
 
-    def _control_gone(self, event: ev.ControlStarted | ev.ControlExited | ev.ControlGone) -> None:
+    def _control_gone(self, event: Line) -> None:
         """With a control daemon its servers end, and its pending list (recordings 02, R11 and 06, V4)."""
         for pid in list(self._servers):
             self._server_gone(pid, event.at, None)
@@ -229,7 +229,7 @@ class Story:
         if line.pop(_key(record.pid, record.uid), None) is not None and not line:
             del self._waiting[record.uid]
 
-    def _queued(self, event: ev.ClientQueued) -> None:
+    def _queued(self, event: Line) -> None:
         if not event.pid and _key(None, event.uid) in self._clients:
             return  # another process of theirs, or the same one again
         self._name(event.pid)
@@ -239,7 +239,7 @@ class Story:
             line, key = self._waiting[record.uid], _key(record.pid, record.uid)
             line[key] = line.pop(key)
 
-    def _admitted(self, event: ev.ClientAdmitted) -> None:
+    def _admitted(self, event: Line) -> None:
         refusal = self._turned_away.pop(event.pid, None)
         if refusal is None or event.at > refusal.at + _SAME_MOMENT:
             self._name(event.pid)
@@ -250,7 +250,7 @@ class Story:
             self._announced = pid
             self._named.add(pid)
 
-    def _connected(self, event: ev.ContextConnected) -> None:
+    def _connected(self, event: Line) -> None:
         if event.pid <= 0:
             self.unnamed = True
             return
@@ -269,7 +269,7 @@ class Story:
         if event.context:
             self._with_context.add(event.pid)
 
-    def _disconnected(self, event: ev.ClientDisconnected) -> None:
+    def _disconnected(self, event: Line) -> None:
         record = self._clients.get(event.pid)
         if record is None or record.server != event.server:
             return
@@ -286,14 +286,14 @@ class Story:
             if not left:
                 self._recovered(fault, event.at)
 
-    def _unnamed_client(self, event: ev.ClientUnnamed) -> None:
+    def _unnamed_client(self, event: Line) -> None:
         self.unnamed = True
 
-    def _terminated(self, event: ev.TerminationAsked) -> None:
+    def _terminated(self, event: Line) -> None:
         self._mark(event.pid, event.server, Outcome.TERMINATED)
 
-    def _refused(self, event: ev.ClientRefused) -> None:
-        self.refused.append(RefusalRecord(event.at, event.server, event.pid or None, event.reason))
+    def _refused(self, event: Line) -> None:
+        self.refused.append(RefusalRecord(event.at, event.server, event.pid or None, event.text))
         server = self._server(event.server)
         if event.pid <= 0:
             self.unnamed = True
@@ -307,8 +307,8 @@ class Story:
             record.waited = 0.0 if record.queued is None else max(0.0, event.at - record.queued)
             self._close(record, None, Outcome.REFUSED)
 
-    def _full(self, event: ev.ClientsFull) -> None:
-        self.refused.append(RefusalRecord(event.at, event.server, None, f"server full ({event.limit} clients)"))
+    def _full(self, event: Line) -> None:
+        self.refused.append(RefusalRecord(event.at, event.server, None, f"server full ({event.number} clients)"))
         self._full_at[event.server] = event.at
 
     def _mark(self, pid: int, server: int, outcome: Outcome) -> None:
@@ -338,7 +338,7 @@ class Story:
 
     # --- faults
 
-    def _fault_started(self, event: ev.FaultStarted) -> None:
+    def _fault_started(self, event: Line) -> None:
         if event.server in self._fault:  # a second one before the first was over adds to it
             return
         fault = self._fault[event.server] = FaultRecord(event.server, event.at)
@@ -347,20 +347,20 @@ class Story:
         self.faults.append(fault)
         self._server(event.server).faults += 1
 
-    def _fault_device(self, event: ev.FaultDevice) -> None:
+    def _fault_device(self, event: Line) -> None:
         fault = self._fault.get(event.server)
         if fault is not None:
             self._devices_left[event.server].add(event.device)
             fault.devices[event.device] = None
 
-    def _fault_client(self, event: ev.FaultClient) -> None:
+    def _fault_client(self, event: Line) -> None:
         fault = self._fault.get(event.server)
         if fault is not None and event.pid not in fault.sticky:
             fault.sticky[event.pid] = None
             self._sticky_left[event.server].append(event.pid)
         self._mark(event.pid, event.server, Outcome.FAULTED)
 
-    def _destroyed(self, event: ev.ContextDestroyed) -> None:
+    def _destroyed(self, event: Line) -> None:
         """From here on the server takes clients again, before the last one's leaving is logged (recording 03, Q4)."""
         fault = self._fault.get(event.server)
         if fault is not None:
@@ -372,7 +372,7 @@ class Story:
         fault.recovered = at
         del self._fault[fault.server]
 
-    def _unknown(self, event: ev.Unknown) -> None:
+    def _unknown(self, event: Line) -> None:
         self.unknown_lines += 1
 
 
@@ -381,7 +381,7 @@ def _key(pid: int | None, uid: int | None) -> int:
     return pid if pid is not None else -2 - (-1 if uid is None else uid)
 
 
-def tell(events: Iterable[ev.Event]) -> Story:
+def tell(events: Iterable[Line]) -> Story:
     """The whole story of events in the order of time."""
     story = Story()
     for event in events:
@@ -389,10 +389,9 @@ def tell(events: Iterable[ev.Event]) -> Story:
     return story.finish()
 
 
-_RULES: dict[type, Callable[[Story, Any], None]] = {
+_RULES: dict[What, Callable[[Story, Line], None]] = {
     ev.ControlStarted: Story._control_gone,
     ev.ControlExited: Story._control_gone,
-    ev.ControlGone: Story._control_gone,
     ev.ServerStarting: Story._starting,
     ev.ServerStartup: Story._startup,
     ev.ServerReady: Story._ready,

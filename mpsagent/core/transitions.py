@@ -12,89 +12,85 @@ from mpsagent.mps.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class ControlStarted:
-    kind: ClassVar[str] = "control.started"
+class Transition:
+    kind: ClassVar[str]
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControlStarted(Transition):
+    kind = "control.started"
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class ControlEnded:
-    kind: ClassVar[str] = "control.ended"
-    at: float
+class ControlEnded(Transition):
+    kind = "control.ended"
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class ControlQuitting:
+class ControlQuitting(Transition):
     """A ``quit`` was accepted; ``timeout`` in seconds, None: it waits for the clients."""
 
-    kind: ClassVar[str] = "control.quitting"
-    at: float
+    kind = "control.quitting"
     timeout: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class ServerStarting:
-    kind: ClassVar[str] = "server.starting"
-    at: float
+class ServerStarting(Transition):
+    kind = "server.starting"
     pid: int
     uid: int
 
 
 @dataclass(frozen=True, slots=True)
-class ServerReady:
-    kind: ClassVar[str] = "server.ready"
-    at: float
+class ServerReady(Transition):
+    kind = "server.ready"
     pid: int
     uid: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class ServerEnded:
-    kind: ClassVar[str] = "server.ended"
-    at: float
+class ServerEnded(Transition):
+    kind = "server.ended"
     pid: int
     uid: int | None
     status: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class ServerStartFailed:
+class ServerStartFailed(Transition):
     """``count`` in a row."""
 
-    kind: ClassVar[str] = "server.start_failed"
-    at: float
+    kind = "server.start_failed"
     pid: int
     reason: str
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class ServerFull:
-    kind: ClassVar[str] = "server.full"
-    at: float
+class ServerFull(Transition):
+    kind = "server.full"
     server: int
     limit: int
 
 
 @dataclass(frozen=True, slots=True)
-class ClientWaiting:
+class ClientWaiting(Transition):
     """A process came to the gate and is held."""
 
-    kind: ClassVar[str] = "client.waiting"
-    at: float
+    kind = "client.waiting"
     pid: int
     uid: int
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
-class ClientLeft:
+class ClientLeft(Transition):
     """It went away while it was held. ``waited`` in seconds. ``lost``: the gate began anew, without it."""
 
-    kind: ClassVar[str] = "client.left"
-    at: float
+    kind = "client.left"
     pid: int
     uid: int
     waited: float
@@ -103,13 +99,12 @@ class ClientLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientConnected:
+class ClientConnected(Transition):
     """A process was handed over to MPS for the first time, with these limits. ``handover``: seconds that it took, None
     where the gate has not said when it began. ``lease``, ``job``: number and name of the lease that it came with.
     ``unseen``: it was not, MPS has it all the same: it came through another process."""
 
-    kind: ClassVar[str] = "client.connected"
-    at: float
+    kind = "client.connected"
     pid: int
     uid: int
     waited: float
@@ -122,12 +117,11 @@ class ClientConnected:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientEnded:
+class ClientEnded(Transition):
     """A client's process has ended. ``outcome``: see :class:`mpsagent.core.model.Outcome`. ``lease``, ``job``:
     number and name of the lease with which it was let in."""
 
-    kind: ClassVar[str] = "client.ended"
-    at: float
+    kind = "client.ended"
     pid: int
     uid: int
     server: int | None
@@ -139,9 +133,8 @@ class ClientEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientRefused:
-    kind: ClassVar[str] = "client.refused"
-    at: float
+class ClientRefused(Transition):
+    kind = "client.refused"
     pid: int
     uid: int
     why: str
@@ -149,9 +142,8 @@ class ClientRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class HandoverFailed:
-    kind: ClassVar[str] = "client.handover_failed"
-    at: float
+class HandoverFailed(Transition):
+    kind = "client.handover_failed"
     pid: int
     uid: int
     stage: str
@@ -160,113 +152,101 @@ class HandoverFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class FaultBegan:
-    kind: ClassVar[str] = "server.fault"
-    at: float
+class FaultBegan(Transition):
+    kind = "server.fault"
     server: int
     uid: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class FaultClient:
+class FaultClient(Transition):
     """A client that is listed with a sticky error. All listed are alike (recording 03, Q3)."""
 
-    kind: ClassVar[str] = "client.sticky"
-    at: float
+    kind = "client.sticky"
     server: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class FaultOver:
+class FaultOver(Transition):
     """``recovered`` False: the server ended."""
 
-    kind: ClassVar[str] = "server.fault_over"
-    at: float
+    kind = "server.fault_over"
     server: int
     seconds: float
     recovered: bool
 
 
 @dataclass(frozen=True, slots=True)
-class TurnBegan:
+class TurnBegan(Transition):
     """A user has got the GPU. ``gap``: seconds since the user before had it, None for the first."""
 
-    kind: ClassVar[str] = "turn.began"
-    at: float
+    kind = "turn.began"
     uid: int
     gap: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class TurnEnded:
+class TurnEnded(Transition):
     """``forced``: by the policy, not by the user's own leaving."""
 
-    kind: ClassVar[str] = "turn.ended"
-    at: float
+    kind = "turn.ended"
     uid: int
     seconds: float
     forced: bool
 
 
 @dataclass(frozen=True, slots=True)
-class UserPaused:
+class UserPaused(Transition):
     """A user's processes stand, so that another user can have the GPU. ``clients``: how many."""
 
-    kind: ClassVar[str] = "user.paused"
-    at: float
+    kind = "user.paused"
     uid: int
     clients: int
 
 
 @dataclass(frozen=True, slots=True)
-class UserResumed:
+class UserResumed(Transition):
     """They go on, after ``seconds``."""
 
-    kind: ClassVar[str] = "user.resumed"
-    at: float
+    kind = "user.resumed"
     uid: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class ClientResumed:
+class ClientResumed(Transition):
     """A frozen client was resumed by another than mpsagent."""
 
-    kind: ClassVar[str] = "client.resumed"
-    at: float
+    kind = "client.resumed"
     pid: int
     uid: int
 
 
 @dataclass(frozen=True, slots=True)
-class GateConnected:
-    kind: ClassVar[str] = "gate.connected"
-    at: float
+class GateConnected(Transition):
+    kind = "gate.connected"
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class GateLost:
-    kind: ClassVar[str] = "gate.lost"
-    at: float
+class GateLost(Transition):
+    kind = "gate.lost"
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsUnconfirmed:
-    kind: ClassVar[str] = "limits.unconfirmed"
-    at: float
+class LimitsUnconfirmed(Transition):
+    kind = "limits.unconfirmed"
     uid: int
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class FrontEndUsed:
+class FrontEndUsed(Transition):
     """A person changed something through the public directory; the next hand-over puts it right. ``refused``: wanted
     to, and the gate did not let the command through."""
 
-    kind: ClassVar[str] = "front_end"
-    at: float
+    kind = "front_end"
     pid: int
     uid: int
     command: str
@@ -274,12 +254,11 @@ class FrontEndUsed:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseGiven:
+class LeaseGiven(Transition):
     """A job has a share of its own; ``until`` in seconds since the epoch. ``uid``, ``cgroup``, ``pid``: whose it is;
     ``job``: what the batch system calls it."""
 
-    kind: ClassVar[str] = "lease.given"
-    at: float
+    kind = "lease.given"
     number: int
     by: int
     until: float
@@ -290,38 +269,26 @@ class LeaseGiven:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseEnded:
+class LeaseEnded(Transition):
     """``by`` None: its time was over."""
 
-    kind: ClassVar[str] = "lease.ended"
-    at: float
+    kind = "lease.ended"
     number: int
     by: int | None
     job: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class HandshakeUnknown:
-    kind: ClassVar[str] = "gate.handshake_unknown"
-    at: float
+class HandshakeUnknown(Transition):
+    kind = "gate.handshake_unknown"
     greeting: str
 
 
 @dataclass(frozen=True, slots=True)
-class LineUnknown:
-    kind: ClassVar[str] = "log.unknown"
-    at: float
+class LineUnknown(Transition):
+    kind = "log.unknown"
     source: str
     text: str
-
-
-Transition = (
-    ControlStarted | ControlEnded | ControlQuitting | ServerStarting | ServerReady | ServerEnded | ServerStartFailed
-    | ServerFull | ClientWaiting | ClientLeft | ClientConnected | ClientEnded | ClientRefused | HandoverFailed
-    | FaultBegan | FaultClient | FaultOver | TurnBegan | TurnEnded | UserPaused | UserResumed | ClientResumed
-    | GateConnected | GateLost | LimitsUnconfirmed
-    | FrontEndUsed | LeaseGiven | LeaseEnded | HandshakeUnknown | LineUnknown
-)  # fmt: skip
 
 
 def transition_fields(one: Transition) -> dict[str, object]:

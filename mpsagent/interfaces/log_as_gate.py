@@ -19,6 +19,7 @@ from itertools import takewhile
 from mpsagent.core import inputs as inp
 from mpsagent.core.actions import Admission, Admissions
 from mpsagent.mps import events as ev
+from mpsagent.mps.events import Line
 
 SHOWN_OF_USER, SHOWN = 8, 64
 """Held connections that the engine is shown at a time."""
@@ -65,22 +66,22 @@ class LogAsGate:
 
     # --- what the log says --------------------------------------------------------------------------------------------
 
-    def before(self, event: ev.LogEvent) -> Iterator[inp.Input]:
+    def before(self, event: Line) -> Iterator[inp.Input]:
         """What the gate and the kernel say before the engine reads this line."""
-        if isinstance(event, ev.ControlStarted):
+        if event.what is ev.ControlStarted:
             if self._control != event.pid:
                 yield from self._control_gone(event.at)
-                yield from self._control_runs(event.at, event.pid, event.socket)
-        elif self._control is None and not isinstance(event, ev.ControlExited):
+                yield from self._control_runs(event.at, event.pid, event.text)
+        elif self._control is None and event.what is not ev.ControlExited:
             yield from self._control_runs(event.at, 0, "")  # the log begins in the middle
         yield from self._gate_is_none(event.at)
-        if isinstance(event, ev.ClientQueued | ev.ClientAdmitted):
+        if event.what in (ev.ClientQueued, ev.ClientAdmitted):
             self._announced = event.pid, event.uid
             if self._unnamed is not None and self._unnamed[1] == event.pid:
                 self._unnamed = None
             if event.pid not in self._gates:
-                yield from self._knock(event.at, event.pid, event.uid, isinstance(event, ev.ClientAdmitted))
-        elif isinstance(event, ev.ContextConnected):
+                yield from self._knock(event.at, event.pid, event.uid, event.what is ev.ClientAdmitted)
+        elif event.what is ev.ContextConnected:
             uid = self._server_uids.get(event.server, (0, None))[0] or self._announced[1]
             last = self._ones.get(self._announced[0])
             if event.pid not in self._ones and last is not None and last.server is None:
@@ -92,29 +93,29 @@ class LogAsGate:
                 self._leaves(one)
                 one.server = event.server
                 self._of_server.setdefault(event.server, {})[event.pid] = one
-        elif isinstance(event, ev.ServerStarting):
-            self._server_uids[event.pid] = (event.uid, None)
+        elif event.what is ev.ServerStarting:
+            self._server_uids[event.server] = (event.uid, None)
             self._starting_uid = event.uid
-        elif isinstance(event, ev.ServerReady):
-            self._server_uids[event.pid] = (self._server_uids.get(event.pid, (0, None))[0], event.at)
+        elif event.what is ev.ServerReady:
+            self._server_uids[event.server] = (self._server_uids.get(event.server, (0, None))[0], event.at)
 
-    def after(self, event: ev.LogEvent) -> Iterator[inp.Input]:
+    def after(self, event: Line) -> Iterator[inp.Input]:
         """What they say after it."""
-        if isinstance(event, ev.ClientDisconnected | ev.ClientRefused):
+        if event.what in (ev.ClientDisconnected, ev.ClientRefused):
             self._ended_by_us.discard(event.pid)
             yield from self.gone(event.at, event.pid)
-        elif isinstance(event, ev.ServerExited):
-            uid, ready = self._server_uids.pop(event.pid, (-1, None))
-            gone = list(self._of_server.get(event.pid, ()))
+        elif event.what is ev.ServerExited:
+            uid, ready = self._server_uids.pop(event.server, (-1, None))
+            gone = list(self._of_server.get(event.server, ()))
             if ready is not None:  # who waited for this server was let in when it became Ready, or has gone
                 line = self._waiting.get(uid, {}).items()
                 gone += [pid for pid, _ in takewhile(lambda waits: waits[1].since <= ready, line)]
             for pid in gone:
                 yield from self.gone(event.at, pid)
-        elif isinstance(event, ev.SharedMemoryRemoved):  # MPS gives a server up, and drops who waits for it
+        elif event.what is ev.SharedMemoryRemoved:  # MPS gives a server up, and drops who waits for it
             for pid in list(self._waiting.get(self._starting_uid, ())):
                 yield from self.gone(event.at, pid)
-        elif isinstance(event, ev.ControlExited):
+        elif event.what is ev.ControlExited:
             yield from self._control_gone(event.at)
 
     def _gate_is_none(self, at: float) -> Iterator[inp.Input]:

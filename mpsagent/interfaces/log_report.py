@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from mpsagent.mps import events as ev
+from mpsagent.mps.events import Line
 
 Json = dict[str, Any]
 MOST_KINDS = 40
@@ -40,13 +41,13 @@ class LogReport:
         self._binary: int | None = None
         self._driver: str | None = None
 
-    def feed(self, event: ev.LogEvent) -> None:
+    def feed(self, event: Line) -> None:
         self._lines += 1
-        if isinstance(event, ev.ControlVersion):
-            self._binary = event.version
-        elif isinstance(event, ev.DriverNamed):
-            self._driver = str(event.driver)
-        elif isinstance(event, ev.Unknown):
+        if event.what is ev.ControlVersion:
+            self._binary = event.number
+        elif event.what is ev.DriverNamed:
+            self._driver = str(event.number)
+        elif event.what is ev.Unknown:
             self._unknown += 1
             text = self._anonymous(event.text)
             if text in self._kinds or len(self._kinds) < MOST_KEPT:

@@ -17,19 +17,19 @@ from typing import Any, BinaryIO
 
 from mpsagent.core.story import ClientRecord, FaultRecord, ServerRecord, Story
 from mpsagent.interfaces.views import iso, iso_or_none
-from mpsagent.mps import events as ev
+from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser, Source
 
 CHUNK = 256 * 1024
 Json = dict[str, Any]
-_Timed = tuple[float, ev.LogEvent]
+_Timed = tuple[float, Line]
 _CLOCK_STEP = 1.0
 """Seconds backwards from which it is a step of the clock; lines of several processes may be out of order by less."""
 _SILENCE = 3600.0
 """Seconds by which the two logs may differ in how large one and the same step looks."""
 
 
-def merged(control: BinaryIO, server: BinaryIO, zone: tzinfo | None = None) -> Iterator[ev.LogEvent]:
+def merged(control: BinaryIO, server: BinaryIO, zone: tzinfo | None = None) -> Iterator[Line]:
     """The events of both logs in the order of time, server.log first on a tie (see above)."""
     steps: list[float] = []
     server_events, control_events = _read(server, "server", zone, steps), _read(control, "control", zone, steps)
@@ -45,7 +45,7 @@ def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float
     """
     parser, last, shift, seen = LogParser(source, zone), float("-inf"), 0.0, 0
 
-    def keyed(events: list[ev.LogEvent]) -> Iterator[_Timed]:
+    def keyed(events: list[Line]) -> Iterator[_Timed]:
         nonlocal last, shift, seen
         for event in events:
             step = last - (event.at + shift)
@@ -66,7 +66,7 @@ def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float
 
 def events_of(
     control: Path | None, server: Path | None, both: Path | None = None, zone: tzinfo | None = None
-) -> Iterator[ev.LogEvent]:
+) -> Iterator[Line]:
     """The merged events of two log files, either may be missing; or those of ``both`` in one, as a daemon in the
     foreground prints them. Raises OSError."""
     if both is not None:

@@ -17,6 +17,7 @@ from mpsagent.core.sentences import sentence
 from mpsagent.interfaces.log_as_gate import LogAsGate
 from mpsagent.interfaces.views import iso
 from mpsagent.mps import events as ev
+from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Device
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
@@ -43,14 +44,14 @@ class Would:
         self._told: set[tuple[object, ...]] = set()
         self._actions: list[Json] = []
 
-    def feed(self, event: ev.LogEvent) -> None:
+    def feed(self, event: Line) -> None:
         if self._now is None:
             self._begin(event.at)
         elif event.at > self._now:  # lines of one moment are read at once, and decided upon together
             self._settle()
             self._wait_until(event.at)
             self._now = event.at
-        if isinstance(event, _NEW_SITUATION):
+        if event.what in _NEW_SITUATION:
             self._told.clear()
         self._batch += self._gate.before(event)
         self._batch.append(event)

@@ -1,403 +1,308 @@
-"""What MPS says and what else is learned about it, as frozen values.
+"""What MPS says: the table of the lines of control.log and server.log, and a line as a value. Pure.
 
-One class for each kind of line in control.log and server.log, and one for each thing the agent learns by other means
-(a process ended, a command was answered). ``at`` is seconds since the epoch. A kind that changes nothing in the model
-is still an event of its own, so that a line that no rule knows stands out as :class:`Unknown`.
+A row has the recording that shows the line (``X``: a conformance scenario; ``lib``: not watched, it only stands in the
+programs of 470 to 580), what it means, and its text after the head. In the text ``<pid>`` and the like stand for a
+field of :class:`Line`, ``<n>`` for a number and ``<any>`` for text that nothing is made of; the rest is as MPS writes
+it, oddities (``recevie``, ``trigging``, ``Context:`` without ID) included. A line that changes nothing is Known, so
+that one that no row has stands out as Unknown. Drivers before 550 leave the client's pid out of most lines.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-# --- control.log -----------------------------------------------------------------------------------------------------
-
-
-class ControlStarted(NamedTuple):
-    """``Starting control daemon using socket …``: everything before this line belongs to an earlier daemon."""
-
-    at: float
-    pid: int
-    socket: str
+SHOWN = 200
+"""Characters of a line that are kept."""
 
 
-class ControlVersion(NamedTuple):
-    at: float
-    pid: int
-    version: int
+class What:
+    """What a line means. ``fields`` of :class:`Line` that it has, in this order where one is made: the process that
+    wrote it, when its text does not name it, comes first."""
+
+    def __init__(self, fields: str, meaning: str) -> None:
+        self.fields = tuple(fields.split())
+        self.meaning = meaning
+
+    def __call__(self, at: float, *values: float | str) -> Line:
+        return Line(at, self, **dict(zip(self.fields, values, strict=True)))  # type: ignore[arg-type]
+
+    def said(self, at: float, text: str) -> Line:
+        """The same for one that has its text alone, quicker: most lines are of this kind."""
+        return _new(Line, (at, self, 0, 0, 0, 0, 0, 0, 0, 0.0, text, ""))
+
+    def __repr__(self) -> str:
+        return next(name for name, what in globals().items() if what is self)
 
 
-class ControlExited(NamedTuple):
-    at: float
-    pid: int
-    status: int
-
-
-class ClientQueued(NamedTuple):
-    """``NEW CLIENT P from user U: Server is not ready, push client to pending list``."""
-
-    at: float
-    pid: int
-    uid: int
-
-
-class ClientAdmitted(NamedTuple):
-    """``NEW CLIENT P from user U: Server already exists``: once for its channel and once for each CUDA context."""
+class Line(NamedTuple):
+    """``at``: seconds since the epoch. ``server``: the pid of one. ``pid``: of the control daemon or a client; 0 or
+    less where MPS does not know it. ``context`` 0 is a process's channel to its server. ``number``: see the row."""
 
     at: float
-    pid: int
-    uid: int
-
-
-class ServerStarting(NamedTuple):
-    at: float
-    pid: int
-    uid: int
-
-
-class ServerReady(NamedTuple):
-    at: float
-    pid: int
-
-
-class ServerExited(NamedTuple):
-    at: float
-    pid: int
-    status: int
-
-
-class ShutdownTried(NamedTuple):
-    """``Try shutting down server S, backoff is …``."""
-
-    at: float
-    pid: int
-    backoff: bool
-
-
-class ShutdownRefused(NamedTuple):
-    """``Server S has N active worker threads. Server will not shutdown.``"""
-
-    at: float
-    pid: int
-    threads: int
-
-
-class ShutdownLater(NamedTuple):
-    """``Control will try shutting down server S again in at most Nms``; ``delay`` in seconds."""
-
-    at: float
-    pid: int
-    delay: float
-
-
-class ShutdownForced(NamedTuple):
-    at: float
-    pid: int
-
-
-class QuitIssued(NamedTuple):
-    """``quit command issued with timeout of N`` (seconds)."""
-
-    at: float
-    timeout: int
-
-
-class CommandRead(NamedTuple):
-    """``Cmd:…``: a front-end's command, ours or not."""
-
-    at: float
-    text: str
-
-
-class CommandAnswer(NamedTuple):
-    """A line of the answer to the last command. Its text is whatever the asker provoked: never a fact."""
-
-    at: float
-    text: str
-
-
-class ConnectionLine(NamedTuple):
-    """``Accepting connection...``, ``NEW UI``, ``UI closed``, ``User did not send valid credentials``, ``Unable to
-    accept connection``: said at every connection, changing nothing."""
-
-    at: float
-    text: str
-
-
-class ControlLine(NamedTuple):
-    """A line of the control daemon that changes nothing in the model (a connection of an unknown kind, a warning)."""
-
-    at: float
-    text: str
-
-
-class SharedMemoryRemoved(NamedTuple):
-    """``Removed Shm file at PATH``: the daemon gave a user's server up, and closed who waited for it. After six starts
-    that failed for a waiting client, or one of ``start_server`` (recording 10, H6); the path is empty there."""
-
-    at: float
-    path: str
-
-
-# --- server.log ------------------------------------------------------------------------------------------------------
-
-
-class ServerFailed(NamedTuple):
-    """``Failed to start : R`` (470: ``MPS server failed to start : R``): the server ends right after it. ``reason`` is
-    empty where MPS gives none. ``Failed to start server using uid U. R`` of the control daemon's child is one, too."""
-
-    at: float
-    server: int
-    reason: str
-
-
-class ClientLine(NamedTuple):
-    """A line with the head of a client process, which writes through the FIFO ``log`` (recording 08, G13). Whoever may
-    open that FIFO can write anything there, other heads included."""
-
-    at: float
-    pid: int
-    text: str
-
-
-class ServerLine(NamedTuple):
-    """A line of a server's life that changes nothing in the model (start-up, worker threads, refused shutdown)."""
-
-    at: float
-    server: int
-    text: str
-
-
-class ServerStartup(NamedTuple):
-    """``Startup``: the first line of a new server process."""
-
-    at: float
-    server: int
-
-
-class ServerStarted(NamedTuple):
-    """``Server has started``: all limits it starts with have been reported in the lines before."""
-
-    at: float
-    server: int
-
-
-class ServerStuck(NamedTuple):
-    """``User did not send valid credentials`` from a server: it waits for ever for a client that died in the pending
-    list, and takes no other client (conformance scenarios X1, X15 and X18). The control daemon says the same text at
-    every connection, where it means nothing."""
-
-    at: float
-    server: int
-
-
-class ThreadsSet(NamedTuple):
-    """``Active Threads Percentage set to X``: the proof of what a server started with."""
-
-    at: float
-    server: int
-    percent: float
-
-
-class MemorySet(NamedTuple):
-    """``Device pinned memory limit for device D set to 0x… bytes`` (0 bytes: no limit)."""
-
-    at: float
-    server: int
-    device: int
-    size: int
-
-
-class ServerStopping(NamedTuple):
-    """``Waiting for current clients to finish`` or ``Exiting``: the server has accepted its shutdown."""
-
-    at: float
-    server: int
-
-
-class ContextConnected(NamedTuple):
-    """``Client {PID: P, Context ID: N} connected``; context 0 is the process's channel to the server."""
-
-    at: float
-    server: int
-    pid: int
-    context: int
-
-
-class ContextExiting(NamedTuple):
-    at: float
-    server: int
-    pid: int
-    context: int
-
-
-class ClientUnnamed(NamedTuple):
-    """A line about a client that does not say which: drivers before 580 write ``Received new client request``, ``Worker
-    created``, ``Client process disconnected`` without a pid (recording 09)."""
-
-    at: float
-    server: int
-
-
-class ClientDisconnected(NamedTuple):
-    at: float
-    server: int
-    pid: int
-
-
-class DeviceAssociated(NamedTuple):
-    """``Device NAME (uuid GPU-…) is associated``: said for the client whose context connected last."""
-
-    at: float
-    server: int
-    uuid: str
-
-
-class FaultStarted(NamedTuple):
-    """``Server is handling a fatal GPU error.``"""
-
-    at: float
-    server: int
-
-
-class FaultDevice(NamedTuple):
-    at: float
-    server: int
-    device: int
-
-
-class FaultClient(NamedTuple):
-    """A pid below ``The following client process have a sticky error set:``. All listed are alike; the client named as
-    having ``encountered a fatal GPU error`` is often not the culprit (recording 03, Q3)."""
-
-    at: float
-    server: int
-    pid: int
-
-
-class ContextDestroyed(NamedTuple):
-    """``Destroy server context on device D``: the faulted device's last client has gone."""
-
-    at: float
-    server: int
-    device: int
-
-
-class TerminationAsked(NamedTuple):
-    at: float
-    server: int
-    pid: int
-
-
-class TerminationDone(NamedTuple):
-    """``Client termination succeeded.`` It does not name the client."""
-
-    at: float
-    server: int
-
-
-class ClientRefused(NamedTuple):
-    """A client that was not let in: server in FAULT (status 807) or full."""
-
-    at: float
-    server: int
-    pid: int
-    reason: str
-
-
-class ClientsFull(NamedTuple):
-    """``Failed to accept new client. Maximum number of clients (48) reached.``"""
-
-    at: float
-    server: int
-    limit: int
-
-
-class DriverNamed(NamedTuple):
-    """``Display Driver version: 580``"""
-
-    at: float
-    server: int
-    driver: int
-
-
-# --- either log ------------------------------------------------------------------------------------------------------
-
-
-class Unknown(NamedTuple):
-    """A line no rule knows, cut to 200 characters. Counted and shown, never acted upon."""
-
-    at: float
-    source: str
-    text: str
-
-
-# --- not from a log --------------------------------------------------------------------------------------------------
-
-
-class ProcessGone(NamedTuple):
-    """The kernel says that a process the agent was watching (by pidfd) has ended."""
-
-    at: float
-    pid: int
-
-
-class ServerStatusSeen(NamedTuple):
-    """``get_server_status`` answered; ``status`` is MPS's own word."""
-
-    at: float
-    server: int
-    status: str
-
-
-class ControlGone(NamedTuple):
-    """The control daemon's process has ended, whatever its log says. ``pid`` None: whichever it was."""
-
-    at: float
-    pid: int | None = None
-
-
-LogEvent = (
-    ControlStarted
-    | ControlVersion
-    | ControlExited
-    | ClientQueued
-    | ClientAdmitted
-    | ServerStarting
-    | ServerReady
-    | ServerExited
-    | ShutdownTried
-    | ShutdownRefused
-    | ShutdownLater
-    | ShutdownForced
-    | QuitIssued
-    | CommandRead
-    | CommandAnswer
-    | ConnectionLine
-    | ControlLine
-    | SharedMemoryRemoved
-    | ServerFailed
-    | ClientLine
-    | ServerLine
-    | ServerStartup
-    | ServerStarted
-    | ServerStuck
-    | ThreadsSet
-    | MemorySet
-    | ServerStopping
-    | ContextConnected
-    | ContextExiting
-    | ClientUnnamed
-    | ClientDisconnected
-    | DeviceAssociated
-    | FaultStarted
-    | FaultDevice
-    | FaultClient
-    | ContextDestroyed
-    | TerminationAsked
-    | TerminationDone
-    | ClientRefused
-    | ClientsFull
-    | DriverNamed
-    | Unknown
+    what: What
+    server: int = 0
+    pid: int = 0
+    uid: int = 0
+    context: int = 0
+    device: int = 0
+    number: int = 0
+    size: int = 0
+    percent: float = 0.0
+    text: str = ""
+    source: str = ""
+
+
+_new = tuple.__new__  # quicker than Line(...)
+
+
+# --- of either log ----------------------------------------------------------------------------------------------------
+
+Known = What("text", "changes nothing: start-up, worker threads, connections of an unknown kind, a client's own words")
+Unknown = What("source text", "no row has it: counted and shown, never acted upon")
+
+# --- of control.log ---------------------------------------------------------------------------------------------------
+
+ControlStarted = What("pid text", "everything before it belongs to an earlier daemon; `text`: its socket")
+ControlVersion = What("pid number", "its binary version")
+ControlExited = What("pid number", "the control daemon ends")
+ClientQueued = What("pid uid", "a client waits for a server of its user")
+ClientAdmitted = What("pid uid", "once for a client's channel and once for each of its contexts")
+ServerStarting = What("server uid", "a server of this user starts")
+ServerReady = What("server", "it takes clients: who waited for it is let in")
+ServerExited = What("server number", "it has ended, with this status")
+ShutdownTried = What("server", "another user waits, or a person wants it")
+ShutdownRefused = What("server", "its clients are still there; tried again later")
+ShutdownForced = What("server", "its clients lose it")
+QuitIssued = What("number", "`quit -t`: after so many seconds it ends its servers by force")
+CommandRead = What("text", "a front-end's command, ours or not")
+CommandAnswer = What("text", "of the answer to the last command: whatever the asker provoked, never a fact")
+ConnectionLine = What("text", "said at every connection")
+SharedMemoryRemoved = What(
+    "text",
+    "a user's server is given up and who waited for it closed: six starts failed for a waiting client, or one of "
+    "`start_server` (recording 10, H6; there the path is empty)",
 )
-Event = LogEvent | ProcessGone | ServerStatusSeen | ControlGone
+
+# --- of server.log ----------------------------------------------------------------------------------------------------
+
+ServerFailed = What("server text", "the server ends right after it; `text`: why, empty where MPS says nothing")
+ServerStartup = What("server", "the first line of a new server process")
+ServerStarted = What("server", "all limits that it starts with have been said in the lines before")
+ServerStopping = What("server", "it has accepted its shutdown")
+ServerStuck = What(
+    "server",
+    "it waits for ever for a client that died in the pending list, and takes no other (conformance scenarios X1, X15, "
+    "X18). The control daemon says the same text at every connection, where it means nothing",
+)
+ThreadsSet = What("server percent", "the proof of what a server started with")
+MemorySet = What("server device size", "the same, in bytes; 0: no limit")
+ContextConnected = What("server pid context", "a client's channel, or a context of it")
+ContextExiting = What("server pid context", "and no more")
+ClientDisconnected = What("server pid", "the whole process has left")
+ClientUnnamed = What("server", "about a client that it does not name")
+ClientRefused = What("server pid text", "not let in: the server is in FAULT (status 807) or full")
+ClientsFull = What("server number", "not let in; `number`: how many it takes")
+DeviceAssociated = What("server text", "the uuid, for the client whose context connected last")
+DriverNamed = What("server number", "the driver's branch")
+TerminationAsked = What("server pid", "`terminate_client`")
+FaultStarted = What("server", "FAULT: its clients on the devices that follow are lost, and it takes no new ones")
+FaultDevice = What("server device", "a number below their heading")
+FaultClient = What(
+    "server pid",
+    "a number below their heading. All listed are alike; the one named as having `encountered a fatal GPU error` is "
+    "often not the culprit (recording 03, Q3)",
+)
+ContextDestroyed = What("server device", "the faulted device's last client has gone")
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+_CONTROL = """
+01  ClientAdmitted       NEW CLIENT <pid> from user <uid>: Server already exists
+01  ClientQueued         NEW CLIENT <pid> from user <uid>: Server is not ready, push client to pending list
+01  ServerReady          NEW SERVER <server>: Ready
+01  ShutdownRefused      Server <server> has <n> active worker threads. Server will not shutdown.
+01  ServerExited         Server <server> exited with status <number>
+01  ShutdownTried        Try shutting down server <server>, backoff is <any>
+01  Known                Control will try shutting down server <n> again in at most <n>ms
+01  ServerStarting       Starting new server <server> for user <uid>
+01  ShutdownForced       Force shutting down server <server>
+01  ControlStarted       Starting control daemon using socket <text>
+01  Known                To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=<any>
+01  ControlVersion       CUDA MPS Control binary version: <number>
+01  QuitIssued           quit command issued with timeout of <number>
+01  ControlExited        Exit with status <number>
+02  Known                Using log directory: <any>
+09  SharedMemoryRemoved  Removed Shm file at <text>
+lib ServerFailed         Failed to start server using uid <n>. <text>
+09  Known                Start
+09  Known                Server encountered a fatal exception. Shutting down
+lib Known                NEW SERVER <n>: Ignoring <any>
+lib Known                NEW DEBUGGEE <n> from user <n>
+lib Known                Unknown type of connection
+lib Known                Unable to accept priviliged connection from other user
+lib Known                Warning: Failed writing log files to directory [<any>]. No logs will be available.
+lib Known                Failed to create control pid file <any>
+lib Known                CUDA MPS log recorder error
+lib Known                Internal error<any>
+"""
+# `Failed to start server …` is said by the child that was to become the server (550 and later).
+
+_SERVER = """
+01  ContextConnected     Client {PID: <-pid>, Context ID: <context>} connected
+01  ContextExiting       Client {PID: <-pid>, Context ID: <context>} exiting. <any>active client contexts is <n>.
+01  ClientDisconnected   Client process <pid> disconnected
+X   Known                Client termination request failed: There is no active client context found for process <n>.
+X   Known                Client termination failed with <any>.
+01  Known                Client termination succeeded.
+02  Known                Client {PID: <n>, Context ID: <n>} on device <n> to be torn down
+02  Known                Client {PID: <n>, Context ID: <n>} on the error-trigging process <n> to be torn down
+02  Known                Client {PID: <n>, Context: <n>} encountered a fatal GPU error.
+03  Known                Client Priority set to <n>
+01  Known                Creating worker thread for client {PID: <n>, Context ID: <n>}
+01  Known                Creating server context on device <n> (<any>)
+01  Known                Created anonymous shared memory region <any>
+01  Known                Connecting to control daemon on socket: <any>
+02  ContextDestroyed     Destroy server context on device <device><any>
+01  DeviceAssociated     Device <any> (uuid <uuid>) is associated
+01  MemorySet            Device pinned memory limit for device <device> set to <size> bytes
+01  ThreadsSet           Active Threads Percentage set to <percent>
+01  Known                Received new client request for {PID: <n>, Context ID: <n>}
+03  Known                Received device query command. There are <n> devices
+01  Known                Server failed to recevie command with status <n>, assuming client <any> exit
+02  Known                Server teardown in progress. Refusing to accept new client {PID: <n>, Context ID: <n>}
+02  ClientRefused        Failed to accept client {PID: <-pid>, Context ID: <n>} with <text>
+02  ClientsFull          Failed to accept new client. Maximum number of clients (<number>) reached.
+01  Known                Status of client {PID: <n>, Context ID: <n>} is <any>
+01  TerminationAsked     MPS server requesting client {PID: <pid>, Context ID: <n>} to exit
+01  Known                Server was unable to shutdown due to <n> active clients
+01  Known                Server Priority set to <n>
+02  Known                All clients belonging to error trigging process <n> will be torn down
+01  Known                CUDA MPS Server for Linux/Unix. Binary version: <n>
+01  DriverNamed          Display Driver version: <number><any>
+02  Known                Using log directory: <any>
+01  ServerStartup        Startup
+01  ServerStopping       Exiting
+01  ServerStopping       Waiting for current clients to finish
+02  FaultStarted         Server is handling a fatal GPU error.
+01  ServerStuck          User did not send valid credentials
+01  Known                Server has been notified to shutdown
+01  ServerStarted        Server has started
+01  Known                Initializing server process
+09  Known                Driver initialization failed with: <any>
+09  ServerFailed         Failed to start : <text>
+09  ServerFailed         MPS server failed to start : <text>
+09  ServerFailed         MPS server failed to start
+09  Known                MPS is only supported on <any>
+09  ServerStartup        Start
+09  ServerStarted        MPS Server is started
+09  Known                MPS Server connecting to control daemon on socket: <any>
+09  ClientUnnamed        MPS Server: worker created
+09  ThreadsSet           activeThreadsPercentage set to <percent>
+09  ClientUnnamed        Received new client request
+09  ClientUnnamed        Receive command failed, assuming client exit
+09  ClientUnnamed        Worker created
+09  ClientUnnamed        Creating worker thread
+09  Known                Created named shared memory region <any>
+09  ClientUnnamed        Volta MPS Server: Received new client request
+09  ClientUnnamed        Volta MPS: Creating worker thread
+09  Known                Volta MPS: Creating server context on device <n>
+09  ClientUnnamed        Volta MPS: Client disconnected. <any>
+09  ClientUnnamed        Volta MPS: Client process disconnected
+09  Known                Volta MPS: Device <any> (uuid <any>) is associated
+09  ContextConnected     New client <pid> connected
+09  ClientDisconnected   Client <pid> disconnected
+05  Known                Device (uuid <any>) is invisible to this MPS server.
+08  Known                Failed to send credentials to server
+lib ClientUnnamed        Client disconnected. <any>
+lib ClientUnnamed        Client process disconnected
+lib ClientUnnamed        MPS Server: Received new client request
+lib ClientsFull          Volta MPS: Failed to accept new client. Maximum number of clients (<number>) reached.
+lib Known                Client {<n>, <n>} exit
+lib Known                Client process <n> encountered a fatal GPU error.
+lib Known                Client termination command is only supported on Volta or higher GPUs.
+lib Known                Clients snapshot command is only supported on Volta or higher GPUs.
+lib Known                Client Priority Override is only supported on Volta or higher GPUs.
+lib Known                Command handle failed
+lib Known                Device (uuid <any>) is not supported by this MPS server
+lib Known                Device pinned memory limit <any> command is only supported on Volta or higher GPUs
+lib Known                Failed to accept new client. Reached maximum number of device connections.
+lib Known                Failed to allocate shared memory region in /dev/shm.
+lib Known                Failed to connect to control daemon on socket: <any>
+lib Known                Failed to create worker
+lib Known                Failed to create/open SHM segment.
+lib Known                Failed to send credentials to control daemon: <any>
+lib Known                Failed to terminate client {<n>, <n>}.
+lib Known                Forcefully terminating client <n>
+lib Known                Internal error when allocating <n> bytes
+lib Known                MPS Server failed to create/open SHM segment.
+lib Known                MPS Server forcefully terminating client <n>
+lib Known                MPS Server: Failed to create worker
+lib Known                MPS server is tearing down, client creation denied
+lib Known                Pre-Volta device (uuid <any>) is filtered out by this Volta MPS server.
+lib Known                Reply command failed
+lib Known                Server enters tearing down state
+lib Known                Server was unable to shutdown due to <n> active workers threads
+lib Known                Server will wait <n>ms before connecting to the control daemon
+lib Known                Status of client {<n>, <n>} is <any>
+lib Known                Teardown in progress, client creation denied
+lib Known                There is no active context bound to <n>
+lib Known                Volta MPS: Destroy server context on device <n>
+lib Known                Volta MPS: Device (uuid <any>) is not supported by this MPS server
+lib Known                Volta MPS: Failed to accept new client. Reached maximum number of device connections.
+lib Known                Warning: File descriptor limit may be set too low, consider increasing it<any>
+"""
+
+_PLACES: dict[str, tuple[str, str, Callable[[str], float | str]]] = {
+    "pid": ("pid", r"\d{1,10}", int),
+    "-pid": ("pid", r"-?\d{1,10}", int),
+    **{name: (name, r"\d{1,10}", int) for name in ("server", "uid", "context", "device")},
+    "number": ("number", r"-?\d{1,10}", int),
+    "size": ("size", r"0x[0-9a-f]{1,16}", lambda text: int(text, 16)),
+    "percent": ("percent", r"\d{1,3}(?:\.\d{1,6})?", float),
+    "uuid": ("text", r"[A-Za-z0-9/-]{1,80}", str),
+    "text": ("text", r".{0,4096}", lambda text: text[:SHOWN]),
+}
+_ANY = {"<n>": r"-?\d{1,20}", "<any>": r".{0,4096}"}
+
+
+class Row:
+    """A row of the tables. ``match`` is given a message without its head."""
+
+    def __init__(self, line: str) -> None:
+        self.recording, name, text = line.split(None, 2)
+        self.what: What = globals()[name]
+        parts = re.split(r"(<[a-z-]+>)", text)
+        places = [_PLACES[part[1:-1]] for part in parts[1::2] if part not in _ANY]
+        fields = Line._fields.index
+        head = next((one for one in self.what.fields if one not in [field for field, _, _ in places]), "text")
+        self._head = None if head == "text" else fields(head)
+        self._groups = [(fields(field), read, number) for number, (field, _, read) in enumerate(places, 1)]
+        parts[::2] = map(re.escape, parts[::2])
+        parts[1::2] = [_ANY.get(part) or f"({_PLACES[part[1:-1]][1]})" for part in parts[1::2]]
+        self.match = re.compile("".join(parts), re.ASCII).fullmatch
+
+    def line(self, at: float, head: int, found: re.Match[str]) -> Line:
+        """``head``: the process that wrote it."""
+        if self.what is Known:
+            return Known.said(at, found[0][:SHOWN])
+        values: list[Any] = [at, self.what, 0, 0, 0, 0, 0, 0, 0, 0.0, "", ""]
+        if self._head is not None:
+            values[self._head] = head
+        for place, read, number in self._groups:
+            values[place] = read(found[number])
+        return _new(Line, values)
+
+
+def _by_word(table: str) -> dict[str, list[Row]]:
+    """By the first word of the message: one dictionary look-up instead of a try of every pattern."""
+    rows: dict[str, list[Row]] = {}
+    for line in table.strip().splitlines():
+        rows.setdefault(line.split(None, 2)[2].partition(" ")[0], []).append(Row(line))
+    return rows
+
+
+CONTROL, SERVER = _by_word(_CONTROL), _by_word(_SERVER)
+SERVER_LOG = {FaultDevice, FaultClient} | {row.what for rows in SERVER.values() for row in rows} - {Known}
+"""What only server.log says."""

@@ -1,8 +1,5 @@
-"""Bytes of control.log or server.log to events. Pure and incremental: any chunking gives the same events.
-
-A line never raises. What no rule knows becomes :class:`Unknown`. A partial last line waits for its end. The texts and
-their oddities (``recevie``, ``trigging``, ``Context:`` without ID) are those of drivers 460 to 580 (recordings 01-10);
-lines of drivers before 550 say less: no pid of the client, no context.
+"""Bytes of control.log or server.log to lines (:mod:`mpsagent.mps.events`). Pure and incremental: any chunking gives
+the same. A line never raises. A partial last line waits for its end.
 
 Lines of an answer to a user's command carry text that the asker provoked: ``ps`` prints the command names of other
 people's processes. So between ``Cmd:ps`` and the end of that connection every line is an answer, whatever it looks
@@ -17,7 +14,7 @@ from datetime import datetime, tzinfo
 from typing import Literal
 
 from mpsagent.mps import events as ev
-from mpsagent.mps.line_rules import CONTROL, SERVER, SHOWN
+from mpsagent.mps.events import CONTROL, SERVER, SHOWN, Line, What
 
 LINE_LIMIT = 64 * 1024
 """Bytes of one line that are kept; the rest is dropped and the line becomes Unknown."""
@@ -73,12 +70,12 @@ class LogParser:
         self._answering = False
         self._answer_only = False
         self._answering_pid = 0
-        self._listing: dict[int, type[ev.FaultDevice] | type[ev.FaultClient]] = {}
+        self._listing: dict[int, What] = {}
 
-    def feed(self, data: bytes, shift: float = 0.0) -> list[ev.LogEvent]:
+    def feed(self, data: bytes, shift: float = 0.0) -> list[Line]:
         """Events of all lines that ``data`` completes. ``shift`` seconds are added to their times (a clock step that
         the caller knows of)."""
-        found: list[ev.LogEvent] = []
+        found: list[Line] = []
         end = data.rfind(b"\n")
         if end < 0:
             self._keep(data)
@@ -95,7 +92,7 @@ class LogParser:
         self._keep(data[end + 1 :])
         return found
 
-    def close(self, shift: float = 0.0) -> list[ev.LogEvent]:
+    def close(self, shift: float = 0.0) -> list[Line]:
         """The partial last line, taken as if it had ended."""
         return self.feed(b"\n", shift) if self._rest else []
 
@@ -105,7 +102,7 @@ class LogParser:
             rest = rest[: LINE_LIMIT + 1]  # one byte over, so that it is still known to be too long
         self._rest = rest
 
-    def _line(self, line: str, shift: float) -> ev.LogEvent | None:
+    def _line(self, line: str, shift: float) -> Line | None:
         if line[:1] == "\0":
             line = line.lstrip("\0")
         if not line:
@@ -133,7 +130,7 @@ class LogParser:
         if self.ours is not None and not self._is_ours(self.ours, pid, message == "Startup"):
             return None
         if who == "Client":
-            return ev.ClientLine(at, pid, message[:SHOWN])
+            return ev.Known.said(at, message[:SHOWN])
         return self._server(at, pid, message)
 
     def _starts(self, pid: int, message: str) -> bool:
@@ -186,45 +183,45 @@ class LogParser:
         self._newest = max(self._newest, at)
         return at
 
-    def _unheaded(self, line: str) -> ev.LogEvent:
+    def _unheaded(self, line: str) -> Line:
         """A line without MPS's head: part of a multi-line answer, or nothing we know."""
         if self._answering and self._source != "server":
-            return ev.CommandAnswer(self._last_at, line[:SHOWN])
+            return ev.CommandAnswer.said(self._last_at, line[:SHOWN])
         return ev.Unknown(self._last_at, self._source, line[:SHOWN])
 
-    def _control(self, at: float, pid: int, message: str) -> ev.LogEvent:
+    def _control(self, at: float, pid: int, message: str) -> Line:
         if message in _CONNECTION:
             if message != "User did not send valid credentials":
                 self._answering = self._answer_only = False
-            return ev.ConnectionLine(at, message)
+            return ev.ConnectionLine.said(at, message)
         if message.startswith("Cmd:"):
             self._answering = True
             self._answer_only = message[4:].lstrip().startswith("ps")
             self._answering_pid = pid
-            return ev.CommandRead(at, message[4 : 4 + SHOWN])
+            return ev.CommandRead.said(at, message[4 : 4 + SHOWN])
         if not self._answer_only or (pid != self._answering_pid and message.startswith(_DAEMON_STARTS)):
-            for match, make in CONTROL.get(message.partition(" ")[0], ()):
-                found = match(message)
+            for row in CONTROL.get(message.partition(" ")[0], ()):
+                found = row.match(message)
                 if found is not None:
-                    return make(at, pid, found)
+                    return row.line(at, pid, found)
         if self._answering:
-            return ev.CommandAnswer(at, message[:SHOWN])
+            return ev.CommandAnswer.said(at, message[:SHOWN])
         return ev.Unknown(at, self._source, message[:SHOWN])
 
-    def _server(self, at: float, pid: int, message: str) -> ev.LogEvent:
+    def _server(self, at: float, pid: int, message: str) -> Line:
         if self._listing:
             kind = self._listing.get(pid)
             if kind is not None:
                 if message.isascii() and message.isdecimal() and len(message) <= 10:
                     return kind(at, pid, int(message))
                 del self._listing[pid]
-        for match, make in SERVER.get(message.partition(" ")[0], ()):
-            found = match(message)
+        for row in SERVER.get(message.partition(" ")[0], ()):
+            found = row.match(message)
             if found is not None:
-                return make(at, pid, found)
+                return row.line(at, pid, found)
         if message == _DEVICES_FOLLOW or message in _CLIENTS_FOLLOW:
             if len(self._listing) >= 64:
                 self._listing.clear()
             self._listing[pid] = ev.FaultDevice if message == _DEVICES_FOLLOW else ev.FaultClient
-            return ev.ServerLine(at, pid, message)
+            return ev.Known.said(at, message)
         return ev.Unknown(at, self._source, message[:SHOWN])

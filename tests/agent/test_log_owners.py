@@ -41,7 +41,7 @@ def test_lines_of_another_daemon_are_left_out_and_it_is_named(step: int) -> None
     parser = LogParser("control")
     parser.daemon, parser.ours = 40, lambda pid: pid == 61
     found = [event for at in range(0, len(CONTROL), step) for event in parser.feed(CONTROL[at : at + step])]
-    assert [type(event) for event in found] == [ev.ConnectionLine, ev.ServerStarting, ev.ServerFailed, ev.ServerReady]
+    assert [event.what for event in found] == [ev.ConnectionLine, ev.ServerStarting, ev.ServerFailed, ev.ServerReady]
     assert parser.other == 99
 
 
@@ -56,7 +56,7 @@ def test_servers_of_another_daemon_are_left_out_and_asked_about_once() -> None:
     parser = LogParser("server")
     parser.ours = ours
     found = parser.feed(SERVER)
-    assert [(type(event), getattr(event, "server", None)) for event in found] == [
+    assert [(event.what, event.server) for event in found] == [
         (ev.ServerStartup, 61), (ev.ContextConnected, 61),
     ]  # fmt: skip
     assert asked == [61, 62]

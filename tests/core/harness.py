@@ -88,7 +88,7 @@ class Stage:
         """Number of the link between agent and gate; 0: down."""
         self.identities = {uid: Identity(uid, name) for uid, name in NAMES.items()}
         self.procs: dict[int, Proc] = {}
-        self.lines: list[ev.LogEvent] = []
+        self.lines: list[ev.Line] = []
         """What control.log and server.log hold since the last start of the daemon."""
         self.kept: list[tuple[int, int, int, str, str, bool]] = []
         self.front_end_fails = False
@@ -263,12 +263,12 @@ class Stage:
     def _soon(self, link: int, one: inp.Input) -> None:
         self.after(self.lag, lambda: self.feed(one) if link == self.link else None)
 
-    def _log(self, line: ev.LogEvent) -> None:
-        if isinstance(line, ev.ControlStarted):
+    def _log(self, line: ev.Line) -> None:
+        if line.what is ev.ControlStarted:
             self.lines = []
-        if isinstance(line, ev.ContextConnected):
+        if line.what is ev.ContextConnected:
             self._check_alone()
-        if not self.named and isinstance(line, ev.ContextConnected | ev.ClientDisconnected):
+        if not self.named and line.what in (ev.ContextConnected, ev.ClientDisconnected):
             line = ev.ClientUnnamed(line.at, line.server)
         lag = self.log_lag()
         if lag is not None:
@@ -276,7 +276,7 @@ class Stage:
             core = self.core
             self.after(lag, lambda: self.feed(line) if self.core is core else None)
 
-    def forge(self, *lines: ev.LogEvent) -> None:
+    def forge(self, *lines: ev.Line) -> None:
         """A line comes into a log."""
         self.forging = True
         self.lines += lines

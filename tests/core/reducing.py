@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.core.reduce import reduce
+from mpsagent.mps import events as ev
+
+KINDS = [one for one in vars(ev).values() if isinstance(one, ev.What)]
+"""All that a line may mean."""
 
 
 def apply(state: State, event: inp.Input) -> State:

@@ -17,13 +17,13 @@ from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 from tests.core.toy import Proc
 
-Lines = Callable[[float, int, int, int], list[ev.LogEvent]]
+Lines = Callable[[float, int, int, int], list[ev.Line]]
 """of now, Alice's server, her client, the control daemon"""
 
 ATTEMPTS: dict[str, Lines] = {
     "she has left": lambda t, s, p, c: [ev.ClientDisconnected(t, s, p), ev.ClientDisconnected(t, s, p + 1)],
     "her server has gone": lambda t, s, p, c: [ev.ServerExited(t, s, 0)],
-    "her server is stopping": lambda t, s, p, c: [ev.ShutdownTried(t, s, False), ev.ServerStopping(t, s)],
+    "her server is stopping": lambda t, s, p, c: [ev.ShutdownTried(t, s), ev.ServerStopping(t, s)],
     "her server was forced": lambda t, s, p, c: [ev.ShutdownForced(t, s)],
     "her server hangs on a dead client": lambda t, s, p, c: [ev.ServerStuck(t, s)],
     "her server has ended, is another one of Bob's and hangs": lambda t, s, p, c: [
@@ -44,7 +44,7 @@ ATTEMPTS: dict[str, Lines] = {
         ev.ContextConnected(t, 1, p, 1), ev.ContextConnected(t, 1, p + 1, 1)
     ],
     "she has no context": lambda t, s, p, c: [ev.ContextExiting(t, s, p, 1), ev.ContextExiting(t, s, p + 1, 1)],
-    "her end was asked for": lambda t, s, p, c: [ev.TerminationAsked(t, s, p), ev.TerminationDone(t, s)],
+    "her end was asked for": lambda t, s, p, c: [ev.TerminationAsked(t, s, p)],
     "a stranger is a client": lambda t, s, p, c: [ev.ContextConnected(t, s, 1, 0), ev.ContextConnected(t, s, c, 1)],
     "she and Bob were refused": lambda t, s, p, c: [ev.ClientRefused(t, s, p + n, "status 807") for n in range(4)],
     "the server is full": lambda t, s, p, c: [ev.ClientsFull(t, s, 0)],

@@ -66,9 +66,9 @@ def test_a_server_that_never_makes_way_is_killed_after_its_deadline_and_the_next
     server = server_of(stage)
 
     def shutdown(_server: object, *, force: bool = False) -> None:
-        stage.forge(ev.ShutdownTried(stage.now, server, force))
+        stage.forge(ev.ShutdownTried(stage.now, server))
         if how == "refuses":
-            stage.forge(ev.ShutdownRefused(stage.now, server, 2))
+            stage.forge(ev.ShutdownRefused(stage.now, server))
 
     monkeypatch.setattr(stage.mps, "shutdown", shutdown)
     stage.front_end_fails = how == "command fails"
@@ -197,7 +197,7 @@ def test_an_agent_that_has_just_started_kills_nothing_as_idle(shared: bool) -> N
     alice = stage.client(ALICE)
     stage.run(1)
     server = server_of(stage)
-    stage.forge(ev.ShutdownTried(stage.now, server, False), ev.ServerStuck(stage.now, server))
+    stage.forge(ev.ShutdownTried(stage.now, server), ev.ServerStuck(stage.now, server))
     stage.kill_agent()
     stage.run(30)
     stage.start_agent()
@@ -344,7 +344,7 @@ def test_servers_that_do_not_start_are_not_tried_without_end_and_the_reason_is_s
     (given_up,) = stage.reports("server.given_up")
     assert "Driver initialization failed with: 999" in given_up.reason
     assert stage.gate.turned_away == [first.pid]
-    starts = [line.at for line in stage.lines if isinstance(line, ev.ServerStarting)]
+    starts = [line.at for line in stage.lines if line.what is ev.ServerStarting]
     assert len(starts) == 18
     assert starts[12] - starts[11] >= 2, "the second pause is of 2 s; a round takes one"
     stage.mps.serve = serve  # type: ignore[method-assign]

@@ -20,16 +20,16 @@ from mpsagent.mps.loglines import LogParser
 from tests import recordings
 from tests.core.reducing import apply, apply_all
 
-Events = Sequence[ev.LogEvent]
+Events = Sequence[ev.Line]
 
 
 @cache
-def parsed(name: str, *sections: str) -> tuple[list[ev.LogEvent], list[ev.LogEvent]]:
+def parsed(name: str, *sections: str) -> tuple[list[ev.Line], list[ev.Line]]:
     logs = recordings.logs(name, *sections)
     return LogParser("control", UTC).feed(logs.control), LogParser("server", UTC).feed(logs.server)
 
 
-def by_time(control: Events, server: Events) -> list[ev.LogEvent]:
+def by_time(control: Events, server: Events) -> list[ev.Line]:
     return list(heapq.merge(control, server, key=lambda e: e.at))
 
 
@@ -52,9 +52,9 @@ def _answer(events: Events, index: int) -> tuple[list[str], int]:
     lines: list[str] = []
     for i in range(index + 1, len(events)):
         event = events[i]
-        if isinstance(event, ev.CommandRead | ev.ConnectionLine):
+        if event.what in (ev.CommandRead, ev.ConnectionLine):
             return lines, i
-        if isinstance(event, ev.CommandAnswer):
+        if event.what is ev.CommandAnswer:
             lines.append(event.text.strip())
     return lines, len(events) - 1
 
@@ -93,7 +93,7 @@ def test_the_state_agrees_with_every_answer_of_mps(name: str, least: int) -> Non
         states.append(state)
     asked = 0
     for i, event in enumerate(events):
-        if not isinstance(event, ev.CommandRead) or not event.text.split():
+        if event.what is not ev.CommandRead or not event.text.split():
             continue
         answer, end = _answer(events, i)
         if _expected(states[i], event.text.split(), answer) is None:
@@ -221,12 +221,12 @@ def test_reading_one_log_up_to_50_ms_before_the_other_ends_in_the_same_state(
     """Two files are read one after the other: a line of the one may be seen before an older line of the other. (The
     daemon's first line comes from the kernel's word that it runs, before any of its servers.)"""
     control, server = parsed(*section)
-    jitter: list[tuple[float, int, ev.LogEvent]] = []
+    jitter: list[tuple[float, int, ev.Line]] = []
     for source, events, shift in ((0, control, lead), (1, server, 0.0)):
         seen = float("-inf")
         for event in events:
             seen = max(seen, event.at + shift + random.uniform(-0.01, 0.01))  # type: ignore[attr-defined]
-            first = isinstance(event, ev.ControlStarted)
+            first = event.what is ev.ControlStarted
             jitter.append((event.at - 0.1 if first else seen, source, event))
     jitter.sort(key=lambda each: each[:2])
     assert _plain(apply_all(State(), [each[2] for each in jitter])) == _plain(final(*section))
@@ -237,7 +237,7 @@ def test_reading_from_the_last_start_of_the_daemon_arrives_at_the_same_state(nam
     """What an agent does when it is started: it reads control.log from there, and server.log from that time on or, if
     it cannot tell, from its beginning."""
     control, server = parsed(name)
-    starts = [i for i, e in enumerate(control) if isinstance(e, ev.ControlStarted)]
+    starts = [i for i, e in enumerate(control) if e.what is ev.ControlStarted]
     cut = control[starts[-1] :]
     expected = _plain(final(name))
     assert _plain(apply_all(State(), by_time(cut, [e for e in server if e.at >= cut[0].at]))) == expected

@@ -16,7 +16,7 @@ from mpsagent.core.reduce import reduce
 from mpsagent.gate import link
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
-from tests.core.reducing import apply, apply_all
+from tests.core.reducing import KINDS, apply, apply_all
 
 # --- the logs ---------------------------------------------------------------------------------------------------------
 
@@ -225,12 +225,10 @@ _SMALL = st.integers(0, 5)
 _LIMITS = st.builds(Limits, st.floats(0, 100))
 _PEERS = st.builds(inp.Peer, _SMALL, _SMALL, _SMALL, _SMALL)
 _FIELDS: dict[str, st.SearchStrategy[object]] = {
-    "driver": st.just(590),
     "at": st.floats(0, 100), "started": st.floats(0, 100), "since": st.floats(0, 100), "seconds": st.floats(0, 9),
-    "socket": st.just("/s"), "text": st.sampled_from(["quit", "ps", "x"]), "source": st.just("control"),
-    "uuid": st.sampled_from(["GPU-0", "GPU-1"]), "backoff": st.booleans(), "percent": st.floats(0, 100),
-    "delay": st.floats(0, 10), "reason": st.just("status 807"), "size": st.integers(0, 1 << 40), "path": st.just(""),
-    "limit": st.integers(1, 48), "context": st.integers(0, 3), "peer": _PEERS, "limits": _LIMITS,
+    "socket": st.just("/s"), "text": st.sampled_from(["quit", "ps", "UI closed", "GPU"]), "source": st.just("control"),
+    "percent": st.floats(0, 100), "size": st.integers(0, 1 << 40), "number": st.sampled_from([0, 5, 48, 590]),
+    "context": st.integers(0, 3), "peer": _PEERS, "limits": _LIMITS,
     "fail_safe": st.booleans(), "stage": st.just("answer"), "why": st.just("x"), "lost": st.booleans(),
     "command": st.sampled_from(["quit", "terminate_client 1 2", "ps"]), "known": st.booleans(), "greeting": st.just(""),
     "servers": st.dictionaries(_SMALL, _SMALL, max_size=3), "known_before": st.frozensets(_SMALL, max_size=3),
@@ -240,11 +238,13 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "lifts": st.dictionaries(_SMALL, st.builds(inp.Lifts), max_size=2),
     "memory": st.dictionaries(_SMALL, st.just({"GPU-0": 1 << 20}), max_size=2),
 }  # fmt: skip
-_KINDS = [*get_args(ev.LogEvent), *get_args(inp.GateInput), *get_args(inp.KernelInput), *get_args(inp.AnswerInput)]
+_KINDS = [*KINDS, *get_args(inp.GateInput), *get_args(inp.KernelInput), *get_args(inp.AnswerInput)]
 _STATUS = st.sampled_from([*Status, "GARBAGE"])
 
 
-def _any(kind: type) -> st.SearchStrategy[inp.Input]:
+def _any(kind: type | ev.What) -> st.SearchStrategy[inp.Input]:
+    if isinstance(kind, ev.What):
+        return st.builds(kind, _FIELDS["at"], *(_FIELDS.get(name, _SMALL) for name in kind.fields))
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     choose = {}
     for name in names:
@@ -272,7 +272,7 @@ def test_no_order_of_inputs_raises_and_the_state_stays_whole(events: list[inp.In
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of([_any(kind) for kind in get_args(ev.LogEvent)]), max_size=60))
+@given(st.lists(st.one_of([_any(kind) for kind in KINDS]), max_size=60))
 def test_no_line_makes_a_client_or_changes_who_one_is(lines: list[inp.Input]) -> None:
     state = passed(daemon(*READY))
     before = {pid: (c.peer, c.limits, c.detached) for pid, c in state.clients.items()}

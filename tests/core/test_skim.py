@@ -18,7 +18,7 @@ AFTER = b"4242\n[2026-11-21 00:00:09.000 Control   471] UI closed\n"
 """What a follower reads next: the rest of an answer that was being written."""
 
 
-def apply_all(state: State, events: list[ev.LogEvent]) -> State:
+def apply_all(state: State, events: list[ev.Line]) -> State:
     for event in events:
         state = reduce(state, event)[0]
     return state

@@ -174,7 +174,7 @@ def test_who_still_waits_at_the_end_was_never_served_and_who_still_runs_is_ok() 
             ev.ServerReady(2.0, 10),
             ev.ContextConnected(3.0, 10, 7, 0),
             ev.ClientQueued(4.0, 8, 1002),
-            ev.ShutdownTried(9.0, 10, True),
+            ev.ShutdownTried(9.0, 10),
         ]
     )
     assert (client(story, 7).outcome, client(story, 7).disconnected) == (Outcome.OK, None)
@@ -238,7 +238,7 @@ _ANY = st.one_of(
 
 
 @given(st.lists(_ANY, max_size=40))
-def test_no_order_of_events_breaks_the_story(events: list[ev.Event]) -> None:
+def test_no_order_of_events_breaks_the_story(events: list[ev.Line]) -> None:
     """Logs are cut, rotated and hostile: any order gives a story in which every client has ended in exactly one way."""
     story = tell([event._replace(at=float(i)) for i, event in enumerate(events)])
     assert all(c.outcome is not None for c in story.clients)

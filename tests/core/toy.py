@@ -101,7 +101,7 @@ class Clock:
 class Mps:
     """The control daemon and its servers. ``log`` takes lines as they are written; ``starts`` False: no server does."""
 
-    def __init__(self, clock: Clock, shared: bool, log: Callable[[ev.LogEvent], None], lost: Callable[[Proc], None]):
+    def __init__(self, clock: Clock, shared: bool, log: Callable[[ev.Line], None], lost: Callable[[Proc], None]):
         self.clock, self.shared, self.log, self.lost = clock, shared, log, lost
         self.pids = count(5000)
         self.control = 0
@@ -240,11 +240,11 @@ class Mps:
     def shutdown(self, server: Server, *, force: bool = False) -> None:
         if not server.ready or server.leaving:
             return
-        self.log(ev.ShutdownTried(self.clock.now, server.pid, False))
+        self.log(ev.ShutdownTried(self.clock.now, server.pid))
         if server.stopped:
             return
         if server.clients and not force:
-            self.log(ev.ShutdownRefused(self.clock.now, server.pid, 2 * len(server.clients)))
+            self.log(ev.ShutdownRefused(self.clock.now, server.pid))
             return
         server.leaving = True
         if force:

@@ -127,8 +127,8 @@ def test_on_a_tie_the_server_speaks_first() -> None:
     """Recording 02, R4: at 28.932 the server writes its limits and control.log says Ready; limits belong to Ready."""
     logs = recordings.logs("02", "R4")
     order = list(merged(io.BytesIO(logs.control), io.BytesIO(logs.server), UTC))
-    ready = next(i for i, event in enumerate(order) if isinstance(event, ev.ServerReady))
-    limits = next(i for i, event in enumerate(order) if isinstance(event, ev.ThreadsSet))
+    ready = next(i for i, event in enumerate(order) if event.what is ev.ServerReady)
+    limits = next(i for i, event in enumerate(order) if event.what is ev.ThreadsSet)
     assert order[ready].at == order[limits].at
     assert limits < ready
     assert all(left.at <= right.at for left, right in itertools.pairwise(order))

@@ -8,7 +8,7 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
@@ -160,6 +160,7 @@ _FIELDS = (
     st.dictionaries(st.sampled_from(_FIELDS), _VALUES),
     st.sampled_from([*_PHRASES, "SomethingNew"]),
 )
+@example("policy.rejected", {"errors": ""}, "")
 def test_no_record_is_too_strange_to_be_told(kind: str, fields: dict[str, Any], action: str) -> None:
     """Records outlive the version that wrote them, and the disk may have torn one."""
     text = sentence({"kind": kind, **({"action": action} if kind.startswith("action") else {}), **fields}, NAMES)

@@ -96,9 +96,9 @@ def test_the_same_log_gives_the_same_actions_and_each_has_a_rule(name: str) -> N
     assert [a["at"] for a in first] == sorted(a["at"] for a in first)
 
 
-def _crowd(users: int, each: int) -> list[ev.LogEvent]:
+def _crowd(users: int, each: int) -> list[ev.Line]:
     """One user at work while others come and wait."""
-    found: list[ev.LogEvent] = [
+    found: list[ev.Line] = [
         ev.ControlStarted(T, 400, "/tmp/nvidia-mps/control"),
         ev.ClientQueued(T + 1, 10, 900),
         ev.ServerStarting(T + 1, 500, 900),
@@ -179,10 +179,10 @@ def test_the_program_says_it_in_both_forms_and_refuses_a_bad_policy(tmp_path: Pa
 GATE, A, B = 900, 1001, 1002
 
 
-def through_the_gate(server: int) -> list[ev.LogEvent]:
+def through_the_gate(server: int) -> list[ev.Line]:
     """The logs of a node of ours: the gate announces each connection by its own pid. Each of two users has a process,
     one after the other; ``server`` is the user of their server."""
-    events: list[ev.LogEvent] = [
+    events: list[ev.Line] = [
         ev.ControlStarted(1.0, 10, "/s"),
         ev.ClientQueued(2.0, GATE, A),
         ev.ServerStarting(2.0, 20, server),
@@ -197,8 +197,8 @@ def through_the_gate(server: int) -> list[ev.LogEvent]:
     return [*events, *_second(20)]
 
 
-def _second(server: int) -> list[ev.LogEvent]:
-    fresh: list[ev.LogEvent] = [ev.ServerStarting(7.0, server, B), ev.ServerReady(7.5, server)] if server == 21 else []
+def _second(server: int) -> list[ev.Line]:
+    fresh: list[ev.Line] = [ev.ServerStarting(7.0, server, B), ev.ServerReady(7.5, server)] if server == 21 else []
     return [
         ev.ClientQueued(7.0, GATE, B), *fresh, ev.ContextConnected(7.61, server, 102, 0),
         ev.ClientAdmitted(7.7, GATE, B), ev.ContextConnected(7.71, server, 102, 1),

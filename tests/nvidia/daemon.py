@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.mps import rendezvous as rv
-from mpsagent.mps.events import LogEvent
+from mpsagent.mps.events import Line
 from mpsagent.mps.loglines import LogParser
 from tests.nvidia.fetch import Driver
 
@@ -148,7 +148,7 @@ class Daemon:
         path = self.printed if self._keeper is not None else self.log / f"{name}.log"
         return path.read_text(errors="replace")
 
-    def events(self) -> list[LogEvent]:
+    def events(self) -> list[Line]:
         """What the parser makes of all that was written."""
         if self._keeper is not None:
             return LogParser("merged").feed(self.printed.read_bytes())

@@ -26,7 +26,7 @@ def wanted(daemon: Daemon) -> list[int]:
     with Session(daemon.control, USER, rv.Kind.CLIENT) as waiting:
         assert waiting.receive() == b"", "the daemon closes when no server starts"
     until(lambda: any(line.startswith("Removed Shm file at") for line in daemon.lines()), "the client was not given up")
-    return [event.pid for event in daemon.events() if isinstance(event, ev.ServerStarting) and event.uid == USER]
+    return [event.server for event in daemon.events() if event.what is ev.ServerStarting and event.uid == USER]
 
 
 @pytest.mark.parametrize("foreground", [False, True], ids=["background", "foreground"])
@@ -36,11 +36,11 @@ def test_servers_come_into_a_directory_of_root(daemons: Start, foreground: bool)
     servers = wanted(daemon)
     assert len(servers) == 6, "six starts for a client that waits"
     # What servers write comes through a FIFO, and may be written down after what the daemon says.
-    until(lambda: sum(isinstance(event, ev.ServerFailed) for event in daemon.events()) >= 6, "servers do not say why")
-    reasons = {event.server: event.reason for event in daemon.events() if isinstance(event, ev.ServerFailed)}
+    until(lambda: sum(event.what is ev.ServerFailed for event in daemon.events()) >= 6, "servers do not say why")
+    reasons = {event.server: event.text for event in daemon.events() if event.what is ev.ServerFailed}
     assert reasons == dict.fromkeys(servers, NO_DEVICE)
     assert any("onnecting to control daemon on socket" in line for line in daemon.lines("server"))
-    assert [event.status for event in daemon.events() if isinstance(event, ev.ServerExited)] == [1] * 6
+    assert [event.number for event in daemon.events() if event.what is ev.ServerExited] == [1] * 6
     saw(daemon.driver, "start with `-d` and with `-f`", "works")
     saw(daemon.driver, "pipe and log directories root:root 0710", "comes in")
     saw(daemon.driver, "no GPU: starts of a server for a waiting client", f"{len(servers)}, then the client is closed")
@@ -53,8 +53,8 @@ def test_servers_do_not_come_into_a_directory_of_root_alone(daemons: Start, fore
     """0700: they end before they have said anything. The difference is what the test above rests on."""
     daemon = daemons(mode=0o700, foreground=foreground)
     assert len(wanted(daemon)) == 6
-    assert not any(isinstance(event, ev.ServerFailed | ev.ServerStartup) for event in daemon.events())
-    assert [event.status for event in daemon.events() if isinstance(event, ev.ServerExited)] == [0] * 6
+    assert not any(event.what in (ev.ServerFailed, ev.ServerStartup) for event in daemon.events())
+    assert [event.number for event in daemon.events() if event.what is ev.ServerExited] == [0] * 6
     saw(daemon.driver, "the same with 0700", "server ends at once, status 0, no word")
 
 
@@ -72,10 +72,10 @@ def test_a_server_that_is_asked_for_is_tried_once(daemon: Daemon) -> None:
         assert session.ask(f"start_server -uid {USER}") == []
         until(lambda: any(line.startswith("Removed Shm") for line in daemon.lines()), "it did not fail")
         assert session.ask("get_server_list") == []
-    starts = len([event for event in daemon.events() if isinstance(event, ev.ServerStarting)])
+    starts = len([event for event in daemon.events() if event.what is ev.ServerStarting])
     saw(daemon.driver, "no GPU: `start_server`", f"{starts} start")
     until(
-        lambda: [event.reason for event in daemon.events() if isinstance(event, ev.ServerFailed)] == [NO_DEVICE],
+        lambda: [event.text for event in daemon.events() if event.what is ev.ServerFailed] == [NO_DEVICE],
         "the server does not say why",
     )
 
@@ -95,8 +95,8 @@ def test_every_line_is_known(daemons: Start, foreground: bool) -> None:
         assert outsider.receive() == b""
     assert daemon.front_end("quit\n").returncode in (0, 1)
     until(lambda: not daemon.alive, "it did not quit")
-    until(lambda: any(isinstance(event, ev.ControlExited) for event in daemon.events()), "it does not say that it ends")
-    assert [event.text for event in daemon.events() if isinstance(event, ev.Unknown)] == []
+    until(lambda: any(event.what is ev.ControlExited for event in daemon.events()), "it does not say that it ends")
+    assert [event.text for event in daemon.events() if event.what is ev.Unknown] == []
 
 
 def test_a_daemon_in_another_pid_namespace_names_no_one(daemons: Start) -> None:
@@ -107,10 +107,10 @@ def test_a_daemon_in_another_pid_namespace_names_no_one(daemons: Start) -> None:
     )
     wanted(daemon)
     events = daemon.events()
-    ((pid, uid),) = {(event.pid, event.uid) for event in events if isinstance(event, ev.ClientQueued)}
+    ((pid, uid),) = {(event.pid, event.uid) for event in events if event.what is ev.ClientQueued}
     assert (pid, uid) == (0, USER)
     saw(daemon.driver, "a daemon in another pid namespace than its client", f"control.log has pid {pid} and the user")
-    assert [event.text for event in events if isinstance(event, ev.Unknown)] == []
+    assert [event.text for event in events if event.what is ev.Unknown] == []
 
 
 def test_files_of_the_pipe_directory(daemon: Daemon) -> None:
@@ -131,7 +131,7 @@ def test_the_tests_leave_no_device_files_behind(daemons: Start, place: Path) -> 
     with daemon.session() as session:
         session.ask("start_server -uid 0")
         until(lambda: any(line.startswith("Removed Shm") for line in daemon.lines()), "it did not fail")
-    assert any(isinstance(event, ev.ServerStarting) and event.uid == 0 for event in daemon.events())
+    assert any(event.what is ev.ServerStarting and event.uid == 0 for event in daemon.events())
     assert os.listdir(f"/proc/{daemon.pid}/root/dev") == []
     out, _ = client(daemon.driver, place, prefix=empty).communicate(timeout=LIMIT)
     assert out == "100\n", "no GPU, and nothing was made"
@@ -148,7 +148,7 @@ def test_a_second_daemon_is_refused_and_stale_files_are_not(daemon: Daemon) -> N
 
 
 def test_the_version_line(daemon: Daemon) -> None:
-    said = any(isinstance(event, ev.ControlVersion) for event in daemon.events())
+    said = any(event.what is ev.ControlVersion for event in daemon.events())
     assert said is versions.of(daemon.driver.version).version_line
 
 

@@ -63,7 +63,7 @@ def unknown(source: str, head: str, lines: frozenset[str]) -> list[str]:
     for line in sorted(lines):
         # One parser a line: an answer or a list of clients before it would explain anything.
         (event,) = LogParser(source).feed(f"[2026-11-21 19:35:17.073 {head}     9] {line}\n".encode())  # type: ignore[arg-type]
-        if isinstance(event, ev.Unknown):
+        if event.what is ev.Unknown:
             found.append(line)
     return found
 
