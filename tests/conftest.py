@@ -7,7 +7,6 @@ programs under test would then not hear what the tests send.
 
 import inspect
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,20 +16,22 @@ from tests.coroutines import play
 LONG = (
     # whole systems: a booted systemd, NVIDIA's daemons, Slurm, Kubernetes, the demo, the pages
     "booted", "nvidia", "slurm", "kubernetes", "bench", "scenes", "test_demo.py", "test_docs_built.py",
-    # the same work ten times as large
+    # the same work ten times as large, or on two GPUs
     "test_linear.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py", "gate/test_hostile.py",
+    "interfaces/test_replay.py::test_a_hundred_megabytes_need_little_memory",
+    "disorder/test_disorder.py::test_disorder_with_an_instance_for_each_gpu",
     # the whole agent beside the simulator, where core and gate have the same in small
     "agent/test_adoption.py", "agent/test_apart.py", "agent/test_bypass.py", "agent/test_containers.py",
     "agent/test_device_plugin.py", "agent/test_instances.py", "agent/test_restarts.py", "agent/test_shutdown.py",
 )  # fmt: skip
-"""Files and folders that take more than half of the time: `make test` is for after each change, and takes 6 to 7
+"""Folders, files and tests that take more than half of the time: `make test` is for after each change, and takes 6 to 7
 minutes on two cores."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = [Path(__file__).parent / one for one in LONG]
     for item in items:
-        if any(item.path.is_relative_to(place) for place in places):
+        name = item.nodeid.removeprefix("tests/").split("[")[0]
+        if any(f"{name}/".startswith((f"{one}/", f"{one}::")) for one in LONG):
             item.add_marker("long")
 
 
