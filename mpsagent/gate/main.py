@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import gc
 import os
-import signal
 import sys
-import time
-import traceback
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from mpsagent.gate import keeper, linger, state
-from mpsagent.gate.link import Admissions, User
-from mpsagent.gate.loop import Gate, Options, say
-from mpsagent.gate.store import inherited
-from mpsagent.mps.limits import Limits
+from mpsagent.gate import keeper
 
 # Where `mpsagent run` and the default policy have them, too.
 DAEMON = "/run/mpsagent/instances/default/pipe"
 PUBLIC = "/tmp/nvidia-mps"
 LINK = "/run/mpsagent/gate.sock"
 STATE = "/run/mpsagent"
-SETTLED = 5.0
-"""Seconds after a start from which on an error of its own makes the gate start again."""
-_Made = TypeVar("_Made")
-STRICT = 10.0
-"""The active thread percentage of ``pass`` when no agent has ever said what is safe."""
 
 _directory = click.Path(path_type=Path)
 _public = click.option("--public", type=_directory, default=PUBLIC, show_default=True, help="Directory of the sockets.")
@@ -58,7 +40,10 @@ def main() -> None:
 def run(public: Path, daemon: Path, link: Path, state: Path) -> None:
     """Serve. The listening sockets come from the service manager (control, control_privileged)."""
     del public  # the sockets are bound already
-    _serve(Options(daemon=daemon, state=state, link=link))
+    from mpsagent.gate import service  # here: `keep` needs none of it, and stays in memory as long as the node is up
+    from mpsagent.gate.loop import Options
+
+    service.serve(Options(daemon=daemon, state=state, link=link))
 
 
 @main.command("pass")
@@ -68,12 +53,15 @@ def run(public: Path, daemon: Path, link: Path, state: Path) -> None:
 @click.option("--threads", type=float, default=None, help="Active thread percentage for everybody.")
 def pass_(public: Path, daemon: Path, state: Path, threads: float | None) -> None:
     """Serve everybody with the fail-safe limits, without an agent."""
-    options = Options(daemon=daemon, state=state, admissions=everybody(state, threads))
+    from mpsagent.gate import service
+    from mpsagent.gate.loop import Options
+
+    options = Options(daemon=daemon, state=state, admissions=service.everybody(state, threads))
     if "LISTEN_PID" in os.environ:
-        _serve(options)
+        service.serve(options)
         return
-    sockets = _checked(lambda: keeper.public_sockets(public))
-    _serve(options, [(name, sock.detach()) for name, sock in sockets])
+    sockets = service.checked(lambda: keeper.public_sockets(public))
+    service.serve(options, [(name, sock.detach()) for name, sock in sockets])
 
 
 @main.command()
@@ -84,74 +72,14 @@ def pass_(public: Path, daemon: Path, state: Path, threads: float | None) -> Non
 def keep(public: Path, daemon: Path, link: Path, state: Path) -> None:
     """Without systemd: bind the sockets, run the gate, keep what it holds, start it again when it dies."""
     keeper.raise_file_limit()
-    _checked(lambda: keeper.check_state_directory(state))
     arguments = ["--public", str(public), "--daemon", str(daemon), "--link", str(link), "--state", str(state)]
-    kept = _checked(lambda: keeper.Keeper(keeper.gate_command(arguments), public, state))
-    sys.exit(kept.run())
-
-
-def everybody(directory: Path, threads: float | None) -> list[Admissions]:
-    """Everybody passes with the fail-safe limits that the agent said last of an instance, or with strict ones."""
-    found = []
-    for name in state.instances(directory) or [""]:
-        last: Admissions | None = None
-        try:
-            last = state.load(directory, name)
-        except state.StateError as error:
-            say(str(error))
-        last = last or Admissions(instance=name, fail_safe=Limits(STRICT))
-        limits = last.fail_safe
-        if threads is not None:
-            limits = replace(limits, threads=min(100.0, max(0.1, threads)))
-        found.append(
-            replace(last, open=True, fail_safe=limits, set_limits=True, users={}, others=User(0, "all", limits))
-        )
-    return found
-
-
-def _serve(options: Options, given: list[tuple[str, int]] | None = None) -> None:
-    keeper.raise_file_limit()
-    _checked(lambda: keeper.check_state_directory(options.state))
-    descriptors = inherited() if given is None else given
-    if not descriptors:
-        say("mpsagent-gate: no sockets were given; start it by its socket unit, or by `mpsagent-gate keep`")
-        sys.exit(2)
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(_unexpected(time.monotonic()))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, loop.stop)
-    linger.watch_over()
-    gate = _checked(lambda: Gate(loop, options, descriptors))
-    gc.freeze()  # a collection need not look at what the modules are made of, for longer than a hand-over takes
-    loop.run_forever()
-    del gate
-    # Nothing is closed by hand: what is held lies in the store, and a close of ours would be the client's end.
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
-    os._exit(0)
-
-
-def _unexpected(started: float) -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
-    """What to do about an error in the gate itself: end, and be started again with everything that lies in the store.
-    Not right after a start: what has caused it may lie there too."""
-
-    def handle(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        lines = traceback.format_exception(error) if isinstance(error, BaseException) else [str(context["message"])]
-        say("mpsagent-gate: an error of its own: " + "".join(lines)[-4000:])
-        if time.monotonic() - started > SETTLED:
-            os._exit(70)
-
-    return handle
-
-
-def _checked(action: Callable[[], _Made]) -> _Made:
-    """What ``action`` makes; an error of the system ends the program with one line."""
     try:
-        return action()
+        keeper.check_state_directory(state)
+        kept = keeper.Keeper(keeper.gate_command(arguments), public, state)
     except OSError as error:
-        say(f"mpsagent-gate: {error}")
+        click.echo(f"mpsagent-gate: {error}", err=True)
         sys.exit(1)
+    sys.exit(kept.run())
 
 
 if __name__ == "__main__":

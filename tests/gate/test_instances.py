@@ -25,8 +25,8 @@ from mpsagent.gate.link import (
     decode_from_agent,
     encode,
 )
-from mpsagent.gate.main import everybody
 from mpsagent.gate.queue import Held, KnownProcess, Queue
+from mpsagent.gate.service import everybody
 from mpsagent.gate.store import DaemonName, KnownName, parse_name
 from mpsagent.mps.limits import Limits
 from tests.gate.rig import A, B, C, Rig, admissions, limits, wait_for

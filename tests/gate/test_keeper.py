@@ -158,9 +158,9 @@ def test_an_error_of_the_gates_own_ends_it_once_it_has_settled() -> None:
     """What lies in the store is taken up by the next one. Right after a start it may be the cause."""
     script = (
         "import asyncio, sys\n"
-        "from mpsagent.gate import main\n"
+        "from mpsagent.gate import service\n"
         "loop = asyncio.new_event_loop()\n"
-        "loop.set_exception_handler(main._unexpected(loop.time() - float(sys.argv[1])))\n"
+        "loop.set_exception_handler(service._unexpected(loop.time() - float(sys.argv[1])))\n"
         "loop.call_soon(lambda: 1 / 0)\n"
         "loop.call_later(0.05, loop.stop)\n"
         "loop.run_forever()\n"
