@@ -1,4 +1,4 @@
-"""One connection at the public socket until it is clear what it is. Messages in, a verdict out; no I/O, no clock.
+"""One connection at the public socket until it is clear what it is. Messages in, what it is out; no I/O, no clock.
 
 The mark of a connection is kept in the kernel, on the socket itself, because the socket outlives the gate in the file
 descriptor store: a gate that was killed in the middle finds there how far the last one came.
@@ -6,7 +6,6 @@ descriptor store: a gate that was killed in the middle finds there how far the l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 from mpsagent.mps.rendezvous import CREDENTIALS, Credentials, Kind, kind_of
@@ -24,25 +23,6 @@ class Mark(IntEnum):
     """Its descriptor is being sent to it, or was."""
     PASSED = 4
     """Its descriptor was sent to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class More:
-    """Not clear yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Is:
-    """The peer has said what it is."""
-
-    kind: Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """The connection must be closed; ``why`` is for the record."""
-
-    why: str
 
 
 class Handshake:
@@ -64,23 +44,23 @@ class Handshake:
         """True when the next message may be the last one, so that the mark has to be set before it is taken."""
         return self._named or self._may_skip
 
-    def message(self, data: bytes, credentials: Credentials | None) -> More | Is | Refuse:
-        """One message of the peer, with the credentials that came along."""
+    def message(self, data: bytes, credentials: Credentials | None) -> Kind | str | None:
+        """One message of the peer, with the credentials that came along. What it is; None: that is not clear yet; a
+        text: the connection must be closed, and why."""
         self.heard = True
         if not self._named and data == CREDENTIALS:
             if credentials is None:
-                return Refuse("sent no credentials")
+                return "sent no credentials"
             if (credentials.pid, credentials.uid) != (self._peer.pid, self._peer.uid):
-                return Refuse(
+                return (
                     f"sent the credentials of process {credentials.pid} of user {credentials.uid}, but process "
                     f"{self._peer.pid} of user {self._peer.uid} has connected"
                 )
             self._named = True
-            return More()
+            return None
         if not self.expects_kind():
-            return Refuse(f"sent {data[:16].hex() or 'nothing'} where credentials were expected")
+            return f"sent {data[:16].hex() or 'nothing'} where credentials were expected"
         kind = kind_of(data)
         if kind in (Kind.CLIENT, Kind.FRONT_END):
-            assert kind is not None
-            return Is(kind)
-        return Refuse(f"says it is of kind {data[:8].hex()}, which is neither a client nor a front-end")
+            return kind
+        return f"says it is of kind {data[:8].hex()}, which is neither a client nor a front-end"

@@ -11,7 +11,7 @@ from contextlib import suppress
 from mpsagent.gate.channel import SO_PASSCRED, take
 from mpsagent.gate.connection import Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
-from mpsagent.gate.handshake import Is, Mark, More, Refuse
+from mpsagent.gate.handshake import Mark
 from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.pacing import Account, Rates
 from mpsagent.gate.store import Store
@@ -196,13 +196,13 @@ class PublicSockets:
             self._refused(connection, f"an error of the gate's own: {error!r}")
             self._close(connection)
 
-    def _hear(self, connection: Connection, verdict: More | Is | Refuse) -> None:
-        if isinstance(verdict, Refuse):
-            self._refused(connection, verdict.why)
+    def _hear(self, connection: Connection, found: Kind | str | None) -> None:
+        if isinstance(found, str):
+            self._refused(connection, found)
             self._close(connection)
-        elif isinstance(verdict, Is):
+        elif found is not None:
             self._forget(connection)
-            if verdict.kind is Kind.CLIENT:
+            if found is Kind.CLIENT:
                 self._client(connection)
             else:
                 if connection.stored:
