@@ -1,4 +1,4 @@
-"""Which connection is handed over when, what came of it, and what an earlier gate had begun."""
+"""An instance of MPS: which connection is handed over there when, what came of it, what an earlier gate had begun."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from mpsagent.gate import handover, identity, link
 from mpsagent.gate.announcement import Announcement, Told
@@ -25,7 +27,7 @@ from mpsagent.gate.queue import Held, Process, Queue
 from mpsagent.gate.refusal import Refusal
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
-from mpsagent.mps.rendezvous import ACKNOWLEDGED, SERVER_NOT_READY, Credentials
+from mpsagent.mps.rendezvous import ACKNOWLEDGED, HELLO, SERVER_NOT_READY, Credentials
 from mpsagent.mps.session import How, Session
 
 UNSURE = 0.5
@@ -58,34 +60,37 @@ class Pace:
     contexts_from: float = 0.0
 
 
-class HandOvers:
-    """Of one instance. ``admissions`` is what counts now. ``begin`` is the lane's question; ``special`` the
-    holding's."""
+class Instance:
+    """``lane`` leads to its daemon, whose pipe directory is ``directory``. ``admissions`` is what counts now. ``begin``
+    is the lane's question; ``special`` the holding's; ``tell`` the agent's ear; ``greeted`` hears of each greeting that
+    is known."""
 
     def __init__(
         self,
-        instance: str,
-        lane: Lane,
+        name: str,
+        directory: Path,
         holding: Holding,
         processes: KnownProcesses,
         store: Store,
         patience: handover.Patience,
         pace: Pace,
         tell: Callable[[link.FromGate], None],
-        over: Callable[[], None],
+        greeted: Callable[[], None],
     ) -> None:
-        self.instance = instance
-        self.admissions = Admissions(instance=instance)
+        self.name = name
+        self.admissions = Admissions(instance=name)
         self.current: Handing | None = None
-        self._lane = lane
+        self.greeting: link.HandshakeSeen | None = None
+        self.lane = Lane(holding.loop, directory, self.begin, self._greets)
+        self._unapplied: int | None = None
         self._holding = holding
         self._processes = processes
         self._store = store
         self._patience = patience
-        self._tell = tell
-        self._after = over
+        self._ear = tell
+        self._greeted = greeted
         self._own = Credentials(os.getpid(), os.geteuid(), os.getegid())
-        self._orphans = Orphans(lane.loop)
+        self._orphans = Orphans(holding.loop)
         self._late: dict[Connection, None] = {}
         """Clients that have their descriptor from an earlier gate, whose connections to the daemon are lost."""
         self._refusals: dict[int, Refusal] = {}
@@ -105,16 +110,37 @@ class HandOvers:
     def _queue(self) -> Queue:
         return self._holding.queue
 
-    def admit(self, admissions: Admissions) -> None:
+    def _tell(self, message: Any) -> None:
+        self._ear(replace(message, instance=self.name))
+
+    def _greets(self, greeting: bytes, pid: int) -> None:
+        known = greeting == HELLO
+        self.greeting = link.HandshakeSeen(known, greeting[:64].hex(), pid or None, self.name)
+        self._tell(self.greeting)
+        if known:
+            self.lane.loop.call_soon(self._greeted)
+        self.lane.loop.call_soon(self.lane.pump)
+
+    def admit(self, table: Admissions) -> None:
         """A hand-over that these do not allow is withdrawn, if the daemon has not been told yet."""
-        for uid in self._queue.resting(self.instance):
+        admissions = replace(table, instance=self.name)
+        for uid in self._queue.resting(self.name):
             if _wanted(admissions, uid) != _wanted(self.admissions, uid):
-                self._queue.rested(self.instance, uid)
+                self._queue.rested(self.name, uid)
         self.admissions = admissions
         self._limited = self._limited or admissions.set_limits
         current = self.current
         if current is not None and (not admissions.open or admissions.user(current.connection.peer.uid) is None):
             current.withdraw()
+        self._unapplied = admissions.number
+        self._applied()
+
+    def _applied(self) -> None:
+        """Tells the agent that its admissions are in force, once no hand-over that they do not allow is under way."""
+        number, table = self._unapplied, self.admissions
+        if number is not None and all(table.open and table.user(one.peer.uid) is not None for one in self.under_way()):
+            self._unapplied = None
+            self._tell(link.Applied(number))
 
     def released(self, process: Process) -> bool:
         """Whether a connection of it is being handed over all the same, because the daemon has been told of it."""
@@ -134,10 +160,10 @@ class HandOvers:
 
     def begin(self) -> bool:
         """Starts the next one; False when there is none."""
-        if self._lane.known is False:
+        if self.lane.known is False:
             return False
         while True:
-            now = self._lane.loop.time()
+            now = self.lane.loop.time()
             held, wake, short = self._queue.choose(now, self.admissions, self._pace.contexts_from)
             if held is None and short:
                 for beyond in list(self._queue.beyond(self.admissions)):
@@ -146,9 +172,9 @@ class HandOvers:
                 self._ask_for_contexts()
                 return True
             if held is None:
-                self._lane.wake_at(wake)
+                self.lane.wake_at(wake)
                 if short:
-                    self._lane.wake_at(self._list_from)
+                    self.lane.wake_at(self._list_from)
                 return False
             connection = self._holding.get(held.connection)
             assert connection is not None
@@ -162,13 +188,13 @@ class HandOvers:
         self._lifting = self._limited and not table.set_limits and limits == Limits()
         fail_safe = _least(table.fail_safe, limits)
         setting = table.set_limits or self._lifting
-        if self._lane.altered:
-            self._normal = self._lane.altered = False
+        if self.lane.altered:
+            self._normal = self.lane.altered = False
         priority = limits.below_normal or fail_safe.below_normal or not self._normal
-        plan = Plan(limits, fail_safe, setting, table.devices, self._lane.servers, priority)
+        plan = Plan(limits, fail_safe, setting, table.devices, self.lane.servers, priority)
         if self._queue.known_process(held.process) is not None:
             self._pace.contexts_from = now + CONTEXT
-        self._queue.take(held.connection, self.instance, now)
+        self._queue.take(held.connection, self.name, now)
         connection.mark = Mark.HELD  # an earlier gate may have got further; the client has stayed silent
         handing = self._handing(connection, HandOver(plan))
         self._tell(link.Handing(held.connection, held.pid, held.uid, time.monotonic()))
@@ -180,17 +206,17 @@ class HandOvers:
 
         def answered(session: Session | None, _why: str) -> None:
             done = session is not None and session.how is How.DONE
-            now = self._lane.loop.time()
-            self._queue.places(self.instance).listed(session.answers if session is not None and done else None, asked)
+            now = self.lane.loop.time()
+            self._queue.places(self.name).listed(session.answers if session is not None and done else None, asked)
             self._list_pause = min(LONGEST_LIST_PAUSE, self._list_pause * 2 or FIRST_LIST_PAUSE)
             self._list_from = now + self._list_pause
-            self._lane.handing = False
-            self._lane.loop.call_soon(self._lane.pump)
+            self.lane.handing = False
+            self.lane.loop.call_soon(self.lane.pump)
 
-        asked = self._lane.loop.time()
-        self._lane.handing = True
-        self._lane.open_to_questions = False
-        Run(self._lane, [LIST], self._own, self._patience.limits, answered)
+        asked = self.lane.loop.time()
+        self.lane.handing = True
+        self.lane.open_to_questions = False
+        Run(self.lane, [LIST], self._own, self._patience.limits, answered)
 
     def _refuse(self, held: Held) -> None:
         """It would wait for contexts that it, or who waits for it, has itself."""
@@ -198,7 +224,7 @@ class HandOvers:
         if connection is None or user is None or held.uid in self._refusals:
             return
         try:
-            self._refusals[held.uid] = Refusal(self._lane.loop, connection)
+            self._refusals[held.uid] = Refusal(self.lane.loop, connection)
         except OSError:  # of ours: it is held on; or it has gone, which its socket says
             return
         self._holding.release(connection)
@@ -210,26 +236,26 @@ class HandOvers:
     def _refused(self, connection: Connection) -> None:
         self._refusals.pop(connection.peer.uid).close()
         self._holding.close(connection)
-        self._lane.loop.call_soon(self._lane.pump)
+        self.lane.loop.call_soon(self.lane.pump)
 
     def _handing(self, connection: Connection, machine: HandOver) -> Handing:
         def passing() -> bool:
-            return self._processes.prepare(connection, machine.limits, self.instance)
+            return self._processes.prepare(connection, machine.limits, self.name)
 
         def doubt(what: handover.Doubt) -> None:
             self._tell(link.Unconfirmed(connection.peer.uid, what.wanted, what.why))
 
-        self._lane.handing = True
-        self._lane.open_to_questions = False
+        self.lane.handing = True
+        self.lane.open_to_questions = False
         self.current = handing = Handing(
-            self._lane,
+            self.lane,
             connection,
             machine,
             self._patience,
             self._own,
             self._store,
             self._orphans,
-            self.instance,
+            self.name,
             passing=passing,
             doubt=doubt,
             done=lambda outcome: self._over(handing, outcome),
@@ -240,10 +266,10 @@ class HandOvers:
         lives = self._processes.lives(handing.connection) if isinstance(outcome, handover.Failed) else False
         if isinstance(outcome, handover.Failed) and outcome.lost and lives and not sure:
             # a process that is killed hangs up a moment before it has ended
-            self._lane.loop.call_later(DYING, lambda: self._over(handing, outcome, sure=True))
+            self.lane.loop.call_later(DYING, lambda: self._over(handing, outcome, sure=True))
             return
         self.current = None
-        self._lane.handing = False
+        self.lane.handing = False
         connection = handing.connection
         self._queue.free(connection.number)
         plan = handing.plan
@@ -264,22 +290,22 @@ class HandOvers:
                 self._tell(
                     link.Failed(connection.number, connection.peer.pid, connection.peer.uid, NOT_ADMITTED, "limits")
                 )
-        self._after()
+        self._applied()
         self._go_on()
-        self._lane.loop.call_soon(self._lane.pump)
+        self.lane.loop.call_soon(self.lane.pump)
 
     def _passed(self, handing: Handing, outcome: handover.Passed, *, acknowledged: bool = True) -> None:
         connection, who = handing.connection, handing.connection.peer
-        now = self._lane.loop.time()
+        now = self.lane.loop.time()
         if outcome.status == SERVER_NOT_READY:  # its word, which holds up nobody else (recording 12, H3)
-            self._queue.rest(self.instance, who.uid, now, FIRST_NOT_READY, LONGEST_NOT_READY)
+            self._queue.rest(self.name, who.uid, now, FIRST_NOT_READY, LONGEST_NOT_READY)
         elif acknowledged:
             self._not_ready = 0.0
-            self._queue.rested(self.instance, who.uid)
+            self._queue.rested(self.name, who.uid)
             self._queue.took(who.uid, now - handing.given, now, lost=False)
-        known = self._processes.passed(connection, outcome.limits, self.instance)
+        known = self._processes.passed(connection, outcome.limits, self.name)
         if known.connections > 1:  # the first is its channel; MPS's list says which came to nothing
-            self._queue.places(self.instance).opened(known.process, now)
+            self._queue.places(self.name).opened(known.process, now)
         self._list_pause = 0.0
         self._holding.close(connection)
         seconds = now - handing.began
@@ -300,7 +326,7 @@ class HandOvers:
 
     def _failed(self, handing: Handing, outcome: handover.Failed, *, lives: bool) -> None:
         connection, who = handing.connection, handing.connection.peer
-        now = self._lane.loop.time()
+        now = self.lane.loop.time()
         if outcome.lost:
             self._queue.took(who.uid, now - handing.given, now, lives=lives)
         if outcome.lost and lives:
@@ -319,15 +345,15 @@ class HandOvers:
         connection.mark = Mark.HELD
         held.failed(now)
         if outcome.unconfirmed:
-            self._queue.rest(self.instance, who.uid, now, FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED)
+            self._queue.rest(self.name, who.uid, now, FIRST_UNCONFIRMED, LONGEST_UNCONFIRMED)
         elif outcome.fault:
             self._rest_in_fault()
         elif outcome.daemon:
-            self._lane.down()
+            self.lane.down()
 
     def _rest_in_fault(self) -> None:
         self._not_ready = min(LONGEST_NOT_READY, self._not_ready * 2 or FIRST_NOT_READY)
-        self._lane.rest(self._not_ready)
+        self.lane.rest(self._not_ready)
 
     # --- what clients do while, or after, they are handed over -------------------------------------------------------
 
@@ -388,7 +414,7 @@ class HandOvers:
         connection; empty: nothing."""
         newest: dict[int, Announcement] = {}
         for name, sock in sorted(daemons, key=lambda one: (one[0].number, one[0].generation)):
-            announcement = Announcement(self._lane.loop, self._store, sock, name)
+            announcement = Announcement(self.lane.loop, self._store, sock, name)
             told = announcement.told
             if told is Told.NOTHING:
                 announcement.close()
@@ -408,7 +434,7 @@ class HandOvers:
             else:
                 connection.attempt = announcement.name.generation
                 self._cut.append((connection, announcement))
-                self._queue.take(number, self.instance, self._lane.loop.time())
+                self._queue.take(number, self.name, self.lane.loop.time())
         # who has a descriptor goes first: MPS waits for them
         self._cut = deque(sorted(self._cut, key=lambda one: -one[0].mark))
         self._go_on()
@@ -435,14 +461,14 @@ class HandOvers:
             return
         held = self._queue.get(connection.number)
         assert held is not None
-        held.not_before = self._lane.loop.time() + UNSURE
+        held.not_before = self.lane.loop.time() + UNSURE
 
     def was_passed(self, connection: Connection) -> None:
         """By an earlier gate, and it has gone on."""
         known = self._queue.known_process(_process_of(connection))
-        self._queue.places(self.instance).doubtful = True
-        if known is None and self._processes.prepare(connection, Limits(), self.instance):
-            self._processes.passed(connection, Limits(), self.instance).limits = None
+        self._queue.places(self.name).doubtful = True
+        if known is None and self._processes.prepare(connection, Limits(), self.name):
+            self._processes.passed(connection, Limits(), self.name).limits = None
         self._holding.close(connection)
 
 

@@ -38,7 +38,7 @@ class Holding:
         changed: Callable[[str | None], None],
     ) -> None:
         self.queue = queue
-        self._loop = loop
+        self.loop = loop
         self._store = store
         self._tell = tell
         self._special = special
@@ -103,11 +103,11 @@ class Holding:
         return lambda: identity.peer_pidfd(connection.sock, connection.peer.pid, connection.start)
 
     def watch(self, connection: Connection) -> None:
-        self._loop.add_reader(connection.sock.fileno(), self._read, connection)
+        self.loop.add_reader(connection.sock.fileno(), self._read, connection)
 
     def unwatch(self, connection: Connection) -> None:
         """It has hung up, and that has been told."""
-        self._loop.remove_reader(connection.sock.fileno())
+        self.loop.remove_reader(connection.sock.fileno())
 
     def _read(self, connection: Connection) -> None:
         """A held client has nothing to say."""
@@ -146,7 +146,7 @@ class Holding:
         """It is not ours any more, for whatever reason."""
         self.release(connection)
         if connection.sock.fileno() >= 0:
-            self._loop.remove_reader(connection.sock.fileno())
+            self.loop.remove_reader(connection.sock.fileno())
             _throw_away(connection.sock)
         connection.sock.close()
         if connection.stored:

@@ -1,50 +1,15 @@
-"""The instances of MPS behind one gate: a control daemon each, with its lane, its hand-overs and its admissions."""
+"""The instances of MPS behind one gate, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from mpsagent.gate import link
 from mpsagent.gate.connection import Connection
-from mpsagent.gate.handovers import HandOvers
-from mpsagent.gate.lane import Lane
-from mpsagent.gate.link import Admissions
+from mpsagent.gate.handovers import Instance
 
 PIPE = "pipe"
 """The pipe directory of an instance, in the directory that has its name."""
-
-
-class Instance:
-    """``lane`` leads to its daemon. ``tell`` is the agent's ear."""
-
-    def __init__(self, name: str, lane: Lane, hand_overs: HandOvers, tell: Callable[[link.FromGate], None]) -> None:
-        self.name = name
-        self.lane = lane
-        self.hand_overs = hand_overs
-        self.greeting: link.HandshakeSeen | None = None
-        self._tell = tell
-        self._unapplied: int | None = None
-
-    @property
-    def admissions(self) -> Admissions:
-        return self.hand_overs.admissions
-
-    def admit(self, table: Admissions) -> None:
-        """These admissions are in force from now on."""
-        self.hand_overs.admit(replace(table, instance=self.name))
-        self._unapplied = table.number
-        self.applied()
-
-    def applied(self) -> None:
-        """Tells the agent that its admissions are in force, once no hand-over that they do not allow is under way."""
-        number, table = self._unapplied, self.admissions
-        if number is None:
-            return
-        if all(table.open and table.user(one.peer.uid) is not None for one in self.hand_overs.under_way()):
-            self._unapplied = None
-            self._tell(link.Applied(number, self.name))
 
 
 class Instances:
@@ -82,4 +47,4 @@ class Instances:
 
     def of_connection(self, connection: Connection) -> Instance | None:
         """Where it is being handed over."""
-        return next((one for one in self if connection in one.hand_overs.under_way()), None)
+        return next((one for one in self if connection in one.under_way()), None)

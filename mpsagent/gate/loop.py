@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mpsagent.gate import handover, identity, link, state
 from mpsagent.gate.connection import Connection, mark_of, restored
 from mpsagent.gate.frontends import FrontEnds
-from mpsagent.gate.handovers import HandOvers, Pace
+from mpsagent.gate.handovers import Instance, Pace
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding, first_unread
 from mpsagent.gate.instance_directories import OwnDirectories, address_of, own_root
-from mpsagent.gate.instances import Instance, Instances
+from mpsagent.gate.instances import Instances
 from mpsagent.gate.lane import Lane
 from mpsagent.gate.link import Admissions
 from mpsagent.gate.linkserver import LinkServer, Outgoing
@@ -31,7 +30,7 @@ from mpsagent.gate.question import PRIVILEGED
 from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.relays import Relays
 from mpsagent.gate.store import ConnectionName, DaemonName, KnownName, Store, parse_name
-from mpsagent.mps.rendezvous import HELLO, Credentials
+from mpsagent.mps.rendezvous import Credentials
 
 STATUS_EVERY = 1.0
 
@@ -89,21 +88,13 @@ class Gate:
         self._start(inherited)
 
     def _make(self, name: str, directory: Path) -> Instance:
-        def tell(message: Any) -> None:
-            self._tell(replace(message, instance=name))
-
-        def greets(greeting: bytes, pid: int) -> None:
-            self._daemon_greets(instance, greeting, pid)
-
-        lane = Lane(self._loop, directory, lambda: hand_overs.begin(), greets)
-        hand_overs = HandOvers(
-            name, lane, self._holding, self._processes, self._store, self._options.patience, self._pace, tell,
-            lambda: instance.applied(),
+        instance = Instance(
+            name, directory, self._holding, self._processes, self._store, self._options.patience, self._pace,
+            self._tell, lambda: self._relays.again(),
         )  # fmt: skip
-        instance = Instance(name, lane, hand_overs, tell)
         if self._started_up:
-            lane.quiet = False
-            lane.probe()
+            instance.lane.quiet = False
+            instance.lane.probe()
         return instance
 
     # --- start -------------------------------------------------------------------------------------------------------
@@ -111,7 +102,7 @@ class Gate:
     def _start(self, inherited: list[tuple[str, int]]) -> None:
         for table in self._first_admissions():
             instance = self._instances.get(table.instance)
-            instance.hand_overs.admissions = replace(table, instance=instance.name)
+            instance.admissions = replace(table, instance=instance.name)
         if self._options.link is not None:
             self._link = LinkServer(self._loop, self._options.link, self._sync, self._from_agent, say)
         listeners = [(name, descriptor) for name, descriptor in inherited if parse_name(name) is None]
@@ -175,10 +166,10 @@ class Gate:
                 instance = self._instances.get(found.instance)
                 daemons.setdefault(instance, []).append((found, socket.socket(fileno=descriptor)))
         for instance, connected in daemons.items():
-            instance.hand_overs.resume(connected, last_words)
+            instance.resume(connected, last_words)
         for connection in passing:
             if not self._handing(connection) and self._holding.get(connection.number) is not None:
-                self._where(connection).hand_overs.resume_passing(connection)
+                self._where(connection).resume_passing(connection)
 
     def _restore_connection(
         self, found: ConnectionName, sock: socket.socket, last_words: dict[int, bytes]
@@ -235,26 +226,18 @@ class Gate:
 
     def _process_ended(self, known: KnownProcess) -> None:
         for instance in self._instances:
-            instance.hand_overs.process_ended(known.process)
+            instance.process_ended(known.process)
             instance.lane.pump()  # there is room for one more
-
-    def _daemon_greets(self, instance: Instance, greeting: bytes, pid: int) -> None:
-        known = greeting == HELLO
-        instance.greeting = link.HandshakeSeen(known, greeting[:64].hex(), pid or None, instance.name)
-        self._tell(instance.greeting)
-        if known:
-            self._loop.call_soon(self._relays.again)
-        self._loop.call_soon(instance.lane.pump)
 
     def _front_end_command(self, lane: Lane, who: Credentials, command: str, at: float, refused: bool) -> None:
         name = next((one.name for one in self._instances if one.lane is lane), "")
         self._tell(link.FrontEnd(who.pid, who.uid, command, at, refused, name))
 
     def _special(self, connection: Connection, data: bytes) -> bool:
-        if any(one.hand_overs.special(connection, data) for one in self._instances):
+        if any(one.special(connection, data) for one in self._instances):
             return True
         if connection.mark >= Mark.PASSING:
-            self._where(connection).hand_overs.was_passed(connection)
+            self._where(connection).was_passed(connection)
             return True
         return False
 
@@ -310,7 +293,7 @@ class Gate:
         for instance in self._instances:
             if self._kept is None or instance.name in self._kept:
                 continue
-            if not self._queue.known_in(instance.name) and not any(instance.hand_overs.under_way()):
+            if not self._queue.known_in(instance.name) and not any(instance.under_way()):
                 self._instances.drop(instance.name)
                 self._queue.drop(instance.name)
 
@@ -329,7 +312,7 @@ class Gate:
             yield self._known(known)
         yield from self._holding.knocks()
         for instance in self._instances:
-            for one in instance.hand_overs.under_way():
+            for one in instance.under_way():
                 yield link.Handing(one.number, one.peer.pid, one.peer.uid, time.monotonic(), instance.name), None
         yield link.Synced(), None
 
@@ -361,7 +344,7 @@ class Gate:
                     self._holding.close(connection)
             case link.Release():
                 process = (message.pid, message.start)
-                given = any(one.hand_overs.released(process) for one in self._instances)
+                given = any(one.released(process) for one in self._instances)
                 self._processes.release(process, given=given)
             case link.Found():
                 name = self._instances.get(message.instance).name
