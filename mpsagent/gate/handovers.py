@@ -7,7 +7,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +53,6 @@ each for 46 at once, when no client has one for 4 s; what ends a turn ends 46 cl
 (contexts-at-once.txt, an H100); two H200 of one host are not quicker, beside clients of another agent 0.19 s each."""
 
 
-@dataclass
-class Pace:
-    """Of all instances of a gate: when the next context may be let in."""
-
-    contexts_from: float = 0.0
-
-
 class Instance:
     """``lane`` leads to its daemon, whose pipe directory is ``directory``. ``admissions`` is what counts now. ``begin``
     is the lane's question; ``special`` the holding's; ``tell`` the agent's ear; ``greeted`` hears of each greeting that
@@ -73,7 +66,6 @@ class Instance:
         processes: KnownProcesses,
         store: Store,
         patience: handover.Patience,
-        pace: Pace,
         tell: Callable[[link.FromGate], None],
         greeted: Callable[[], None],
     ) -> None:
@@ -98,7 +90,6 @@ class Instance:
         self._cut: deque[tuple[Connection, Announcement]] = deque()
         """Hand-overs that an earlier gate had begun."""
         self._not_ready = 0.0
-        self._pace = pace
         self._list_from = self._list_pause = 0.0
         """When MPS may be asked again which contexts there are."""
         self._limited = self._lifting = False
@@ -164,7 +155,7 @@ class Instance:
             return False
         while True:
             now = self.lane.loop.time()
-            held, wake, short = self._queue.choose(now, self.admissions, self._pace.contexts_from)
+            held, wake, short = self._queue.choose(now, self.admissions)
             if held is None and short:
                 for beyond in list(self._queue.beyond(self.admissions)):
                     self._refuse(beyond)
@@ -193,7 +184,7 @@ class Instance:
         priority = limits.below_normal or fail_safe.below_normal or not self._normal
         plan = Plan(limits, fail_safe, setting, table.devices, self.lane.servers, priority)
         if self._queue.known_process(held.process) is not None:
-            self._pace.contexts_from = now + CONTEXT
+            self._queue.contexts_from = now + CONTEXT
         self._queue.take(held.connection, self.name, now)
         connection.mark = Mark.HELD  # an earlier gate may have got further; the client has stayed silent
         handing = self._handing(connection, HandOver(plan))

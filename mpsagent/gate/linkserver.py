@@ -43,10 +43,6 @@ class LinkServer:
         self._listener = _listen(path)
         loop.add_reader(self._listener.fileno(), self._accept)
 
-    @property
-    def connected(self) -> bool:
-        return self._agent is not None
-
     def send(self, message: FromGate, pidfd: Pidfd | None = None) -> None:
         """``pidfd`` is called when the message goes out; the descriptor is closed then."""
         if self._agent is None:
@@ -58,11 +54,6 @@ class LinkServer:
         self._waiting.append((message, pidfd))
         if len(self._waiting) == 1:
             self._flush()
-
-    def close(self) -> None:
-        self._hang_up()
-        self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
 
     def _accept(self) -> None:
         try:

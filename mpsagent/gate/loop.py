@@ -16,7 +16,7 @@ from pathlib import Path
 from mpsagent.gate import handover, identity, link, state
 from mpsagent.gate.connection import Connection, mark_of, restored
 from mpsagent.gate.frontends import FrontEnds
-from mpsagent.gate.handovers import Instance, Pace
+from mpsagent.gate.handovers import Instance
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding, first_unread
 from mpsagent.gate.instance_directories import OwnDirectories, address_of, own_root
@@ -69,7 +69,6 @@ class Gate:
         self._store = Store(loop)
         self._queue = Queue()
         self._processes = KnownProcesses(loop, self._queue, self._store, self._process_ended)
-        self._pace = Pace()
         self._holding = Holding(
             loop, self._queue, self._store, self._tell, self._special, self._place_of, self._changed
         )
@@ -89,8 +88,8 @@ class Gate:
 
     def _make(self, name: str, directory: Path) -> Instance:
         instance = Instance(
-            name, directory, self._holding, self._processes, self._store, self._options.patience, self._pace,
-            self._tell, lambda: self._relays.again(),
+            name, directory, self._holding, self._processes, self._store, self._options.patience, self._tell,
+            lambda: self._relays.again(),
         )  # fmt: skip
         if self._started_up:
             instance.lane.quiet = False

@@ -56,7 +56,6 @@ class PublicSockets:
         self._relay = relay
         self._refused = refused
         self.numbers = Numbers()
-        self._listeners: list[socket.socket] = []
         self._unfinished: set[Connection] = set()
         self._of_user: dict[int, dict[Connection, None]] = {}
         self._counts = Counts()
@@ -67,20 +66,11 @@ class PublicSockets:
         listener.setblocking(False)
         listener.setsockopt(socket.SOL_SOCKET, SO_PASSCRED, 1)
         accept_descriptors(listener, yes=False)
-        self._listeners.append(listener)
         self._watch_listener(listener, privileged=privileged)
 
     def _watch_listener(self, listener: socket.socket, *, privileged: bool) -> None:
         if listener.fileno() >= 0:
             self._loop.add_reader(listener.fileno(), self._accept, listener, privileged)
-
-    def close(self) -> None:
-        for listener in self._listeners:
-            self._loop.remove_reader(listener.fileno())
-            listener.close()
-        for connection in list(self._unfinished):
-            self._forget(connection)
-            connection.sock.close()
 
     # --- new connections ---
 

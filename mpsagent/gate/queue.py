@@ -120,6 +120,8 @@ class Queue:
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         self._new = Account(NEW_CLIENTS)
         self._places: dict[str, Places] = {}
+        self.contexts_from = 0.0
+        """When the next one may be that of a known process, which is a context, in whichever instance."""
         self._rounds: dict[int, int] = {}
         """By user, when a known process's connection was handed over last, in hand-overs; the latest last."""
         self._known_in: Counter[str] = Counter()
@@ -128,13 +130,6 @@ class Queue:
 
     def __len__(self) -> int:
         return len(self._held)
-
-    def __contains__(self, connection: int) -> bool:
-        return connection in self._held
-
-    def held(self) -> Iterator[Held]:
-        """In order of arrival."""
-        return iter(sorted(self._held.values(), key=lambda one: one.connection))
 
     def get(self, connection: int) -> Held | None:
         return self._held.get(connection)
@@ -346,20 +341,9 @@ class Queue:
     def resting(self, instance: str) -> list[int]:
         return [uid for where, uid in self._rests if where == instance]
 
-    def next(self, now: float, admissions: Admissions, contexts_from: float = 0.0) -> Held | None:
-        """The connection to hand over now, in the instance that these admissions are for. ``contexts_from``: when the
-        next one may be that of a known process, which is a context."""
-        return self.choose(now, admissions, contexts_from)[0]
-
-    def wake(self, now: float, admissions: Admissions, contexts_from: float = 0.0) -> float | None:
-        """When a connection that only pauses may be tried again; None when none does."""
-        chosen, wake, _ = self.choose(now, admissions, contexts_from)
-        return now if chosen is not None else wake
-
-    def choose(
-        self, now: float, admissions: Admissions, contexts_from: float
-    ) -> tuple[Held | None, float | None, bool]:
-        """The next one; else when one that only pauses may be tried again, and whether one waits for a place."""
+    def choose(self, now: float, admissions: Admissions) -> tuple[Held | None, float | None, bool]:
+        """The connection to hand over now, in the instance that these admissions are for; else when one that only
+        pauses may be tried again, and whether one waits for a place."""
         instance = admissions.instance
         lines = self._lines.get(instance, {})
         if not admissions.open or not lines:
@@ -377,7 +361,7 @@ class Queue:
                 user = admissions.user(uid)
                 if user is None or not (known or self._admits(user, uid, instance)):
                     continue
-                paced = contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
+                paced = self.contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
                 at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])
                 at = max(at, self._owed_until(uid)) if several else at
                 mine = line.kin if known else line.new

@@ -25,10 +25,11 @@ from mpsagent.gate.link import (
     decode_from_agent,
     encode,
 )
-from mpsagent.gate.queue import Held, KnownProcess, Queue
+from mpsagent.gate.queue import Held, KnownProcess
 from mpsagent.gate.service import everybody
 from mpsagent.gate.store import DaemonName, KnownName, parse_name
 from mpsagent.mps.limits import Limits
+from tests.gate.queues import Asked
 from tests.gate.rig import A, B, C, Rig, admissions, limits, wait_for
 from tests.gate.test_front_ends import as_user
 
@@ -43,7 +44,7 @@ def admit(instance: str, *users: int, threads: float = 30) -> Admissions:
 
 
 def test_a_user_waits_where_he_is_admitted_and_with_what_is_free_there() -> None:
-    queue = Queue()
+    queue = Asked()
     for number, uid in ((1, A), (2, B), (3, B)):
         queue.add(Held(number, number, uid, uid, 5, 0.0, instance=None))
     assert queue.next(0.0, admit(ONE, A, B)) is None
@@ -58,7 +59,7 @@ def test_a_user_waits_where_he_is_admitted_and_with_what_is_free_there() -> None
 
 
 def test_a_known_process_stays_in_its_instance() -> None:
-    queue = Queue()
+    queue = Asked()
     queue.know(KnownProcess(70, A, A, 5, 0.0, Limits(), instance=ONE))
     queue.add(Held(1, 70, A, A, 5, 0.0, instance=TWO))
     queue.place(A, TWO)
@@ -70,7 +71,7 @@ def test_a_known_process_stays_in_its_instance() -> None:
 
 
 def test_a_connection_that_is_being_handed_over_is_not_taken_away() -> None:
-    queue = Queue()
+    queue = Asked()
     queue.add(Held(1, 70, A, A, 5, 0.0, instance=ONE))
     queue.take(1, ONE, 0.0)
     queue.place(A, TWO)
@@ -84,7 +85,7 @@ def test_a_connection_that_is_being_handed_over_is_not_taken_away() -> None:
 
 
 def test_who_has_asked_for_an_instance_waits_there_and_nowhere_else() -> None:
-    queue = Queue()
+    queue = Asked()
     for number, asked in ((1, None), (2, ONE), (3, TWO)):
         queue.add(Held(number, number, A, A, 5, 0.0, instance=asked, asked=asked))
     queue.place(A, TWO)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.places import SETTLED, Places
-from mpsagent.gate.queue import Held, KnownProcess, Queue
+from mpsagent.gate.queue import Held, KnownProcess
 from mpsagent.mps.limits import Limits
+from tests.gate.queues import Asked
 
 A, B, C = 1101, 1102, 1103
 
@@ -26,7 +27,7 @@ class Stage:
     """A queue whose hand-overs succeed at once, and what MPS would list."""
 
     def __init__(self) -> None:
-        self.queue = Queue()
+        self.queue = Asked()
         self.number = 0
         self.contexts: dict[int, int] = {}
         self.now = 100.0
@@ -67,7 +68,7 @@ def test_one_process_that_makes_contexts_takes_no_other_users_place() -> None:
     assert len(stage.serve(table)) == 36
     stage.look()
     assert stage.serve(table) == []
-    assert stage.queue.choose(stage.now, table, 0.0) == (None, None, True), "it waits for a place, and MPS is asked"
+    assert stage.queue.choose(stage.now, table) == (None, None, True), "it waits for a place, and MPS is asked"
     for pid in range(80, 92):
         stage.come(pid, B, 2)
     assert len(stage.serve(table)) == 24, "twelve others, each with its context"
@@ -217,7 +218,7 @@ def test_after_a_restart_mps_is_asked_first() -> None:
     stage.queue.know(KnownProcess(70, A, A, 5, 0.0, Limits()))
     stage.queue.places("").doubtful = True
     stage.come(71, A)
-    assert stage.queue.choose(0.0, table, 0.0) == (None, None, True)
+    assert stage.queue.choose(0.0, table) == (None, None, True)
     stage.contexts[70] = 2
     stage.look()
     assert stage.serve(table) == []

@@ -61,6 +61,6 @@ def test_a_client_that_needs_minutes_to_say_what_it_is_is_held(tmp_path: Path, s
         loop.later(300 if slow == "credentials" else 0)
         client.send(kind_bytes(Kind.CLIENT))
         loop.later(0)
-        public.close()
+        listener.close()
     assert [one.peer.pid for one in held] == [os.getpid()]
     held[0].sock.close()

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsagent.gate.link import Admissions, Named, User
-from mpsagent.gate.queue import LOOK_BEHIND, Held, KnownProcess, Queue
+from mpsagent.gate.queue import LOOK_BEHIND, Held, KnownProcess
 from mpsagent.mps.limits import Limits, Total
+from tests.gate.queues import Asked
 
 A, B, C = 1101, 1102, 1103
 
@@ -29,14 +30,14 @@ def admits(*users: int | User, **more: Any) -> Admissions:
     return Admissions(open=True, users={user.uid: user for user in entries}, **more)
 
 
-def queue(*entries: Held) -> Queue:
-    made = Queue()
+def queue(*entries: Held) -> Asked:
+    made = Asked()
     for entry in entries:
         made.add(entry)
     return made
 
 
-def order(made: Queue, admissions: Admissions, now: float = 0.0) -> list[int]:
+def order(made: Asked, admissions: Admissions, now: float = 0.0) -> list[int]:
     """All that pass, one after another, each becoming known."""
     passed = []
     while (one := made.next(now, admissions)) is not None:
@@ -49,7 +50,7 @@ def order(made: Queue, admissions: Admissions, now: float = 0.0) -> list[int]:
 def test_order_of_arrival_inside_a_user_and_among_users() -> None:
     made = queue(held(1, A), held(2, B), held(3, A), held(4, C), held(5, B))
     assert order(made, admits(A, B)) == [1, 2, 3, 5]
-    assert [one.connection for one in made.held()] == [4]
+    assert [one.connection for one in made._held.values()] == [4]
 
 
 def test_one_that_comes_back_from_the_store_has_its_old_place() -> None:
@@ -129,22 +130,24 @@ def test_released_a_process_has_to_knock_again() -> None:
 def test_contexts_are_paced_and_new_processes_are_not() -> None:
     made = queue(held(1, A, pid=77), held(2, A, pid=77), held(3, A, pid=78))
     made.know(known(77, A))
-    assert made.next(10.0, admits(A), 10.08) is made.get(3)
+    made.contexts_from = 10.08
+    assert made.next(10.0, admits(A)) is made.get(3)
     made.remove(3)
-    assert made.next(10.0, admits(A), 10.08) is None
-    assert made.wake(10.0, admits(A), 10.08) == 10.08
-    assert made.next(10.08, admits(A), 10.08) is made.get(1)
+    assert made.next(10.0, admits(A)) is None
+    assert made.wake(10.0, admits(A)) == 10.08
+    assert made.next(10.08, admits(A)) is made.get(1)
     first = made.get(1)
     assert first is not None
     first.failed(10.08)
-    assert made.next(10.1, admits(A), 10.1) is made.get(2)
-    assert made.wake(10.1, admits(A), 10.2) == 10.2
+    assert made.next(10.1, admits(A)) is made.get(2)
+    made.contexts_from = 10.2
+    assert made.wake(10.1, admits(A)) == 10.2
 
 
 def test_new_clients_of_a_user_beyond_twenty_a_second_are_paced() -> None:
     """133 to 203 a second of one user write 28 to 42 GB of MPS's logs a day. One who brings ten a second is never kept
     waiting, beside that and alone."""
-    made, number, passed, waits = Queue(), 0, 0, set[int]()
+    made, number, passed, waits = Asked(), 0, 0, set[int]()
     for tick in range(2_000):  # 20 s, a hundredth at a time
         now = tick / 100
         number += 1
@@ -183,7 +186,7 @@ def test_a_pause_keeps_the_place_and_doubles() -> None:
 
 def test_only_some_are_looked_at_behind_those_that_pause() -> None:
     made = queue(*(held(number, A) for number in range(1000)))
-    for one in made.held():
+    for one in made._held.values():
         one.failed(0.0)
     last = made.get(999)
     assert last is not None
@@ -195,7 +198,7 @@ def test_only_some_are_looked_at_behind_those_that_pause() -> None:
 
 
 def test_bounds() -> None:
-    made = Queue(most=3, most_of_a_user=2)
+    made = Asked(most=3, most_of_a_user=2)
     made.add(held(1, A))
     made.add(held(2, A))
     assert "user 1101" in (made.full_for(A) or "")
@@ -268,7 +271,7 @@ def test_a_client_that_is_merely_slow_is_not_held_back() -> None:
 
 def test_when_all_places_are_taken_who_has_most_gives_one_up() -> None:
     """Its newest; and not to a user who has nearly as many."""
-    made = Queue(most=5)
+    made = Asked(most=5)
     for one in (held(1, A), held(2, A), held(3, A), held(4, B)):
         made.add(one)
     assert list(made.crowding_out(C)) == []
@@ -285,7 +288,7 @@ events = st.lists(
 
 @given(events)
 def test_whatever_happens_the_next_one_is_the_oldest_admitted_known_first(what: list[tuple[str, int, int]]) -> None:
-    made, number = Queue(), 0
+    made, number = Asked(), 0
     mine: dict[int, Held] = {}
     alive: set[int] = set()
     for event, pid, uid in what:
@@ -325,7 +328,7 @@ def test_the_sum_of_a_user_is_never_over_its_total(seed: int) -> None:
     """500 clients of users with totals come, leave, fail, end, come again for a further context, while the policy
     changes. What has been handed over counts until its process has ended; a hand-over under way counts too."""
     draw = random.Random(seed)
-    made, users = Queue(), (A, B, C)
+    made, users = Asked(), (A, B, C)
     totals = {A: Total(60.0, {0: 12 << 30}), B: Total(40.0), C: Total(None, {0: 9 << 30})}
     table = {uid: User(uid, "all", limits_of(uid, draw), None, totals[uid]) for uid in users}
     came, served, waited = 0, 0, 0
