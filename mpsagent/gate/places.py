@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+
+from mpsagent.gate.counts import Counts
+from mpsagent.mps.limits import Limits
 
 LIST = "get_device_client_list"
 SETTLED = 1.0
@@ -23,22 +26,35 @@ _DEVICE = re.compile(r"\[(\d{1,4})\] .*", re.ASCII)
 _CONTEXT = re.compile(r"(\d{1,10})\.\d{1,10}", re.ASCII)
 
 Process = tuple[int, int]
+"""(pid, start time): what a process is told by."""
 
 
 @dataclass(slots=True)
-class _Process:
-    """``listed``: its contexts by device; ``since``: when further ones were handed over."""
+class KnownProcess:
+    """A process that was handed over and lives, with the limits of its last hand-over. ``listed``: its contexts by
+    device; ``opened``: when further ones were handed over."""
 
+    pid: int
     uid: int
+    gid: int
+    start: int
+    since: float
+    limits: Limits | None
+    connections: int = 0
+    instance: str = ""
     listed: Counter[int] = field(default_factory=Counter)
-    since: list[float] = field(default_factory=list)
+    opened: list[float] = field(default_factory=list)
+
+    @property
+    def process(self) -> Process:
+        return (self.pid, self.start)
 
     def on(self, device: int) -> int:
-        return self.listed[device] + len(self.since) if self.has_any else 1
+        return self.listed[device] + len(self.opened) if self.has_any else 1
 
     @property
     def has_any(self) -> bool:
-        return bool(self.listed or self.since)
+        return bool(self.listed or self.opened)
 
 
 class Places:
@@ -47,7 +63,9 @@ class Places:
 
     def __init__(self) -> None:
         self.doubtful = False
-        self._processes: dict[Process, _Process] = {}
+        self.of_user = Counts()
+        """Known processes."""
+        self._processes: dict[Process, KnownProcess] = {}
         self._others: Counter[int] = Counter()
         """Contexts by device of processes that are not known: they have ended, or have not passed here."""
         self._listable = True
@@ -56,24 +74,31 @@ class Places:
         self._taken: dict[int | None, int] = {}
         """What :meth:`taken` has found since something changed."""
 
-    def know(self, process: Process, uid: int) -> None:
-        self._processes.setdefault(process, _Process(uid))
+    def __len__(self) -> int:
+        return len(self._processes)
+
+    def __iter__(self) -> Iterator[KnownProcess]:
+        return iter(self._processes.values())
+
+    def know(self, known: KnownProcess) -> None:
+        self._processes[known.process] = known
+        self.of_user.add(known.uid)
         self._taken.clear()
 
-    def forget(self, process: Process) -> None:
+    def forget(self, known: KnownProcess) -> None:
         """It has ended or left; its contexts take their places until MPS's list is without them: MPS needs a moment,
         and a process that it has forked may go on with them (measured)."""
-        one = self._processes.pop(process, None)
-        if one is not None and one.has_any:
-            for device in {0, *one.listed}:
-                self._others[device] += one.on(device)
+        del self._processes[known.process]
+        self.of_user.remove(known.uid)
+        for device in {0, *known.listed} if known.has_any else ():
+            self._others[device] += known.on(device)
         self._taken.clear()
 
     def opened(self, process: Process, now: float) -> None:
         """A context of a known process was handed over."""
         one = self._processes.get(process)
         if one is not None and self._listable:
-            one.since.append(now)
+            one.opened.append(now)
             self._taken.clear()
 
     def has_any(self, process: Process) -> bool:
@@ -127,6 +152,6 @@ class Places:
                 of_pid.setdefault(int(match[1]), Counter())[device] += 1
         for (pid, _), one in self._processes.items():
             one.listed = of_pid.pop(pid, Counter())
-            one.since = [at for at in one.since if at > asked - SETTLED and self._listable]
+            one.opened = [at for at in one.opened if at > asked - SETTLED and self._listable]
         self._others = sum(of_pid.values(), Counter())
         self._taken.clear()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,7 +9,9 @@ from itertools import islice
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.pacing import NEW_CLIENTS, Account, Rates
+from mpsagent.gate.places import KnownProcess as KnownProcess
 from mpsagent.gate.places import Places
+from mpsagent.gate.places import Process as Process
 from mpsagent.mps.limits import Limits
 
 MOST_HELD = 8192
@@ -27,11 +28,6 @@ LONGEST_OWED = FORGIVEN = 600.0
 MOST_REMEMBERED = 1024
 LOOK_BEHIND = 16
 """How many connections of one user are looked at behind one that pauses after a failure."""
-
-_NONE: Counter[str] = Counter()
-
-Process = tuple[int, int]
-"""(pid, start time): what a process is told by."""
 
 
 @dataclass(slots=True)
@@ -64,24 +60,6 @@ class Held:
         """It keeps its place and is tried again after a pause that doubles."""
         self.pause = min(LONGEST_PAUSE, self.pause * 2 or FIRST_PAUSE)
         self.not_before = now + self.pause
-
-
-@dataclass(slots=True)
-class KnownProcess:
-    """A process that was handed over and lives, with the limits of its last hand-over."""
-
-    pid: int
-    uid: int
-    gid: int
-    start: int
-    since: float
-    limits: Limits | None
-    connections: int = 0
-    instance: str = ""
-
-    @property
-    def process(self) -> Process:
-        return (self.pid, self.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +102,6 @@ class Queue:
         """When the next one may be that of a known process, which is a context, in whichever instance."""
         self._rounds: dict[int, int] = {}
         """By user, when a known process's connection was handed over last, in hand-overs; the latest last."""
-        self._known_in: Counter[str] = Counter()
-        self._known_of: dict[int, Counter[str]] = {}
-        """Known processes by instance, of each user."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -180,10 +155,8 @@ class Queue:
         return self._known.get(process)
 
     def know(self, known: KnownProcess) -> None:
-        if known.process not in self._known:
-            self._known_in[known.instance] += 1
-            self._known_of.setdefault(known.uid, Counter())[known.instance] += 1
-        self.places(known.instance).know(known.process, known.uid)
+        """One that is not known yet."""
+        self.places(known.instance).know(known)
         self._known[known.process] = known
         self._sort(known.process)
 
@@ -191,14 +164,7 @@ class Queue:
         known = self._known.pop(process, None)
         self._own.discard(process)
         if known is not None:
-            self._known_in[known.instance] -= 1
-            self.places(known.instance).forget(process)
-            of_user = self._known_of[known.uid]
-            of_user[known.instance] -= 1
-            if not of_user[known.instance]:
-                del of_user[known.instance]
-            if not of_user:
-                del self._known_of[known.uid]
+            self.places(known.instance).forget(known)
             self._sort(process)
         return known
 
@@ -211,11 +177,11 @@ class Queue:
 
     def known_in(self, instance: str) -> int:
         """How many processes are known there."""
-        return self._known_in[instance]
+        return len(self.places(instance))
 
     def instance_of(self, uid: int) -> str | None:
         """Where this user has known processes; None: nowhere."""
-        return next(iter(self._known_of.get(uid, ())), None)
+        return next((name for name, places in self._places.items() if places.of_user[uid]), None)
 
     # --- which instance ---
 
@@ -399,7 +365,7 @@ class Queue:
         """Whether a new process of this user may pass."""
         if user.admit != "all":
             return False
-        return user.max_clients is None or self._known_of.get(uid, _NONE)[instance] < user.max_clients
+        return user.max_clients is None or self.places(instance).of_user[uid] < user.max_clients
 
     def _fits(self, held: Held, user: User, admissions: Admissions) -> bool:
         """Whether there is room for it in its user's total."""
@@ -408,8 +374,8 @@ class Queue:
 
     def _used(self, user: User, uid: int, instance: str, but: Process | None = None) -> Iterator[Limits]:
         """What a user's known processes have; of whom it is not known, all that the user's may have."""
-        for known in self._known.values():
-            if known.uid == uid and known.instance == instance and known.process != but:
+        for known in self.places(instance):
+            if known.uid == uid and known.process != but:
                 yield known.limits or user.limits
 
     def limits_for(self, held: Held, user: User, admissions: Admissions) -> Limits:

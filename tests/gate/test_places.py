@@ -23,6 +23,10 @@ def user(uid: int, most: int | None = None) -> User:
     return User(uid, "all", Limits(), max_contexts=most)
 
 
+def known(pid: int, uid: int) -> KnownProcess:
+    return KnownProcess(pid, uid, uid, 5, 0.0, Limits())
+
+
 class Stage:
     """A queue whose hand-overs succeed at once, and what MPS would list."""
 
@@ -159,8 +163,8 @@ def test_a_process_has_a_place_before_it_has_a_context() -> None:
 def test_each_device_has_places_of_its_own() -> None:
     """48 on the first and 48 on the second of two GPUs, of one process (an H200)."""
     places = Places()
-    places.know((70, 5), A)
-    places.know((71, 5), B)
+    places.know(known(70, A))
+    places.know(known(71, B))
     rows = [*listed(*(f"70.{n}" for n in range(20))), *listed(*(f"70.{n}" for n in range(20, 50)), "71.1", device=1)]
     places.listed(rows, 10.0)
     assert (places.taken(), places.taken(A), places.taken(B), places.taken(C)) == (31, 30, 1, 0)
@@ -168,7 +172,7 @@ def test_each_device_has_places_of_its_own() -> None:
 
 def test_contexts_of_processes_that_came_through_another_take_places() -> None:
     places = Places()
-    places.know((70, 5), A)
+    places.know(known(70, A))
     places.listed(listed("70.1", "99.1", "99.2", "98.1"), 10.0)
     assert (places.taken(), places.taken(A)) == (4, 1)
     places.listed(listed("70.1"), 10.0)
@@ -178,11 +182,12 @@ def test_contexts_of_processes_that_came_through_another_take_places() -> None:
 def test_what_a_process_had_takes_its_places_until_mps_says_that_it_has_gone() -> None:
     """MPS needs a moment after a SIGKILL; and a process that it has forked may go on with them (two H200)."""
     places = Places()
-    for pid in (70, 71):
-        places.know((pid, 5), A)
+    of = {pid: known(pid, A) for pid in (70, 71)}
+    for one in of.values():
+        places.know(one)
     places.opened((70, 5), 10.0)
-    for pid in (70, 71):
-        places.forget((pid, 5))
+    for one in of.values():
+        places.forget(one)
     assert (places.taken(), places.taken(A)) == (1, 0), "71 had none"
     places.listed(listed("70.1"), 10.1)
     assert places.taken() == 1
@@ -192,7 +197,7 @@ def test_what_a_process_had_takes_its_places_until_mps_says_that_it_has_gone() -
 
 def test_a_context_that_the_list_does_not_have_yet_counts() -> None:
     places = Places()
-    places.know((70, 5), A)
+    places.know(known(70, A))
     places.opened((70, 5), 10.0)
     places.listed(listed(), 10.1)
     assert places.has_any((70, 5))
@@ -203,7 +208,7 @@ def test_a_context_that_the_list_does_not_have_yet_counts() -> None:
 def test_before_driver_580_each_process_counts_as_one() -> None:
     """Its MPS has no such list, and what has ended could never be known."""
     places = Places()
-    places.know((70, 5), A)
+    places.know(known(70, A))
     places.opened((70, 5), 10.0)
     places.opened((70, 5), 10.0)
     places.listed(['Unknown command "get_device_client_list"'], 20.0)

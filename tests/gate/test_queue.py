@@ -42,7 +42,8 @@ def order(made: Asked, admissions: Admissions, now: float = 0.0) -> list[int]:
     passed = []
     while (one := made.next(now, admissions)) is not None:
         made.remove(one.connection)
-        made.know(known(one.pid, one.uid))
+        if made.known_process(one.process) is None:
+            made.know(known(one.pid, one.uid))
         passed.append(one.connection)
     return passed
 
