@@ -26,9 +26,9 @@ MOST_UNREAD = 512
 """Answers that one front-end may leave unread, beyond what its socket holds."""
 LINGER = 1.0
 PATIENCE = 120.0
-"""Seconds for one command, its wait for a turn at the daemon included: ``terminate_client`` may take half a minute."""
+"""Seconds for one command at the daemon: ``terminate_client`` may take half a minute."""
 QUEUED = 30.0
-"""Seconds of these in which its turn has to come; what its user's pace has cost before is not counted. It waits
+"""Seconds in which its turn has to come; what its user's pace has cost before is not counted. It waits
 behind other front-ends, and behind a client that is stopped in the middle of its hand-over until the agent resumes or
 kills it."""
 
@@ -252,24 +252,15 @@ class FrontEnd:
         assert self._request is not None
         if self._paced:
             self._owner.charge(self.user, command_cost(self._request.command))
-        if not self._lane.request(self._request):
-            self._request = None
-            self._channel.resume()
-            self._channel.send(answer_message("mpsagent: too many commands are waiting; it was not passed on"))
-        elif self._request is not None:
-            self._limit = self._owner.loop.call_later(QUEUED, self._too_late, self._request)
+        self._limit = self._owner.loop.call_later(QUEUED, self._too_late, self._request)
+        self._lane.request(self._request)
 
     def _too_late(self, request: Request) -> None:
-        """It waits for its turn still, or runs and waits for its answer."""
         if request.run is not None:
-            self._limit = self._owner.loop.call_later(PATIENCE - QUEUED, self._give_up, PATIENCE)
-        else:
-            self._give_up(QUEUED)
-
-    def _give_up(self, seconds: float) -> None:
+            return  # its turn has come, and it waits for its answer
         handing = self._lane.handing
         why = "a client is handed over, and MPS answers nothing meanwhile" if handing else "the control daemon is busy"
-        self._channel.send(answer_message(f"mpsagent: {why}; this command has waited for {seconds:g} s"))
+        self._channel.send(answer_message(f"mpsagent: {why}; this command has waited for {QUEUED:g} s"))
         self._end(1)
 
     def _answered(self, session: Session | None, why: str) -> None:
