@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mpsagent.gate import handover, identity, link
-from mpsagent.gate.announcement import Announcement, Told
+from mpsagent.gate.announcement import Announcement, Told, close_all
+from mpsagent.gate.channel import with_descriptors
 from mpsagent.gate.connection import Connection
-from mpsagent.gate.handing import Handing
 from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding
-from mpsagent.gate.lane import Lane, Run
+from mpsagent.gate.lane import FIRST_PAUSE, LONGEST_PAUSE, Lane, Run
 from mpsagent.gate.link import Admissions
 from mpsagent.gate.orphans import Orphans
 from mpsagent.gate.places import LIST
 from mpsagent.gate.processes import KnownProcesses
+from mpsagent.gate.question import CONTROL, connect
 from mpsagent.gate.queue import Held, Process, Queue
 from mpsagent.gate.refusal import Refusal
+from mpsagent.gate.rescue import SETTLING, Rescuer
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, HELLO, SERVER_NOT_READY, Credentials
@@ -53,6 +56,9 @@ each for 46 at once, when no client has one for 4 s; what ends a turn ends 46 cl
 (contexts-at-once.txt, an H100); two H200 of one host are not quicker, beside clients of another agent 0.19 s each."""
 
 
+OURSELVES = Credentials(os.getpid(), os.geteuid(), os.getegid())
+
+
 class Instance:
     """``lane`` leads to its daemon, whose pipe directory is ``directory``. ``admissions`` is what counts now. ``begin``
     is the lane's question; ``special`` the holding's; ``tell`` the agent's ear; ``greeted`` hears of each greeting that
@@ -77,12 +83,11 @@ class Instance:
         self._unapplied: int | None = None
         self._holding = holding
         self._processes = processes
-        self._store = store
-        self._patience = patience
+        self.store = store
+        self.patience = patience
         self._ear = tell
         self._greeted = greeted
-        self._own = Credentials(os.getpid(), os.geteuid(), os.getegid())
-        self._orphans = Orphans(holding.loop)
+        self.orphans = Orphans(holding.loop)
         self._late: dict[Connection, None] = {}
         """Clients that have their descriptor from an earlier gate, whose connections to the daemon are lost."""
         self._refusals: dict[int, Refusal] = {}
@@ -207,7 +212,7 @@ class Instance:
         asked = self.lane.loop.time()
         self.lane.handing = True
         self.lane.open_to_questions = False
-        Run(self.lane, [LIST], self._own, self._patience.limits, answered)
+        Run(self.lane, [LIST], OURSELVES, self.patience.limits, answered)
 
     def _refuse(self, held: Held) -> None:
         """It would wait for contexts that it, or who waits for it, has itself."""
@@ -230,40 +235,29 @@ class Instance:
         self.lane.loop.call_soon(self.lane.pump)
 
     def _handing(self, connection: Connection, machine: HandOver) -> Handing:
-        def passing() -> bool:
-            return self._processes.prepare(connection, machine.limits, self.name)
-
-        def doubt(what: handover.Doubt) -> None:
-            self._tell(link.Unconfirmed(connection.peer.uid, what.wanted, what.why))
-
         self.lane.handing = True
         self.lane.open_to_questions = False
-        self.current = handing = Handing(
-            self.lane,
-            connection,
-            machine,
-            self._patience,
-            self._own,
-            self._store,
-            self._orphans,
-            self.name,
-            passing=passing,
-            doubt=doubt,
-            done=lambda outcome: self._over(handing, outcome),
-        )
+        self.current = handing = Handing(self, connection, machine)
         return handing
 
-    def _over(self, handing: Handing, outcome: handover.Outcome, *, sure: bool = False) -> None:
+    def passing(self, handing: Handing) -> bool:
+        """The descriptor is about to go out; whether the client's process lives."""
+        return self._processes.prepare(handing.connection, handing.machine.limits, self.name)
+
+    def doubt(self, handing: Handing, what: handover.Doubt) -> None:
+        self._tell(link.Unconfirmed(handing.connection.peer.uid, what.wanted, what.why))
+
+    def over(self, handing: Handing, outcome: handover.Outcome, *, sure: bool = False) -> None:
         lives = self._processes.lives(handing.connection) if isinstance(outcome, handover.Failed) else False
         if isinstance(outcome, handover.Failed) and outcome.lost and lives and not sure:
             # a process that is killed hangs up a moment before it has ended
-            self.lane.loop.call_later(DYING, lambda: self._over(handing, outcome, sure=True))
+            self.lane.loop.call_later(DYING, lambda: self.over(handing, outcome, sure=True))
             return
         self.current = None
         self.lane.handing = False
         connection = handing.connection
         self._queue.free(connection.number)
-        plan = handing.plan
+        plan = handing.machine.plan
         if plan.set_limits and plan.priority:
             self._normal = isinstance(outcome, handover.Passed) and not outcome.limits.below_normal
         match outcome:
@@ -322,7 +316,9 @@ class Instance:
             self._queue.took(who.uid, now - handing.given, now, lives=lives)
         if outcome.lost and lives:
             # It had its descriptor: whatever it has done with it, it counts until it ends or is released.
-            self._passed(handing, handover.Passed(handing.limits, handing.fail_safe), acknowledged=False)
+            self._passed(
+                handing, handover.Passed(handing.machine.limits, handing.machine.fail_safe), acknowledged=False
+            )
             self._tell(link.Failed(connection.number, who.pid, who.uid, outcome.why, outcome.stage.value, lost=True))
             return
         self._processes.not_passed(connection)
@@ -368,7 +364,7 @@ class Instance:
                 cut[1].acknowledge(data)
                 self.was_passed(connection)
             else:
-                self._orphans.add(cut[1], untouched=connection.mark is Mark.HELD)
+                self.orphans.add(cut[1], untouched=connection.mark is Mark.HELD)
                 self._holding.left(connection)
         else:
             return False
@@ -378,11 +374,11 @@ class Instance:
         """Its connection may live on in a child, which cannot meet the server in its place."""
         self._list_from = self._list_pause = 0.0
         current = self.current
-        if current is not None and current.stage is Stage.ACKNOWLEDGEMENT:
+        if current is not None and current.machine.stage is Stage.ACKNOWLEDGEMENT:
             connection = current.connection
             if _process_of(connection) == process:
                 self._holding.look(connection)
-                if self.current is current and current.stage is Stage.ACKNOWLEDGEMENT:
+                if self.current is current and current.machine.stage is Stage.ACKNOWLEDGEMENT:
                     self._holding.unwatch(connection)
                     current.client_closed()
 
@@ -405,7 +401,7 @@ class Instance:
         connection; empty: nothing."""
         newest: dict[int, Announcement] = {}
         for name, sock in sorted(daemons, key=lambda one: (one[0].number, one[0].generation)):
-            announcement = Announcement(self.lane.loop, self._store, sock, name)
+            announcement = Announcement(self.lane.loop, self.store, sock, name)
             told = announcement.told
             if told is Told.NOTHING:
                 announcement.close()
@@ -416,12 +412,12 @@ class Instance:
                 continue
             older = newest.get(name.number)
             if older is not None:
-                self._orphans.add(older)
+                self.orphans.add(older)
             newest[name.number] = announcement
         for number, announcement in newest.items():
             connection = self._holding.get(number)
             if connection is None or announcement.told is Told.ABANDONED:
-                self._orphans.add(announcement, untouched=number not in last_words)
+                self.orphans.add(announcement, untouched=number not in last_words)
             else:
                 connection.attempt = announcement.name.generation
                 self._cut.append((connection, announcement))
@@ -461,6 +457,230 @@ class Instance:
         if known is None and self._processes.prepare(connection, Limits(), self.name):
             self._processes.passed(connection, Limits(), self.name).limits = None
         self._holding.close(connection)
+
+
+class Handing:
+    """Carries out one hand-over: the machine's actions on the sockets of client and daemon, and its deadlines. Its
+    instance hears once what came of it, and the client's socket is the instance's again."""
+
+    def __init__(self, instance: Instance, connection: Connection, machine: HandOver) -> None:
+        self.connection = connection
+        self.machine = machine
+        self.began = self.given = instance.lane.loop.time()
+        self._instance = instance
+        self._lane = instance.lane
+        self._run: Run | None = None
+        self._daemon: Announcement | None = None
+        self._descriptors: list[int] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._pause = FIRST_PAUSE
+        self._stage: Stage | None = None
+        self._actions: deque[handover.Action] = deque()
+        self._acting = False
+
+    def start(self) -> None:
+        self._do(self.machine.start())
+
+    def resume(self, daemon: Announcement) -> None:
+        """Goes on with an earlier gate's connection to the daemon, which has been told everything."""
+        self._daemon = daemon
+        mark = self.connection.mark
+        if mark is Mark.PASSED or (mark is Mark.PASSING and self.connection.unread_by_peer()):
+            self._instance.passing(self)
+            _, self._descriptors = daemon.answer() or (b"", [])
+            self._do(self.machine.resume_given(fail_safe=daemon.name.fail_safe))
+        else:
+            self._do(self.machine.resume(fail_safe=daemon.name.fail_safe))
+            daemon.await_answer(self._answered, self._daemon_closed)
+
+    # --- the client's side, fed by who watches its socket ---
+
+    def client_message(self, data: bytes) -> None:
+        self._do(self.machine.client_message(data))
+
+    def client_closed(self) -> None:
+        self._do(self.machine.client_closed())
+
+    def withdraw(self) -> None:
+        """The client is not admitted any more."""
+        self._do(self.machine.withdraw())
+
+    def _close(self) -> None:
+        """Ends everything here but the client's socket."""
+        for timer in (self._timer, self._retry):
+            if timer is not None:
+                timer.cancel()
+        if self._run is not None:
+            self._run.cancel()
+        if self._daemon is not None:
+            self._daemon.close()
+            self._daemon = None
+
+    # --- actions ---
+
+    def _do(self, actions: Sequence[handover.Action]) -> None:
+        """In order, also when carrying one out brings the next event."""
+        self._actions.extend(actions)
+        if self._acting:
+            return
+        self._acting = True
+        try:
+            while self._actions:
+                self._act(self._actions.popleft())
+        finally:
+            self._acting = False
+        self._set_deadline()
+
+    def _act(self, action: handover.Action) -> None:
+        match action:
+            case handover.Run(commands, pause):
+                self._retry = self._lane.loop.call_later(pause, self._start_session, commands)
+            case handover.Connect():
+                self._connect()
+            case handover.Announce():
+                self._announce()
+            case handover.Give(data):
+                self._give(data)
+            case handover.Rescue():
+                self._rescue(action)
+            case handover.Acknowledge(data):
+                if self._daemon is not None:
+                    self._daemon.acknowledge(data)
+            case handover.Abandon():
+                if self._daemon is not None:
+                    self._instance.orphans.add(self._daemon)
+                    self._daemon = None
+            case handover.Doubt():
+                self._instance.doubt(self, action)
+            case _:
+                self._finish(action)
+
+    def _start_session(self, commands: Sequence[str]) -> None:
+        self._run = Run(self._lane, commands, OURSELVES, self._instance.patience.limits, self._session)
+
+    def _session(self, session: Session | None, why: str) -> None:
+        self._run = None
+        if session is not None and session.how is not How.DONE:
+            session, why = None, "the control daemon ended in the middle of a front-end session"
+        actions = self.machine.session(None if session is None else session.answers, why)
+        self._lane.servers = self.machine.servers
+        self._do(actions)
+
+    def _connect(self) -> None:
+        if self.machine.stage is not Stage.CONNECT:
+            return
+        if self._instance.store.congested:  # what is given to the store now would not be safe there
+            self._instance.store.when_free(self._connect)
+            return
+        try:
+            sock = connect(self._lane.directory, CONTROL)
+        except BlockingIOError:
+            self._retry = self._lane.loop.call_later(self._pause, self._connect)
+            self._pause = min(LONGEST_PAUSE, self._pause * 2)
+            return
+        except OSError as error:
+            self._do(self.machine.unreachable(f"the control daemon cannot be reached: {error.strerror}"))
+            return
+        connection, machine = self.connection, self.machine
+        connection.attempt += 1
+        name = DaemonName(
+            connection.number,
+            connection.attempt,
+            connection.peer.uid,
+            connection.peer.gid,
+            machine.fail_safe,
+            machine.limits,
+            self._instance.name,
+        )
+        self._daemon = Announcement(self._lane.loop, self._instance.store, sock, name)
+        self._daemon.greeting(self._greeted, self._daemon_closed)
+        self._do(machine.connected())
+
+    def _greeted(self, data: bytes) -> None:
+        assert self._daemon is not None
+        self._lane.greeted(data, self._daemon.sock)
+        self._do(self.machine.daemon_message(data, 0))
+
+    def _announce(self) -> None:
+        if self._daemon is None or self.machine.stage is not Stage.ANSWER:
+            return
+        if self._instance.store.congested:
+            self._instance.store.when_free(self._announce)
+            return
+        try:
+            self._daemon.announce()
+        except OSError as error:
+            self._do(self.machine.unannounced(f"the client could not be announced to the daemon: {error.strerror}"))
+            return
+        self._daemon.await_answer(self._answered, self._daemon_closed)
+
+    def _answered(self, data: bytes, descriptors: list[int]) -> None:
+        self._descriptors = descriptors
+        self._do(self.machine.daemon_message(data, len(descriptors)))
+
+    def _daemon_closed(self) -> None:
+        self._do(self.machine.daemon_closed())
+
+    def _give(self, data: bytes) -> None:
+        """A gate that is killed in here is followed by one that gives it again, if it cannot know: the same descriptor,
+        and the client reads nothing after its first."""
+        alive = self._instance.passing(self)
+        self.given = self._lane.loop.time()
+        self.connection.mark = Mark.PASSING
+        try:
+            if alive:
+                self.connection.sock.sendmsg([data], with_descriptors(self._descriptors))
+        except OSError:  # it has gone, or never reads: its buffer held nothing but the greeting
+            alive = False
+        if alive:
+            self.connection.mark = Mark.PASSED
+        else:
+            self._do(self.machine.undeliverable())
+
+    def _rescue(self, how: handover.Rescue) -> None:
+        if not self._descriptors:  # the daemon has ended, and its servers with it
+            self._do(self.machine.rescued("nothing could be done for its server"))
+            return
+        Rescuer(
+            self._lane.loop,
+            self._descriptors.pop(),
+            self.connection.peer,
+            self._rescued,
+            untouched=how.untouched,
+            acknowledged=how.acknowledged,
+        )
+
+    def _rescued(self, why: str | None) -> None:
+        self._do(self.machine.rescued(why))
+
+    def _finish(self, outcome: handover.Outcome) -> None:
+        self._close()
+        self._instance.over(self, outcome)
+        # A client that is killed now must not hang up on its server before that has settled.
+        self._lane.loop.call_later(SETTLING, close_all, self._descriptors)
+        self._descriptors = []
+
+    def _set_deadline(self) -> None:
+        stage = self.machine.stage
+        if stage is self._stage:
+            return
+        self._stage = stage
+        self._lane.open_to_questions = stage is Stage.ANSWER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        seconds = self._instance.patience.of(stage)
+        if seconds is not None:
+            self._timer = self._lane.loop.call_later(seconds, self._expired)
+        if self._lane.open_to_questions:
+            self._lane.loop.call_soon(self._lane.pump)
+
+    def _expired(self) -> None:
+        if self.machine.stage is Stage.MEETING and self._run is not None and self._run.turned_away:
+            self._do(self.machine.session(None))  # it has not been asked, and MPS speaks with others
+        else:
+            self._do(self.machine.expired())
 
 
 def _process_of(connection: Connection) -> Process:
