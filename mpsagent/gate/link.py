@@ -17,11 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from mpsagent.gate import link_values as values
-from mpsagent.gate.link_values import LONGEST_TEXT as LONGEST_TEXT
-from mpsagent.gate.link_values import MOST_DEVICES as MOST_DEVICES
-from mpsagent.gate.link_values import LinkError as LinkError
-from mpsagent.gate.link_values import read_limits as read_limits
 from mpsagent.mps.limits import Limits, Total
 
 VERSION = 2
@@ -29,9 +24,15 @@ VERSION = 2
 LONGEST_PACKET, LONGEST_CONTENT = 128 * 1024, 1024 * 1024
 """Bytes, as sent and as read. A packet still fits into a socket's default send buffer; a table for 128 users, as many
 processes and 16 devices has 150 KB."""
+LONGEST_TEXT = 1024
+MOST_DEVICES = 64
 MOST_USERS = 4096
 MOST_INSTANCES = 256
 MOST_PROCESSES = 4096
+
+
+class LinkError(ValueError):
+    """A packet that is not one of the messages here."""
 
 
 # --- gate to agent ---------------------------------------------------------------------------------------------------
@@ -350,7 +351,7 @@ def decode_from_agent(data: bytes) -> FromAgent:
     return message
 
 
-def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]) -> Any:
+def _decode(data: bytes, kinds: Mapping[str, Callable[[Any, str], Any]]) -> Any:
     if len(data) > LONGEST_PACKET:
         raise LinkError(f"a packet of more than {LONGEST_PACKET} bytes")
     try:
@@ -363,7 +364,7 @@ def _decode(data: bytes, kinds: Mapping[str, Callable[[Mapping[str, Any]], Any]]
     read = kinds.get(kind) if isinstance(kind, str) else None
     if read is None:
         raise LinkError(f'unknown kind "{str(kind)[:40]}"')
-    message = read(content)
+    message = read(content, str(kind))
     for instance in (getattr(message, "instance", ""), getattr(message, "asked", "")):
         if instance and not instance_name(instance):
             raise LinkError(f'"{instance[:40]}" is no name of an instance')
@@ -383,71 +384,73 @@ def _whole(packet: bytes) -> bytes:
     return data
 
 
-def _user(value: Any, name: str = "users") -> User:
-    if not isinstance(value, dict) or value.get("admit") not in ("all", "known"):
-        raise LinkError(f'"{name}" has an entry that does not say whom it admits')
-    most, contexts = value.get("max_clients"), value.get("max_contexts")
-    return User(
-        values.integer(value.get("uid"), "uid"),
-        value["admit"],
-        values.read_limits(value.get("limits")),
-        None if most is None else values.integer(most, "max_clients"),
-        values.total(value.get("total")),
-        values.truth(value.get("named", False), "named"),
-        None if contexts is None else values.integer(contexts, "max_contexts"),
-    )
-
-
-def _processes(value: Any, name: str) -> Mapping[tuple[int, int], Named]:
-    if not isinstance(value, list) or len(value) > MOST_PROCESSES or not all(isinstance(one, dict) for one in value):
-        raise LinkError(f'"{name}" is not a list of at most {MOST_PROCESSES} processes')
-    found = {}
-    for one in value:
-        pid, start = values.integer(one.get("pid"), "pid"), values.integer(one.get("start"), "start")
-        found[pid, start] = Named(pid, start, values.read_limits(one.get("limits")))
-    return found
-
-
-def _users(value: Any, name: str) -> Mapping[int, User]:
-    if not isinstance(value, list) or len(value) > MOST_USERS:
-        raise LinkError(f'"{name}" is not a list of at most {MOST_USERS} users')
-    return {user.uid: user for user in map(_user, value)}
-
-
-def _devices(value: Any, name: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > MOST_DEVICES:
-        raise LinkError(f'"{name}" is not a list of at most {MOST_DEVICES} devices')
-    return tuple(values.integer(one, name) for one in value)
-
-
-def _names(value: Any, name: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > MOST_INSTANCES or not all(map(instance_name, value)):
-        raise LinkError(f'"{name}" is not a list of at most {MOST_INSTANCES} names of instances')
-    return tuple(value)
-
-
 def instance_name(text: Any) -> bool:
     """Whether this may be the name of an instance, which is the name of a directory too."""
     return isinstance(text, str) and re.fullmatch(r"(?!\.{1,2}$)[A-Za-z0-9_.-]{1,64}", text) is not None
 
 
-_READERS: Mapping[Any, Callable[[Any, str], Any]] = {
-    int: values.integer,
-    float: values.number,
-    str: values.text,
-    bool: values.truth,
-    Limits: values.read_limits,
-    User: _user,
-    Mapping[int, User]: _users,
-    Mapping[tuple[int, int], Named]: _processes,
-    tuple[int, ...]: _devices,
-    tuple[str, ...]: _names,
-}
+def _integer(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise LinkError(f'"{name}" is not a whole number that makes sense')
+    return value
 
 
-def _reader(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
-    """How one message is read: each field by its type; a missing one has its default. Unknown keys are passed over, so
-    that a newer peer may say more."""
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
+        raise LinkError(f'"{name}" is not a number')
+    return float(value)
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str) or len(value) > LONGEST_TEXT:
+        raise LinkError(f'"{name}" is not a text of at most {LONGEST_TEXT} characters')
+    return value
+
+
+def _truth(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise LinkError(f'"{name}" is neither true nor false')
+    return value
+
+
+def _memory(value: Any, name: str) -> dict[int, int]:
+    if not isinstance(value, dict) or len(value) > MOST_DEVICES:
+        raise LinkError(f'"{name}" is no table of at most {MOST_DEVICES} devices')
+    for device in value:
+        if not (device.isascii() and device.isdecimal() and len(device) <= 4):
+            raise LinkError(f'"{name}" names a device "{device[:20]}"')
+    return {int(device): _integer(size, name) for device, size in value.items()}
+
+
+def _list(value: Any, name: str, most: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > most:
+        raise LinkError(f'"{name}" is not a list of at most {most}')
+    return value
+
+
+def _limits(value: Any, name: str) -> Limits:
+    limits: Limits = _READ_LIMITS(value, name)
+    if "threads" not in value or not 0 < limits.threads <= 100:
+        raise LinkError(f'"{name}" does not say a percentage of the threads')
+    return limits
+
+
+def _user(value: Any, name: str) -> User:
+    user: User = _READ_USER(value, name)
+    if user.admit not in ("all", "known"):
+        raise LinkError(f'"{name}" has an entry that does not say whom it admits')
+    return user
+
+
+def _names(value: Any, name: str) -> tuple[str, ...]:
+    if not all(map(instance_name, _list(value, name, MOST_INSTANCES))):
+        raise LinkError(f'"{name}" has what is no name of an instance')
+    return tuple(value)
+
+
+def _object(cls: Any) -> Callable[[Any, str], Any]:
+    """How one is read: each field by its type; a missing one has its default. Unknown keys are passed over, so that a
+    newer peer may say more."""
     hints = typing.get_type_hints(cls)
     readers: list[tuple[str, Callable[[Any, str], Any], bool]] = []
     for one in fields(cls):
@@ -457,7 +460,9 @@ def _reader(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
             hint = next(part for part in typing.get_args(hint) if part is not type(None))
         readers.append((one.name, _READERS[hint], optional))
 
-    def read(content: Mapping[str, Any]) -> Any:
+    def read(content: Any, whole: str) -> Any:
+        if not isinstance(content, dict):
+            raise LinkError(f'"{whole}" is not an object')
         values = {}
         for name, reader, optional in readers:
             if name in content:
@@ -466,10 +471,31 @@ def _reader(cls: Any) -> Callable[[Mapping[str, Any]], Any]:
         try:
             return cls(**values)
         except TypeError as error:
-            raise LinkError(f'"{cls.kind}" is not complete: {error}') from None
+            raise LinkError(f'"{whole}" is not complete: {error}') from None
 
     return read
 
 
-_FROM_GATE = {cls.kind: _reader(cls) for cls in typing.get_args(FromGate)}
-_FROM_AGENT = {cls.kind: _reader(cls) for cls in typing.get_args(FromAgent)}
+_READERS: dict[Any, Callable[[Any, str], Any]] = {
+    int: _integer,
+    float: _number,
+    str: _text,
+    bool: _truth,
+    Mapping[int, int]: _memory,
+    tuple[int, ...]: lambda value, name: tuple(_integer(one, name) for one in _list(value, name, MOST_DEVICES)),
+    tuple[str, ...]: _names,
+    Limits: _limits,
+    User: _user,
+    Mapping[int, User]: lambda value, name: {
+        one.uid: one for one in (_user(each, name) for each in _list(value, name, MOST_USERS))
+    },
+    Mapping[tuple[int, int], Named]: lambda value, name: {
+        (one.pid, one.start): one for one in (_READ_NAMED(each, name) for each in _list(value, name, MOST_PROCESSES))
+    },
+}
+_READ_LIMITS = _object(Limits)
+_READERS[Total] = _object(Total)
+_READ_USER = _object(User)
+_READ_NAMED: Callable[[Any, str], Any] = _object(Named)
+_FROM_GATE = {cls.kind: _object(cls) for cls in typing.get_args(FromGate)}
+_FROM_AGENT = {cls.kind: _object(cls) for cls in typing.get_args(FromAgent)}

@@ -105,6 +105,8 @@ def test_a_snapshot_is_json_that_a_person_can_write() -> None:
         {"kind": "admissions", "fail_safe": {"threads": 0}},
         {"kind": "admissions", "fail_safe": {"threads": 101}},
         {"kind": "admissions", "fail_safe": {"threads": "5"}},
+        {"kind": "admissions", "fail_safe": {"threads": 10**400}},
+        {"kind": "admissions", "fail_safe": {}},
         {"kind": "admissions", "fail_safe": {"threads": 5, "memory": {"x": 1}}},
         {"kind": "admissions", "fail_safe": {"threads": 5, "memory": {"0": -1}}},
         {"kind": "admissions", "fail_safe": {"threads": 5, "memory": []}},
