@@ -93,33 +93,29 @@ class Announcement:
 
     def greeting(self, heard: Callable[[bytes], None], closed: Callable[[], None]) -> None:
         """Waits for the daemon's first word."""
-
-        def read() -> None:
-            try:
-                data, _, _ = take(self.sock, LONGEST)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data = b""
-            self.deafen()
-            heard(data) if data else closed()
-
-        self._listen(read)
+        self._await(lambda: (take(self.sock, LONGEST)[0], []), lambda data, _: heard(data), closed)
 
     def await_answer(self, answered: Callable[[bytes, list[int]], None], closed: Callable[[], None]) -> None:
         """Waits for the answer, which stays in the socket. The descriptors are copies, and the hearer's."""
+        self._await(self._peek, answered, closed)
 
+    def _await(
+        self, look: Callable[[], Answer], heard: Callable[[bytes, list[int]], None], closed: Callable[[], None]
+    ) -> None:
         def read() -> None:
             try:
-                answer = self._peek()
+                answer = look()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
                 answer = (b"", [])
             self.deafen()
-            answered(*answer) if answer[0] else closed()
+            heard(*answer) if answer[0] else closed()
 
-        self._listen(read)
+        self.deafen()
+        if self.open:
+            self._listening = True
+            self._loop.add_reader(self.sock.fileno(), read)
 
     def answer(self) -> Answer | None:
         """What lies in the socket; None: nothing, or the daemon has hung up."""
@@ -132,12 +128,6 @@ class Announcement:
     def _peek(self) -> Answer:
         data, _, descriptors = take(self.sock, LONGEST, MOST_DESCRIPTORS, peek=True)
         return data, descriptors
-
-    def _listen(self, read: Callable[[], None]) -> None:
-        self.deafen()
-        if self.open:
-            self._listening = True
-            self._loop.add_reader(self.sock.fileno(), read)
 
     def deafen(self) -> None:
         if self._listening:

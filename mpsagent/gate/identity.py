@@ -33,21 +33,22 @@ def start_time(pid: int) -> int:
         return 0
 
 
+def _status(pid: int, row: bytes) -> list[bytes]:
+    """What a row of /proc/PID/status says; nothing when the process has gone."""
+    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
+        return next((line for line in file.read(16384).splitlines() if line.startswith(row)), b"").split()[1:]
+    return []
+
+
 def start_of_users(pid: int, uid: int) -> int:
     """The start time, where this is a process of that user; else 0."""
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        row = next((line for line in file.read(16384).splitlines() if line.startswith(b"Uid:")), b"")
-        return start_time(pid) if b"%d" % uid in row.split() else 0
-    return 0
+    return start_time(pid) if b"%d" % uid in _status(pid, b"Uid:") else 0
 
 
 def real_gid(pid: int, uid: int) -> int | None:
     """The group of a process whose real user this is; None where it is another's, or has gone."""
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        said = {row[0]: row[1] for line in file.read(16384).splitlines() if len(row := line.split()) > 1}
-        if said.get(b"Uid:") == b"%d" % uid:
-            return int(said.get(b"Gid:", b"0"))
-    return None
+    group = _status(pid, b"Gid:")
+    return int(group[0]) if _status(pid, b"Uid:")[:1] == [b"%d" % uid] and group else None
 
 
 def peer_pidfd(sock: socket.socket, pid: int, start: int) -> int | None:
@@ -141,10 +142,7 @@ def pid_namespace(pid: int) -> int | None:
 def contained(pid: int, start: int) -> bool:
     """Whether the process is in a pid namespace below this one, as those of containers are; also when it has gone, for
     then nobody can say. /proc/PID/ns would need rights over the process, and its status does not."""
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        row = next((line for line in file.read(16384).splitlines() if line.startswith(b"NSpid:")), b"")
-        return len(row.split()) > 2 or start_time(pid) != start
-    return True
+    return len(_status(pid, b"NSpid:")) > 1 or not start or start_time(pid) != start
 
 
 def command(pid: int) -> str:
