@@ -80,8 +80,7 @@ class Run:
         self._pause = min(LONGEST_PAUSE, self._pause * 2)
 
     def _expire(self) -> None:
-        self.cancel()
-        self._done(None, f"{self._why}, for too long")
+        self._finish(None, f"{self._why}, for too long")
 
     def _finish(self, session: Session | None, why: str) -> None:
         self.cancel()
@@ -165,13 +164,12 @@ class Lane:
     def down(self) -> None:
         """The daemon could not be reached, or not be worked with: nothing is tried for a while that doubles."""
         self._down_pause = min(LONGEST_DOWN_PAUSE, self._down_pause * 2 or 0.05)
-        self._down_until = self.loop.time() + self._down_pause
-        self._wake_at(self._down_until)
+        self.rest(self._down_pause)
 
     def rest(self, seconds: float) -> None:
         """No hand-over begins for so long."""
         self._down_until = max(self._down_until, self.loop.time() + seconds)
-        self._wake_at(self._down_until)
+        self.wake_at(self._down_until)
 
     @property
     def is_down(self) -> bool:
@@ -238,7 +236,7 @@ class Lane:
         finally:
             self._pumping = False
             if self.is_down:  # the timer may have been an earlier one
-                self._wake_at(self._down_until)
+                self.wake_at(self._down_until)
 
     def _start_request(self, *, questions_only: bool = False) -> bool:
         uid = next((one for one, line in self._users.items() if not (questions_only and line[0].sets)), None)
@@ -268,13 +266,9 @@ class Lane:
 
     def wake_at(self, when: float | None) -> None:
         """Pumps again at this time of the loop's clock."""
-        if when is not None:
-            self._wake_at(when)
-
-    def _wake_at(self, when: float) -> None:
+        if when is None or (self._timer is not None and self._timer.when() <= when):
+            return
         if self._timer is not None:
-            if self._timer.when() <= when:
-                return
             self._timer.cancel()
         self._timer = self.loop.call_at(when, self._wake)
 
