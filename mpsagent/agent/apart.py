@@ -131,7 +131,7 @@ class Apart:
 
     def soon(self) -> None:
         """Something has changed that may make an instance needed."""
-        if not self._scheduled and any(one.view().template for one in self.templates()):
+        if not self._scheduled and any(one.view().elsewhere for one in self.templates()):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._look_soon)
 
@@ -163,7 +163,7 @@ class Apart:
     def instance_for(self, template: Agent, uid: int) -> Agent:
         """Where this user goes, who belongs to the template: the user's own instance, made now if it may be."""
         view, name = template.view(), apart.name(template.name, uid)
-        if not view.template or view.control_alive or not template.ready or self._closed:
+        if not view.elsewhere or not template.ready or self._closed:
             return template
         if template.state.drain is not None or template.name in self._later or name in self._going:
             return template

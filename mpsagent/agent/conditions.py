@@ -128,9 +128,7 @@ def _old_sharing(view: View) -> str | None:
     state, users = view.state, [uid for uid in view.state.users() if uid not in view.suspended]
     if view.together or not users or not (view.outdated or len(users) > 1):
         return None
-    form = "one server for all users" if view.policy.multiuser else "a server for each turn"
-    form = "a control daemon for each user" if view.template else form
-    wanted = f'sharing = "{view.policy.sharing}" with {form}' if view.outdated else 'sharing = "turns"'
+    wanted = f'sharing = "{view.policy.sharing}" with {view.form}' if view.outdated else 'sharing = "turns"'
     count, have = ("1 process", "has") if len(state.clients) == 1 else (f"{len(state.clients)} processes", "have")
     until = f"until {count} of {'1 user' if len(users) == 1 else f'{len(users)} users'} {have} ended"
     rules = [view.rules(uid) for uid in users]
@@ -147,7 +145,7 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
     """A user who waits longer than the policy says while nothing explains it: never healthy. ``left``: when the last
     turn ended."""
     waiting = view.waiting()
-    if view.template and not view.control_alive:
+    if view.elsewhere:
         return None
     if view.together:
         late = view.policy.hang_server_ready + view.policy.hang_control + WAIT_SLACK

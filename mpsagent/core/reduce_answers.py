@@ -63,8 +63,9 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
         if pid not in state.servers and pid not in event.known_before:
             server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at, confirmed=True)
             state = replace(put(state, server), ended=without(state.ended, pid))
-        elif pid in state.servers and (not state.servers[pid].confirmed or state.servers[pid].uid != uid):
-            state = put(state, replace(state.servers[pid], confirmed=True, uid=uid))
+        elif (known := state.servers.get(pid)) is not None and (not known.confirmed or known.uid != uid):
+            early = uid == 0 and known.status is Status.INITIALIZING  # it begins as root, and becomes its user then
+            state = put(state, replace(known, confirmed=True, uid=known.uid if early else uid))
     return _confirmed(replace(state, listed_at=event.at))
 
 

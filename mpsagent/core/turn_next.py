@@ -53,9 +53,8 @@ def _renew(m: Moment) -> float | None:
     view, control = m.view, m.view.state.control
     if control is None or view.state.held.handing or view.passed_untouched:
         return None
-    form = "one server for all users" if view.policy.multiuser else "a server for each turn"
-    then = "a control daemon for each user" if view.template else f"{form}: a new control daemon is started"
-    reason = f"nothing works, and the policy wants {then}"
+    then = ": a new control daemon is started" if view.wanted else ""
+    reason = f"nothing works, and the policy wants {view.form}{then}"
     return m.quit(control, QUIT_TIMEOUT, reason, view.instance_rule("sharing"))
 
 

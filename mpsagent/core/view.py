@@ -120,9 +120,21 @@ class View:
         return self.policy.sharing == "apart" and self.policy.user is None
 
     @property
+    def elsewhere(self) -> bool:
+        """Who is held here waits for a control daemon of the user's own."""
+        return self.template and not self.control_alive
+
+    @property
+    def form(self) -> str:
+        """What the policy wants users to have, in words."""
+        if self.template:
+            return "a control daemon for each user"
+        return "one server for all users" if self.policy.multiuser else "a server for each turn"
+
+    @property
     def sharing(self) -> str:
         """How users share now: a changed policy may wait for those at work."""
-        if self.policy.user is not None or (self.template and not self.control_alive):
+        if self.policy.user is not None or self.elsewhere:
             return "apart"
         return "together" if self.together else "turns"
 

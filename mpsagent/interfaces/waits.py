@@ -117,7 +117,7 @@ def _everybody(view: View, now: float) -> Why | None:
         return Why("failed", f"is turned away: {view.given_up}")
     if state.drain is not None:
         return Why("drain", "maintenance (drain): nothing new is let in")
-    if view.sharing == "apart" and view.template:
+    if view.elsewhere:
         return Why("apart", state.apart_held or "a control daemon of this user's own is being started")
     if control is None or not control.proven:
         return Why("control", "the control daemon does not run")

@@ -66,7 +66,7 @@ def test_until_when_the_old_way_holds_says_one_as_one() -> None:
         rules = SimpleNamespace(switch_after=5.0, switch_grace=1.0, has_to_leave=True)
         view: Any = SimpleNamespace(
             state=SimpleNamespace(users=lambda users=users: users, clients=range(count)), suspended=(), together=False,
-            outdated=True, policy=SimpleNamespace(multiuser=True, sharing="together"), template=False,
+            outdated=True, policy=SimpleNamespace(sharing="together"), form="one server for all users",
             rules=lambda uid, rules=rules: rules,
         )  # fmt: skip
         assert said in str(_old_sharing(view))

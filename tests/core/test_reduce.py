@@ -176,6 +176,15 @@ def test_what_a_log_said_before_the_gate_did_counts() -> None:
     assert passed(old).clients[200].said_left is None  # an earlier process of that pid
 
 
+def test_a_server_that_is_just_starting_is_not_root_s_because_it_still_runs_as_root() -> None:
+    """Its own first moments: seen as user 0 until the next list, long after it served its user."""
+    starting = apply(daemon(), ev.ServerStarting(1, 100, 1001))
+    listed = inp.ServersListed(1.1, {100: 0}, frozenset({100}))
+    assert apply(starting, listed).servers[100].uid == 1001
+    ready = apply(starting, ev.ServerReady(2, 100))
+    assert apply(ready, listed).servers[100].uid == 0, "the kernel counts, not the log"
+
+
 def test_leaving_is_a_hint_until_mps_says_so() -> None:
     state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 1))
     state = apply(state, ev.ClientDisconnected(3, 100, 200))
@@ -236,6 +245,7 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "start": st.sampled_from([None, 1, 2]), "silent": st.booleans(),
     "stopped": st.frozensets(_SMALL, max_size=2), "idle_since": st.dictionaries(_SMALL, st.floats(0, 9), max_size=2),
     "lifts": st.dictionaries(_SMALL, st.builds(inp.Lifts), max_size=2),
+    "seen": st.dictionaries(_SMALL, st.builds(inp.Seen, *[_SMALL] * 4), max_size=2),
     "memory": st.dictionaries(_SMALL, st.just({"GPU-0": 1 << 20}), max_size=2),
 }  # fmt: skip
 _KINDS = [*KINDS, *get_args(inp.GateInput), *get_args(inp.KernelInput), *get_args(inp.AnswerInput)]
