@@ -210,7 +210,7 @@ X   Known                Client termination failed with <any>.
 09  Known                Volta MPS: Creating server context on device <n>
 09  ClientUnnamed        Volta MPS: Client disconnected. <any>
 09  ClientUnnamed        Volta MPS: Client process disconnected
-09  Known                Volta MPS: Device <any> (uuid <any>) is associated
+09  Known                Volta MPS: Device <any> (uuid <id>) is associated
 09  ContextConnected     New client <pid> connected
 09  ClientDisconnected   Client <pid> disconnected
 05  Known                Device (uuid <any>) is invisible to this MPS server.
@@ -264,7 +264,7 @@ _PLACES: dict[str, tuple[str, str, Callable[[str], float | str]]] = {
     "uuid": ("text", r"[A-Za-z0-9/-]{1,80}", str),
     "text": ("text", r".{0,4096}", lambda text: text[:SHOWN]),
 }
-_ANY = {"<n>": r"-?\d{1,20}", "<any>": r".{0,4096}"}
+_ANY = {"<n>": r"-?\d{1,20}", "<id>": r"[A-Za-z0-9/-]{1,80}", "<any>": r".{0,4096}"}
 
 
 class Row:
