@@ -8,13 +8,14 @@ while the instance has failed: these get their CUDA error at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
+from typing import NamedTuple
 
 from mpsagent.core import actions as act
 from mpsagent.core import over
-from mpsagent.core.model import CLIENTS_PER_SERVER
+from mpsagent.core.model import CLIENTS_PER_SERVER, Status, user_text
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
@@ -32,6 +33,16 @@ OF_ALL = 0.75
 """The part of a shared server's places that one user may have unless the policy says otherwise."""
 AGAIN = 0.2
 """Seconds until the gate is told again what it did not read."""
+
+
+class Why(NamedTuple):
+    """Why a user is held: ``reason``, a word for programs; ``text``, for people. ``known``: processes that have passed
+    may have further contexts; ``until``: it is over by itself then."""
+
+    reason: str
+    text: str
+    known: bool = False
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +69,55 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if now < memory.again_at:
         return Decision(memory, wake=memory.again_at)
     todo: list[act.Action] = []
-    wanted, number = admissions(view, now), memory.number
+    held = tuple(holds(view, now))
+    wanted, number = _admissions(view, held), memory.number
     if wanted != memory.sent:
         number += 1
         names = ", ".join(str(one.uid) for one in wanted.users) or "none"
-        reason = f"admitted users: {names}" if wanted.open else "everybody is held"
+        reason = f"admitted users: {names}" if wanted.open else f"everybody is held: {held[0].text}"
         todo.append(act.SetAdmissions(number=number, admissions=wanted, reason=reason, rule=RULE))
     refused, turned_away = _refusals(view, memory.refused)
     released, leaving, wake = _releases(view, memory.released, now)
     fresh = replace(memory, number=number, sent=wanted, refused=refused, released=released)
-    wakes = [at for at in (wake, view.pause_until, view.faulted(now)[1]) if at is not None and at > now]
+    wakes = [at for at in (wake, *(one.until for one in held)) if at is not None and at > now]
     return Decision(
         fresh if fresh != memory else memory, (*todo, *turned_away, *leaving), wake=min(wakes, default=None)
     )
+
+
+def holds(view: View, now: float) -> Iterator[Why]:
+    """What holds all users alike, in the order in which it is told to who waits."""
+    state, control, fault = view.state, view.state.control, view.faulted(now)
+    if state.gate is not None and not state.gate.synced:
+        yield Why("gate", "the gate is still telling what it holds")
+    if view.given_up is not None:
+        yield Why("failed", f"is turned away: {view.given_up}")
+    if state.drain is not None:
+        yield Why("drain", "maintenance (drain): nothing new is let in", known=True)
+    if view.elsewhere:
+        yield Why("apart", state.apart_held or "a control daemon of this user's own is being started")
+    if control is None or not control.proven:
+        yield Why("control", "the control daemon does not run")
+    elif control.quitting is not None or view.retiring:
+        yield Why("control", "the control daemon is quitting")
+    if fault[0]:
+        server = next((one.pid for one in state.servers.values() if one.status is Status.FAULT), None)
+        what = "a server is only just out of its FAULT" if server is None else f"server {server} is in FAULT"
+        yield Why("fault", what, until=fault[1])
+    for one in state.servers.values():
+        if (order := one.shutdown) is not None:
+            by = "root" if order.by == 0 else user_text(state, order.by)
+            yield Why("server", f"server {one.pid} is being shut down, as {by} ordered", known=not order.force)
+    if view.pause_until is not None and now < view.pause_until:
+        failure = state.start_failure
+        said = f": {failure.reason}" if failure is not None and failure.reason else ""
+        yield Why("starts", f"MPS's servers do not start{said}", until=view.pause_until)
 
 
 def _admitted(view: View) -> list[int]:
     """The users who may pass: whose turn it is; or, together, all who work or wait. Each has to be identified."""
     state, turn = view.state, view.turn
     users: Iterable[int] = ()
-    if view.retiring:
-        return []
     if view.together:
         users = dict.fromkeys((*state.users(), *state.held.users()))
     elif turn is not None and turn.let_in:
@@ -86,18 +125,12 @@ def _admitted(view: View) -> list[int]:
     return list(islice((uid for uid in users if view.identified(uid) and not view.denied(uid)), MOST_USERS))
 
 
-def admissions(view: View, now: float) -> act.Admissions:
+def _admissions(view: View, held: Sequence[Why]) -> act.Admissions:
     """The table that follows from the state."""
-    state = view.state
-    fail_safe = view.fail_safe()
-    devices = tuple(device.ordinal for device in state.devices)
-    control = state.control
-    able = view.control_alive and control is not None and control.quitting is None
-    paused = view.pause_until is not None and now < view.pause_until
-    forced = any(server.shutdown is not None and server.shutdown.force for server in state.to_end())
-    is_open = able and not forced and not view.faulted(now)[0] and not paused and view.given_up is None
+    fail_safe, is_open = view.fail_safe(), all(one.known for one in held)
+    devices = tuple(device.ordinal for device in view.state.devices)
     admitted = _admitted(view) if is_open else []
-    users = tuple(_admission(view, uid) for uid in admitted)
+    users = tuple(_admission(view, uid, known_only=bool(held)) for uid in admitted)
     processes = tuple(islice(_processes(view, admitted), MOST_PROCESSES)) if view.shares else ()
     return act.Admissions(is_open, users, _room(view), fail_safe, devices, view.limits_enforced, processes)
 
@@ -109,13 +142,13 @@ def _processes(view: View, users: list[int]) -> Iterator[tuple[int, int, Limits]
         yield (*held.process, at_most(view.limits_of(held.peer)))
 
 
-def _admission(view: View, uid: int) -> act.Admission:
+def _admission(view: View, uid: int, *, known_only: bool) -> act.Admission:
     rules = view.rules(uid)
     total = rules.total(view.state.devices) if rules.enforce_limits else None
     return act.Admission(
         uid=uid,
         limits=at_most(view.limits(uid)),
-        known_only=view.state.drain is not None or bool(view.state.to_end()),
+        known_only=known_only,
         max_clients=rules.max_clients if rules.enforce_limits else None,
         max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
         named=view.shares,

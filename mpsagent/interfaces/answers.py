@@ -14,9 +14,10 @@ from mpsagent.agent.conditions import Condition
 from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
 from mpsagent.core import usage
+from mpsagent.core.model import user_text
 from mpsagent.core.sentences import named, sentence
 from mpsagent.core.view import View
-from mpsagent.interfaces import accounting, gpus, lease_body, policy_diff, views, waits
+from mpsagent.interfaces import accounting, gpus, lease_body, policy_diff, views
 from mpsagent.interfaces.backend import CursorGone, Json, Problem, no_client
 from mpsagent.interfaces.recent import Recent
 from mpsagent.policy import apart
@@ -369,7 +370,7 @@ def one_line(agent: Agent, conditions: Sequence[Condition]) -> str:
     else:
         count = len(view.state.clients_of_user(view.turn.uid))
         processes = "1 process" if count == 1 else f"{count} processes"
-        text = f"{waits.user_text(view.state, view.turn.uid)} has the GPU with {processes}"
+        text = f"{user_text(view.state, view.turn.uid)} has the GPU with {processes}"
     waiting = len(view.waiting())
     if waiting:
         text += ", 1 user waits" if waiting == 1 else f", {waiting} users wait"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mpsagent.core.model import user_text
 from mpsagent.core.pause_room import unlimited
 from mpsagent.core.view import View
-from mpsagent.interfaces.waits import user_text
 
 MOST_NAMED = 5
 _NOT_KNOWN: Mapping[str, str] = {}

@@ -10,19 +10,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from mpsagent.core import caps, over, pause_room
-from mpsagent.core.model import State, Status
+from mpsagent.core.admission import Why, holds
+from mpsagent.core.model import user_text
 from mpsagent.core.view import SHARED_UID, View
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.mps.units import limit_text
 
 SHOWN_PIDS = 64
-
-
-class Why(NamedTuple):
-    """``reason``: one word for programs; ``text``: for people."""
-
-    reason: str
-    text: str
 
 
 @dataclass(slots=True)
@@ -52,14 +46,6 @@ class _Use(NamedTuple):
 _NEXT = Why("next", "is let in next")
 
 
-def user_text(state: State, uid: int | None) -> str:
-    """``alice``, or ``user 1001`` while the name is not known."""
-    known = state.identities.get(uid) if uid is not None else None
-    if known is not None and known.name is not None:
-        return known.name
-    return "an unknown user" if uid is None else f"user {uid}"
-
-
 def groups(view: View) -> list[Group]:
     """Waiting users, next one first: whose turn it is, then those who wait for theirs, then those who are denied."""
     state = view.state
@@ -86,7 +72,7 @@ def groups(view: View) -> list[Group]:
 
 def reasons(view: View, waiting: Sequence[Group], now: float) -> Iterator[Why]:
     """For each of these, in their order, why it is held at this moment."""
-    everybody, use = _everybody(view, now), _use(view)
+    everybody, use = next(holds(view, now), None), _use(view)
     for group in waiting:
         why = _reason(view, group, everybody, use)
         lifts = [(pid, caps.lifted(view, pid)[1]) for pid in group.pids if pid in view.state.lifts]
@@ -106,39 +92,6 @@ def _use(view: View) -> _Use:
         full = Why("full", f"the server is full: {', '.join([*whose, *others])}")
     users = () if view.sent is None else view.sent[1].users
     return _Use(processes, contexts, {one.uid: one.max_contexts for one in users}, full)
-
-
-def _everybody(view: View, now: float) -> Why | None:
-    """What holds all users alike."""
-    state, control = view.state, view.state.control
-    if state.gate is not None and not state.gate.synced:
-        return Why("gate", "the gate is still telling what it holds")
-    if view.given_up is not None:
-        return Why("failed", f"is turned away: {view.given_up}")
-    if state.drain is not None:
-        return Why("drain", "maintenance (drain): nothing new is let in")
-    if view.elsewhere:
-        return Why("apart", state.apart_held or "a control daemon of this user's own is being started")
-    if control is None or not control.proven:
-        return Why("control", "the control daemon does not run")
-    if control.quitting is not None or view.retiring:
-        return Why("control", "the control daemon is quitting")
-    if view.faulted(now)[0]:
-        faulted = [str(one.pid) for one in state.servers.values() if one.status is Status.FAULT]
-        what = f"server {faulted[0]} is in FAULT" if faulted else "a server is only just out of its FAULT"
-        return Why("fault", what)
-    for server in state.to_end():
-        if server.shutdown is not None:
-            return Why("server", f"server {server.pid} is being shut down, as {_by(state, server.shutdown.by)} ordered")
-    if view.pause_until is not None and now < view.pause_until:
-        failure = state.start_failure
-        said = f": {failure.reason}" if failure is not None and failure.reason else ""
-        return Why("starts", f"MPS's servers do not start{said}")
-    return None
-
-
-def _by(state: State, uid: int) -> str:
-    return "root" if uid == 0 else user_text(state, uid)
 
 
 def _reason(view: View, group: Group, everybody: Why | None, use: _Use) -> Why:
@@ -216,7 +169,7 @@ def expected_turns(view: View, waiting: Sequence[Group], now: float) -> dict[int
     leave. No bound is given while something else than a turn holds users, nor where users may overtake others.
     """
     turn, at = view.turn, now
-    if view.together or view.ranked or _everybody(view, now) is not None:
+    if view.together or view.ranked or next(holds(view, now), None) is not None:
         return {}
     if turn is not None:
         end = pause_room.ends(view, turn)
