@@ -8,7 +8,7 @@ import time
 
 from tests.agent.stage import A, B, Stage
 
-POLICY = '[limits]\nthreads = 10\nmemory = "2G"\n[hang]\ncontrol = "8s"\n'
+POLICY = '[limits]\nthreads = 10\nmemory = "2G"\n[hang]\ncontrol = "5s"\n'
 
 
 def test_a_server_that_serves_is_not_killed_because_the_agents_question_is_late(stage: Stage) -> None:
@@ -28,8 +28,8 @@ def test_a_server_that_serves_is_not_killed_because_the_agents_question_is_late(
         hidden = f"{stage.hidden()}/control_privileged"
         subprocess.run([*enter, "mount", "--bind", str(stage.place / "deaf"), hidden], check=True)
         mark, began = agent.mark(), time.monotonic()
-        for number in range(5):  # 8 s for the question, then 2 s from SIGCONT to SIGKILL
-            time.sleep(max(0.0, began + 4 * number - time.monotonic()))
+        for number in range(4):  # 5 s for the question, then 2 s from SIGCONT to SIGKILL
+            time.sleep(max(0.0, began + 3 * number - time.monotonic()))
             assert stage.client(B).ended() == 0, stage.last_words()
         assert worker.rc is None, worker.text()
         assert any("does not answer" in str(one) or "did not answer" in str(one) for one in agent.news()[mark:])

@@ -102,9 +102,9 @@ def test_a_lower_total_at_a_reload_lets_in_nobody_until_enough_have_ended() -> N
     assert stage.working(late)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @both
-def test_with_500_clients_the_sum_is_never_over(seed: int, together: bool) -> None:
+def test_with_200_clients_the_sum_is_never_over(seed: int, together: bool) -> None:
     stage, draw = Stage(TEXT, together=together).up(), random.Random(seed)
     totals = {uid: stage.policy.rules(stage.identities[uid]).total(stage.core.state.devices) for uid in USERS}  # type: ignore[union-attr]
 
@@ -114,11 +114,11 @@ def test_with_500_clients_the_sum_is_never_over(seed: int, together: bool) -> No
             assert isinstance(total, Total)
             assert not used or total.fits(used[1:], used[0]), (uid, used)
 
-    for _ in range(500):
+    for _ in range(200):
         proc = stage.client(draw.choice(USERS), contexts=draw.choice([1, 1, 3]))
         stage.after(draw.uniform(0.1, 3.0), lambda proc=proc: stage.ends(proc))  # type: ignore[misc]
         stage.run(draw.choice([0.0, 0.001, 0.05, 0.2]))
         check()
     stage.run(300)
     assert not stage.procs
-    assert len({one.pid for one in stage.gate.given}) > (100 if together else 40)
+    assert len({one.pid for one in stage.gate.given}) > (40 if together else 16)
