@@ -3,7 +3,7 @@
 A row has the recording that shows the line (``X``: a conformance scenario; ``lib``: not watched, it only stands in the
 programs of 470 to 580), what it means, and its text after the head. In the text ``<pid>`` and the like stand for a
 field of :class:`Line`, ``<n>`` for a number and ``<any>`` for text that nothing is made of; the rest is as MPS writes
-it, oddities (``recevie``, ``trigging``, ``Context:`` without ID) included. A line that changes nothing is Known, so
+it, oddities (``recevie``, ``trigging``, ``Context:`` without ID) included. A line that changes nothing is Harmless, so
 that one that no row has stands out as Unknown. Drivers before 550 leave the client's pid out of most lines.
 """
 
@@ -59,7 +59,7 @@ _new = tuple.__new__  # quicker than Line(...)
 
 # --- of either log ----------------------------------------------------------------------------------------------------
 
-Known = What("text", "changes nothing: start-up, worker threads, connections of an unknown kind, a client's own words")
+Harmless = What("text", "changes nothing: start-up, worker threads, odd connections, a client's own words")
 Unknown = What("source text", "no row has it: counted and shown, never acted upon")
 
 # --- of control.log ---------------------------------------------------------------------------------------------------
@@ -123,29 +123,29 @@ _CONTROL = """
 01  ClientQueued         NEW CLIENT <pid> from user <uid>: Server is not ready, push client to pending list
 01  ServerReady          NEW SERVER <server>: Ready
 01  ShutdownRefused      Server <server> has <n> active worker threads. Server will not shutdown.
-01  ServerExited         Server <server> exited with status <number>
+01  ServerExited         Server <server> exited with status <-number>
 01  ShutdownTried        Try shutting down server <server>, backoff is <any>
-01  Known                Control will try shutting down server <n> again in at most <n>ms
+01  Harmless             Control will try shutting down server <n> again in at most <n>ms
 01  ServerStarting       Starting new server <server> for user <uid>
 01  ShutdownForced       Force shutting down server <server>
 01  ControlStarted       Starting control daemon using socket <text>
-01  Known                To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=<any>
+01  Harmless             To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY=<any>
 01  ControlVersion       CUDA MPS Control binary version: <number>
 01  QuitIssued           quit command issued with timeout of <number>
-01  ControlExited        Exit with status <number>
-02  Known                Using log directory: <any>
+01  ControlExited        Exit with status <-number>
+02  Harmless             Using log directory: <any>
 09  SharedMemoryRemoved  Removed Shm file at <text>
 lib ServerFailed         Failed to start server using uid <n>. <text>
-09  Known                Start
-09  Known                Server encountered a fatal exception. Shutting down
-lib Known                NEW SERVER <n>: Ignoring <any>
-lib Known                NEW DEBUGGEE <n> from user <n>
-lib Known                Unknown type of connection
-lib Known                Unable to accept priviliged connection from other user
-lib Known                Warning: Failed writing log files to directory [<any>]. No logs will be available.
-lib Known                Failed to create control pid file <any>
-lib Known                CUDA MPS log recorder error
-lib Known                Internal error<any>
+09  Harmless             Start
+09  Harmless             Server encountered a fatal exception. Shutting down
+lib Harmless             NEW SERVER <n>: Ignoring <any>
+lib Harmless             NEW DEBUGGEE <n> from user <n>
+lib Harmless             Unknown type of connection
+lib Harmless             Unable to accept priviliged connection from other user
+lib Harmless             Warning: Failed writing log files to directory [<any>]. No logs will be available.
+lib Harmless             Failed to create control pid file <any>
+lib Harmless             CUDA MPS log recorder error
+lib Harmless             Internal error<any>
 """
 # `Failed to start server …` is said by the child that was to become the server (550 and later).
 
@@ -153,112 +153,113 @@ _SERVER = """
 01  ContextConnected     Client {PID: <-pid>, Context ID: <context>} connected
 01  ContextExiting       Client {PID: <-pid>, Context ID: <context>} exiting. <any>active client contexts is <n>.
 01  ClientDisconnected   Client process <pid> disconnected
-X   Known                Client termination request failed: There is no active client context found for process <n>.
-X   Known                Client termination failed with <any>.
-01  Known                Client termination succeeded.
-02  Known                Client {PID: <n>, Context ID: <n>} on device <n> to be torn down
-02  Known                Client {PID: <n>, Context ID: <n>} on the error-trigging process <n> to be torn down
-02  Known                Client {PID: <n>, Context: <n>} encountered a fatal GPU error.
-03  Known                Client Priority set to <n>
-01  Known                Creating worker thread for client {PID: <n>, Context ID: <n>}
-01  Known                Creating server context on device <n> (<any>)
-01  Known                Created anonymous shared memory region <any>
-01  Known                Connecting to control daemon on socket: <any>
+X   Harmless             Client termination request failed: There is no active client context found for process <n>.
+X   Harmless             Client termination failed with <any>.
+01  Harmless             Client termination succeeded.
+02  Harmless             Client {PID: <n>, Context ID: <n>} on device <n> to be torn down
+02  Harmless             Client {PID: <n>, Context ID: <n>} on the error-trigging process <n> to be torn down
+02  Harmless             Client {PID: <n>, Context: <n>} encountered a fatal GPU error.
+03  Harmless             Client Priority set to <n>
+01  Harmless             Creating worker thread for client {PID: <n>, Context ID: <n>}
+01  Harmless             Creating server context on device <n> (<any>)
+01  Harmless             Created anonymous shared memory region <any>
+01  Harmless             Connecting to control daemon on socket: <any>
 02  ContextDestroyed     Destroy server context on device <device><any>
 01  DeviceAssociated     Device <any> (uuid <uuid>) is associated
 01  MemorySet            Device pinned memory limit for device <device> set to <size> bytes
 01  ThreadsSet           Active Threads Percentage set to <percent>
-01  Known                Received new client request for {PID: <n>, Context ID: <n>}
-03  Known                Received device query command. There are <n> devices
-01  Known                Server failed to recevie command with status <n>, assuming client <any> exit
-02  Known                Server teardown in progress. Refusing to accept new client {PID: <n>, Context ID: <n>}
+01  Harmless             Received new client request for {PID: <n>, Context ID: <n>}
+03  Harmless             Received device query command. There are <n> devices
+01  Harmless             Server failed to recevie command with status <n>, assuming client <any> exit
+02  Harmless             Server teardown in progress. Refusing to accept new client {PID: <n>, Context ID: <n>}
 02  ClientRefused        Failed to accept client {PID: <-pid>, Context ID: <n>} with <text>
 02  ClientsFull          Failed to accept new client. Maximum number of clients (<number>) reached.
-01  Known                Status of client {PID: <n>, Context ID: <n>} is <any>
+01  Harmless             Status of client {PID: <n>, Context ID: <n>} is <any>
 01  TerminationAsked     MPS server requesting client {PID: <pid>, Context ID: <n>} to exit
-01  Known                Server was unable to shutdown due to <n> active clients
-01  Known                Server Priority set to <n>
-02  Known                All clients belonging to error trigging process <n> will be torn down
-01  Known                CUDA MPS Server for Linux/Unix. Binary version: <n>
+01  Harmless             Server was unable to shutdown due to <n> active clients
+01  Harmless             Server Priority set to <n>
+02  Harmless             All clients belonging to error trigging process <n> will be torn down
+01  Harmless             CUDA MPS Server for Linux/Unix. Binary version: <n>
 01  DriverNamed          Display Driver version: <number><any>
-02  Known                Using log directory: <any>
+02  Harmless             Using log directory: <any>
 01  ServerStartup        Startup
 01  ServerStopping       Exiting
 01  ServerStopping       Waiting for current clients to finish
 02  FaultStarted         Server is handling a fatal GPU error.
 01  ServerStuck          User did not send valid credentials
-01  Known                Server has been notified to shutdown
+01  Harmless             Server has been notified to shutdown
 01  ServerStarted        Server has started
-01  Known                Initializing server process
-09  Known                Driver initialization failed with: <any>
+01  Harmless             Initializing server process
+09  Harmless             Driver initialization failed with: <any>
 09  ServerFailed         Failed to start : <text>
 09  ServerFailed         MPS server failed to start : <text>
 09  ServerFailed         MPS server failed to start
-09  Known                MPS is only supported on <any>
+09  Harmless             MPS is only supported on <any>
 09  ServerStartup        Start
 09  ServerStarted        MPS Server is started
-09  Known                MPS Server connecting to control daemon on socket: <any>
+09  Harmless             MPS Server connecting to control daemon on socket: <any>
 09  ClientUnnamed        MPS Server: worker created
 09  ThreadsSet           activeThreadsPercentage set to <percent>
 09  ClientUnnamed        Received new client request
 09  ClientUnnamed        Receive command failed, assuming client exit
 09  ClientUnnamed        Worker created
 09  ClientUnnamed        Creating worker thread
-09  Known                Created named shared memory region <any>
+09  Harmless             Created named shared memory region <any>
 09  ClientUnnamed        Volta MPS Server: Received new client request
 09  ClientUnnamed        Volta MPS: Creating worker thread
-09  Known                Volta MPS: Creating server context on device <n>
+09  Harmless             Volta MPS: Creating server context on device <n>
 09  ClientUnnamed        Volta MPS: Client disconnected. <any>
 09  ClientUnnamed        Volta MPS: Client process disconnected
-09  Known                Volta MPS: Device <any> (uuid <id>) is associated
+09  Harmless             Volta MPS: Device <any> (uuid <id>) is associated
 09  ContextConnected     New client <pid> connected
 09  ClientDisconnected   Client <pid> disconnected
-05  Known                Device (uuid <any>) is invisible to this MPS server.
-08  Known                Failed to send credentials to server
+05  Harmless             Device (uuid <any>) is invisible to this MPS server.
+08  Harmless             Failed to send credentials to server
 lib ClientUnnamed        Client disconnected. <any>
 lib ClientUnnamed        Client process disconnected
 lib ClientUnnamed        MPS Server: Received new client request
 lib ClientsFull          Volta MPS: Failed to accept new client. Maximum number of clients (<number>) reached.
-lib Known                Client {<n>, <n>} exit
-lib Known                Client process <n> encountered a fatal GPU error.
-lib Known                Client termination command is only supported on Volta or higher GPUs.
-lib Known                Clients snapshot command is only supported on Volta or higher GPUs.
-lib Known                Client Priority Override is only supported on Volta or higher GPUs.
-lib Known                Command handle failed
-lib Known                Device (uuid <any>) is not supported by this MPS server
-lib Known                Device pinned memory limit <any> command is only supported on Volta or higher GPUs
-lib Known                Failed to accept new client. Reached maximum number of device connections.
-lib Known                Failed to allocate shared memory region in /dev/shm.
-lib Known                Failed to connect to control daemon on socket: <any>
-lib Known                Failed to create worker
-lib Known                Failed to create/open SHM segment.
-lib Known                Failed to send credentials to control daemon: <any>
-lib Known                Failed to terminate client {<n>, <n>}.
-lib Known                Forcefully terminating client <n>
-lib Known                Internal error when allocating <n> bytes
-lib Known                MPS Server failed to create/open SHM segment.
-lib Known                MPS Server forcefully terminating client <n>
-lib Known                MPS Server: Failed to create worker
-lib Known                MPS server is tearing down, client creation denied
-lib Known                Pre-Volta device (uuid <any>) is filtered out by this Volta MPS server.
-lib Known                Reply command failed
-lib Known                Server enters tearing down state
-lib Known                Server was unable to shutdown due to <n> active workers threads
-lib Known                Server will wait <n>ms before connecting to the control daemon
-lib Known                Status of client {<n>, <n>} is <any>
-lib Known                Teardown in progress, client creation denied
-lib Known                There is no active context bound to <n>
-lib Known                Volta MPS: Destroy server context on device <n>
-lib Known                Volta MPS: Device (uuid <any>) is not supported by this MPS server
-lib Known                Volta MPS: Failed to accept new client. Reached maximum number of device connections.
-lib Known                Warning: File descriptor limit may be set too low, consider increasing it<any>
+lib Harmless             Client {<n>, <n>} exit
+lib Harmless             Client process <n> encountered a fatal GPU error.
+lib Harmless             Client termination command is only supported on Volta or higher GPUs.
+lib Harmless             Clients snapshot command is only supported on Volta or higher GPUs.
+lib Harmless             Client Priority Override is only supported on Volta or higher GPUs.
+lib Harmless             Command handle failed
+lib Harmless             Device (uuid <any>) is not supported by this MPS server
+lib Harmless             Device pinned memory limit <any> command is only supported on Volta or higher GPUs
+lib Harmless             Failed to accept new client. Reached maximum number of device connections.
+lib Harmless             Failed to allocate shared memory region in /dev/shm.
+lib Harmless             Failed to connect to control daemon on socket: <any>
+lib Harmless             Failed to create worker
+lib Harmless             Failed to create/open SHM segment.
+lib Harmless             Failed to send credentials to control daemon: <any>
+lib Harmless             Failed to terminate client {<n>, <n>}.
+lib Harmless             Forcefully terminating client <n>
+lib Harmless             Internal error when allocating <n> bytes
+lib Harmless             MPS Server failed to create/open SHM segment.
+lib Harmless             MPS Server forcefully terminating client <n>
+lib Harmless             MPS Server: Failed to create worker
+lib Harmless             MPS server is tearing down, client creation denied
+lib Harmless             Pre-Volta device (uuid <any>) is filtered out by this Volta MPS server.
+lib Harmless             Reply command failed
+lib Harmless             Server enters tearing down state
+lib Harmless             Server was unable to shutdown due to <n> active workers threads
+lib Harmless             Server will wait <n>ms before connecting to the control daemon
+lib Harmless             Status of client {<n>, <n>} is <any>
+lib Harmless             Teardown in progress, client creation denied
+lib Harmless             There is no active context bound to <n>
+lib Harmless             Volta MPS: Destroy server context on device <n>
+lib Harmless             Volta MPS: Device (uuid <any>) is not supported by this MPS server
+lib Harmless             Volta MPS: Failed to accept new client. Reached maximum number of device connections.
+lib Harmless             Warning: File descriptor limit may be set too low, consider increasing it<any>
 """
 
 _PLACES: dict[str, tuple[str, str, Callable[[str], float | str]]] = {
     "pid": ("pid", r"\d{1,10}", int),
     "-pid": ("pid", r"-?\d{1,10}", int),
     **{name: (name, r"\d{1,10}", int) for name in ("server", "uid", "context", "device")},
-    "number": ("number", r"-?\d{1,10}", int),
+    "number": ("number", r"\d{1,10}", int),
+    "-number": ("number", r"-?\d{1,10}", int),
     "size": ("size", r"0x[0-9a-f]{1,16}", lambda text: int(text, 16)),
     "percent": ("percent", r"\d{1,3}(?:\.\d{1,6})?", float),
     "uuid": ("text", r"[A-Za-z0-9/-]{1,80}", str),
@@ -285,8 +286,8 @@ class Row:
 
     def line(self, at: float, head: int, found: re.Match[str]) -> Line:
         """``head``: the process that wrote it."""
-        if self.what is Known:
-            return Known.said(at, found[0][:SHOWN])
+        if self.what is Harmless:
+            return Harmless.said(at, found[0][:SHOWN])
         values: list[Any] = [at, self.what, 0, 0, 0, 0, 0, 0, 0, 0.0, "", ""]
         if self._head is not None:
             values[self._head] = head
@@ -304,5 +305,5 @@ def _by_word(table: str) -> dict[str, list[Row]]:
 
 
 CONTROL, SERVER = _by_word(_CONTROL), _by_word(_SERVER)
-SERVER_LOG = {FaultDevice, FaultClient} | {row.what for rows in SERVER.values() for row in rows} - {Known}
+SERVER_LOG = {FaultDevice, FaultClient} | {row.what for rows in SERVER.values() for row in rows} - {Harmless}
 """What only server.log says."""

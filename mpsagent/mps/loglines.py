@@ -130,7 +130,7 @@ class LogParser:
         if self.ours is not None and not self._is_ours(self.ours, pid, message == "Startup"):
             return None
         if who == "Client":
-            return ev.Known.said(at, message[:SHOWN])
+            return ev.Harmless.said(at, message[:SHOWN])
         return self._server(at, pid, message)
 
     def _starts(self, pid: int, message: str) -> bool:
@@ -223,5 +223,5 @@ class LogParser:
             if len(self._listing) >= 64:
                 self._listing.clear()
             self._listing[pid] = ev.FaultDevice if message == _DEVICES_FOLLOW else ev.FaultClient
-            return ev.Known.said(at, message)
+            return ev.Harmless.said(at, message)
         return ev.Unknown(at, self._source, message[:SHOWN])

@@ -114,7 +114,7 @@ def test_the_list_of_a_fault_ends_with_its_first_other_line() -> None:
         SERVER_HEAD + b"988",
     ]
     found = LogParser("server", UTC).feed(b"\n".join(data) + b"\n")
-    assert [(e.what, e.pid, e.text) for e in found if e.what is not ev.Known] == [
+    assert [(e.what, e.pid, e.text) for e in found if e.what is not ev.Harmless] == [
         (ev.FaultDevice, 0, ""),
         (ev.FaultClient, 976, ""),
         (ev.Unknown, 0, "977"),

@@ -50,7 +50,7 @@ def test_why_a_server_failed() -> None:
 def test_the_daemon_gives_up() -> None:
     assert parse("Control 1] Removed Shm file at ")[0].text == ""
     assert parse("Control 1] Removed Shm file at /dev/shm/cuda.shm.0.52.1")[0].text == "/dev/shm/cuda.shm.0.52.1"
-    assert parse("Control 1] Server encountered a fatal exception. Shutting down")[0].what is ev.Known
+    assert parse("Control 1] Server encountered a fatal exception. Shutting down")[0].what is ev.Harmless
 
 
 def test_threads_and_start_of_460() -> None:
@@ -71,7 +71,7 @@ def test_heads_of_other_writers() -> None:
     (event,) = parse("Legacy Server  812] Server has started", source="server")
     assert event == ev.ServerStarted(event.at, 812)
     (event,) = parse("Client  3675] Server has started", source="server")
-    assert event == ev.Known(event.at, "Server has started"), "a client says nothing about the server"
+    assert event == ev.Harmless(event.at, "Server has started"), "a client says nothing about the server"
     assert parse("Client  3675] NEW SERVER 1: Ready", source="control")[0].what is ev.Unknown
 
 
@@ -88,7 +88,7 @@ def test_heads_of_other_writers() -> None:
     ],
 )
 def test_lines_of_the_daemon_that_change_nothing(line: str) -> None:
-    assert parse(f"Control 1] {line}", source="control")[0].what is ev.Known
+    assert parse(f"Control 1] {line}", source="control")[0].what is ev.Harmless
 
 
 def test_a_forged_answer_is_no_failure() -> None:
