@@ -27,14 +27,8 @@ from campaigns.begin import Broken, parser, place
 from tests.conformance.backends import Backend
 
 HELLO, CREDENTIALS, PASSED = b"OUTBHELL\0", b"OUTBCRED\0", b"OUTBCUFD\0"
-CLIENT, FRONT_END = b"\2\0\0\0", b"\4\0\0\0"
 SO_PASSCRED, SCM_CREDENTIALS = 16, 2
 MARK = "MPS_QUESTIONS"
-CAP_SYS_ADMIN = 21
-
-
-class Cut(Exception):
-    """The relay drops this connection here, both sides at once, as if it had died."""
 
 
 # --- the relay --------------------------------------------------------------------------------------------------------
@@ -60,8 +54,8 @@ class Relay:
     """Listens in `public`, forwards to `real`. `hook(step, connection)` is called in the connection's own thread at
     `asked`, `answered` (descriptor held, not yet passed), `passed`, `acknowledged`."""
 
-    def __init__(self, public: Path, real: Path, hook: Hook | None = None, *, own_pid: bool = False) -> None:
-        self.public, self.real, self.hook, self.own_pid = public, real, hook, own_pid
+    def __init__(self, public: Path, real: Path, hook: Hook | None = None) -> None:
+        self.public, self.real, self.hook = public, real, hook
         self.connections: list[Connection] = []
         self.lost: list[str] = []
         self.one_at_a_time = threading.Lock()
@@ -92,7 +86,7 @@ class Relay:
         with client:
             try:
                 self._serve(client)
-            except (OSError, Cut) as error:
+            except OSError as error:
                 self.lost.append(f"{type(error).__name__}: {error}")
 
     def _serve(self, client: socket.socket) -> None:
@@ -115,8 +109,7 @@ class Relay:
         daemon.settimeout(60)
         daemon.connect(str(self.real / "control"))
         daemon.recv(64)
-        sender = os.getpid() if self.own_pid else one.pid
-        claim = [(socket.SOL_SOCKET, SCM_CREDENTIALS, struct.pack("iII", sender, one.uid, one.gid))]
+        claim = [(socket.SOL_SOCKET, SCM_CREDENTIALS, struct.pack("iII", one.pid, one.uid, one.gid))]
         daemon.sendmsg([CREDENTIALS], claim)
         daemon.sendmsg([one.kind], claim)
         self._step("sent", one)
@@ -176,13 +169,6 @@ class Output:
             if ended or time.monotonic() > end:
                 return None
             time.sleep(0.002)
-
-    def line(self) -> None:
-        """Let a client in mode `steps` go on."""
-        if self.process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self.process.stdin.write(b"\n")
-                self.process.stdin.flush()
 
     def ended(self, timeout: float = 20.0) -> int | None:
         with contextlib.suppress(subprocess.TimeoutExpired):

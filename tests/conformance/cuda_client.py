@@ -16,7 +16,6 @@
     cuda_client.py contexts N SECONDS   CUDA contexts until there are N or an error comes; then stay; at SIGUSR1 one of
                                         them ends, and another is made
     cuda_client.py leave SECONDS        fork; it ends, and the other one stays with all that was open
-    cuda_client.py steps                cuInit, a context, a second one, the end: a line on standard input before each
 
 `--ignore-term` makes it ignore SIGTERM. The environment variable DEV is the device ordinal (0); with SAY_MPS=1 it also
 says `mps yes` or `mps no`, where the driver can tell.
@@ -363,8 +362,6 @@ def main(arguments):
     if mode == "init":
         until(first)
         return 0
-    if mode == "steps":
-        os.read(0, 1)
     result, device = cuda.device(int(os.environ.get("DEV", "0")))
     if result:
         say("cuDeviceGet %s" % cuda.name(result))
@@ -385,15 +382,6 @@ def main(arguments):
 
     if mode == "query":
         return 0
-    if mode == "steps":
-        os.read(0, 1)
-        result = cuda.another_context(device)
-        say("second ctx %s" % cuda.name(result))
-        multiprocessors = cuda.multiprocessors(device)
-        result, free, total = cuda.memory()
-        say("second sms %d meminfo %s free %d MiB" % (multiprocessors, cuda.name(result), free // MIB))
-        os.read(0, 1)
-        return 12 if result else 0
     if mode == "alloc":
         result = cuda.allocate(int(first * MIB))[0]
         say("cuMemAlloc %.0f MiB: %s" % (first, cuda.name(result)))
