@@ -9,14 +9,12 @@ those.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 _VERSION = re.compile(r"(\d{1,5})(?:\.\d{1,5}){0,3}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Ability:
+class Ability(NamedTuple):
     """``since``: the first driver with which it was seen. ``missing``: the last with which it was tried and is missing
     (0: it was never missing). ``listed``: how ``-h`` names it, where it does."""
 
@@ -54,38 +52,14 @@ def places(driver: int) -> int:
     return 60 if driver >= 590 else 48
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """What this driver's MPS can do. An ability that is not known to be there counts as missing."""
+class Abilities(NamedTuple):
+    """What this driver's MPS can do (names of ``ROWS``). What is not known to be there counts as missing; ``unsure``:
+    this driver was never asked for it, it lies between the last without and the first with it. ``driver``: its branch
+    (535 for 535.261.03); None when it is not known."""
 
     driver: int | None
-    """The driver's branch (535 for 535.261.03); None when it is not known."""
-    memory_limits: bool = False
-    """Default and server memory limits can be set and asked for."""
-    terminate_client: bool = False
-    """A client can be ended without harm to its neighbours."""
-    client_priority: bool = False
-    processes: bool = False
-    """``ps`` lists the clients."""
-    quit_timeout: bool = False
-    """``quit -t N`` waits for clients for N seconds."""
-    server_status: bool = False
-    """``get_server_status`` says ACTIVE or FAULT. Without it a fault is known from server.log alone."""
-    pid_file: bool = False
-    defaults_protected: bool = False
-    """The daemon refuses users who want to set the defaults. Without it only the gate does."""
-    multiuser_server: bool = False
-    """One server for all users (``--multiuser-server``): needed for ``sharing = "together"`` and for shared turns."""
-    device_query: bool = False
-    version_line: bool = False
-    clients_named: bool = False
-    """server.log names the pid of each client. Without it only the gate knows who is served."""
-    unsure: frozenset[str] = frozenset()
-    """Abilities that this driver was never asked for: it lies between the last without and the first with them."""
-
-    def missing(self, *names: str) -> list[str]:
-        """Those of ``names`` that this driver does not have."""
-        return [name for name in names if not getattr(self, name)]
+    has: frozenset[str]
+    unsure: frozenset[str]
 
 
 def of(driver: str | None, help_text: str = "") -> Abilities:
@@ -95,19 +69,15 @@ def of(driver: str | None, help_text: str = "") -> Abilities:
     """
     branch = _branch(driver)
     listed = _listed(help_text)
-    has: dict[str, bool] = {}
-    unsure = set()
+    has, unsure = set(), set()
     for name, row in ROWS.items():
         if listed is not None and row.listed:
-            has[name] = listed(row.listed)
-        elif branch is None:
-            has[name] = False
+            has |= {name} if row.listed in listed else set()
+        elif branch is not None and branch >= row.since:
+            has.add(name)
+        elif branch is None or branch > row.missing:
             unsure.add(name)
-        else:
-            has[name] = branch >= row.since
-            if row.missing < branch < row.since:
-                unsure.add(name)
-    return Abilities(branch, unsure=frozenset(unsure), **has)
+    return Abilities(branch, frozenset(has), frozenset(unsure))
 
 
 def _branch(driver: str | None) -> int | None:
@@ -115,12 +85,8 @@ def _branch(driver: str | None) -> int | None:
     return int(match[1]) if match else None
 
 
-def _listed(help_text: str) -> Callable[[str], bool] | None:
-    """Whether the help names an option or a command; None when it lists none (drivers before 580)."""
+def _listed(help_text: str) -> set[str] | None:
+    """The options and commands that the help names; None when it lists none (drivers before 580)."""
     if "COMMAND" not in help_text:
         return None
-    words = set(re.findall(r"(?m)^ {0,8}(?:-\w,)?(-{0,2}[a-z][a-z_-]*)", help_text))
-    return words.__contains__
-
-
-assert set(ROWS) == {field.name for field in fields(Abilities)} - {"driver", "unsure"}
+    return set(re.findall(r"(?m)^ {0,8}(?:-\w,)?(-{0,2}[a-z][a-z_-]*)", help_text))

@@ -80,7 +80,7 @@ async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
         return ()
     environment = {name: value for name, value in os.environ.items() if name in TAKEN}
     said = await run_program([path, "-h"], {**environment, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE}, deadline=DEADLINE)
-    if said.problem is not None or versions.of(None, said.out).multiuser_server:
+    if said.problem is not None or "multiuser_server" in versions.of(None, said.out).has:
         return ()
     if HELP not in said.out:
         return ()  # it could not run at all

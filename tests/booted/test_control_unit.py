@@ -144,7 +144,7 @@ def test_nvidias_daemons_of_older_drivers(node: Machine, branch: str) -> None:
     state = node.show(UNIT, "ActiveState", "MainPID")
     assert state["ActiveState"] == "active"
     assert re.search(rf"Control +{state['MainPID']}\] Starting control daemon using socket {PIPE}/control", log(node))
-    assert node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() is versions.of(driver.version).pid_file
+    assert node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() is ("pid_file" in versions.of(driver.version).has)
     files = "" if node.path(f"{PIPE}/nvidia-cuda-mps-control.pid").exists() else ", without a pid file"
     node.systemctl("stop", UNIT)
     assert node.show(UNIT, "ActiveState", "Result") == {"ActiveState": "inactive", "Result": "success"}

@@ -21,7 +21,7 @@ def test_it_starts_is_healthy_and_finds_its_daemon_again(stage: Stage, nvidia: D
     agent = stage.with_agent()
     stage.no_problem(agent)
     able = versions.of(nvidia.version)
-    assert (stage.hidden() / "nvidia-cuda-mps-control.pid").exists() is able.pid_file
+    assert (stage.hidden() / "nvidia-cuda-mps-control.pid").exists() is ("pid_file" in able.has)
     assert [one["ok"] for one in stage.records("action.done", action="StartControl")] == [True]
     files = "" if (stage.hidden() / "nvidia-cuda-mps-control.pid").exists() else ", without a pid file"
     saw(nvidia, "start, healthy, one start of the daemon", f"works{files}")
@@ -73,7 +73,7 @@ def test_memory_limits(stage: Stage, nvidia: Driver) -> None:
     """470 has none: who has one by the policy is turned away, and it is said why. Who has none is let in."""
     agent = stage.with_agent(f'[limits]\nmemory = "100%"\n[user.{USER}]\nmemory = "2G"\n')
     waiting = client(nvidia, stage.rig.pipe, USER)
-    if versions.of(nvidia.version).memory_limits:
+    if "memory_limits" in versions.of(nvidia.version).has:
         stage.until(lambda: starts(stage), "it is handed over")
         assert "set_default_device_pinned_mem_limit 0 2G" in log(stage) or "0 2048M" in log(stage)
         assert agent.api.status()["limits"]["unconfirmed"] == []
