@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -205,20 +204,6 @@ def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
     assert holder.rc is None
     holder.kill()
     stage.exact(B, 20)
-
-
-def test_a_public_directory_that_goes_comes_back(stage: Stage) -> None:
-    """A clean-up of /tmp: new programs would run outside MPS; those at work keep their work. It may be back before the
-    agent has looked, so whether it said so is chance."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 600)
-    holder.working()
-    shutil.rmtree(stage.rig.pipe)
-    stage.until(lambda: (stage.rig.pipe / "control").exists(), "it is there again")
-    stage.exact(A, 40)
-    stage.no_problem(agent)
-    assert "CUDA_ERROR" not in holder.text()
-    assert holder.rc is None
 
 
 def test_without_its_logs_it_says_so_and_serves_exactly_all_the_same(stage: Stage) -> None:
