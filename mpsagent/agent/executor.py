@@ -188,8 +188,8 @@ class Executor:
         reply = asking.result()
         if not reply.ok:
             return False, _why(reply)
-        refusal = commands.parse_terminate(reply.out)
-        return refusal is None, refusal.text if refusal else "client termination succeeded"
+        refusal = commands.not_terminated(reply.out)
+        return refusal is None, refusal or "client termination succeeded"
 
     async def _quit(self, action: act.QuitControl) -> tuple[bool, str]:
         deadline = action.timeout + self.policy.hang_quit
@@ -204,7 +204,7 @@ class Executor:
             return True, ""  # it has ended, as it was told to: a restart that goes well is no failure
         if not reply.ok:
             return False, _why(reply)
-        listed = commands.parse_server_list(reply.out)
+        listed = commands.pids(reply.out)
         # Only what was so before and after the question: a server may come or go while it is asked.
         known = before & self._state().servers.keys()
         servers = {pid: uid for pid in listed if (uid := _owner(pid)) is not None}
@@ -236,7 +236,7 @@ class Executor:
         word = commands.parse_status(status)
         if word is not None:
             found.append(inp.ServerStatusSeen(asked, server, word))
-        pids = frozenset(commands.parse_client_list(rest))
+        pids = frozenset(commands.pids(rest))
         others = pids - self._state().clients.keys()
         seen = {pid: one for pid in others if (one := self._look(pid)) is not None}
         found.append(inp.ClientsListed(asked, server, pids, seen))
@@ -354,7 +354,7 @@ def _taken(reply: Reply) -> tuple[bool, str]:
     if not reply.ok:
         return False, _why(reply)
     refusal = commands.refusal(reply.out)
-    return refusal is None, refusal.text if refusal else ""
+    return refusal is None, refusal or ""
 
 
 def _owner(pid: int) -> int | None:
