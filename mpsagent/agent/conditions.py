@@ -100,7 +100,8 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     conditions.set("kept open", what, now, do)
     gate = state.gate
     unknown = "the control daemon greets in a way that is not known" if gate and gate.known_handshake is False else None
-    conditions.set("handshake", unknown, now, "connections are passed on untouched, with the fail-safe limits for all")
+    do = "is the driver another one? clients are passed on untouched, with the fail-safe limits; turns are not kept"
+    conditions.set("handshake", unknown, now, do)
     names = _unidentified(view, now)
     do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
     conditions.set("names", names, now, do)

@@ -12,14 +12,10 @@ MOST_NAMED = 5
 _NOT_KNOWN: Mapping[str, str] = {}
 
 
-def not_guaranteed(
-    view: View, devices_known: bool = True, modes: Mapping[str, str] = _NOT_KNOWN, blind: str | None = None
-) -> list[str]:
-    """One sentence for each promise that does not hold now; empty when all of them hold. ``modes``: compute modes by
-    UUID, of the GPUs where it is known; ``blind``: why NVML says nothing."""
+def not_guaranteed(view: View, devices_known: bool = True, modes: Mapping[str, str] = _NOT_KNOWN) -> list[str]:
+    """One sentence for each promise that does not hold now, and is no condition that says so; empty when all of them
+    hold. ``modes``: compute modes by UUID, of the GPUs where it is known."""
     found = [*_policy(view), *_gate(view), *_limits(view), *_pauses(view), *_modes(view, modes)]
-    if blind is not None:
-        found.append(f"memory in use, compute modes, and who computes outside MPS are not known: {blind[:200]}")
     if not devices_known and view.limits_enforced:
         found.append("the GPUs are not known yet: shares of them are counted on small ones, so clients may get less")
     return found
@@ -47,11 +43,6 @@ def _gate(view: View) -> list[str]:
     state, found = view.state, []
     if state.gate is None:
         found.append("the gate is not connected: it goes on as it was told last, and who waits is not known here")
-    elif state.gate.known_handshake is False:
-        found.append(
-            "the control daemon's greeting is not known (another driver?): clients are passed on untouched, all with "
-            "the fail-safe limits, and turns are not kept"
-        )
     elif view.sent is not None and state.gate.synced and state.gate.applied < view.sent[0]:
         found.append("the gate has not confirmed yet whom it lets in")
     if state.unseen:
@@ -65,11 +56,6 @@ def _gate(view: View) -> list[str]:
 
 def _limits(view: View) -> list[str]:
     state, found = view.state, []
-    for uid, why in list(state.unconfirmed.items())[:MOST_NAMED]:
-        found.append(
-            f"MPS did not confirm the limits of {user_text(state, uid)}, who gets the fail-safe ones, if it confirms "
-            f"those: {why[:200]}"
-        )
     strict = [f"{client.pid} ({user_text(state, client.uid)})" for client in state.clients.values() if client.fail_safe]
     if strict:
         found.append(f"clients with the fail-safe limits instead of their own: {_some(strict)}")

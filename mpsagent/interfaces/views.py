@@ -397,7 +397,7 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             ],
             "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
         },
-        "not_guaranteed": not_guaranteed(view, about.devices_known, about.compute_modes, about.gpus.problem),
+        "not_guaranteed": not_guaranteed(view, about.devices_known, about.compute_modes),
         "unknown_lines": state.unknown_lines,
         "foreign_lines": state.foreign_lines,
         "drain": {

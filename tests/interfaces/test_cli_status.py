@@ -172,12 +172,10 @@ def test_exit_1_when_limits_have_drifted(served: Served) -> None:
 
 def test_what_is_not_guaranteed_stands_in_the_status(served: Served) -> None:
     """Not a fault that needs a person, so the exit status is 0."""
-    gate = served.backend.state.gate
-    assert gate is not None
-    served.backend.state = replace(served.backend.state, gate=replace(gate, known_handshake=False))
+    served.backend.state = replace(served.backend.state, unseen=2)
     done = run(served, "status")
     assert done.returncode == 0
-    assert "not sure the control daemon's greeting is not known" in done.stdout
+    assert "not sure 2 clients were refused, whose processes mpsagent cannot see" in done.stdout
 
 
 # --- for programs that look after the node

@@ -13,7 +13,7 @@ import pytest
 from mpsagent.interfaces import cli_progress, views
 from mpsagent.interfaces.cli_progress import Progress
 from tests.interfaces.program import run
-from tests.interfaces.stand_in import START, USER, Served, StandIn, serve
+from tests.interfaces.stand_in import START, Served, StandIn, serve
 
 
 class Forward(StandIn):
@@ -36,7 +36,7 @@ def test_what_the_agent_knows_is_found_with_how_to_mend_it(served: Served) -> No
     backend.checked = {500: False}
     backend.errors = ('policy.toml:3: unknown key "thread"',)
     backend.conditions = (views.Condition("computing outside MPS, without limits: process 77", START, "set it right"),)
-    backend.state = replace(backend.state, unconfirmed={USER: "MPS printed 19G for 20389M"})
+    backend.state = replace(backend.state, unseen=2)
     done = run(served, "doctor", "--json")
     assert (done.returncode, done.stderr) == (1, "")
     found = {(one["grade"], one["topic"]): one for one in json.loads(done.stdout)["findings"]}
@@ -45,7 +45,7 @@ def test_what_the_agent_knows_is_found_with_how_to_mend_it(served: Served) -> No
     texts = [one["what"] for one in json.loads(done.stdout)["findings"]]
     assert "computing outside MPS, without limits: process 77" in texts
     assert [one for one in texts if "the clock was set back" in one]
-    assert [one for one in texts if "MPS printed 19G for 20389M" in one]
+    assert [one for one in texts if "2 clients were refused" in one]
 
 
 class Terminal:

@@ -231,8 +231,6 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     ("change", "text"),
     [
         (lambda s: replace(s, gate=None), "the gate is not connected"),
-        (lambda s: replace(s, gate=replace(s.gate, known_handshake=False)), "greeting is not known"),
-        (lambda s: replace(s, unconfirmed={OTHER: "printed 19G"}), "the limits of bob, who gets the fail-safe ones"),
         (lambda s: replace(s, unseen=2), "2 clients were refused, whose processes mpsagent cannot see"),
         (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
         (lambda s: replace(s, policy=load([("p", "enforce = false")])[0]), "nothing is enforced"),
