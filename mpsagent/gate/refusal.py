@@ -46,4 +46,5 @@ class Refusal:
     def _receive(self, _data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
         self._heard += 1
         if self._heard == SAYINGS:
+            self._server.pause()
             self._server.send(TOO_MANY)

@@ -5,22 +5,34 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
 
 from mpsagent.gate.connection import accepted
 from mpsagent.gate.refusal import Refusal
 from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, TOO_MANY
 
 
-async def heard(*words: bytes) -> list[bytes]:
-    """By a client that says these words to its server."""
+@contextmanager
+def told() -> Iterator[socket.socket]:
+    """The way to its server that a client is given."""
     client, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     refusal = Refusal(asyncio.get_running_loop(), accepted(ours, 1, lambda _: None, privileged=False))
     data, descriptors, _, _ = socket.recv_fds(client, 64, 1)
     assert data == DESCRIPTOR
-    said = []
     with client, ours, socket.socket(fileno=descriptors[0]) as server:
         assert server.getblocking(), "a client reads without asking whether there is something"
         server.setblocking(False)
+        yield server
+        refusal.close()
+
+
+async def heard(*words: bytes) -> list[bytes]:
+    """By a client that says these words to its server."""
+    said = []
+    with told() as server:
         for word in words:
             server.send(word)
         await asyncio.sleep(0.1)
@@ -32,7 +44,6 @@ async def heard(*words: bytes) -> list[bytes]:
             for descriptor in found:
                 os.close(descriptor)
             said.append(data)
-        refusal.close()
     return said
 
 
@@ -45,3 +56,20 @@ def test_it_is_told_after_it_has_said_everything() -> None:
     assert asyncio.run(heard(*words)) == [*BEGINNING, TOO_MANY]
     assert asyncio.run(heard(*words[:2])) == BEGINNING
     assert asyncio.run(heard()) == BEGINNING
+
+
+def test_who_goes_on_talking_is_not_read() -> None:
+    """One that did was read as fast as it wrote: 70% of a core of the gate's."""
+
+    async def talk() -> None:
+        with told() as server:
+            for _ in range(20):
+                try:
+                    for _ in range(1000):
+                        server.send(CREDENTIALS)
+                except BlockingIOError:
+                    await asyncio.sleep(0.01)
+            with pytest.raises(BlockingIOError):
+                server.send(CREDENTIALS)
+
+    asyncio.run(talk())
