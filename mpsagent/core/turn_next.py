@@ -37,8 +37,10 @@ def following(m: Moment) -> float | None:
     # One who comes and has no room beside the paused ones is waited for with their next turn, which ends them.
     uid = next((one for one in waiting if not suspended or misfit(view, one) is None), waiting[0])
     ends = Status.SHUTTING_DOWN, Status.FAULT
-    blocking = next((s for s in state.servers.values() if s.uid != uid or s.status in ends), None)
-    if blocking is not None and not view.shared:
+    servers = state.servers.values()
+    blocking = next((s for s in servers if s.uid != uid or s.status in ends), None) if not view.shared else None
+    blocking = blocking or next((s for s in servers if _only_kept_open(m, s)), None)
+    if blocking is not None:
         return _make_way(m, blocking, asked, uid)
     gap = None if m.memory.left is None else max(0.0, m.now - m.memory.left)
     m.told.append(tr.TurnBegan(m.now, uid, gap))
@@ -46,6 +48,11 @@ def following(m: Moment) -> float | None:
         m.told.append(tr.UserResumed(m.now, uid, m.now - suspended[uid]))
     m.begin(uid, m.now)
     return None
+
+
+def _only_kept_open(m: Moment, server: Server) -> bool:
+    """Whoever MPS lists there has ended: another process, which it has forked or given its descriptors, keeps it."""
+    return bool(server.listed) and server.listed <= m.view.state.kept_open(server).keys()
 
 
 def _renew(m: Moment) -> float | None:
@@ -74,7 +81,7 @@ def _make_way(m: Moment, server: Server, asked: Asked | None, uid: int) -> float
     if now < due:
         return due
     reason = f"the last client of {view.server_text(server)} has gone and user {uid} waits"
-    force = bool(server.listed) and server.listed <= view.state.kept_open(server).keys()
+    force = _only_kept_open(m, server)
     if force:
         reason += "; another process keeps its place there"
     m.actions.append(act.ShutdownServer(server=server.pid, force=force, reason=reason, rule=PROMISE))

@@ -211,6 +211,23 @@ def test_who_leaves_a_fork_behind_keeps_no_server_from_the_next_user(stage: Stag
     assert not stage.records("action", action="KillServer")
 
 
+def test_who_leaves_a_fork_behind_on_a_shared_server_keeps_it_until_the_next_turn(stage: Stage) -> None:
+    """A server on which nothing works and somebody who has ended keeps memory makes way at a change of user."""
+    agent = stage.with_agent(LIMITS + FAST, extra=SHARED)
+    hers = stage.client(A, "leave", 600)
+    assert hers.ended() == 0, hers.text()
+    stage.problem(agent, "keeps its place and its memory")
+    his = stage.client(B, "sleep", 600)
+    assert his.working()
+    assert stage.record("action.done", action="ShutdownServer", force=True)["ok"]
+    stage.no_problem(agent)
+    assert his.finish() == 0, his.text()
+    assert his.inside(20)
+    again = stage.client(A)
+    assert again.ended() == 0, again.text()
+    assert len(stage.records("action", action="ShutdownServer")) == 1, "a server that nobody keeps open stays"
+
+
 def test_who_leaves_a_fork_behind_on_a_server_of_all_users_is_named(stage: Stage) -> None:
     agent = stage.with_agent(LIMITS, extra=TOGETHER)
     neighbour, hers = stage.client(B, "sleep", 600), stage.client(A, "leave", 600)
