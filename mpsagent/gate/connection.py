@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from mpsagent.gate import identity
 from mpsagent.gate.handshake import Handshake, Mark
+from mpsagent.gate.link import Knock
 from mpsagent.gate.queue import Held
 from mpsagent.gate.store import ConnectionName
 from mpsagent.mps.rendezvous import Credentials
@@ -34,6 +35,8 @@ class Connection:
     stored: bool = False
     attempt: int = 0
     """How often it was announced to a daemon."""
+    knock: Knock | None = None
+    """What the agent was told of it."""
 
     @property
     def since(self) -> float:

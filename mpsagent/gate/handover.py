@@ -258,10 +258,6 @@ class HandOver:
             self.stage = Stage.GREETING
         return []
 
-    def unreachable(self, why: str) -> list[Action]:
-        """The daemon's socket cannot be connected to."""
-        return self._fail(why, daemon=True) if self.stage is Stage.CONNECT else []
-
     def daemon_message(self, data: bytes, descriptors: int) -> list[Action]:
         if self.stage is Stage.GREETING:
             if data != HELLO:
@@ -281,9 +277,9 @@ class HandOver:
             return [Give(data)]
         return []
 
-    def unannounced(self, why: str) -> list[Action]:
-        """The daemon could not be told of the client."""
-        return self._fail(why, daemon=True) if self.stage is Stage.ANSWER else []
+    def unreachable(self, why: str) -> list[Action]:
+        """The daemon's socket cannot be connected to, or the daemon not be told of the client."""
+        return self._fail(why, daemon=True) if self.stage in (Stage.CONNECT, Stage.ANSWER) else []
 
     def daemon_closed(self) -> list[Action]:
         if self.stage is Stage.GREETING:

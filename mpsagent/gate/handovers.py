@@ -611,7 +611,7 @@ class Handing:
         try:
             self._daemon.announce()
         except OSError as error:
-            self._do(self.machine.unannounced(f"the client could not be announced to the daemon: {error.strerror}"))
+            self._do(self.machine.unreachable(f"the client could not be announced to the daemon: {error.strerror}"))
             return
         self._daemon.await_answer(self._answered, self._daemon_closed)
 

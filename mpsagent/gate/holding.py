@@ -45,7 +45,6 @@ class Holding:
         self._place = place
         self._changed = changed
         self._connections: dict[int, Connection] = {}
-        self._knocks: dict[int, link.Knock] = {}
 
     def get(self, number: int) -> Connection | None:
         return self._connections.get(number)
@@ -55,12 +54,10 @@ class Holding:
 
     def knocks(self) -> Iterator[tuple[link.Knock, Callable[[], int | None]]]:
         """In order of arrival, each with a way to its pidfd."""
-        for number in sorted(self._knocks):
-            held = self.queue.get(number)
-            knock = self._knocks[number]
-            if held is not None:
-                knock = replace(knock, instance=held.instance, asked=held.asked)
-            yield knock, self._pidfd_of(self._connections[number])
+        for number, connection in sorted(self._connections.items()):
+            held, knock = self.queue.get(number), connection.knock
+            if held is not None and knock is not None:
+                yield replace(knock, instance=held.instance, asked=held.asked), self._pidfd_of(connection)
 
     def hold(self, connection: Connection) -> None:
         """A CUDA client that has said all it has to say."""
@@ -81,7 +78,7 @@ class Holding:
             self.close(connection)
             return
         self.queue.add(held)
-        self._knocks[connection.number] = knock = link.Knock(
+        connection.knock = knock = link.Knock(
             connection.number,
             peer.pid,
             peer.uid,
@@ -140,7 +137,6 @@ class Holding:
         """It does not wait any more, but is still ours."""
         self.queue.remove(connection.number)
         self._connections.pop(connection.number, None)
-        self._knocks.pop(connection.number, None)
 
     def close(self, connection: Connection) -> None:
         """It is not ours any more, for whatever reason."""

@@ -26,18 +26,22 @@ def peer(sock: socket.socket) -> Credentials:
 def start_time(pid: int) -> int:
     """Clock ticks since boot, field 22 of /proc/PID/stat; 0 when the process has gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            # the second field, the name, may hold anything, parentheses and spaces too
-            return int(file.read(4096).rpartition(b")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
+        # the second field, the name, may hold anything, parentheses and spaces too
+        return int(_said(pid, "stat").rpartition(b")")[2].split()[19])
+    except (ValueError, IndexError):
         return 0
 
 
+def _said(pid: int, name: str) -> bytes:
+    """A file of /proc/PID; nothing when the process has gone."""
+    with suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read(16384)
+    return b""
+
+
 def _status(pid: int, row: bytes) -> list[bytes]:
-    """What a row of /proc/PID/status says; nothing when the process has gone."""
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb") as file:
-        return next((line for line in file.read(16384).splitlines() if line.startswith(row)), b"").split()[1:]
-    return []
+    """What a row of /proc/PID/status says."""
+    return next((line for line in _said(pid, "status").splitlines() if line.startswith(row)), b"").split()[1:]
 
 
 def start_of_users(pid: int, uid: int) -> int:
@@ -117,9 +121,7 @@ def pid_of(pidfd: int) -> int:
 
 def cgroup(pid: int) -> str | None:
     """The path of the process's cgroup."""
-    with suppress(OSError), open(f"/proc/{pid}/cgroup", "rb") as file:
-        return cgroup_of(file.read(16384).decode("utf-8", "replace"))
-    return None
+    return cgroup_of(_said(pid, "cgroup").decode("utf-8", "replace"))
 
 
 def cgroup_of(text: str) -> str | None:
@@ -147,7 +149,5 @@ def contained(pid: int, start: int) -> bool:
 
 def command(pid: int) -> str:
     """What the process calls itself, without control characters."""
-    with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
-        text = file.read(256).decode("utf-8", "replace")
-        return "".join(letter if letter.isprintable() else "?" for letter in text.rstrip("\n"))[:LONGEST_COMMAND]
-    return ""
+    text = _said(pid, "comm").decode("utf-8", "replace").rstrip("\n")
+    return "".join(letter if letter.isprintable() else "?" for letter in text)[:LONGEST_COMMAND]

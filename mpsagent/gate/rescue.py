@@ -154,8 +154,7 @@ class Rescuer:
             self._channel.close()  # of a client that works
         elif self._channel.open:
             self._loop.call_later(SETTLING, _hang_up, self._channel.detach())
-        done, self._done = self._done, _nothing
-        done(self._machine.why)
+        self._done(self._machine.why)
 
 
 def _hang_up(sock: socket.socket) -> None:
@@ -163,7 +162,3 @@ def _hang_up(sock: socket.socket) -> None:
     with suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
-
-
-def _nothing(_why: str | None) -> None:
-    pass

@@ -172,7 +172,7 @@ def expired(machine: HandOver) -> list[Action]:
         (Stage.ANSWER, closed, False, False),
         (Stage.ANSWER, lambda machine: machine.daemon_message(ANSWER, 0), False, False),
         (Stage.ANSWER, lambda machine: machine.daemon_message(b"OUTBNOPE\0", 1), False, False),
-        (Stage.ANSWER, lambda machine: machine.unannounced("why"), False, True),
+        (Stage.ANSWER, lambda machine: machine.unreachable("why"), False, True),
     ],
 )
 def test_what_goes_wrong_says_where(
