@@ -192,9 +192,7 @@ class Instance:
             self._queue.contexts_from = now + CONTEXT
         self._queue.take(held.connection, self.name, now)
         connection.mark = Mark.HELD  # an earlier gate may have got further; the client has stayed silent
-        handing = self._handing(connection, HandOver(plan))
-        self._tell(link.Handing(held.connection, held.pid, held.uid, time.monotonic()))
-        handing.start()
+        self._handing(connection, HandOver(plan)).start()
         return True
 
     def _ask_for_contexts(self) -> None:
@@ -237,8 +235,9 @@ class Instance:
     def _handing(self, connection: Connection, machine: HandOver) -> Handing:
         self.lane.handing = True
         self.lane.open_to_questions = False
-        self.current = handing = Handing(self, connection, machine)
-        return handing
+        self.current = Handing(self, connection, machine)
+        self._tell(link.Handing(connection.number, connection.peer.pid, connection.peer.uid, time.monotonic()))
+        return self.current
 
     def passing(self, handing: Handing) -> bool:
         """The descriptor is about to go out; whether the client's process lives."""
@@ -432,9 +431,7 @@ class Instance:
             return
         connection, announcement = self._cut.popleft()
         limits = announcement.name.limits or Limits()
-        handing = self._handing(connection, HandOver(Plan(limits, limits)))
-        self._tell(link.Handing(connection.number, connection.peer.pid, connection.peer.uid, time.monotonic()))
-        handing.resume(announcement)
+        self._handing(connection, HandOver(Plan(limits, limits))).resume(announcement)
 
     def resume_passing(self, connection: Connection) -> None:
         """The last gate may have passed the descriptor on, or was about to, and its connection to the daemon is not in
