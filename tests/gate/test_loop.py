@@ -88,7 +88,8 @@ def test_order_of_arrival_and_known_processes_first(rig: Rig) -> None:
     first, second = rig.waiting_client(A), rig.waiting_client(C)
     third = rig.waiting_client(A)
     known.more()
-    known.waiting(2)
+    agent.wait(Knock, 2, pid=known.pid)  # the gate has read it
+    agent.wait(Knock, pid=third.pid)
     agent.say(admissions(*(User(uid, "all", limits(30)) for uid in (A, B, C))))
     for client in (first, second, third):
         client.served()
