@@ -33,6 +33,7 @@ from mpsagent.policy.identity import Identity
 from mpsagent.system import database, history
 from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.database import NAME, Query
+from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.system.processes import start_time
 from tests.agent.inside import NoDaemon, node_of, play, records, topics, until
@@ -107,6 +108,26 @@ def test_the_looks_at_the_machine_go_on_after_a_mistake(place: Path, monkeypatch
         assert "agent: looking around failed" in topics(agent)
 
     play(place, scenario)
+
+
+def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another agent has its directory. What was begun of it is let go, without a second mistake."""
+
+    async def scenario(agent: Agent) -> None:
+        def taken(*_: object) -> int:
+            raise AlreadyLocked("another agent has it")
+
+        monkeypatch.setattr(host.lock, "take", taken)
+        node = node_of(agent)
+        assert node.apart._make(agent, 1001) is None
+        assert "apart" in topics(agent)
+        await asyncio.gather(*node.tasks - {one for one in node.tasks if "_look" in repr(one)}, return_exceptions=True)
+        assert "agent: a task failed" not in topics(agent)
+        assert node.agents == [agent]
+
+    play(place, scenario, instance='sharing = "apart"')
 
 
 def test_a_record_that_cannot_be_written_stops_nothing(place: Path) -> None:
