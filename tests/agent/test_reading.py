@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
-from pathlib import Path
 
 from tests.agent.stage import A, B, C, Stage
+from tests.interfaces.program import PROGRAM, on_terminal
 
-PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
 PYTHON = re.compile(r"\b(None|True|False|nan|inf)\b|[{}\[\]]|\(begun\)|<\w+|\w+Error\(|\buid \d|\d{10}\.\d")
 """Values as Python writes them, enumerations, times as seconds since 1970, and uids where users are meant."""
 
 
-def on_terminal(stage: Stage, *words: str) -> tuple[int, list[str]]:
+def asked(stage: Stage, *words: str) -> tuple[int, list[str]]:
     """The exit status, and the lines."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "NO_COLOR": "1",
-           "MPSAGENT_SOCKET": str(stage.place / "agent.sock")}  # fmt: skip
-    with subprocess.Popen([PROGRAM, *words], env=env, stdin=slave, stdout=slave, stderr=slave) as child:
-        os.close(slave)
-        out = b""
-        try:
-            while data := os.read(master, 65536):
-                out += data
-        except OSError:  # EIO: the child has closed its end
-            pass
-        status = child.wait(60)
-    os.close(master)
+    socket = str(stage.place / "agent.sock")
+    status, out = on_terminal([PROGRAM, *words], typed=True, NO_COLOR="1", MPSAGENT_SOCKET=socket)
     return status, out.decode().replace("\r\n", "\n").splitlines()
 
 
 def read(stage: Stage, *words: str, columns: int = 80) -> str:
-    status, lines = on_terminal(stage, *words)
+    status, lines = asked(stage, *words)
     assert status in (0, 1), (words, lines)
     assert max(map(len, lines)) <= columns, (words, lines)
     # an action that is under way just now is told as begun, and that is right
@@ -61,7 +41,7 @@ def test_everything_is_in_words_and_fits(stage: Stage) -> None:
     refused = stage.client(C + 1, "query")
     refused.ended()
     stage.record("client.refused", pid=refused.pid)
-    status, lines = on_terminal(stage, "client", "terminate", str(first.pid))
+    status, lines = asked(stage, "client", "terminate", str(first.pid))
     assert (status, f"client {first.pid} of user {A} ended after" in " ".join(lines[-2:])) == (0, True)
     assert len([line for line in lines if "asked MPS to end" in line]) == 1
 

@@ -352,9 +352,7 @@ class Rig:
     def ours(self) -> list[Process]:
         """Everything that this rig started and that lives: marked processes and their descendants."""
         everything = list(processes())
-        token = f"{MARK}={self.mark}".encode()
-        mine = {process.pid for process, environment in everything if token in environment.split(b"\0")}
-        mine |= self._pid_files()
+        mine = {process.pid for process, environment in everything if self._started(environment)} | self._pid_files()
         grown = True
         while grown:
             more = {process.pid for process, _ in everything if process.parent in mine} - mine
@@ -362,6 +360,9 @@ class Rig:
             grown = bool(more)
         mine.discard(os.getpid())
         return [process for process, _ in everything if process.pid in mine and process.state != "Z"]
+
+    def _started(self, environment: bytes) -> bool:
+        return f"{MARK}={self.mark}".encode() in environment.split(b"\0")
 
     def _pid_files(self) -> set[int]:
         """Daemons by their pid files. Every user may write these, so the process must also look like one."""

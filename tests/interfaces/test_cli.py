@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import socket
 import subprocess
 import sys
@@ -19,7 +17,7 @@ from click.testing import CliRunner
 
 from mpsagent.interfaces import cli_words
 from mpsagent.interfaces.cli import cli
-from tests.interfaces.program import PROGRAM, run
+from tests.interfaces.program import PROGRAM, on_terminal, run
 from tests.interfaces.stand_in import Served, serve
 
 
@@ -173,18 +171,9 @@ def test_colours_only_on_a_terminal(served: Served) -> None:
     """And not there either when NO_COLOR is set."""
     assert "\x1b" not in run(served, "status").stdout
     for no_color, coloured in (("", True), ("1", False)):
-        master, slave = pty.openpty()
-        env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TERM": "xterm", "NO_COLOR": no_color}
-        child = subprocess.Popen([PROGRAM, "--socket", str(served.path), "status"], env=env, stdout=slave, stderr=slave)
-        os.close(slave)
-        out = b""
-        try:
-            while data := os.read(master, 65536):
-                out += data
-        except OSError:  # EIO: the child has closed its end
-            pass
-        assert child.wait(20) == 0
-        os.close(master)
+        command = [PROGRAM, "--socket", str(served.path), "status"]
+        status, out = on_terminal(command, NO_COLOR=no_color)
+        assert status == 0
         assert (b"\x1b[32m" in out) is coloured
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +15,7 @@ from mpsagent.core.model import Client
 from mpsagent.interfaces.cli_table import cut, table
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.identity import Identity
+from tests.interfaces.program import on_terminal
 from tests.interfaces.stand_in import ADMIN, OTHER, START, USER, Served, StandIn, serve
 
 NAMES = {USER: "alexander.schneider", OTHER: "wissenschaftler-07", ADMIN: "svc-inference-prod"}
@@ -91,21 +87,10 @@ class Large(StandIn):
 
 def on_a_terminal(served: Served, columns: int) -> dict[str, list[str]]:
     """What each verb prints on a terminal of this width."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 200, columns, 0, 0))
-    env = {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TZ": "UTC", "MPSAGENT_SOCKET": str(served.path)}
-    words = [sys.executable, "-c", ALL_ON_ONE, json.dumps(VERBS)]
-    process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, env=env)
-    os.close(theirs)
-    text = b""
-    try:
-        while part := os.read(ours, 65536):
-            text += part
-    except OSError:  # the terminal's other side is closed
-        pass
-    finally:
-        os.close(ours)
-    assert process.wait(60) == 0
+    env = {"PATH": os.environ["PATH"], "TZ": "UTC", "MPSAGENT_SOCKET": str(served.path)}
+    command = [sys.executable, "-c", ALL_ON_ONE, json.dumps(VERBS)]
+    status, text = on_terminal(command, columns=columns, rows=200, **env)
+    assert status == 0
     pages = text.decode().replace("\r\n", "\n").split("--- ")[1:]
     return {page.split("\n")[0]: page.split("\n")[1:] for page in pages}
 

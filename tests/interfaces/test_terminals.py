@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
 import subprocess
-import termios
 from collections.abc import Iterator
 
 import pytest
 
-from tests.interfaces.program import PROGRAM, run
+from tests.interfaces.program import PROGRAM, on_terminal, run
 from tests.interfaces.stand_in import Served, serve
 
 ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
@@ -91,21 +86,8 @@ def test_a_span_without_a_unit_is_not_asked_for_in_seconds(served: Served) -> No
 
 def top(served: Served, **env: str) -> tuple[int, bytes]:
     """Exit status, and all that was written; it is left by `q` as soon as it says how."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    out = b""
     words = [PROGRAM, "--socket", str(served.path), "top"]
-    with subprocess.Popen(words, env={**ENV, **env}, stdin=slave, stdout=slave, stderr=slave) as child:
-        os.close(slave)
-        try:
-            while data := os.read(master, 65536):
-                if b"q quit" not in out and b"q quit" in out + data:
-                    os.write(master, b"q")
-                out += data
-        except OSError:  # EIO: the child has closed its end
-            pass
-    os.close(master)
-    return child.returncode, out
+    return on_terminal(words, typed=True, quit_at=b"q quit", **{**ENV, **env})
 
 
 def test_top_writes_one_page_where_a_terminal_can_do_nothing(served: Served) -> None:

@@ -163,19 +163,9 @@ def seconds_of(event: Mapping[str, Any]) -> float:
 
 
 class _Rig(rigs.Rig):
-    def ours(self) -> list[rigs.Process]:
+    def _started(self, environment: bytes) -> bool:
         """Also what has one of this rig's directories in its environment: daemons that the agent started."""
-        found = {process.pid: process for process in super().ours()}
-        token = f"={self.base}/".encode()
-        everything = list(rigs.processes())
-        mine = set(found) | {process.pid for process, environment in everything if token in environment}
-        grown = True
-        while grown:
-            more = {process.pid for process, _ in everything if process.parent in mine} - mine
-            mine |= more
-            grown = bool(more)
-        mine.discard(os.getpid())
-        return [process for process, _ in everything if process.pid in mine and process.state != "Z"]
+        return f"={self.base}/".encode() in environment or super()._started(environment)
 
 
 class Stage:
