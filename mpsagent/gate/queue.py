@@ -358,8 +358,10 @@ class Queue:
         for uid, line in self._lines.get(admissions.instance, {}).items():
             user = admissions.user(uid)
             if user is not None and user.max_contexts is not None:
-                most = user.max_contexts
-                yield from islice((one for one in line.kin.values() if places.beyond(one.process, most, one.since)), 1)
+                most, first = user.max_contexts, dict[Process, Held]()
+                for one in line.kin.values():  # what is not so of a process's oldest is so of none
+                    first.setdefault(one.process, one)
+                yield from islice((one for one in first.values() if places.beyond(one.process, most, one.since)), 1)
 
     def _admits(self, user: User, uid: int, instance: str) -> bool:
         """Whether a new process of this user may pass."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.places import SETTLED, Places
 from mpsagent.gate.queue import Held, KnownProcess
@@ -124,6 +126,24 @@ def test_nobody_is_told_so_before_mps_has_said_which_contexts_have_ended() -> No
     assert list(stage.queue.beyond(table)) == [], "three and one that is not in the list yet"
     stage.look()
     assert [one.pid for one in stage.queue.beyond(table)] == [70]
+
+
+def test_a_thousand_connections_of_a_process_are_one_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """47 processes with 1,024 took the gate 35 ms each time that anything ended."""
+    stage, table = Stage(), admits(user(A, 5), room=4)
+    stage.come(70, A, 4)
+    stage.serve(table)
+    stage.come(70, A, 1000)
+    stage.look()
+    asked, beyond = list[tuple[int, int]](), Places.beyond
+
+    def counted(places: Places, process: tuple[int, int], most: int, since: float) -> bool:
+        asked.append(process)
+        return beyond(places, process, most, since)
+
+    monkeypatch.setattr(Places, "beyond", counted)
+    assert list(stage.queue.beyond(table)) == []
+    assert asked == [(70, 5)]
 
 
 def test_a_process_without_contexts_counts_for_its_user_and_is_never_turned_away() -> None:
