@@ -93,9 +93,9 @@ async def _hello(socket: str) -> None:
 
 
 async def _events(socket: str, rate: float, bounded: bool) -> None:
-    from mpsagent.interfaces import listen
     from mpsagent.interfaces.api import Api
     from mpsagent.interfaces.peers import Bounds
+    from mpsagent.system import listen
     from mpsagent.system.history import History
     from tests.interfaces.stand_in import StandIn
 
@@ -117,14 +117,9 @@ async def _events(socket: str, rate: float, bounded: bool) -> None:
 
     for number in range(2000 if bounded else 0):
         history.append("action", time.time(), action="TerminateClient", pid=number, uid=20001, reason="the turn " * 10)
-    bounds = Bounds() if bounded else replace(Bounds(), connections_reserve=256, connections_per_uid=256)
+    bounds = Bounds() if bounded else replace(Bounds(), connections_per_uid=256)
 
-    async def nobody(_uid: int) -> bool:
-        return False
-
-    api = Api(Backend(), nobody, bounds)
-    path = Path(socket)
-    await api.start(listen.bind(path), listen.bind_administrators(listen.administrators_path(path), None))
+    await Api(Backend(), bounds).start(listen.bind(Path(socket)))
     print("ready", flush=True)
     due = time.monotonic()
     while True:

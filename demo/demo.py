@@ -130,7 +130,7 @@ class Demo:
         stuck.signal(signal.SIGSTOP)
         self.show.deed(BOB, f"stops it (SIGSTOP {stuck.pid})")
         self.show.deed(0, f"mpsagent-cli client terminate {stuck.pid}")
-        self.stage.ask(f"/v1/clients/{stuck.pid}/terminate", "POST", {})
+        self.stage.order("terminate", pid=stuck.pid)
         stuck.wait()
         self.facts.removed(stuck, [neighbour])
         neighbour.wait()

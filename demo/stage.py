@@ -205,9 +205,12 @@ class Stage:
                 os.kill(pid, signal.SIGTERM)
         until("the end of the gate", lambda: not any(_command(pid) for pid in keepers))
 
-    def ask(self, target: str, method: str = "GET", body: Any = None) -> Json:
-        answer: Json = api.ask(self.socket, method, target, body)[0]
+    def ask(self, target: str) -> Json:
+        answer: Json = api.ask(self.socket, target)[0]
         return answer
+
+    def order(self, name: str, **body: Any) -> None:
+        api.order(self.socket, name, body)
 
     def events(self, cursor: int = 0, limit: int = 1000) -> list[Json]:
         found: list[Json] = self.ask(f"/v1/events?cursor={cursor}&limit={limit}")["events"]

@@ -7,22 +7,15 @@ what is appended later comes through the followers.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from heapq import merge
 from typing import NamedTuple
 
-from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.mps.events import ControlStarted, Line
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
 from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, line_near_end, open_log
 from mpsagent.system.processes import parent
-
-OVERLAP = 600.0
-"""Seconds before the newest record in which transitions are held against the records: the newest record may be of an
-action, and lines from before it may not have been read when the last agent was killed."""
-
 
 CONTROL_MOST, SERVER_MOST = 256 << 20, 32 << 20
 """Bytes from the end of each log that are read at most: a log that nobody rotates, or a file with a hole, must not hold
@@ -82,24 +75,6 @@ def child_of(daemon: int) -> Callable[[int], bool]:
     """Whether a server is this daemon's, as the kernel says. One that has gone already may have been: what its log says
     is a hint in any case."""
     return lambda pid: parent(pid) in (None, daemon)
-
-
-def not_yet_written(found: Iterable[Transition], known: Iterable[Mapping[str, object]]) -> list[Transition]:
-    """What of ``found`` is not among the ``known`` records. Times are those that MPS wrote, so they are equal where the
-    line is the same; two lines that say the same in one millisecond are two."""
-    seen = Counter(_mark(float(str(record["at"])), str(record["kind"]), record) for record in known)
-    missed = []
-    for one in found:
-        mark = _mark(one.at, one.kind, transition_fields(one))
-        if seen[mark]:
-            seen[mark] -= 1
-        else:
-            missed.append(one)
-    return missed
-
-
-def _mark(at: float, kind: str, fields: Mapping[str, object]) -> tuple[object, ...]:
-    return (kind, round(at, 3), fields.get("pid"), fields.get("server"))
 
 
 def _time(event: Line) -> float:

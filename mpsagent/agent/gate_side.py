@@ -3,17 +3,17 @@ decision rests on a part of what it holds, and what an earlier agent had begun g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from mpsagent.agent import kept, missed
+from mpsagent.agent import kept
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.gate_messages import to_input
 from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
-from mpsagent.core.transitions import ClientWaiting, Transition
+from mpsagent.core.transitions import ClientWaiting
 from mpsagent.gate import link
 from mpsagent.system.processes import Process, command, lineage
 from mpsagent.system.store import Part, Store
@@ -26,13 +26,15 @@ _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...
     ("suspended", lambda core: core.memories.turns, kept.suspended_rows),
     ("usage", lambda core: core.memories.usage, kept.usage_rows),
     ("leases", lambda core: core.state.leases, kept.lease_rows),
+    ("waiting", lambda core: core.state.held, kept.waiting_rows),
+    ("waited", lambda core: core.state.clients, kept.waited_rows),
 )
 """What is kept on disk: its name, what it is made of, and how."""
 
 
 class GateSide:
-    """Of one instance. ``before``: the records of an earlier agent about it; None: there was none. ``take`` decides on
-    what came, ``write_down`` is given what happened meanwhile."""
+    """Of one instance. ``since``: who came before that an earlier agent has told of; None: there was none. ``take``
+    decides on what came."""
 
     def __init__(
         self,
@@ -41,9 +43,8 @@ class GateSide:
         clients: Clients,
         people: People,
         store: Store | Part,
-        before: Sequence[Mapping[str, Any]] | None,
+        since: float | None,
         take: Callable[[list[inp.Input]], None],
-        write_down: Callable[[Transition, float], None],
     ) -> None:
         self._core = core
         self._clock = clock
@@ -51,7 +52,6 @@ class GateSide:
         self._people = people
         self._store = store
         self._take = take
-        self._write_down = write_down
         self.earlier: dict[str, Any] | None = None
         """What an earlier agent remembered, until the gate has said who lives."""
         self._kept: dict[str, object] = {}
@@ -60,16 +60,22 @@ class GateSide:
         self._coming: list[inp.Input] = []
         """What came together: decided upon once. A user who connects and leaves in a loop must not keep others waiting
         for the decisions on each of these."""
-        self._on_record = before is not None
-        self._open = missed.open_ends(before or ())
+        self._since = since
+        self._waiting: frozenset[int] = frozenset()
+        self._waited: dict[tuple[int, int], float] = {}
+
+    def take_up(self, earlier: dict[str, Any] | None) -> None:
+        """What an earlier agent has kept; None: there was none."""
+        self.earlier = earlier
+        self._waiting, self._waited = kept.waits(earlier or {})
 
     def is_new(self, one: ClientWaiting) -> bool:
-        """False for what an earlier agent has written down."""
-        return missed.is_new(self._open, one)
+        """False for who came before this agent."""
+        return self._since is None or one.at >= self._since
 
     def waited_here(self, knock: link.Knock) -> bool:
-        """Whether an earlier agent has written down that this connection waits at this instance."""
-        return missed.mark(knock.pid, self._clock.at(knock.since)) in self._open.waiting
+        """Whether this user waited at this instance when the earlier agent ended."""
+        return knock.uid in self._waiting
 
     def keep(self) -> None:
         """On disk. Not before the gate has said who lives: what the earlier agent kept still counts then."""
@@ -114,7 +120,7 @@ class GateSide:
             event = event._replace(peer=event.peer._replace(lineage=lineage(event.peer.pid)))
         if isinstance(event, inp.Known):  # the gate says neither, and an earlier agent knew both
             found = event.peer._replace(command=command(event.peer.pid))
-            event = event._replace(peer=found, waited=missed.waited(self._open, event))
+            event = event._replace(peer=found, waited=self._waited.get((event.peer.pid, event.peer.start), 0.0))
         events: list[inp.Input] = [event, *ended]
         if isinstance(message, link.Knock | link.Known) and self._people.meet([message.uid]):
             events.insert(0, inp.PeopleKnown(now, self._people.known))
@@ -140,8 +146,6 @@ class GateSide:
         kept.take_up_turn(self._core, first, told, now)
         kept.take_up_usage(self._core, first, now)
         self._take([*told, *kept.shutdowns(first, self._core, now), kept.ending(first, now)])
-        for one in missed.missed(self._open, self._core.state, told, now) if self._on_record else ():
-            self._write_down(one, now)
         self.keep()
 
     def lost(self) -> None:

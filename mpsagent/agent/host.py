@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import UTC
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from mpsagent.agent import gpus, kept, policies
 from mpsagent.agent.bypass import Bypass, Inside
-from mpsagent.agent.catch_up import OVERLAP, Caught, catch_up, child_of, foreign, not_yet_written
+from mpsagent.agent.catch_up import Caught, catch_up, child_of, foreign
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import note_conditions
@@ -25,6 +25,7 @@ from mpsagent.agent.gate_side import GateSide
 from mpsagent.agent.lifted import Lifted
 from mpsagent.agent.log_side import LogSide
 from mpsagent.agent.observer import Observer
+from mpsagent.agent.page import Showing
 from mpsagent.agent.people import People
 from mpsagent.agent.recorder import FORGET, Recorder, log
 from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
@@ -44,7 +45,6 @@ from mpsagent.system import control_search, directories, lock
 from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
 from mpsagent.system.frontend import FrontEnd
 from mpsagent.system.gate_link import GateLink
-from mpsagent.system.history import History
 from mpsagent.system.logfiles import Position
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
@@ -65,16 +65,16 @@ class Agent(Recorder):
 
     ``link`` leads to the gate, and is that of all instances. ``inside`` says what is inside MPS, of all instances.
     ``machine``: it looks after its GPUs, too; False for a user apart, whose section's instance does. ``named`` says
-    whether records say which instance they are about. ``inherited`` is the number of the last record of the agent
-    before, ``before`` are those about this instance, None where there are none. ``decided`` is called after each of its
-    decisions, ``found`` with the GPUs when they are known, ``shown`` with each transition and action."""
+    whether records say which instance they are about. ``since``: who came before that an agent before has told of;
+    None: there was none. ``decided`` is called after each of its decisions, ``found`` with the GPUs when they are
+    known."""
 
     def __init__(
         self,
         policy: Policy,
         *,
         settings: Settings,
-        history: History,
+        shown: Showing,
         telling: Telling,
         clock: SteadyClock,
         store: Store | Part,
@@ -83,15 +83,13 @@ class Agent(Recorder):
         seen: gpus.Gpus,
         make_supervisor: MakeSupervisor,
         machine: bool,
-        inherited: int,
-        before: Sequence[Mapping[str, Any]] | None,
+        since: float | None,
         named: Callable[[], bool],
         inside: Callable[[], Collection[Inside]],
         decided: Callable[[Agent], None],
         found: Callable[[Agent, tuple[Device, ...]], None],
-        shown: Callable[[Agent, Transition | act.Action], None],
     ) -> None:
-        super().__init__(history, telling, clock)
+        super().__init__(shown, telling, clock)
         self.name = policy.instance
         self.settings = settings
         self.store = store
@@ -102,8 +100,8 @@ class Agent(Recorder):
         self.ready = False
         self.stopping = False
         self._machine = machine
-        self._inherited = inherited
-        self._named, self._decided, self._found, self._shown = named, decided, found, shown
+        self._since = since
+        self._named, self._decided, self._found = named, decided, found
         self.where = directories.directories(
             policy.instance, policy.pipe_directory, policy.log_directory, settings.run_directory
         )
@@ -116,7 +114,7 @@ class Agent(Recorder):
             lambda: self.core.state,
         )  # fmt: skip
         self.gate = GateSide(
-            self.core, clock, self.clients, self.people, store, before, self.take, self.write_down
+            self.core, clock, self.clients, self.people, store, since, self.take
         )  # fmt: skip
         self.bypass = Bypass(self, lambda: self.core.state, names, inside, lambda: link.synced)
         lifted = Lifted(lambda: self.core.state, self.spawn)
@@ -182,7 +180,8 @@ class Agent(Recorder):
     async def begin(self, earlier: dict[str, Any] | None) -> None:
         """Take over or start, read the logs, go to work. ``earlier``: what the agent before has kept of this instance;
         None: there was none. Raises OSError where the directories are of no use."""
-        self.gate.earlier, earlier = earlier, earlier or {}
+        self.gate.take_up(earlier)
+        earlier = earlier or {}
         looking = self.spawn(self._find_devices()) if self._machine else None
         await self._adopt()
         for name, (position, parser) in (await self._read_logs()).items():
@@ -232,11 +231,8 @@ class Agent(Recorder):
                 log.warning("logs", text=text)
             now = self.clock.now()  # lines from before the wall clock was set back are of the future
             happened = self.absorb([one if one.at <= now else one._replace(at=now) for one in caught.events])
-            old = self.history.since(0, self._inherited)
-            if old:
-                since = float(str(old[-1]["at"])) - OVERLAP
-                for one in not_yet_written([one for one in happened if one.at > since], old):
-                    self.record(one.kind, one.at, **transition_fields(one))
+            if self._since is not None:
+                self.shown.found(self.name, happened)
         return {"server": (caught.server, server), "control": (caught.control, control)}
 
     async def _find_devices(self) -> None:
@@ -351,6 +347,7 @@ class Agent(Recorder):
         now = self.clock.now()
         try:
             self._carry_out(self.core.receive_all(events, now), now)
+            self.shown.changed()
         except Exception as error:
             self.failed("deciding failed", error)
             self._wake_at(now + TICK)
@@ -369,6 +366,7 @@ class Agent(Recorder):
         now = self.clock.now()
         try:
             self._carry_out(self.core.tick(now), now)
+            self.shown.changed()
         except Exception as error:
             self.failed("deciding failed", error)
             self._wake_at(now + TICK)
@@ -405,7 +403,6 @@ class Agent(Recorder):
             self._timer = asyncio.get_running_loop().call_later(delay, self._decide)
 
     def _dispatch(self, action: act.Action, now: float) -> None:
-        self._shown(self, action)
         if isinstance(action, act.Report):
             if self._worth_it(action, now):
                 self.record(action.kind, now, **action_record(action, self.policy))
@@ -452,9 +449,8 @@ class Agent(Recorder):
     # --- on record ---
 
     def write_down(self, one: Transition, now: float) -> None:
-        self._shown(self, one)
         if isinstance(one, ClientWaiting) and not self.gate.is_new(one):
-            return  # an earlier agent wrote it down
+            return  # the api knows whether an earlier agent has written it down
         if self._worth_it(one, now):
             self.record(one.kind, one.at, **transition_fields(one))
 

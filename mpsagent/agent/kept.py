@@ -84,6 +84,25 @@ def usage_rows(core: Core) -> dict[str, Any]:
     return {"hours": hours, "since": [[uid, since] for uid, since in memory.since.items()]}
 
 
+def waiting_rows(core: Core) -> list[int]:
+    """Users who wait here, so that they wait here again."""
+    return list(core.state.held.users()[:MOST])
+
+
+def waited_rows(core: Core) -> list[list[Any]]:
+    """How long clients had waited at the gate, which tells it to nobody later."""
+    found = [[one.pid, one.peer.start, round(one.waited, 3)] for one in core.state.clients.values() if one.waited]
+    return found[:MOST]
+
+
+def waits(kept: Mapping[str, Any]) -> tuple[frozenset[int], dict[tuple[int, int], float]]:
+    """Both, as an earlier agent has kept them."""
+    with suppress(ValueError, TypeError):
+        waited = {(int(pid), int(start)): float(span) for pid, start, span in kept.get("waited") or ()}
+        return frozenset(int(uid) for uid in kept.get("waiting") or ()), waited
+    return frozenset(), {}
+
+
 def take_up_usage(core: Core, kept: Mapping[str, Any], now: float) -> None:
     """What users had before this agent counts on; who worked then is counted until now."""
     with suppress(ValueError, TypeError, KeyError, AttributeError):

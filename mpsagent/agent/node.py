@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mpsagent.agent import gpus, kept, policies
 from mpsagent.agent.apart import Apart
+from mpsagent.agent.api_side import ApiSide
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Condition, Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.host import Agent, MakeSupervisor
+from mpsagent.agent.page import Instance, Page, Showing
 from mpsagent.agent.people import People
 from mpsagent.agent.placing import Placing
-from mpsagent.agent.recorder import FORGET, Recorder, log
+from mpsagent.agent.recorder import Recorder, log
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.telling import Telling
 from mpsagent.core import inputs as inp
-from mpsagent.core.actions import Action
-from mpsagent.core.transitions import Transition
 from mpsagent.mps.limits import Device
 from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories
 from mpsagent.policy.origins import PolicyError
@@ -34,13 +34,14 @@ from mpsagent.system import container_device
 from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories
-from mpsagent.system.history import History
 from mpsagent.system.names import Names
 from mpsagent.system.policy_warnings import warnings
 from mpsagent.system.store import Part, Store
 from mpsagent.system.threads import in_thread
 
 LOOK = 1.0
+GPU_WAIT = 1.0
+"""Seconds that who asks for clients waits for the GPUs to say what memory each uses."""
 FOLLOW_UP = 1.2
 """Seconds after a GPU was opened at which a context should be there."""
 FOREIGN_EVERY, FOREIGN_AGAIN = 30.0, 3.0
@@ -49,20 +50,22 @@ HOPELESS = {
     "control daemon", "control daemon failed", "front-end", "directories", "gate directory", "public directory taken",
 }  # fmt: skip
 """Topics of conditions that a person has to see to before users can be let in."""
-Watcher = Callable[[str, Transition | Action | None, Callable[[], Iterable[int]]], None]
 
 
 class Node(Recorder):
     """``agents``: one for each instance, in the policy's order, then those of users apart. Times are of ``clock``."""
 
-    def __init__(self, settings: Settings, history: History, names: Names, store: Store) -> None:
-        super().__init__(history, Telling(names), SteadyClock())
+    def __init__(self, settings: Settings, names: Names, store: Store) -> None:
+        self.api = ApiSide(settings)
+        super().__init__(Showing(self.api.connect, self.page, self._look_again), Telling(names), SteadyClock())
         self.settings = settings
         self.store = store
         self.names = names
-        self.inherited = history.newest
-        """Number of the last record of the agent before."""
+        self.inherited = False
+        """There was an agent before."""
         self.started = self.clock.now()
+        self.moved = 0.0
+        """Seconds by which the wall clock was set since its start."""
         self.policy = Policy()
         self.policy_errors: tuple[PolicyError, ...] = ()
         self.left: str | None = None  # of the policy, and has to wait until the agent is started again
@@ -74,9 +77,6 @@ class Node(Recorder):
         """The name of the first one."""
         self.own = False
         """Each instance has a public directory of its own, from the agent's start on."""
-        self.watchers: list[Watcher] = []
-        """Told of each transition and action, and of none every now and then, with the instance's name and a way to
-        know which users have clients."""
         self.stopping = False
         self.make_supervisor: MakeSupervisor
         self.people = People(names, lambda: self.placing.again())
@@ -134,9 +134,10 @@ class Node(Recorder):
         earlier = self.store.load()
         for text in self.store.notes:
             log.warning("store", text=text)
-        moved = self.clock.carry_on(earlier.pop(kept.CLOCK, None))
-        if moved:
-            earlier = kept.moved(earlier, moved)
+        self.inherited = bool(earlier)
+        self.moved = self.clock.carry_on(earlier.pop(kept.CLOCK, None))
+        if self.moved:
+            earlier = kept.moved(earlier, self.moved)
             for key, value in earlier.items():
                 self.store.put(key, value)
         self.store.put(kept.CLOCK, self.clock.kept())
@@ -145,52 +146,44 @@ class Node(Recorder):
         found = self.apart.found(await self._instances())
         self.single, self.first = len(found) == 1, found[0].instance
         self.placing.begin(own=self.own, how=lambda: self.policy.placement)
-        records = self.history.since(0, self.history.newest)
-        self.agents += [self._make(policy, records, moved) for policy in found]
+        self.agents += [self._make(policy, self.inherited) for policy in found]
         for name in kept.gone(earlier, {agent.name for agent in self.agents}):
             self.store.clear(f"{name}/")
         for agent in self.agents:
             agent.prepare()
         await self.keeper.start()
         await asyncio.gather(*(agent.begin(self._earlier(earlier, agent)) for agent in self.agents))
+        self.shown.start(self.started)
         self.placing.link.start()
         self.check_policy()
         await self._install_device()
         self._watch = DeviceWatch(self.settings.device_directory, self._gpu_opened, lambda: self.gpus.nvml.asking)
         self.spawn(self._look())
 
-    def _make(self, policy: Policy, records: Iterable[Mapping[str, Any]], moved: float = 0.0) -> Agent:
-        """An instance. ``records`` are those of the agent before, whose times have to be ``moved``."""
-        name = policy.instance
-        mine = [{**one, "at": float(str(one["at"])) + moved} for one in records if self.is_about(name, one)]
+    def _make(self, policy: Policy, inherited: bool) -> Agent:
+        """An instance, which an agent before may have had."""
         return Agent(
             policy,
             settings=self.settings,
-            history=self.history,
+            shown=self.shown,
             telling=self.telling,
             clock=self.clock,
-            store=self.store if self.single else Part(self.store, name),
+            store=self.store if self.single else Part(self.store, policy.instance),
             names=self.names,
             link=self.placing.link,
             seen=self.gpus,
             make_supervisor=self.make_supervisor,
             machine=policy.user is None,
-            inherited=self.inherited,
-            before=mine if self.inherited else None,
+            since=self.started if inherited else None,
             named=lambda: not self.single,
             inside=lambda: [one.inside for one in self.agents],
             decided=self._decided,
             found=self._devices_found,
-            shown=self._show,
         )
 
     def _make_apart(self, policy: Policy) -> Agent:
         self.single = False
-        return self._make(policy, ())
-
-    def is_about(self, name: str, record: Mapping[str, Any]) -> bool:
-        """Whether a record of the history is about this instance."""
-        return self.single or name in (record.get("instance", self.first), record.get("before"))
+        return self._make(policy, False)
 
     def _decided(self, agent: Agent) -> None:
         """An instance has decided."""
@@ -205,16 +198,6 @@ class Node(Recorder):
             one.take([inp.DevicesFound(self.clock.now(), found)])
         if agent.ready:
             self.check_policy()
-
-    def _show(self, agent: Agent, one: Transition | Action | None) -> None:
-        """To who watches: the metrics. A mistake there is none of the decisions' business."""
-        section = self.apart.section(agent)
-        paused = agent.core.memories.turns.suspended
-        for watch in self.watchers:
-            try:
-                watch(section.name, one, lambda: [uid for uid in self.apart.users(section) if uid not in paused])
-            except Exception as error:
-                self.failed("counting for the metrics failed", error)
 
     async def _instances(self) -> Sequence[Policy]:
         """A policy for each instance. Raises OSError when that depends on GPUs that cannot be found."""
@@ -260,7 +243,8 @@ class Node(Recorder):
         self.gpus.nvml.close()
         self.people.close()
         self.store.close()
-        self.history.close()
+        await self.shown.close()
+        await self.api.close()
         self.telling.close()
 
     def _gpu_opened(self) -> None:
@@ -287,10 +271,12 @@ class Node(Recorder):
 
     def _look_around(self, now: float) -> None:
         self.conditions.expire(now)
-        self._look_at_history(now)
+        self.shown.changed()
+        lost = f", {self.shown.lost} lost" if self.shown.lost else ""
+        away = f"the api is away: {self.shown.away} ({len(self.shown.kept)} records wait{lost})"
+        do = "it is started again by itself; see journalctl -u mpsagent-api"
+        self.conditions.set("api", None if self.shown.away is None else away, now, do)
         self._look_at_opens(now)
-        for agent in self.apart.templates():
-            self._show(agent, None)
         self._look_at_gate(now)
         if not self._foreign_busy and now >= self._foreign_at:
             self._foreign_at, self._foreign_busy = now + FOREIGN_EVERY, True
@@ -341,17 +327,32 @@ class Node(Recorder):
             do = f"programs outside MPS are looked for every {BLIND} s instead; see fs.inotify.max_user_instances"
             self.conditions.set("gpu opens", self._watch.problem, now, do)
 
-    def _look_at_history(self, now: float) -> None:
-        history = self.history
-        problem, known = history.problem, "history" in self.conditions.topics()
-        self.conditions.set("history", problem, now, "make room, or mend the disk; it goes on by itself")
-        if known != (problem is not None):
-            lost = f"; {history.lost} records were lost since the start" if history.lost else ""
-            self.record("history.problem", now, text=problem or f"the history is on disk again{lost}")
-        for text in history.notes:
-            self.conditions.set("history file", text, now, "mpsagent goes on; sqlite3 reads it", until=now + FORGET)
-            self.record("history.broken", now, text=text)
-        history.notes.clear()
+    # --- what the api shows -------------------------------------------------------------------------------------------
+
+    def page(self) -> Page:
+        """What is so. Of users: who has to do with MPS now."""
+        nvml, seen = self.gpus.nvml, self.gpus
+        names = dict(self.people.known) | {uid: who for one in self.agents for uid, who in one.people.known.items()}
+        return Page(
+            os.getpid(), self.started, self.clock.at(0.0), self.moved, [self._instance(one) for one in self.agents],
+            self.all_conditions(), self.policy, self.policy_loaded, [str(one) for one in self.policy_errors],
+            self.environment, names, self.single, self.first, () if self.single else self.placing.places(),
+            seen.seen, nvml.xids, nvml.xids_seen, seen.at, seen.problem,
+        )  # fmt: skip
+
+    def _instance(self, agent: Agent) -> Instance:
+        limits = agent.core.memories.limits
+        return Instance(
+            agent.name, agent.view(), agent.core.memories.usage,
+            {pid: pid not in limits.differs for pid in limits.seen}, bool(agent.devices), agent.observer.memory(),
+            tuple(agent.bypass.found.values()), self.environment_of(agent.name),
+        )  # fmt: skip
+
+    async def _look_again(self) -> None:
+        """Somebody asks how much memory is in use."""
+        await asyncio.gather(*(agent.observer.look_again(GPU_WAIT) for agent in self.agents))
+
+    # --- what is wrong, in sum ----------------------------------------------------------------------------------------
 
     @property
     def opened(self) -> bool:
@@ -389,7 +390,6 @@ class Node(Recorder):
         begun = await policies.start(self.settings)
         now = self.clock.now()
         self.policy = begun.policy
-        self.history.keep, self.history.size = self.policy.history_keep, self.policy.history_size
         self.policy_errors = begun.errors
         if begun.errors:
             self._policy_rejected(begun.errors, begun.kept, now)
@@ -408,7 +408,6 @@ class Node(Recorder):
             return errors
         self.conditions.set("policy", None, now)
         self.policy_loaded, self.policy = now, policy
-        self.history.keep, self.history.size = policy.history_keep, policy.history_size
         self.record("policy.loaded", now, digest=policy.digest, files=list(policy.sources))
         self.left = self._use(policy)
         self.conditions.set("restart", self.left, now, "systemctl restart mpsagent")

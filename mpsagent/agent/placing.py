@@ -65,14 +65,6 @@ class Placing:
             self._knocked(knock, process)
         self._decide()
 
-    def where(self, who: Identity) -> str | None:
-        """The instance where this user is, or would be placed now."""
-        own = self._apart.of_user(who.uid)
-        if own is not None:
-            return own.name
-        places = self._places()
-        return placement.stays(who.uid, places) or placement.place(who, places, self._how())
-
     # --- instances that come and go -----------------------------------------------------------------------------------
 
     def joined(self, agent: Agent) -> None:
@@ -206,7 +198,7 @@ class Placing:
         if found is not None:
             self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
             return
-        places = self._places()
+        places = self.places()
         name = placement.stays(knock.uid, places)
         if name is None:
             who = self._identified(knock, process, places)
@@ -222,7 +214,7 @@ class Placing:
 
     def _asked(self, knock: link.Knock, process: Pidfd | None) -> None:
         """It came in the directory of an instance, and is for that one or for none."""
-        places = self._places()
+        places = self.places()
         name = knock.asked or self._agents[0].name
         who = self._identified(knock, process, places)
         if who is None:
@@ -262,7 +254,7 @@ class Placing:
         self._scheduled = False
         for agent in self._apart.templates():
             for uid in agent.view().waiting():
-                places = self._places()
+                places = self.places()
                 here = next(one for one in places if one.name == agent.name)
                 who = self._people.known.get(uid, Identity(uid))
                 name = placement.free(who, places, self._how())
@@ -271,7 +263,7 @@ class Placing:
                     continue
                 self.move(uid, agent, to)
 
-    def _places(self) -> list[placement.Place]:
+    def places(self) -> list[placement.Place]:
         """Those of users apart are part of their template's."""
         found = []
         for template in self._apart.templates():

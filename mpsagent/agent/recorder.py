@@ -1,4 +1,4 @@
-"""What happens goes into journal and history; what goes wrong in the agent itself is said and survived."""
+"""What happens goes into the journal and to the api; what goes wrong in the agent itself is said and survived."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.conditions import Conditions
+from mpsagent.agent.page import Showing
 from mpsagent.agent.telling import Telling, log
 from mpsagent.core.sentences import worth_telling
-from mpsagent.system.history import History
 
 FORGET = 600.0
 """Seconds until a mistake of ours that has not come again is no condition any more."""
@@ -22,8 +22,8 @@ __all__ = ["FORGET", "Recorder", "log"]
 class Recorder:
     """Records, conditions and tasks of one agent."""
 
-    def __init__(self, history: History, telling: Telling, clock: SteadyClock) -> None:
-        self.history = history
+    def __init__(self, shown: Showing, telling: Telling, clock: SteadyClock) -> None:
+        self.shown = shown
         self.telling = telling
         self.clock = clock
         self.conditions = Conditions()
@@ -34,12 +34,12 @@ class Recorder:
         return None
 
     def record(self, kind: str, at: float, **fields: object) -> int:
-        """Into the journal and the history; returns its number there. Never raises."""
+        """Into the journal, and to the api, which keeps it; returns its number. Never raises."""
         try:
             record = {"kind": kind, **fields}
             if worth_telling(record):
                 self.telling.tell(record, self.name_of)
-            return self.history.append(kind, at, **fields)
+            return self.shown.append(kind, at, **fields)
         except Exception as error:  # a field that cannot be written must not stop what it is about
             self.conditions.set("records", f"{kind} could not be written down: {error!r}", at, "", until=at + FORGET)
             return 0

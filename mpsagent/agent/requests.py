@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from mpsagent.agent import kept
 from mpsagent.agent.host import Agent
+from mpsagent.agent.lease_body import Asked
 from mpsagent.agent.node import Node
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.mps.units import duration_text
 from mpsagent.policy.shares import Lease, Share
-from mpsagent.policy.values import Memory, Threads
 from mpsagent.system.processes import lineage
 
 MOST_LEASES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A lease that is asked for: whose, how much, for how many ``seconds`` or ``until`` when, and of what name."""
-
-    uid: int | None = None
-    cgroup: str | None = None
-    pid: int | None = None
-    threads: Threads | None = None
-    memory: Mapping[str, Memory] | None = None
-    seconds: float | None = None
-    until: float | None = None
-    name: str | None = None
 
 
 def end_client(agent: Agent, pid: int, *, at_once: bool, dry_run: bool, by: int) -> dict[str, Any]:

@@ -26,6 +26,16 @@ class Settings:
         return Path(self.policy_directory or Path(self.policy).with_suffix(".d"))
 
     @property
+    def api_directory(self) -> str | None:
+        """Where the api keeps the history."""
+        return None if self.state_directory is None else f"{self.state_directory.rstrip('/')}-api"
+
+    @property
+    def pages(self) -> str:
+        """The socket on which the api listens for the agent, which root alone can connect to."""
+        return f"{self.run_directory}/pages.sock"
+
+    @property
     def device_directory(self) -> str:
         """Where the files are that a program opens to use a GPU."""
         return "/dev" if self.devices_file is None else f"{Path(self.devices_file).parent}/dev"

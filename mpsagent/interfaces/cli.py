@@ -232,7 +232,9 @@ def policy_diff(path: str, as_json: bool) -> None:
     """
     from mpsagent.interfaces import cli_policy
 
-    if not ask.show(path, "/v1/policy/diff", as_json, lambda body: cli_policy.changes(body, ask.width()))["same"]:
+    body, raw = ask.ordered(path, "diff")
+    click.echo(raw.decode() if as_json else "\n".join(cli_policy.changes(body, ask.width())))
+    if not body["same"]:
         sys.exit(UNHEALTHY)
 
 
@@ -324,15 +326,14 @@ def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_j
     First by MPS, then by signals. Waits for its end and says it.
     For root, the admin group, and users on their own clients.
     """
-    wait = not (dry_run or no_wait or as_json)
-    cursor = ask.asked(path, "GET", "/v1/status")[0]["history"]["newest"] if wait else 0
-    body = {"now": now, "dry_run": dry_run}
-    if not wait:
-        ask.act(path, f"/v1/clients/{pid}/terminate", body, as_json)
+    cursor = None if dry_run or no_wait or as_json else ask.newest(path)
+    body = {"pid": pid, "now": now, "dry_run": dry_run}
+    if cursor is None:
+        ask.act(path, "terminate", body, as_json)
         return
     from mpsagent.interfaces import cli_events
 
-    ask.asked(path, "POST", f"/v1/clients/{pid}/terminate", body)
+    ask.ordered(path, "terminate", body)
     sys.exit(cli_events.until_ended(path, cursor, pid))
 
 
@@ -344,7 +345,7 @@ def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_j
 @click.pass_obj
 def drain(path: str, timeout: float | None, instance: str | None, as_json: bool) -> None:
     """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
-    ask.act(path, "/v1/drain", {"timeout": timeout, "instance": instance}, as_json)
+    ask.act(path, "drain", {"timeout": timeout, "instance": instance}, as_json)
 
 
 @cli.command()
@@ -353,7 +354,7 @@ def drain(path: str, timeout: float | None, instance: str | None, as_json: bool)
 @click.pass_obj
 def resume(path: str, instance: str | None, as_json: bool) -> None:
     """End a drain."""
-    ask.act(path, "/v1/resume", {"instance": instance}, as_json)
+    ask.act(path, "resume", {"instance": instance}, as_json)
 
 
 @cli.command()
@@ -377,16 +378,16 @@ def restart(
 
     body = {**({} if timeout is None else {"timeout": timeout}), "instance": instance}
     if dry_run or not yes:  # who may not is not asked first
-        ask.asked(path, "POST", "/v1/restart", {**body, "dry_run": True})
+        ask.ordered(path, "restart", {**body, "dry_run": True})
     if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
         return
     if no_wait or as_json:
-        ask.act(path, "/v1/restart", body, as_json)
+        ask.act(path, "restart", body, as_json)
         return
     from mpsagent.interfaces import cli_events
 
-    before, _ = ask.asked(path, "GET", "/v1/status")
-    answer, _ = ask.asked(path, "POST", "/v1/restart", body)
+    before, _ = ask.asked(path, "/v1/status")
+    answer, _ = ask.ordered(path, "restart", body)
     sys.exit(cli_events.until_restarted(path, before, answer.get("instances", []), timeout or 0.0))
 
 
@@ -395,7 +396,7 @@ def restart(
 @click.pass_obj
 def reload(path: str, as_json: bool) -> None:
     """Read the policy again; a bad one leaves the old one in force."""
-    ask.act(path, "/v1/reload", None, as_json)
+    ask.act(path, "reload", None, as_json)
 
 
 # --- for scripts

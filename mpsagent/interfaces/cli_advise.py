@@ -25,8 +25,8 @@ def advise(path: str, since: float, as_json: bool) -> None:
     from mpsagent.interfaces import advice
     from mpsagent.policy import apart
 
-    status = ask.asked(path, "GET", "/v1/status")[0]
-    clients = ask.asked(path, "GET", "/v1/clients")[0]["clients"]
+    status = ask.asked(path, "/v1/status")[0]
+    clients = ask.asked(path, "/v1/clients")[0]["clients"]
     read = Reader(path, status["history"]["oldest"], since, None)
     events = list(read.events())
     found = []

@@ -56,9 +56,26 @@ def iso(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def asked(path: str, method: str, target: str, body: Any = None, timeout: float = 15.0) -> tuple[Json, bytes]:
+def asked(path: str, target: str) -> tuple[Json, bytes]:
+    return _answered(lambda: client.ask(path, target, 15.0))
+
+
+def ordered(path: str, order: str, body: Any = None) -> tuple[Json, bytes]:
+    """An order is the agent's own business, also while nothing can be read."""
+    return _answered(lambda: client.order(path, order, body, 120.0))
+
+
+def newest(path: str) -> int | None:
+    """The cursor from which to watch what becomes of an order; None: nothing can be read."""
     try:
-        return client.ask(path, method, target, body, timeout)
+        return int(client.ask(path, "/v1/status", 15.0)[0]["history"]["newest"])
+    except (client.Unreachable, client.Refused):
+        return None
+
+
+def _answered(ask: Callable[[], tuple[Json, bytes]]) -> tuple[Json, bytes]:
+    try:
+        return ask()
     except client.Unreachable as gone:
         unreachable(gone)
     except client.Refused as refused:
@@ -70,7 +87,7 @@ def show(path: str, target: str, as_json: bool, text: Text, every: float | None 
     """``every``: again and again, so many seconds apart, for ever."""
     if every is not None:
         _watch(path, target, as_json, text, every)
-    body, raw = asked(path, "GET", target)
+    body, raw = asked(path, target)
     click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(text(body)))
     return body
 
@@ -81,7 +98,7 @@ def probe(path: str, as_json: bool) -> int:
 
     problems, status = ["mpsagent does not say how it is"], UNREACHABLE
     try:
-        code, raw = client.request(path, "GET", "/healthz", timeout=PROBE)
+        code, raw = client.request(path, "/healthz", PROBE)
         body = json.loads(raw)
         if code in (200, 503) and isinstance(body.get("problems"), list):
             problems, status = [str(one) for one in body["problems"]], FINE if body["ok"] else UNHEALTHY
@@ -107,7 +124,7 @@ def _watch(path: str, target: str, as_json: bool, text: Text, every: float) -> N
         while True:
             head = [f"{now():%H:%M:%S}, every {every:g} s until Ctrl-C", ""]
             try:
-                body, raw = client.ask(path, "GET", target)
+                body, raw = client.ask(path, target)
             except (client.Unreachable, client.Refused) as error:
                 click.echo(_frame([*head, f"mpsagent-cli: {error}"], on_screen), nl=False, err=as_json)
             else:
@@ -130,12 +147,12 @@ def _frame(lines: list[str], on_screen: bool) -> str:
     return "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
 
 
-def act(path: str, target: str, body: Any, as_json: bool) -> None:
+def act(path: str, order: str, body: Any, as_json: bool) -> None:
     from mpsagent.interfaces import cli_orders
     from mpsagent.interfaces.cli_progress import Progress
 
     with Progress("waiting for mpsagent"):
-        answer, raw = asked(path, "POST", target, body, timeout=120.0)
+        answer, raw = ordered(path, order, body)
     if as_json:
         click.echo(raw.decode().rstrip("\n"))
     else:

@@ -221,7 +221,7 @@ def _nobody_works(path: str) -> None:
 
     count = asyncio.run(ask_nvml())
     with suppress(client.Unreachable, client.Refused):
-        count = max(count, len(client.ask(path, "GET", "/v1/clients", None, 5.0)[0]["clients"]))
+        count = max(count, len(client.ask(path, "/v1/clients", 5.0)[0]["clients"]))
     if count:
         who = "1 process works" if count == 1 else f"{count} processes work"
         click.echo(f"mpsagent-cli: {who} on this node's GPUs, or wait for them (mpsagent-cli clients); --anyway "

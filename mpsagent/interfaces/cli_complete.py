@@ -73,7 +73,7 @@ def _rows(ctx: click.Context, key: str, of: str | None = None) -> Iterator[Any]:
 
     path = ctx.find_root().params.get("path") or client.DEFAULT_SOCKET
     try:
-        answer, _ = client.ask(path, "GET", f"/v1/{of or key}", timeout=PATIENCE)
+        answer, _ = client.ask(path, f"/v1/{of or key}", timeout=PATIENCE)
     except (client.Unreachable, client.Refused):
         return
     found = answer.get(key) if isinstance(answer, dict) else None

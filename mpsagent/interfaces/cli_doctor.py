@@ -62,7 +62,7 @@ def explain(path: str, code: int, as_json: bool) -> int:
     """Print what a CUDA error means and what explains it on this machine; the exit status."""
     error = cuda_errors.ERRORS[code]
     try:
-        events = client.ask(path, "GET", "/v1/events?limit=1000", timeout=ANSWER)[0]["events"]
+        events = client.ask(path, "/v1/events?limit=1000", timeout=ANSWER)[0]["events"]
     except client.Unreachable as gone:
         unreachable(gone)
     except client.Refused as refused:
@@ -97,7 +97,7 @@ def _lines(one: Finding) -> list[str]:
 
 def _ask(path: str) -> _Seen:
     def get(target: str) -> Json:
-        found: Json = client.ask(path, "GET", target, timeout=ANSWER)[0]
+        found: Json = client.ask(path, target, timeout=ANSWER)[0]
         return found
 
     try:

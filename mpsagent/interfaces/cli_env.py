@@ -36,7 +36,7 @@ def env(path: str, form: str, give_way: bool = False, partitioning: bool = False
     if (give_way or partitioning) and form == "cdi":
         option = "--give-way" if give_way else "--partitioning"
         raise click.UsageError(f"a CDI file is for everybody: give {option} with another format")
-    body, _ = ask.asked(path, "GET", "/v1/status")
+    body, _ = ask.asked(path, "/v1/status")
     directory = body.get("pipe_directory")
     if not directory:
         click.echo("mpsagent-cli: the agent has no pipe directory yet; see mpsagent-cli status", err=True)
@@ -51,7 +51,7 @@ def env(path: str, form: str, give_way: bool = False, partitioning: bool = False
         directory = found["CUDA_MPS_PIPE_DIRECTORY"]
     fraction = None
     if form != "cdi":
-        explained, _ = ask.asked(path, "GET", f"/v1/policy/explain?user={os.getuid()}")
+        explained, _ = ask.asked(path, f"/v1/policy/explain?user={os.getuid()}")
         fraction = _fraction(explained["memory"]["value"], body.get("devices", []))
         found = found | NO_LIMIT_OF_ITS_OWN | ({} if fraction is None else {JAX: fraction})
         found |= _partitioning(explained) if partitioning else {}

@@ -79,7 +79,7 @@ def events(path: str, cursor: int | None, since: float | None, limit: int, shown
         target += f"&since={iso(since)}"
     elif cursor is not None:
         target += f"&cursor={cursor}"
-    body, _ = asked(path, "GET", target)
+    body, _ = asked(path, target)
     for event in body["events"]:
         shown.show(event)
     if followed:
@@ -91,17 +91,17 @@ def events(path: str, cursor: int | None, since: float | None, limit: int, shown
 def _latest(path: str, limit: int) -> tuple[list[Json], int]:
     """The last ones that people are told, and the newest cursor. While a user waits there are two records every few
     seconds that are no news (seen: of 20 nothing was left to print), so older ones are read until there are enough."""
-    body, _ = asked(path, "GET", f"/v1/events?limit={min(PAGE, 3 * limit)}")
+    body, _ = asked(path, f"/v1/events?limit={min(PAGE, 3 * limit)}")
     found = body["events"]
     for _ in range(MOST_PAGES):
         told = _told(found)
         if len(told) >= limit or not found:
             break
         last = found[0]["cursor"] - 1
-        first = max(last - PAGE, asked(path, "GET", "/v1/status")[0]["history"]["oldest"])
+        first = max(last - PAGE, asked(path, "/v1/status")[0]["history"]["oldest"])
         if first >= last:
             break
-        older, _ = asked(path, "GET", f"/v1/events?cursor={first}&limit={last - first}")
+        older, _ = asked(path, f"/v1/events?cursor={first}&limit={last - first}")
         found = older["events"] + found
     return _told(found)[-limit:], body["cursor"]
 

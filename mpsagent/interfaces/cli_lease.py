@@ -45,7 +45,7 @@ def add(
     share = {"threads": threads if sms is None else {"sms": sms}, "memory": memory}
     body = {"uid": uid, "cgroup": cgroup, "pid": pid, **share, "until": until, "name": name}
     asked = {key: value for key, value in body.items() if value is not None}
-    answer, raw = ask.asked(path, "POST", "/v1/leases", asked)
+    answer, raw = ask.ordered(path, "lease", asked)
     click.echo(raw.decode().rstrip("\n") if as_json else str(answer["id"]))
     if _cut(answer):
         click.echo(f"mpsagent-cli: it is more than its user may have: {_cut(answer)} for each process", err=True)
@@ -77,13 +77,13 @@ def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_
     numbers = [number]
     if number is None:
         key, value = ("cgroup", cgroup) if name is None else ("name", name)
-        answer, _ = ask.asked(path, "GET", "/v1/leases")
+        answer, _ = ask.asked(path, "/v1/leases")
         numbers = [one["id"] for one in answer["leases"] if one[key] == value]
         if name is not None and not numbers:
             click.echo(f"mpsagent-cli: there is no lease with the name {name!a}; see mpsagent-cli lease list", err=True)
             sys.exit(ask.USAGE)
     for one in numbers:
-        _, raw = ask.asked(path, "DELETE", f"/v1/leases/{one}")
+        _, raw = ask.ordered(path, "end-lease", {"number": one})
         click.echo(raw.decode().rstrip("\n") if as_json else f"lease {one} has ended")
 
 

@@ -57,7 +57,7 @@ def metrics(path: str, textfile: Path | None, listen: str | None, as_json: bool)
 
 def scraped(path: str) -> bytes:
     """The agent's metrics, and that it is up. Raises Unreachable, or OSError where it gives none."""
-    status, text = client.request(path, "GET", "/metrics", timeout=PATIENCE)
+    status, text = client.request(path, "/metrics", timeout=PATIENCE)
     if status != 200:
         raise OSError(0, f"mpsagent gives no metrics: status {status}")
     return text + AWAY + b"1\n"

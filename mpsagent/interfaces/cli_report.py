@@ -128,7 +128,7 @@ def _cell(value: object) -> object:
 
 
 def _asked(path: str, place: str, query: Mapping[str, object]) -> Json:
-    return ask.asked(path, "GET", target(place, query))[0]
+    return ask.asked(path, target(place, query))[0]
 
 
 def target(path: str, query: Mapping[str, object]) -> str:

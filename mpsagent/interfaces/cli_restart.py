@@ -14,7 +14,7 @@ from mpsagent.interfaces.cli_ask import USAGE
 
 def may_lose(path: str, instance: str | None, *, dry_run: bool, as_json: bool) -> bool:
     """Whether to go on. Ends the program where no person can be asked, or the answer is no."""
-    found = ask.asked(path, "GET", "/v1/clients")[0]["clients"]
+    found = ask.asked(path, "/v1/clients")[0]["clients"]
     working = [one for one in found if one["state"] != "waiting" and instance in (None, one.get("instance"))]
     users = sorted({cli_words.user(one) for one in working})
     what = f"{cli_words.many(len(working), 'client')} of {', '.join(users)}" if working else "no client"

@@ -41,24 +41,23 @@ def shutdown(
     if force and timeout is not None:
         raise click.UsageError("by force nobody is waited for: leave out --timeout, or --force")
     chosen = _chosen(path, pid, instance)
-    target = f"/v1/servers/{chosen}/shutdown"
-    body = {**({} if timeout is None else {"timeout": timeout}), "force": force}
+    body = {"pid": chosen, **({} if timeout is None else {"timeout": timeout}), "force": force}
     if dry_run:
-        ask.act(path, target, {**body, "dry_run": True}, as_json)
+        ask.act(path, "shutdown", {**body, "dry_run": True}, as_json)
         return
     if not yes:
-        _may_lose(ask.asked(path, "POST", target, {**body, "dry_run": True})[0])
-    if no_wait or as_json:
-        ask.act(path, target, body, as_json)
+        _may_lose(ask.ordered(path, "shutdown", {**body, "dry_run": True})[0])
+    cursor = None if no_wait or as_json else ask.newest(path)
+    if cursor is None:
+        ask.act(path, "shutdown", body, as_json)
         return
-    cursor = ask.asked(path, "GET", "/v1/status")[0]["history"]["newest"]
-    ask.asked(path, "POST", target, body)
+    ask.ordered(path, "shutdown", body)
     sys.exit(cli_events.until_shut_down(path, cursor, chosen, timeout or 0.0))
 
 
 def _chosen(path: str, pid: int | None, instance: str | None) -> int:
     """The server that is meant. Ends the program where that is not one."""
-    rows = ask.asked(path, "GET", "/v1/servers")[0]["servers"]
+    rows = ask.asked(path, "/v1/servers")[0]["servers"]
     found = [one["pid"] for one in rows if pid in (None, one["pid"]) and instance in (None, one.get("instance"))]
     if len(found) == 1:
         return int(found[0])

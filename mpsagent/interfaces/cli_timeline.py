@@ -49,8 +49,8 @@ def timeline(
     end = now if until is None else min(until, now)
     if since >= end:
         raise click.UsageError("--since is not before --until")
-    status = ask.asked(path, "GET", "/v1/status")[0]
-    clients = ask.asked(path, "GET", "/v1/clients")[0]["clients"] if end == now else []
+    status = ask.asked(path, "/v1/status")[0]
+    clients = ask.asked(path, "/v1/clients")[0]["clients"] if end == now else []
     names = {one["uid"]: one["user"] for one in [*status["users"], *status["waiting"], *clients] if one["user"]}
     read = Reader(path, status["history"]["oldest"], since, until)
 
@@ -89,7 +89,7 @@ class Reader:
 
     def events(self) -> Iterator[Json]:
         for _ in range(MOST // PAGE):
-            body = ask.asked(self._path, "GET", target("/v1/events", {**self._query, "cursor": self._cursor}))[0]
+            body = ask.asked(self._path, target("/v1/events", {**self._query, "cursor": self._cursor}))[0]
             yield from body["events"]
             if len(body["events"]) < PAGE:
                 return

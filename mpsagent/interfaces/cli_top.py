@@ -19,13 +19,13 @@ def top(path: str, every: float, as_json: bool) -> None:
     if as_json:
         import json
 
-        answers = [ask.asked(path, "GET", f"/v1/{name}")[0] for name in ("status", "clients")]
+        answers = [ask.asked(path, f"/v1/{name}")[0] for name in ("status", "clients")]
         click.echo(json.dumps({"status": answers[0], "clients": answers[1]["clients"]}))
     elif sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
         _live(path, every)
     else:
-        status = ask.asked(path, "GET", "/v1/status")[0]
-        clients = ask.command_lines(ask.asked(path, "GET", "/v1/clients")[0]["clients"])
+        status = ask.asked(path, "/v1/status")[0]
+        clients = ask.command_lines(ask.asked(path, "/v1/clients")[0]["clients"])
         click.echo("\n".join(line.text for line in page(status, clients, View(), ask.now(), ask.width())))
 
 

@@ -1,4 +1,4 @@
-"""The other end of the socket: one request, one answer, or a stream of lines.
+"""The other end of the sockets: the api's, with one request and one answer or a stream of lines, and the agent's.
 
 HTTP/1.0 by hand, because ``http.client`` takes longer to import than the agent to answer. Each answer ends with the
 connection, so there is neither chunking nor keeping alive.
@@ -18,6 +18,7 @@ from typing import Any
 DEFAULT_SOCKET = "/run/mpsagent/mpsagent.sock"
 _LONGEST = 64 * 1024 * 1024
 _LONGEST_LINE = 1024 * 1024
+_LONGEST_ANSWER = 256 * 1024
 
 
 class Unreachable(Exception):
@@ -32,13 +33,13 @@ class Refused(Exception):
         self.status, self.error = status, error
 
 
-def request(path: str, method: str, target: str, body: Any = None, timeout: float = 10.0) -> tuple[int, bytes]:
+def request(path: str, target: str, timeout: float = 10.0) -> tuple[int, bytes]:
     """One request; its status and body. ``timeout``: seconds for all of it. Raises Unreachable."""
     end = time.monotonic() + timeout
     with _connected(path, timeout) as sock:
         try:
             sock.settimeout(_left(end))
-            _send(sock, _head(method, target, body))
+            _send(sock, _head(target))
             received = bytearray()
             while data := sock.recv(65536):
                 received += data
@@ -58,9 +59,9 @@ def request(path: str, method: str, target: str, body: Any = None, timeout: floa
     return _status(path, head), rest
 
 
-def ask(path: str, method: str, target: str, body: Any = None, timeout: float = 10.0) -> tuple[Any, bytes]:
+def ask(path: str, target: str, timeout: float = 10.0) -> tuple[Any, bytes]:
     """One request; its JSON, and the same as bytes. Raises Unreachable, Refused (503 of /healthz and the like too)."""
-    status, raw = request(path, method, target, body, timeout)
+    status, raw = request(path, target, timeout)
     try:
         answer = json.loads(raw)
     except ValueError:
@@ -75,7 +76,7 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
     ``silence`` seconds; Refused."""
     with _connected(path, silence) as sock:
         try:
-            _send(sock, _head("GET", target, None))
+            _send(sock, _head(target))
             rest, status = b"", 0
             while data := sock.recv(65536):
                 rest += data
@@ -97,22 +98,54 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
         raise Refused(status, answer if isinstance(answer, dict) else {})
 
 
-def _connected(path: str, timeout: float) -> socket.socket:
-    """By the administrators' socket where there is one for us, which users cannot fill; else by everybody's."""
-    end = time.monotonic() + timeout
-    beside = _administrators(path)
-    if beside is not None:
+def order(path: str, name: str, body: Any = None, timeout: float = 10.0) -> tuple[Any, bytes]:
+    """One order to the agent itself, on its socket beside ``path``; the answer's JSON, and the same as bytes. Raises
+    Unreachable, Refused."""
+    public, message = Path(path), json.dumps({**(body or {}), "order": name}).encode()
+    places = [str(public.with_name(f"{public.stem}{of}{public.suffix}")) for of in ("-admin", "-orders")]
+    sock = None
+    for place in places if os.access(places[0], os.W_OK, effective_ids=True) else places[1:]:
         try:
-            return _connect(beside, timeout)
-        except OSError:
-            pass  # an older agent's, or it is just being stopped
+            sock = _connect(place, timeout, socket.SOCK_SEQPACKET)
+            break
+        except OSError as error:
+            failure = _why(error, timeout)
+    if sock is None:
+        raise Unreachable(f"cannot reach mpsagent on {places[1]}: {failure}")
+    with sock:
+        try:
+            _send(sock, message)
+            try:
+                received = sock.recv(_LONGEST_ANSWER)
+            except ConnectionResetError:  # it was refused unread: that is said next
+                received = sock.recv(_LONGEST_ANSWER)
+        except TimeoutError:
+            raise Unreachable(f"{path}: no answer within {timeout:g} s (journalctl -u mpsagent)") from None
+        except OSError as error:
+            raise Unreachable(f"{path}: {error.strerror or error}") from None
     try:
-        return _connect(path, _left(end))
+        answer = json.loads(received)
+        status, found = int(answer["status"]), answer["answer"]
+    except (ValueError, KeyError, TypeError):
+        raise Unreachable(f"{path}: no answer to the order; was mpsagent just stopped?") from None
+    if status >= 400:
+        raise Refused(status, found if isinstance(found, dict) else {})
+    return found, json.dumps(found).encode()
+
+
+def _connected(path: str, timeout: float) -> socket.socket:
+    try:
+        return _connect(path, timeout)
     except OSError as error:
-        why = "it is not running" if isinstance(error, FileNotFoundError | ConnectionRefusedError) else error.strerror
-        if isinstance(error, BlockingIOError):
-            why = f"it has not accepted a connection for {timeout:g} s"
-        raise Unreachable(f"cannot reach mpsagent on {path}: {why or error}") from None
+        raise Unreachable(f"cannot reach mpsagent on {path}: {_why(error, timeout)}") from None
+
+
+def _why(error: OSError, timeout: float) -> str:
+    if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+        return "it is not running"
+    if isinstance(error, BlockingIOError):
+        return f"it has not accepted a connection for {timeout:g} s"
+    return error.strerror or str(error)
 
 
 def _left(end: float) -> float:
@@ -120,21 +153,9 @@ def _left(end: float) -> float:
     return max(0.001, end - time.monotonic())
 
 
-def _administrators(path: str) -> str | None:
-    """``mpsagent-admin.sock`` beside ``mpsagent.sock``, if we may connect to it and it is the same owner's."""
-    public = Path(path)
-    try:
-        beside = public.with_name(f"{public.stem}-admin{public.suffix}")
-        if beside.stat().st_uid == public.stat().st_uid and os.access(beside, os.W_OK, effective_ids=True):
-            return str(beside)
-    except (OSError, ValueError, NotImplementedError):
-        pass  # there is none, no file has that name, or this system cannot ask for effective ids: then by everybody's
-    return None
-
-
-def _connect(path: str, timeout: float) -> socket.socket:
+def _connect(path: str, timeout: float, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """Waits for its turn when the socket's backlog is full: without blocking it would be refused at once."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_UNIX, kind)
     try:
         span = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, span)
@@ -154,12 +175,9 @@ def _send(sock: socket.socket, data: bytes) -> None:
         return
 
 
-def _head(method: str, target: str, body: Any) -> bytes:
-    data = b"" if body is None else json.dumps(body).encode()
-    head = f"{method} {target} HTTP/1.0\r\nHost: mpsagent\r\nUser-Agent: mpsagent-cli/{os.getpid()}\r\n"
-    if data:
-        head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    return head.encode() + b"\r\n" + data
+def _head(target: str) -> bytes:
+    agent = f"mpsagent-cli/{os.getpid()}"
+    return f"GET {target} HTTP/1.0\r\nHost: mpsagent\r\nUser-Agent: {agent}\r\n\r\n".encode()
 
 
 def _status(path: str, head: bytes) -> int:

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import os
 import resource
 import signal
-import socket as socketlib
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-import click
 import structlog
 
 import mpsagent
+from mpsagent.agent.acting import Acting
 from mpsagent.agent.conditions import FILES, note_files
 from mpsagent.agent.host import MakeSupervisor
+from mpsagent.agent.line import one_line
 from mpsagent.agent.node import Node
+from mpsagent.agent.orders import Orders
 from mpsagent.agent.settings import Settings
 from mpsagent.gate import linger
-from mpsagent.interfaces.api import Api
-from mpsagent.interfaces.everything import Everything
-from mpsagent.interfaces.listen import administrators_path, bind, bind_administrators, inherited, split
-from mpsagent.interfaces.metrics import Metrics
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.control_child import ControlChild
 from mpsagent.system.directories import Directories, DirectoryRefused
-from mpsagent.system.history import History
 from mpsagent.system.journal import configure_log
+from mpsagent.system.listen import bind, bind_administrators, bind_orders, inherited
 from mpsagent.system.lock import AlreadyLocked, take
 from mpsagent.system.names import Names
 from mpsagent.system.notify import Notifier
@@ -43,48 +42,29 @@ OPENING = 10.0
 log = structlog.get_logger("mpsagent")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(mpsagent.__version__, prog_name="mpsagent")
 def main() -> None:
-    """Makes NVIDIA MPS safe to leave on. Ask a running one with mpsagent-cli."""
-
-
-@main.command()
-@click.option(
-    "--policy", default=Settings.policy, show_default=True, help="The policy; policy.d beside it is read too."
-)
-@click.option("--socket", default=Settings.socket, show_default=True, help="Where the API listens.")
-@click.option(
-    "--state-directory", default=Settings.state_directory, show_default=True, help="Where the history is kept."
-)
-@click.option(
-    "--run-directory",
-    default=Settings.run_directory,
-    show_default=True,
-    help="Hidden directories of the control daemons, and the link to the gate.",
-)
-@click.option("--supervise", type=click.Choice(["child", "systemd"]), default="child", show_default=True,
-              help="Who runs the control daemon: the agent itself, or systemd.")  # fmt: skip
-@click.option("--devices", "devices_file", help="The GPUs, as JSON, instead of asking NVML (for the simulator).")
-@click.option("--log-format", type=click.Choice(["auto", "journal", "text"]), default="auto", show_default=True)
-def run(
-    policy: str,
-    socket: str,
-    state_directory: str,
-    run_directory: str,
-    supervise: str,
-    devices_file: str | None,
-    log_format: str,
-) -> None:
-    """Run the agent in the foreground."""
-    configure_log(log_format)
+    words = argparse.ArgumentParser("mpsagent", description="Makes NVIDIA MPS safe to leave on. Ask with mpsagent-cli.")
+    words.add_argument("--version", action="version", version=f"mpsagent, version {mpsagent.__version__}")
+    run = words.add_subparsers(required=True, metavar="run").add_parser("run", help="run the agent in the foreground")
+    told = {"policy": "the policy; policy.d beside it is read too", "socket": "where people read, through the api",
+            "state-directory": "where is kept what the next agent has to know",
+            "run-directory": "hidden directories of the control daemons, and the link to the gate"}  # fmt: skip
+    for name, about in told.items():
+        default = getattr(Settings, name.replace("-", "_"))
+        run.add_argument(f"--{name}", default=default, metavar="PATH", help=f"{about} ({default})")
+    run.add_argument("--supervise", choices=("child", "systemd"), default="child",
+                     help="who runs the control daemon and the api: the agent itself, or systemd (child)")  # fmt: skip
+    run.add_argument("--devices", metavar="FILE", help="the GPUs, as JSON, instead of asking NVML (for the simulator)")
+    run.add_argument("--log-format", choices=("auto", "journal", "text"), default="auto")
+    asked = words.parse_args()
+    configure_log(asked.log_format)
     settings = Settings(
-        policy=policy,
-        socket=socket,
-        state_directory=state_directory or None,
-        run_directory=run_directory.rstrip("/"),
-        supervise="systemd" if supervise == "systemd" else "child",
-        devices_file=devices_file,
+        policy=asked.policy,
+        socket=asked.socket,
+        state_directory=asked.state_directory or None,
+        run_directory=asked.run_directory.rstrip("/"),
+        supervise=asked.supervise,
+        devices_file=asked.devices,
     )
     files = _open_more_files()
     sys.exit(asyncio.run(_serve(settings, files)))
@@ -114,47 +94,51 @@ async def _serve(settings: Settings, files: int) -> int:
     linger.watch_over()
     try:
         held = _lock(settings)
-        sock, admin = split(inherited(), Path(settings.socket))
-        sock = sock or bind(Path(settings.socket))
+        given = inherited()
+        public = next((one for one in given if one.type == socket.SOCK_STREAM), None)
+        if public is None and settings.supervise == "child":
+            public = bind(Path(settings.socket))
     except (OSError, AlreadyLocked) as error:
         log.error("the agent cannot start", reason=str(error))
         return 1
     store = Store(None if settings.state_directory is None else Path(settings.state_directory, "state.json"))
-    agent = Node(settings, History(settings.state_directory), Names(), store)
+    agent = Node(settings, Names(), store)
+    agent.api.public = public
     if what := note_files(agent.conditions, "the agent", files, agent.started):
         log.warning("open files", text=what)
-    backend = Everything(agent)
-    metered = Metrics(agent.name_of)
-    agent.watchers.append(metered.watch)
     gc.freeze()  # else each full collection looks at 56,000 objects of modules, for 30 ms
-    api = Api(backend, _is_admin(agent), failed=lambda error: agent.failed("a request failed", error), metered=metered)
+    orders = Orders(Acting(agent), _is_admin(agent), lambda error: agent.failed("an order failed", error))
     try:
         if not await _started(agent, settings, stop):
             return 0
-        await api.start(sock, admin or _administrators(agent, Path(settings.socket)))
+        passed = [one for one in given if one is not public]
+        for sock in passed or _own_sockets(agent, Path(settings.socket)):
+            orders.listen(sock)
         await _opened(agent, stop)
-        notifier.tell("READY=1", f"STATUS={backend.one_line()}")
+        notifier.tell("READY=1", f"STATUS={one_line(agent)}")
         log.info("agent.ready", version=mpsagent.__version__, policy=settings.policy, socket=settings.socket)
-        await _until_stopped(agent, backend, notifier, stop, reload)
+        await _until_stopped(agent, notifier, stop, reload)
     except (AlreadyLocked, DirectoryRefused, OSError) as error:
         log.error("the agent cannot start", reason=str(error))
         return 1
     finally:
         notifier.tell("STOPPING=1")
-        await api.close()
+        orders.close()
         await agent.end()
         if held is not None:
             os.close(held)
     return 0
 
 
-def _administrators(agent: Node, path: Path) -> socketlib.socket | None:
-    """The administrators' own socket; without it root has a reserve on the public one."""
-    try:
-        return bind_administrators(administrators_path(path), agent.policy.admin_group)
-    except OSError as error:
-        log.warning("no socket for administrators", reason=str(error))
-        return None
+def _own_sockets(agent: Node, path: Path) -> list[socket.socket]:
+    """For orders, where systemd has made none."""
+    found = []
+    for group in (agent.policy.admin_group, None):
+        try:
+            found.append(bind_orders(path) if group is None else bind_administrators(path, group))
+        except OSError as error:
+            log.warning("no socket for orders", reason=str(error))
+    return found
 
 
 async def _started(agent: Node, settings: Settings, stop: asyncio.Event) -> bool:
@@ -180,9 +164,7 @@ async def _opened(agent: Node, stop: asyncio.Event) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _until_stopped(
-    agent: Node, backend: Everything, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event
-) -> None:
+async def _until_stopped(agent: Node, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
     """Keep systemd informed until we are stopped. The watchdog hears from us only while the loop turns."""
     every = min(1.0, notifier.watchdog / 3) if notifier.watchdog else 1.0
     said = ""
@@ -194,7 +176,7 @@ async def _until_stopped(
         if reload.is_set():
             reload.clear()
             agent.spawn(_reload(agent))  # aside: its files may be slow, and the watchdog is not
-        line = backend.one_line()
+        line = one_line(agent)
         notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
         said = line
 
@@ -204,14 +186,14 @@ async def _reload(agent: Node) -> None:
 
 
 def _lock(settings: Settings) -> int | None:
-    """The state directory is one agent's alone. None where there is none, or where it cannot be written to (the history
+    """The state directory is one agent's alone. None where there is none, or where it cannot be written to (the store
     says so, and the lock in the pipe directory is still to come)."""
     if settings.state_directory is None:
         return None
     directory = Path(settings.state_directory)
     with suppress(OSError):
         directory.mkdir(mode=0o750, parents=True, exist_ok=True)
-        return take(directory / "lock", f"the history in {directory}")
+        return take(directory / "lock", f"what is kept in {directory}")
     return None
 
 

@@ -5,87 +5,94 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from mpsagent.agent.host import Agent
-from mpsagent.agent.node import Node
-from mpsagent.interfaces.answers import Answers, one_line
-from mpsagent.interfaces.backend import Json, Problem
-from mpsagent.interfaces.cli_words import many
+from mpsagent.agent import lease_body
+from mpsagent.agent.page import Page
+from mpsagent.agent.problem import Json, Problem
+from mpsagent.core import placement
+from mpsagent.core.sentences import named, sentence
+from mpsagent.interfaces import accounting, views
+from mpsagent.interfaces.answers import Answers
+from mpsagent.interfaces.backend import CursorGone
+from mpsagent.interfaces.received import Received
 from mpsagent.policy import apart
+from mpsagent.policy.identity import Identity
 from mpsagent.system.database import Query
 
+T = TypeVar("T")
 OF_NODE = frozenset({"agent", "health", "gate", "pipe_directory", "policy", "history"})
 """What of a status page is about the whole agent."""
 LISTS = ("devices", "servers", "users", "waiting", "outside", "not_guaranteed")
 SUMS = ("clients", "waiting_users", "waiting_processes", "outside_processes", "unknown_lines", "foreign_lines")
+FORGET = 600.0
+"""Seconds for which it is said what the history has found amiss."""
 
 
 class Everything:
-    """The backend of a node. Orders are for all instances or for a named one."""
+    """The backend of the API, on what was received of the agent."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, received: Received) -> None:
+        self._received, self._history = received, received.history
         self._made: dict[str, Answers] = {}
         self._pages: dict[str, Json] = {}
         self._status: Json = {}
+        self._notes: list[views.Condition] = []
+        self._since: dict[str, float] = {}
+
+    @property
+    def _page(self) -> Page:
+        page = self._received.page
+        if page is None:
+            hint = "systemctl status mpsagent; start it: systemctl enable --now mpsagent"
+            raise Problem(503, "the agent has not said anything so far: it does not run, or is only starting", "", hint)
+        return page
+
+    def _of(self, name: str) -> Answers:
+        if name not in self._made:
+            there = {one.name for one in self._page.instances}
+            self._made = {name: one for name, one in self._made.items() if name in there}
+            user = apart.split(name) if self._user(name) is not None else None
+            self._made[name] = Answers(self._received, name, None if user is None else self._of(user[0]).recent)
+        return self._made[name]
+
+    def _user(self, name: str) -> int | None:
+        return next(one.view.policy.user for one in self._page.instances if one.name == name)
 
     @property
     def _each(self) -> dict[str, Answers]:
         """By section. Those of users apart are not among them."""
-        return {agent.name: self._of(agent) for agent in self._node.apart.templates()}
-
-    def _of(self, agent: Agent) -> Answers:
-        known = self._made.get(agent.name)
-        if known is None or known.agent is not agent:
-            there = {one.name for one in self._node.agents}
-            self._made = {name: one for name, one in self._made.items() if name in there}
-            section = self._node.apart.section(agent)
-            recent = None if section is agent else self._of(section).recent
-            known = self._made[agent.name] = Answers(self._node, agent, recent)
-        return known
+        return {one.name: self._of(one.name) for one in self._page.instances if one.view.policy.user is None}
 
     def _users(self, template: str) -> list[Answers]:
         """Those of its users, where it is apart."""
-        agent = self._node.find(template)
-        return [] if agent is None else [self._of(one) for one in self._node.apart.of(agent)]
+        users = [one for one in self._page.instances if one.view.policy.user is not None]
+        return [self._of(one.name) for one in users if apart.family(one.view.policy) == template]
 
-    @property
-    def _first(self) -> Answers:
-        return next(iter(self._each.values()))
-
-    def _those(self, instance: str | None) -> dict[str, Answers]:
-        each = self._each
-        if instance is None:
-            return each
-        found = each.get(instance)
-        if found is None:
-            raise Problem(404, f"there is no instance {instance!r}", "instance", f"known: {', '.join(each)}")
-        return {instance: found}
-
-    # --- reading ------------------------------------------------------------------------------------------------------
+    # --- what is so ---------------------------------------------------------------------------------------------------
 
     def status(self) -> Json:
         """The same object as before while each instance's page is."""
-        every = {agent.name: self._of(agent).status() for agent in self._node.agents}
-        if every.keys() == self._pages.keys() and all(page is self._pages[name] for name, page in every.items()):
+        conditions, page = self._conditions(), self._page
+        every = {one.name: self._of(one.name).status(conditions) for one in page.instances}
+        if every.keys() == self._pages.keys() and all(one is self._pages[name] for name, one in every.items()):
             return self._status
-        pages, apart = {}, {}
+        pages, of_users = {}, {}
         for name in self._each:
-            users = {user.agent.name: every[user.agent.name] for user in self._users(name)}
-            apart[name] = list(map(_user_apart, users.items()))
+            users = {user.name: every[user.name] for user in self._users(name)}
+            of_users[name] = list(map(_user_apart, users.items()))
             is_apart = every[name]["mode"]["sharing"] == "apart"
             pages[name] = _with_users(every[name], users) if is_apart else every[name]
         parts = [
-            {"name": name, "log_directory": one.agent.policy.log_directory,
-             "environment": self._node.environment_of(name),
+            {"name": name, "log_directory": one.view.policy.log_directory,
+             "environment": dict(one.one.environment),
              **{key: value for key, value in pages[name].items() if key not in OF_NODE},
-             "apart": apart[name]}
+             "apart": of_users[name]}
             for name, one in self._each.items()
         ]  # fmt: skip
         first = next(iter(pages.values()))
-        page = first if len(pages) == 1 else _together(pages)
-        self._pages, self._status = every, {**page, "environment": self._node.environment, "instances": parts}
+        whole = first if len(pages) == 1 else _together(pages)
+        self._pages, self._status = every, {**whole, "environment": dict(page.environment), "instances": parts}
         return self._status
 
     def servers(self) -> Iterable[Mapping[str, Any]]:
@@ -99,131 +106,150 @@ class Everything:
 
     def _all(self, read: Callable[[Answers], Iterable[Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
         each = self._each
-        found = [(name, read(one)) for name in each for one in (each[name], *self._users(name))]  # all of one moment
-        for name, rows in found:
-            for row in rows:
-                yield {**row, "instance": name}
+        for name in each:
+            for one in (each[name], *self._users(name)):
+                for row in read(one):
+                    yield {**row, "instance": name}
+
+    async def first(self) -> None:
+        await self._received.first()
 
     async def look_again(self, most: float) -> None:
-        for agent in self._node.agents:
-            await self._of(agent).look_again(0.0)
-        if most:
-            await asyncio.gather(*(self._of(agent).look_again(most) for agent in self._node.agents))
-
-    def owner(self, pid: int) -> int | None:
-        every = (self._of(agent) for agent in self._node.agents)
-        return next((uid for one in every if (uid := one.owner(pid)) is not None), None)
-
-    def waits(self, pid: int) -> bool:
-        return any(self._of(agent).waits(pid) for agent in self._node.agents)
-
-    def policy(self) -> Json:
-        return self._first.policy()
-
-    async def explain(self, user: str, instance: str | None = None) -> Json:
-        """With several instances and none named, as it is where the user belongs."""
-        found = self._those(instance)
-        name, who = next(iter(found)), await self._first.identity(user)
-        if instance is None and len(found) > 1:
-            name = self._node.placing.where(who) or name
-        own = next((one for one in self._users(name) if one.agent.policy.user == who.uid), found.get(name))
-        answer = await (own or self._first).explain(user)
-        return answer if len(self._each) == 1 else {**answer, "instance": name}
-
-    async def policy_diff(self) -> Json:
-        found = {name: await one.policy_diff() for name, one in self._each.items()}
-        return next(iter(found.values())) if len(found) == 1 else _differences(found)
-
-    async def records(self, cursor: int | None, limit: int) -> list[Json]:
-        return await self._first.records(cursor, limit)
-
-    async def find(self, user: str | None, query: Query) -> tuple[list[Json], float]:
-        return await self._first.find(user, query)
-
-    async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
-        return await self._first.report(by, first, last, job)
-
-    def newest(self) -> int:
-        return self._first.newest()
-
-    def event(self, record: Json) -> Json:
-        return self._first.event(record)
-
-    async def wait_events(self, cursor: int, timeout: float) -> None:
-        await self._first.wait_events(cursor, timeout)
-
-    def health(self) -> tuple[bool, list[str]]:
-        return self._first.health()
+        await self._received.look(most)
 
     def leases(self) -> Iterable[Json]:
-        return self._first.leases()
+        view, known = self._page.instances[0].view, self._page.names
+        return (lease_body.shown(one, view, known.get(-1 if one.uid is None else one.uid)) for one in view.state.leases)
 
-    # --- acting -------------------------------------------------------------------------------------------------------
+    def health(self) -> tuple[bool, list[str]]:
+        conditions = self._conditions()
+        return not conditions, [f"{one.what}; {one.do}" if one.do else one.what for one in conditions]
 
-    async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
-        every = (self._of(agent) for agent in self._node.agents)
-        one = next((one for one in every if one.owner(pid) is not None), self._first)
-        return await one.terminate(pid, now=now, dry_run=dry_run, by=by)
+    def _conditions(self) -> tuple[views.Condition, ...]:
+        """The agent's, and what is wrong here."""
+        now, found = self._received.now(), []
+        silent = self._received.silent
+        if silent is not None:
+            since = None if self._received.page is None else now - silent
+            what = "the agent is silent" + ("" if since is None else ": what is shown is of that time")
+            found.append(views.Condition(what, since, "systemctl status mpsagent; journalctl -u mpsagent"))
+        problem = self._history.problem
+        if problem is None:
+            self._since.clear()
+        else:
+            since = self._since.setdefault("history", now)
+            found.append(views.Condition(problem, since, "make room, or mend the disk; it goes on by itself"))
+        for text in self._history.notes:
+            self._notes.append(views.Condition(text, now, "mpsagent goes on; sqlite3 reads it"))
+            self._received.append("history.broken", now, text=text)
+        self._history.notes.clear()
+        self._notes = [one for one in self._notes if one.since is not None and now < one.since + FORGET]
+        of_agent = () if self._received.page is None else self._received.page.conditions
+        named_ones = [views.Condition(named(one.what, self._received.name), one.since, one.do) for one in of_agent]
+        return (*found, *named_ones, *self._notes)
 
-    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
-        agents = self._node.agents
-        there = next((one for one in agents if pid in one.state.servers), agents[0])
-        return await self._of(there).shutdown_server(pid, timeout, force=force, dry_run=dry_run, by=by)
+    # --- the policy ---------------------------------------------------------------------------------------------------
 
-    async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
-        return await self._order(instance, lambda one: one.drain(timeout, by))
+    def policy(self) -> Json:
+        page = self._page
+        return {
+            "digest": page.policy.digest or None,
+            "loaded": views.iso_or_none(page.policy_loaded),
+            "files": list(page.policy.sources),
+            "errors": list(page.policy_errors),
+            "sections": page.policy.sections(),
+        }
 
-    async def resume(self, by: int, instance: str | None = None) -> Json:
-        return await self._order(instance, lambda one: one.resume(by))
+    async def explain(self, user: str) -> Json:
+        """With several instances, as it is where the user belongs."""
+        each, page, who = self._each, self._page, await self._identity(user)
+        own = next((one.name for one in page.instances if one.view.policy.user == who.uid), None)
+        name = next(iter(each))
+        if len(each) > 1:
+            places = page.places
+            name = placement.stays(who.uid, places) or placement.place(who, places, page.policy.placement) or name
+        if own is not None:
+            name = next(one for one in each if own in {user.name for user in self._users(one)})
+        answer = self._of(own or name).explain(who)
+        return answer if len(each) == 1 else {**answer, "instance": name}
 
-    async def restart(
-        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
-    ) -> Json:
-        found = await self._order(instance, lambda one: one.restart(timeout, by, dry_run=True))  # all, or none
-        return found if dry_run else await self._order(instance, lambda one: one.restart(timeout, by))
+    async def _identity(self, user: str) -> Identity:
+        """Raises Problem(404) for an unknown user."""
+        names = self._received.names
+        uid = int(user) if user.isascii() and user.isdecimal() and len(user) <= 10 else None
+        if uid is None:
+            try:
+                uid = await names.uid_of(user)
+            except TimeoutError:
+                raise Problem(503, "the name service does not answer", "user", "try the uid instead") from None
+        if uid is None:
+            raise Problem(404, f"there is no user {user!r}", "user", "see getent passwd")
+        return self._page.names.get(uid) or await names.look_up(uid)
 
-    async def _order(self, instance: str | None, order: Callable[[Answers], Awaitable[Json]]) -> Json:
-        found = self._those(instance)
-        answers = [await order(one) for name, first in found.items() for one in (first, *self._users(name))]
-        drained = {"drained": any(one["drained"] for one in answers)} if "drained" in answers[-1] else {}
-        return {**answers[-1], **drained, "instances": list(found)}
+    # --- what was -----------------------------------------------------------------------------------------------------
 
-    async def give_lease(self, body: Json, by: int) -> Json:
-        return await self._first.give_lease(body, by)
+    async def records(self, cursor: int | None, limit: int) -> list[Json]:
+        history = self._history
+        if cursor is None:
+            cursor = max(history.in_memory - 1, history.newest - limit)
+        elif cursor < history.oldest - 1 or cursor > history.newest:
+            raise CursorGone(cursor, history.oldest - 1)
+        if cursor < history.in_memory - 1:
+            found = await _kept(history.find(Query(after=cursor, limit=limit)))
+            if found:
+                return [one for one in found if int(str(one["seq"])) <= history.newest]
+        return history.since(cursor, limit)
 
-    async def end_lease(self, number: int, by: int) -> Json:
-        return await self._first.end_lease(number, by)
+    async def find(self, user: str | None, query: Query) -> list[Json]:
+        if user is not None:
+            query = query._replace(uid=(await self._identity(user)).uid)
+        return await _kept(self._history.find(query))
 
-    async def reload(self, by: int) -> Json:
-        return await self._first.reload(by)
+    async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
+        history, now, names = self._history, self._received.now(), self._received.names
+        if by == "job":
+            rows: list[Json] = await _kept(history.report_jobs(first, last, job, now))
+            uids = sorted({row["uid"] for row in rows})
+            who = dict(zip(uids, await asyncio.gather(*map(names.look_up, uids)), strict=True))
+            rows = accounting.of_jobs(rows, [who[row["uid"]] for row in rows])
+            return {"by": by, "first": first, "last": last, "rows": rows}
+        rows = await _kept(history.report(first, last, "day" if by == "day" else "uid", now))
+        if by != "day":
+            users = await asyncio.gather(*(names.look_up(row["uid"]) for row in rows))
+            rows = (
+                accounting.of_users(rows, users)
+                if by == "user"
+                else accounting.of_groups(rows, users, self._page.policy.groups)
+            )
+        return {"by": by, "first": first, "last": last, "rows": rows}
 
-    def one_line(self) -> str:
-        """The state in a line, for ``systemctl status``."""
-        agents, conditions = self._node.agents, self._node.all_conditions()
-        if len(agents) == 1:
-            return one_line(agents[0], conditions)
-        clients = sum(len(agent.state.clients) for agent in agents)
-        waiting = sum(len(agent.view().waiting()) for agent in agents)
-        apart = sum(1 for agent in agents if agent.policy.user is not None)
-        text = f"{len(agents) - apart} instances, " if len(agents) - apart > 1 else ""
-        text += f"{many(apart, 'user')} apart, " if apart else ""
-        text += f"{many(clients, 'client')}, {many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}"
-        return f"{conditions[0].what} ({many(len(conditions), 'problem')}); {text}" if conditions else text
+    def newest(self) -> int:
+        return self._history.newest
+
+    def event(self, record: Json) -> Json:
+        rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
+        return {
+            "cursor": record["seq"],
+            "at": views.iso(record["at"]),
+            "kind": record["kind"],
+            "sentence": sentence(record, self._received.name),
+            **rest,
+        }
+
+    async def wait_events(self, cursor: int, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._history.wait(cursor)
+        except TimeoutError:
+            return
 
 
-def _differences(found: Mapping[str, Json]) -> Json:
-    """What a reload would change, with the instance where it would."""
-    users = [
-        {**row, "who": f"{row['who']} at {name}"} for name, one in found.items() for row in one["users"]
-    ]  # fmt: skip
-    settings: dict[str, Json] = {}
-    for name, one in found.items():
-        for row in one["settings"]:
-            section, _, key = str(row["key"]).partition(".")
-            shown = f"instance.{name}.{key}" if section == "instance" else str(row["key"])
-            settings[shown] = {**row, "key": shown}
-    digest = next(iter(found.values()))["digest"]
-    return {"same": not users and not settings, "digest": digest, "users": users, "settings": list(settings.values())}
+async def _kept(answer: Awaitable[T]) -> T:
+    """What the database says. Raises Problem where it says nothing."""
+    try:
+        return await answer
+    except OSError as error:
+        raise Problem(503, f"the history cannot be read: {error.strerror}", "history", "see `status`") from None
 
 
 def _user_apart(named: tuple[str, Json]) -> Json:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from mpsagent.core.outside import Outsider
 from mpsagent.mps.limits import Device
+from mpsagent.mps.units import iso
 from mpsagent.system.nvml import Gpu, Part, Xid
 
 if TYPE_CHECKING:
@@ -25,11 +25,6 @@ class Seen:
     counts: Mapping[str, int] = field(default_factory=dict)
     at: float | None = None
     problem: str | None = None
-
-
-def iso(at: float) -> str:
-    """Seconds since the epoch as ISO 8601 in UTC with milliseconds, which is what the logs resolve."""
-    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def outside(one: Outsider, name: str | None) -> shapes_gpus.Outside:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from http import HTTPStatus
 from typing import Any
 
 from aiohttp import hdrs, web
 
-from mpsagent.interfaces.backend import Problem
+from mpsagent.agent.problem import Problem
 from mpsagent.interfaces.queries import number
 
 PROBLEM = "application/problem+json"
-PIECE = 8 * 1024
-"""Bytes that are written at a time."""
 MOST = 1000
 """Entries of a page."""
 
@@ -36,8 +32,7 @@ def aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.Respo
     """aiohttp's own errors (no such path, wrong method, body too long) in our form."""
     hint = {
         404: "GET /openapi.json lists what there is",
-        405: f"allowed: {error.headers.get('Allow', '')}",
-        413: "the body may have 16 KiB",
+        405: "HTTP is for reading; orders go to the agent's own sockets: mpsagent-cli, or docs/api.md",
     }.get(error.status, "")
     answer = problem_answer(Problem(error.status, error.reason, request.path[:200], hint))
     if "Allow" in error.headers:
@@ -48,48 +43,6 @@ def aiohttp_problem(request: web.Request, error: web.HTTPException) -> web.Respo
 async def unannounced(request: web.Request, answer: web.StreamResponse) -> None:
     """aiohttp says its version and Python's in each answer, which clients do not need."""
     answer.headers.pop(hdrs.SERVER, None)
-
-
-async def in_pieces(request: web.Request, answer: web.StreamResponse, flows: asyncio.Event) -> web.StreamResponse:
-    """An answer, written as its reader takes it. Small ones are left to aiohttp."""
-    body = answer.body if isinstance(answer, web.Response) else None
-    if not isinstance(body, bytes) or len(body) <= PIECE or request.method == "HEAD":
-        return answer
-    stream = web.StreamResponse(status=answer.status, headers=answer.headers)
-    stream.content_length = len(body)
-    await stream.prepare(request)
-    for start in range(0, len(body), PIECE):
-        if request.transport is None:  # an exception's frames would keep the body until they are collected
-            break
-        await stream.write(body[start : start + PIECE])
-        await flows.wait()
-    return stream
-
-
-class _Unannounced(web.Response):
-    async def _prepare_headers(self) -> None:
-        await super()._prepare_headers()
-        self.headers.pop(hdrs.SERVER, None)
-
-
-class Handler(web.RequestHandler):
-    """aiohttp's protocol, but what it cannot read (it never becomes a request) is answered in our form too."""
-
-    __slots__ = ()
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # raises when part of an answer is on its way
-        what = HTTPStatus(status).phrase if status >= 500 else "this is not HTTP as it should be"
-        problem = Problem(status, what, hint="curl --unix-socket, or any HTTP client")
-        answer = _Unannounced(body=line(problem.body()), status=status, content_type=PROBLEM)
-        answer.force_close()
-        return answer
 
 
 class Page:

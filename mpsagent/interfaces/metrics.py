@@ -20,7 +20,6 @@ from prometheus_client import (
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge beside each counter that no one asks for
@@ -45,7 +44,7 @@ _COUNTERS: dict[str, tuple[str, str]] = {
     "client.unlimited": ("clients_over_limits", "Clients that were found beyond their limits."),
     "limits.mismatch": ("limit_mismatches", "Servers that started with other limits than their first client's."),
 }
-"""Transitions and reports that are only counted: the name without ``_total``."""
+"""Records that are only counted: the name without ``_total``."""
 
 
 class Metrics:
@@ -86,46 +85,40 @@ class Metrics:
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def watch(self, instance: str, one: tr.Transition | act.Action | None, users: Callable[[], Iterable[int]]) -> None:
-        """``users`` says who has clients at work now; these may have been there before the agent."""
-        if one is None:
-            self._work(instance, users())
-            return
-        if isinstance(one, act.TerminateClient | act.SignalClient):
-            if len(self._ending) >= MOST_ENDING:
-                del self._ending[next(iter(self._ending))]
-            self._ending[instance, one.pid] = one.rule
-            return
-        kind = one.kind if isinstance(one, act.Report | tr.Transition) else ""
+    def hear(self, instance: str, record: Mapping[str, Any]) -> None:
+        """A record, as it is written down."""
+        kind, pid = record["kind"], record.get("pid")
         if kind in self._counters:
             self._counters[kind].labels(instance).inc()
-        match one:
-            case tr.ClientConnected():
-                self._waits.labels(instance).observe(one.waited)
-                if one.handover is not None:
-                    self._handovers.labels(instance).observe(one.handover)
-                self._work(instance, users())
-            case tr.ClientEnded():
-                self._ends.labels(instance, one.outcome).inc()
-                rule = self._ending.pop((instance, one.pid), None)
+        match kind:
+            case "action" if record.get("action") in ("TerminateClient", "SignalClient"):
+                if len(self._ending) >= MOST_ENDING:
+                    del self._ending[next(iter(self._ending))]
+                self._ending[instance, int(record["pid"])] = str(record["rule"])
+            case tr.ClientConnected.kind:
+                self._waits.labels(instance).observe(record["waited"])
+                if record.get("handover") is not None:
+                    self._handovers.labels(instance).observe(record["handover"])
+            case tr.ClientEnded.kind:
+                self._ends.labels(instance, record["outcome"]).inc()
+                rule = self._ending.pop((instance, int(record["pid"])), None)
                 if rule is not None:
                     self._forced.labels(instance, rule).inc()
-                self._work(instance, users())
-            case tr.TurnBegan():
+            case tr.TurnBegan.kind:
                 before = self._had.get(instance)
-                if before is not None and before != one.uid:
+                if before is not None and before != record["uid"]:
                     self._changes.labels(instance).inc()
-                    if one.gap is not None:
-                        self._gaps.labels(instance).observe(one.gap)
-                self._had[instance] = one.uid
-            case tr.GateConnected():
-                if self._gate not in (None, one.pid):
+                    if record.get("gap") is not None:
+                        self._gaps.labels(instance).observe(record["gap"])
+                self._had[instance] = record["uid"]
+            case tr.GateConnected.kind:
+                if self._gate not in (None, pid):
                     self._gates.inc()
-                self._gate = one.pid
+                self._gate = pid
             case _:
                 pass
 
-    def _work(self, instance: str, users: Iterable[int]) -> None:
+    def work(self, instance: str, users: Iterable[int]) -> None:
         """The time of who is at work is counted until now, and from now on that of these users."""
         now = time.monotonic()
         for (where, uid), since in list(self._busy.items()):
@@ -151,9 +144,9 @@ class Metrics:
     def text(self, status: Json, connections: int, dropped: int, turned_away: int) -> bytes:
         """The exposition format, version 0.0.4."""
         self._status, self._api = status, (connections, dropped, turned_away)
-        for name, page in self._instances():
+        for name, _ in self._instances():
             self.instance(name)
-            self._work(name, map(int, page["clients_by_uid"]))
+            self.work(name, (uid for (there, uid) in list(self._busy) if there == name))
         return bytes(generate_latest(self._registry))
 
     def _instances(self) -> list[tuple[str, Json]]:

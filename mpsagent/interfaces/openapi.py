@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from mpsagent import __version__
-from mpsagent.interfaces import shapes, shapes_policy
+from mpsagent.interfaces import shapes
 from mpsagent.interfaces.http import PROBLEM
 
 Json = dict[str, Any]
@@ -26,7 +26,6 @@ _READ: dict[str, tuple[str, type | None]] = {
     "/v1/leases": ("Shares that were given to jobs", shapes.Leases),
     "/v1/policy": ("The policy in force", None),
     "/v1/policy/explain": ("What applies to a user, where it comes from, what would happen now", None),
-    "/v1/policy/diff": ("What a reload would change, and for whom (root, admin group)", shapes_policy.PolicyDiff),
     "/v1/events": ("Events after a cursor; with follow=1 a stream of lines (application/x-ndjson)", shapes.Events),
     "/v1/report": ("What users had on some days: time with the GPU, waiting, clients, faults", shapes.Report),
 }
@@ -58,44 +57,6 @@ _PARAMETERS: dict[str, list[_Parameter]] = {
         ("first", "query", _DAY, "first day; 30 days in all"),
         ("last", "query", _DAY, "last day (today)"),
     ],
-}
-_PID: _Parameter = (
-    "pid", "path!", {"type": "integer", "minimum": 0, "maximum": 9999999999}, "the process of the client or server",
-)  # fmt: skip
-_SPAN: Json = {"type": ["number", "string", "null"], "minimum": 0, "maximum": 366 * 86400, "examples": ["10m", 600]}
-_INSTANCE: Json = {"type": ["string", "null"], "maxLength": 40, "description": "only this one, where there are several"}
-_ACT: dict[str, tuple[str, Json]] = {
-    "/v1/clients/{pid}/terminate": (
-        "End one client by the ladder (root, admin group, or the client's own user)",
-        {"now": {"type": "boolean"}, "dry_run": {"type": "boolean"}},
-    ),
-    "/v1/servers/{pid}/shutdown": (
-        "End one MPS server, when its clients have ended or after the timeout; who comes waits for the next one",
-        {
-            "timeout": _SPAN,
-            "force": {"type": "boolean", "description": "at once: its clients get an error at each call, and live on"},
-            "dry_run": {"type": "boolean"},
-        },
-    ),
-    "/v1/drain": ("Serve no new user; after the timeout end what runs", {"timeout": _SPAN, "instance": _INSTANCE}),
-    "/v1/resume": ("End a drain", {"instance": _INSTANCE}),
-    "/v1/leases": (
-        "Give a job a share until some time (root, admin group)",
-        {
-            "uid": {"type": "integer"},
-            "cgroup": {"type": "string"},
-            "pid": {"type": "integer", "description": "the root of the job's processes"},
-            "threads": {"type": ["number", "object"]},
-            "memory": {"type": ["string", "object"]},
-            "until": {"type": "string", "examples": ["2026-11-22T18:00:00Z", "2h"]},
-            "name": {"type": "string", "description": "of the job; a lease that has it is replaced"},
-        },
-    ),
-    "/v1/restart": (
-        "Start the control daemon again, also out of the failed state; clients get the timeout to end by themselves",
-        {"timeout": _SPAN, "instance": _INSTANCE, "dry_run": {"type": "boolean"}},
-    ),
-    "/v1/reload": ("Read the policy again", {}),
 }
 
 
@@ -130,30 +91,12 @@ def document() -> Json:
                 "responses": answers | _errors(schemas),
             }
         }
-    for path, (summary, body) in _ACT.items():
-        schema = {"type": "object", "properties": body, "additionalProperties": False}
-        done = {"201" if path == "/v1/leases" else "200": _content("done, or begun", {"type": "object"})}
-        paths.setdefault(path, {})["post"] = {
-            "operationId": _name("post", path),
-            "summary": summary,
-            "parameters": [_parameter(_PID)] if "{pid}" in path else [],
-            "requestBody": {"required": False, "content": {"application/json": {"schema": schema}}},
-            "responses": done | _errors(schemas),
-        }
-    paths["/v1/leases/{id}"] = {
-        "delete": {
-            "operationId": "delete_lease",
-            "summary": "End a lease (root, admin group)",
-            "parameters": [_parameter(("id", "path!", {"type": "integer", "minimum": 0}, "the lease"))],
-            "responses": {"200": _content("ended", {"type": "object"})} | _errors(schemas),
-        }
-    }
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "mpsagent",
             "version": __version__,
-            "description": "HTTP on the Unix socket /run/mpsagent/mpsagent.sock. Who calls is what the kernel says.",
+            "description": "HTTP on the Unix socket /run/mpsagent/mpsagent.sock, for reading; orders go to the agent.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "http://mpsagent", "description": "by the socket; any host name will do"}],

@@ -6,7 +6,7 @@ from datetime import date, datetime, timedelta
 
 from aiohttp import web
 
-from mpsagent.interfaces.backend import Problem
+from mpsagent.agent.problem import Problem
 from mpsagent.system.database import Query
 
 FILTERS = ("user", "pid", "kind", "since", "until")

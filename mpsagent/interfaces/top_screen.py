@@ -61,10 +61,8 @@ class Screen:
         """Ask the agent again; what went wrong is the message until it goes right."""
         self._due = time.monotonic() + self._every
         try:
-            self._status = client.ask(self._path, "GET", "/v1/status", timeout=ANSWER)[0]
-            self._clients = ask.command_lines(
-                client.ask(self._path, "GET", "/v1/clients", timeout=ANSWER)[0]["clients"]
-            )
+            self._status = client.ask(self._path, "/v1/status", timeout=ANSWER)[0]
+            self._clients = ask.command_lines(client.ask(self._path, "/v1/clients", timeout=ANSWER)[0]["clients"])
             if self._view.message.startswith("mpsagent "):
                 self._view.message = ""
         except (client.Unreachable, client.Refused) as gone:
@@ -189,7 +187,7 @@ class Screen:
             self._view.message = f"client {one['pid']} was left alone"
             return
         try:
-            client.ask(self._path, "POST", f"/v1/clients/{one['pid']}/terminate", {}, timeout=ANSWER)
+            client.order(self._path, "terminate", {"pid": one["pid"]}, ANSWER)
             self._view.message = f"client {one['pid']} is being ended"
         except client.Refused as refused:
             told = refused.error

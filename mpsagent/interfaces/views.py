@@ -17,9 +17,9 @@ from mpsagent.core.model import Client, Held, Server, State
 from mpsagent.core.outside import Outsider
 from mpsagent.core.view import SHARED_UID, View
 from mpsagent.interfaces import gpus, waits
-from mpsagent.interfaces.gpus import iso as iso
 from mpsagent.interfaces.guarantees import not_guaranteed
 from mpsagent.mps.limits import Limits
+from mpsagent.mps.units import iso as iso
 from mpsagent.policy.containers import container
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What the plugin asks of the agent on its node, over the agent's socket."""
+"""What the plugin reads of the agent on its node, and orders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class NodeAgent:
 
     def health(self) -> Health:
         try:
-            status, raw = client.request(self._socket, "GET", "/healthz", timeout=DEADLINE)
+            status, raw = client.request(self._socket, "/healthz", DEADLINE)
             body = json.loads(raw)
             if status in (200, 503) and isinstance(body.get("ok"), bool):
                 return Health(body["ok"], "; ".join(map(str, body.get("problems", ()))))
@@ -39,20 +39,20 @@ class NodeAgent:
         return Health(None, "mpsagent does not say how it is")
 
     def shares(self) -> Shares:
-        answer, _ = client.ask(self._socket, "GET", "/v1/policy", timeout=DEADLINE)
+        answer, _ = client.ask(self._socket, "/v1/policy", DEADLINE)
         given = {KEYS[key]: one["value"] for key, one in answer["sections"].items() if key in KEYS}
         return Shares(**given)
 
     def leases(self) -> list[Json]:
-        answer, _ = client.ask(self._socket, "GET", "/v1/leases", timeout=DEADLINE)
+        answer, _ = client.ask(self._socket, "/v1/leases", DEADLINE)
         return list(answer["leases"])
 
     def give(self, lease: Json) -> None:
-        client.ask(self._socket, "POST", "/v1/leases", lease, timeout=DEADLINE)
+        client.order(self._socket, "lease", lease, DEADLINE)
 
     def end(self, number: int) -> None:
         try:
-            client.ask(self._socket, "DELETE", f"/v1/leases/{number}", timeout=DEADLINE)
+            client.order(self._socket, "end-lease", {"number": number}, DEADLINE)
         except client.Refused as refused:
             if refused.status != 404:  # it was over just now
                 raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 MIB = 1 << 20
@@ -101,6 +102,11 @@ def multiprocessors_for_percent(percent: float, present: int) -> int:
         return present
     count = int(round(percent * 10) * present // 1000)
     return max(2, count - count % 2)
+
+
+def iso(at: float) -> str:
+    """Seconds since the epoch as ISO 8601 in UTC with milliseconds, which is what the logs resolve."""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
 
 
 def nearest(word: str, known: list[str]) -> str | None:

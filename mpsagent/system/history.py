@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -135,15 +134,9 @@ class History:
                 found.append(record)
         return found[: -limit - 1 : -1]
 
-    async def find(self, query: Query) -> tuple[list[Record], float]:
-        """Records from the database, and the seconds of work. Raises OSError when there is none, TimeoutError when it
-        takes too long."""
-
-        def timed(path: Path) -> tuple[list[Record], float]:
-            begun = time.thread_time()
-            return database.find(path, query), time.thread_time() - begun
-
-        return await self._ask(timed)
+    async def find(self, query: Query) -> list[Record]:
+        """Records from the database. Raises OSError when there is none, TimeoutError when it takes too long."""
+        return await self._ask(lambda path: database.find(path, query))
 
     async def report(self, first: str, last: str, by: str, now: float) -> list[Record]:
         """See :func:`mpsagent.system.database.report`. Raises OSError and TimeoutError."""
@@ -156,7 +149,7 @@ class History:
     async def _ask(self, question: Callable[[Path], T]) -> T:
         path = self._path
         if path is None:
-            raise OSError(0, "the history is only in memory: mpsagent was started without a state directory")
+            raise OSError(0, "the history is only in memory: mpsagent-api was started without a state directory")
         async with asyncio.timeout(2 * database.PATIENCE), self._questions:
             return await in_thread(lambda: question(path), deadline=2 * database.PATIENCE)
 

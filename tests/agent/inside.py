@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +12,6 @@ from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
 from mpsagent.system.control import Problem, ProblemKind
-from mpsagent.system.history import History
 from mpsagent.system.names import Names
 from mpsagent.system.store import Store
 
@@ -67,7 +67,7 @@ def play(
     settings = settings_at(place, text, instance)
 
     async def main() -> T:
-        node = Node(settings, History(settings.state_directory), Names(), Store(place / "state" / "state.json"))
+        node = Node(settings, Names(), Store(place / "state" / "state.json"))
         node.keeper.start = _no_gate  # type: ignore[method-assign]
         await node.start(lambda policy, where, gone: supervisor or NoDaemon())
         try:
@@ -95,4 +95,5 @@ def topics(agent: Agent) -> set[str]:
 
 
 def records(agent: Agent, kind: str) -> list[dict[str, Any]]:
-    return [dict(one) for one in agent.history.since(0, 10_000) if one["kind"] == kind]
+    """As far as no api has them."""
+    return [{"kind": one[1], "at": one[2], **json.loads(one[3])} for one in agent.shown.kept if one[1] == kind]

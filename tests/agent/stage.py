@@ -67,7 +67,7 @@ class Stage(scenes.Stage):
     def records(self, kind: str | None = None, **fields: object) -> list[dict[str, Any]]:
         """As far as they are on disk."""
         try:
-            found = database.find(self.place / "state" / database.NAME, database.Query(after=0, limit=1_000_000))
+            found = database.find(self.place / "state-api" / database.NAME, database.Query(after=0, limit=1_000_000))
         except OSError:  # not there yet
             return []
         return [
@@ -105,6 +105,12 @@ class Stage(scenes.Stage):
         assert found is not None
         assert is_keeper(found)
         return found
+
+    def api(self, agent: Agent) -> int:
+        """The api's pid: without systemd it is the agent's child."""
+        children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        found = [int(pid) for pid in children if b"api_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return found[0] if found else 0
 
     def control(self, agent: Agent) -> int:
         """The control daemon's pid."""

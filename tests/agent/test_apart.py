@@ -112,7 +112,7 @@ def test_a_change_of_the_way_of_sharing_waits_for_those_at_work(stage: Stage) ->
     agent = start(stage)
     a = working(stage, A)
     stage.policy(POLICY, extra='sharing = "together"\n')
-    assert agent.api.ask("POST", "/v1/reload")[0] == 200
+    assert agent.api.order("reload")[0] == 200
     said = stage.problem(agent, 'sharing = "together" takes hold later')
     assert "until 1 process of 1 user apart has ended; who comes" in said
     b = stage.client(B, "sleep", 600)
@@ -123,7 +123,7 @@ def test_a_change_of_the_way_of_sharing_waits_for_those_at_work(stage: Stage) ->
     assert agent.api.status()["mode"]["sharing"] == "together"
     assert apart(agent) == {}
     stage.policy(POLICY, extra=APART)
-    assert agent.api.ask("POST", "/v1/reload")[0] == 200
+    assert agent.api.order("reload")[0] == 200
     stage.problem(agent, 'sharing = "apart" with a control daemon for each user takes hold later')
     c = stage.client(C, "sleep", 600)
     rigs.send_signal(b.pid, signal.SIGKILL)

@@ -43,7 +43,7 @@ attempt("write into the FIFO of the logs", os.open, f"{place['hidden']}/log", os
 attempt("write the pid file", os.open, f"{place['hidden']}/nvidia-cuda-mps-control.pid", os.O_WRONLY)
 attempt("plant the lock", os.open, f"{place['home']}/agent.lock", os.O_RDWR | os.O_CREAT, 0o666)
 attempt("write the admissions", os.open, f"{place['run']}/admissions.json", os.O_WRONLY)
-attempt("write the history", os.open, f"{place['state']}/history.db", os.O_WRONLY)
+attempt("write the history", os.open, f"{place['state']}-api/history.db", os.O_WRONLY)
 attempt("write what is remembered", os.open, f"{place['state']}/state.json", os.O_WRONLY)
 attempt("go around the gate", connect, socket.SOCK_SEQPACKET, f"{place['hidden']}/control")
 attempt("be root's front-end", connect, socket.SOCK_SEQPACKET, f"{place['public']}/control_privileged")

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from mpsagent.agent.conditions import WAIT_SLACK, Conditions, _old_sharing, note_conditions
+from mpsagent.agent.line import one_line
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Control, Held, StartFailure
 from mpsagent.core.queue import Queue
-from mpsagent.interfaces.everything import Everything
 from mpsagent.policy.identity import Identity
 
 USER = 20001
@@ -51,8 +51,8 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
             for number, user in enumerate([None, None, *range(apart)])
         ]  # fmt: skip
         found = [SimpleNamespace(what="it is slow")] * problems
-        node: Any = SimpleNamespace(_node=SimpleNamespace(agents=agents, all_conditions=lambda: found))
-        return Everything.one_line(node)
+        node: Any = SimpleNamespace(agents=agents, all_conditions=lambda: found, name_of=lambda uid: None)
+        return one_line(node)
 
     assert line(1, 1, 1) == "it is slow (1 problem); 2 instances, 1 client, 1 user waits"
     assert line(2, 0, 2) == "it is slow (2 problems); 2 instances, 2 clients, 0 users wait"

@@ -75,7 +75,7 @@ def test_a_cuda_error_with_its_cause_here(stage: Stage) -> None:
     agent = stage.with_agent(POLICY + f'[user.{A + 1}]\naccess = "deny"\n')
     client = stage.client(A, "sleep", 600)
     client.known()
-    assert agent.api.ask("POST", f"/v1/clients/{client.pid}/terminate")[0] == 200
+    assert agent.api.order("terminate", pid=client.pid)[0] == 200
     stage.record("client.ended", pid=client.pid)
     refused = stage.client(A + 1, "query")
     refused.ended()

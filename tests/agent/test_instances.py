@@ -192,25 +192,25 @@ def test_who_belongs_nowhere_is_refused_and_told(stage: Stage) -> None:
 
 def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stage: Stage) -> None:
     agent = start(stage)
-    assert agent.api.get("/v1/policy/diff")["same"]
+    assert agent.api.order("diff")[1]["same"]
     path = stage.place / "policy.toml"
     path.write_text(path.read_text() + "[instance.gpu.limits]\nthreads = 20\n")
-    told = agent.api.get("/v1/policy/diff")
+    told = agent.api.order("diff")[1]
     assert {row["who"] for row in told["users"]} == {"all other users at gpu0", "all other users at gpu1"}
     assert told["settings"] == []
-    assert agent.api.ask("POST", "/v1/reload", {})[0] == 200
+    assert agent.api.order("reload")[0] == 200
     client = working(stage, A)
     assert share(client) == share_of(stage, 20)
     devices = json.loads(Path(stage.backend.control).with_name("devices.json").read_text())
     more = f'[instance.more]\ndevices = ["{devices[0]["uuid"]}"]\npipe_directory = "{stage.rig.pipe}"\n'
     path.write_text(path.read_text() + more)
-    told = agent.api.get("/v1/policy/diff")
+    told = agent.api.order("diff")[1]
     added = {"key": "instances", "before": "gpu0, gpu1", "after": "gpu1, more", "restart": True}
     assert added in told["settings"]
-    status, answer = agent.api.ask("POST", "/v1/reload", {})
+    status, answer = agent.api.order("reload")
     assert (status, answer["digest"]) == (200, told["digest"])
     assert "more added: takes hold when the agent is started again" in answer["later"], "it said that all is in force"
-    assert added in agent.api.get("/v1/policy/diff")["settings"], "what the files say is not in force"
+    assert added in agent.api.order("diff")[1]["settings"], "what the files say is not in force"
     assert "more added" in stage.problem(agent, "takes hold when the agent is started again")
     assert list(instances(agent)) == ["gpu0", "gpu1"]
     assert client.rc is None
@@ -260,7 +260,7 @@ def test_a_fault_ends_the_clients_of_its_own_gpu_only(stage: Stage) -> None:
 def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
     agent = start(stage)
     pids = {name: one["control"]["pid"] for name, one in instances(agent).items()}
-    assert agent.api.ask("POST", "/v1/restart", {"instance": "gpu1"})[0] == 200
+    assert agent.api.order("restart", instance="gpu1")[0] == 200
     stage.until(
         lambda: (found := instances(agent)["gpu1"]["control"]) and found["running"] and found["pid"] != pids["gpu1"],
         "another daemon",
@@ -273,12 +273,12 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
     for name in ("gpu0", "gpu1"):  # the first that ran again was enough
         assert f"{name}: started the control daemon" in said, said
     ordered = len(stage.records("control.restart_ordered"))
-    assert agent.api.ask("POST", "/v1/drain", {"instance": "gpu1"})[0] == 200
-    assert agent.api.ask("POST", "/v1/restart", {})[0] == 409
+    assert agent.api.order("drain", instance="gpu1")[0] == 200
+    assert agent.api.order("restart")[0] == 409
     assert len(stage.records("control.restart_ordered")) == ordered, "gpu0 was restarted, and then it was refused"
-    assert agent.api.ask("POST", "/v1/resume", {"instance": "gpu1"})[0] == 200
+    assert agent.api.order("resume", instance="gpu1")[0] == 200
     stage.until(lambda: all_open(agent), "open again")
-    status, answer = agent.api.ask("POST", "/v1/drain", {"instance": "gpu0"})
+    status, answer = agent.api.order("drain", instance="gpu0")
     assert (status, answer["instances"]) == (200, ["gpu0"])
     assert [one["drain"]["draining"] for one in instances(agent).values()] == [True, False]
     assert not agent.api.status()["drain"]["draining"]
@@ -286,8 +286,8 @@ def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
         client = stage.client(uid)
         assert client.ended() == 0, client.text()
         assert stage.record("client.connected", pid=client.pid)["instance"] == "gpu1"
-    assert agent.api.ask("POST", "/v1/drain", {"instance": "nosuch"})[0] == 404
-    assert agent.api.ask("POST", "/v1/resume", {})[0] == 200
+    assert agent.api.order("drain", instance="nosuch")[0] == 404
+    assert agent.api.order("resume")[0] == 200
     assert not any(one["drain"]["draining"] for one in instances(agent).values())
     stage.until(lambda: all_open(agent), "open again")
 
@@ -316,7 +316,7 @@ def test_an_agent_and_a_gate_that_are_killed_find_everyone_where_they_were(stage
     stage.waiting(d)
     before = {client.pid: where(agent, client) for client in (a, b, c, d)}
     assert {before[c.pid], before[d.pid]} == {"gpu0", "gpu1"}
-    assert agent.api.ask("POST", "/v1/drain", {"instance": "gpu1", "timeout": "1h"})[0] == 200
+    assert agent.api.order("drain", instance="gpu1", timeout="1h")[0] == 200
     gate = stage.gate(agent)
     stage.killed(agent)
     os.kill(gate, signal.SIGKILL)

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent import kept, missed
+from mpsagent.agent import kept
 from mpsagent.agent.node import Node
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
+from mpsagent.interfaces import missed
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -181,14 +182,15 @@ WORKS = ("client.connected", 900.001, {"pid": 71, "uid": 1001, "waited": 10.0})
 def written(known: list[dict[str, Any]], *events: inp.Input) -> list[tr.Transition]:
     one = core()
     one.receive_all(told(*events), NOW)
-    return missed.missed(missed.open_ends(known), one.state, told(*events), NOW)
+    return missed.missed(missed.open_ends(known), one.state, NOW, NOW)
 
 
 def test_who_is_on_record_is_not_written_again() -> None:
     assert written(records(WAITS, WORKS), at_work()) == []
-    known = missed.open_ends(records(WAITS))
-    assert not missed.is_new(known, tr.ClientWaiting(890.0, 71, 1001, 3))
-    assert missed.is_new(known, tr.ClientWaiting(891.0, 71, 1001, 4)), "another wait of the same process"
+    assert written(records(WAITS), inp.Knocked(NOW, 3, ALICE, 890.0)) == []
+    (one,) = written(records(), inp.Knocked(NOW, 3, ALICE, 890.0))
+    assert one == tr.ClientWaiting(890.0, 71, 1001, 3)
+    assert written(records(), inp.Knocked(NOW, 3, ALICE, NOW)) == [], "that one the agent itself has seen"
 
 
 def test_who_came_and_went_without_an_agent_is_written_once() -> None:
@@ -219,8 +221,17 @@ def test_what_is_older_than_all_records_in_sight_is_on_record() -> None:
     """10,000 are; a client may have run for a month."""
     known = records(("turn.began", 950.0, {"uid": 1002}), first=777)
     assert written(known, at_work()) == []
-    assert not missed.is_new(missed.open_ends(known), tr.ClientWaiting(890.0, 71, 1001, 3))
-    assert missed.is_new(missed.open_ends(known), tr.ClientWaiting(960.0, 71, 1001, 3))
+    assert written(known, inp.Knocked(NOW, 3, ALICE, 890.0)) == []
+    assert written(known, inp.Knocked(NOW, 3, ALICE, 960.0)) == [tr.ClientWaiting(960.0, 71, 1001, 3)]
+
+
+def test_who_waits_and_for_how_long_clients_had_waited_is_kept() -> None:
+    one = core()
+    one.receive_all(told(at_work()._replace(waited=12.3456), waits(950.0)), NOW)
+    rows = {"waiting": kept.waiting_rows(one), "waited": kept.waited_rows(one)}
+    assert kept.waits(json.loads(json.dumps(rows))) == (frozenset({1002}), {(71, ALICE.start): 12.346})
+    for broken in ({"waited": 7}, {"waiting": ["x"]}, {"waited": [[1]]}, {}):
+        assert kept.waits(broken) == (frozenset(), {})
 
 
 def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None:

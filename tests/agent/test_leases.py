@@ -16,12 +16,12 @@ def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
     gate, body = stage.gate(agent), {"uid": A, "threads": 20, "until": "10m"}
     os.kill(gate, signal.SIGSTOP)
     try:
-        status, given = agent.api.ask("POST", "/v1/leases", body)
+        status, given = agent.api.order("lease", **body)
     finally:
         os.kill(gate, signal.SIGCONT)
-    assert (status, given["in_force"]) == (201, False)
+    assert (status, given["in_force"]) == (200, False)
     stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate goes by the lease")
-    assert agent.api.ask("DELETE", f"/v1/leases/{given['id']}")[0] == 200
-    status, given = agent.api.ask("POST", "/v1/leases", body)
-    assert (status, given["in_force"]) == (201, True)
+    assert agent.api.order("end-lease", number=given["id"])[0] == 200
+    status, given = agent.api.order("lease", **body)
+    assert (status, given["in_force"]) == (200, True)
     assert agent.api.status()["gate"]["in_force"]

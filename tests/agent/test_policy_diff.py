@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpsagent.interfaces.policy_diff import OTHERS, differences
+from mpsagent.agent.policy_diff import OTHERS, differences
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -63,7 +63,7 @@ def test_what_a_reload_would_change_is_said_before_it_does(stage: Stage) -> None
     assert agent.api.get(f"/v1/policy/explain?user={B}")["threads"]["value"] == 20.0
     assert (stage.place / "state" / "last-policy.json").read_bytes() == remembered
     body = json.loads(diff(stage, "--json").stdout)
-    assert agent.api.ask("POST", "/v1/reload")[0] == 200
+    assert agent.api.order("reload")[0] == 200
     for one in body["users"]:
         if one["uid"] is not None:
             now = agent.api.get(f"/v1/policy/explain?user={one['uid']}")

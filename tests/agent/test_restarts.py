@@ -26,7 +26,7 @@ def counted(stage: Stage, pid: int) -> dict[str, int]:
 
 
 def ends(stage: Stage, agent: Agent, client: Client) -> None:
-    stage.until(lambda: agent.api.ask("POST", f"/v1/clients/{client.pid}/terminate", {})[0] == 200, "it is a client")
+    stage.until(lambda: agent.api.order("terminate", pid=client.pid)[0] == 200, "it is a client")
 
 
 def test_a_client_keeps_its_name_and_its_wait_beyond_an_agent(stage: Stage) -> None:
@@ -41,7 +41,7 @@ def test_a_client_keeps_its_name_and_its_wait_beyond_an_agent(stage: Stage) -> N
     second.working()
 
     def row(agent: Agent) -> dict[str, Any]:
-        found = agent.api.ask("GET", "/v1/clients")[1]["clients"]
+        found = agent.api.ask("/v1/clients")[1]["clients"]
         return next(one for one in found if one["pid"] == second.pid)
 
     before = row(agent)
@@ -59,7 +59,7 @@ def test_a_restart_that_goes_well_says_of_nothing_that_it_failed(stage: Stage) -
     agent = stage.with_agent(POLICY)
     client = stage.client(A, "sleep", 600)
     client.working()
-    status, body = agent.api.ask("POST", "/v1/restart", {})
+    status, body = agent.api.order("restart")
     assert status == 200, body
 
     def started() -> bool:

@@ -15,7 +15,7 @@ def server_of(stage: Stage, agent: Agent) -> int:
     found: list[int] = []
 
     def is_there() -> bool:
-        found[:] = [one["pid"] for one in agent.api.ask("GET", "/v1/servers")[1]["servers"]]
+        found[:] = [one["pid"] for one in agent.api.ask("/v1/servers")[1]["servers"]]
         return len(found) == 1
 
     stage.until(is_there, "a server")
@@ -36,9 +36,7 @@ def test_its_clients_end_by_themselves_and_who_comes_gets_the_next_one(stage: St
     stage.waiting(comes)
     stage.killed(agent)
     agent = stage.again()
-    stage.until(
-        lambda: "is being shut down" in str(agent.api.ask("GET", "/v1/queue")[1]["queue"]), "it is said why it waits"
-    )
+    stage.until(lambda: "is being shut down" in str(agent.api.ask("/v1/queue")[1]["queue"]), "it is said why it waits")
     assert (holder.rc, comes.rc, alive(server)) == (None, None, True)
     holder.kill()
     assert comes.ended() == 0, comes.text()

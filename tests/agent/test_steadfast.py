@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
+import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -23,16 +22,11 @@ from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
-from mpsagent.interfaces.answers import Answers
-from mpsagent.interfaces.backend import CursorGone
-from mpsagent.interfaces.backend import Problem as Refusal
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.system import database, history
 from mpsagent.system.control import Problem, ProblemKind
-from mpsagent.system.database import NAME, Query
 from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.system.processes import start_time
@@ -145,69 +139,15 @@ def test_a_record_that_cannot_be_written_stops_nothing(place: Path) -> None:
     play(place, scenario)
 
 
-def test_a_history_that_is_broken_is_said_and_a_new_one_begun(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for it: `status` and the record say where the old one is."""
-    (place / "state").mkdir()
-    (place / "state" / NAME).write_bytes(b"no database")
-    monkeypatch.setattr(node, "LOOK", 0.01)
-
+def test_a_page_that_cannot_be_made_is_said_and_records_go_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(agent: Agent) -> None:
-        await until(lambda: "history file" in topics(agent) and records(agent, "history.broken"))
-        assert ".broken-" in records(agent, "history.broken")[0]["text"]
-        assert not agent.history.notes, "it is said once"
-        assert agent.history.problem is None
-
-    play(place, scenario)
-
-
-def test_a_history_that_takes_nothing_is_said_until_it_does_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program holds the file, as a backup may; the agent works on, and orders are answered."""
-    monkeypatch.setattr(node, "LOOK", 0.01)
-    monkeypatch.setattr(database, "BUSY", 0.05)
-    monkeypatch.setattr(history, "RETRY_LAST", 0.05)
-
-    async def scenario(agent: Agent) -> None:
-        other = sqlite3.connect(place / "state" / NAME, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        number = agent.record("first", agent.clock.now())
-        await until(lambda: "history" in topics(agent) and records(agent, "history.problem"))
-        assert (await Answers(node_of(agent), agent).drain(None, 0))["draining"]
-        assert agent.history.newest > number, "followers do not wait for the disk"
-        other.execute("COMMIT")
-        other.close()
-        await until(lambda: "history" not in topics(agent) and not agent.history._pending)
-        found, _ = await agent.history.find(Query(after=number - 1))
-        assert found[0]["kind"] == "first"
-        assert "drain.begun" in {one["kind"] for one in found}
-        assert len(records(agent, "history.problem")) == 2, "its beginning and its end, in the journal too"
-
-    play(place, scenario)
-
-
-def test_a_cursor_reaches_back_as_far_as_the_file_does(place: Path) -> None:
-    """A reader that was away for a month misses nothing that is kept."""
-
-    async def scenario(agent: Agent) -> None:
-        answers = Answers(node_of(agent), agent)
-        first = agent.record("first", agent.clock.now(), uid=1000)
-        for number in range(20):
-            agent.record("more", agent.clock.now(), number=number)
-        await until(lambda: agent.history.newest == agent.history.last)
-        agent.history._records.clear()  # as after 10,000 others
-        found = await answers.records(first - 1, 3)
-        assert [one["seq"] for one in found] == [first, first + 1, first + 2]
-        assert [one["kind"] for one in found] == ["first", "more", "more"]
-        last = agent.record("last", agent.clock.now())
-        await until(lambda: agent.history.newest == last)
-        assert [one["seq"] for one in await answers.records(last - 2, 5)] == [last - 1, last]
-        assert [one["kind"] for one in await answers.records(last - 1, 5)] == ["last"]
-        assert [one["kind"] for one in (await answers.find("1000", Query(kind="fir")))[0]] == ["first"]
-        with pytest.raises(CursorGone):
-            await answers.records(last + 1, 5)
-        agent.history._path = None
-        with pytest.raises(Refusal) as refused:
-            await answers.report("user", "2026-01-01", "2026-01-02")
-        assert refused.value.status == 503
+        monkeypatch.setattr(agent.shown, "_page", lambda: 1 / 0)
+        agent.shown.changed()
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            transport, _ = await asyncio.get_running_loop().create_connection(lambda: agent.shown, sock=ours)
+            await until(lambda: "agent: a callback failed" in topics(agent))
+            transport.abort()
 
     play(place, scenario)
 
@@ -220,7 +160,7 @@ def test_unknown_lines_cannot_wash_the_history_away(place: Path) -> None:
         for number in range(2000):
             agent.take([ev.Unknown(now, "control", f"line {number}")])
         assert agent.state.unknown_lines == 2000
-        kept = [one for one in agent.history._records if one["kind"] == "log.unknown"]
+        kept = records(agent, "log.unknown")
         assert 0 < len(kept) <= UNKNOWN_A_MINUTE
 
     play(place, scenario)
@@ -230,18 +170,15 @@ def test_a_user_who_comes_and_leaves_cannot_wash_the_history_away(place: Path) -
     """9,550 times in 8 s, watched; the history has room for 10,000 records. It is said once, and others' are kept."""
 
     async def scenario(agent: Agent) -> None:
-        now, shown = agent.clock.now(), Counter[str]()
-        node_of(agent).watchers.append(lambda _, one, users: shown.update([getattr(one, "kind", "")]))
+        now = agent.clock.now()
         for number in range(2 * UNSERVED_A_MINUTE):
             agent.take([inp.Knocked(now, number, Peer(number, 1001, 1001, 1), now), inp.Left(now, number)])
         agent.take([inp.FrontEndUsed(now, 7, 0, "root's")])
         agent.take([inp.Knocked(now, 10_000, Peer(10_000, 1002, 1002, 1), now)])
-        await until(lambda: agent.history.newest == agent.history.last)
         assert len(records(agent, "client.waiting")) + len(records(agent, "client.left")) == UNSERVED_A_MINUTE + 1
         assert records(agent, "client.waiting")[-1]["uid"] == 1002
         assert [one["command"] for one in records(agent, "front_end")] == ["root's"]
         assert [(one["uid"], one["most"]) for one in records(agent, "user.flood")] == [(1001, UNSERVED_A_MINUTE)]
-        assert shown["client.waiting"] == 2 * UNSERVED_A_MINUTE + 1, "metrics count them all"
 
     play(place, scenario)
 
@@ -256,7 +193,6 @@ def test_nor_with_processes_whose_environment_lifts_their_limits(place: Path) ->
             agent.take([inp.Knocked(now, number, Peer(number, 1001, 1001, 1), now)])
             agent.take([inp.ProcessesSeen(now, frozenset(), {}, {number: inp.Lifts(1, memory="x")})])
             agent.take([inp.Left(now, number)])
-        await until(lambda: agent.history.newest == agent.history.last)
         kinds = ("client.waiting", "client.left", "client.environment")
         assert records(agent, "client.environment")
         assert sum(len(records(agent, kind)) for kind in kinds) == UNSERVED_A_MINUTE

@@ -28,7 +28,7 @@ def test_a_wait_a_forced_end_and_who_works_now(stage: Stage, tmp_path: Path) -> 
     first.known()
     second = stage.client(B, "sleep", 600)
     stage.waiting(second)
-    assert agent.api.ask("POST", f"/v1/clients/{first.pid}/terminate", {"now": True})[0] == 200
+    assert agent.api.order("terminate", pid=first.pid, now=True)[0] == 200
     second.working()
     stage.record("client.ended", pid=first.pid)
     page = tmp_path / "page.html"

@@ -35,5 +35,5 @@ def test_a_program_gets_the_signal_and_the_hook_says_until_when_and_why(stage: S
     assert (subject["uid"], subject["pids"]) == (A, [first.pid])
     assert 3500 < subject["seconds"] <= 3600
     assert f"while user {B} waits; its turn ends in" in subject["reason"]
-    said = [one["sentence"] for one in agent.api.ask("GET", "/v1/events?limit=1000")[1]["events"]]
+    said = [one["sentence"] for one in agent.api.ask("/v1/events?limit=1000")[1]["events"]]
     assert [one for one in said if "SIGUSR1" in one and f"client {first.pid}" in one], said

@@ -115,7 +115,8 @@ def test_stopping_the_agent_leaves_mps_running(running: Machine) -> None:
     worker = Worker(running, ALICE)
     before = servers(running)
     running.systemctl("stop", "mpsagent.socket", "mpsagent.service")
-    assert running.run("mpsagent-cli", "status", check=False).returncode == 3
+    until("it is said", lambda: running.run("mpsagent-cli", "status", check=False).returncode == 1)
+    assert running.run("mpsagent-cli", "resume", check=False).returncode == 3
     running.systemctl("start", "mpsagent.socket", "mpsagent.service")
     until("the state is as before", lambda: servers(running) == before)
     worker.finish()

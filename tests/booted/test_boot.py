@@ -32,7 +32,8 @@ def test_a_systemd_boots_and_reboots(machine: Machine) -> None:
 def test_installing_enables_nothing(node: Machine) -> None:
     """Whether the agent takes over a node's GPUs is for its administrator to say."""
     gate = ("mpsagent-gate.service", "mpsagent-gate.socket", "mpsagent-gate-privileged.socket")
-    for unit in ("mpsagent.service", "mpsagent.socket", "mpsagent-admin.socket", *gate):
+    api = ("mpsagent-api.service", "mpsagent-api.socket", "mpsagent-pages.socket")
+    for unit in ("mpsagent.service", "mpsagent.socket", "mpsagent-admin.socket", *api, *gate):
         assert node.systemctl("is-enabled", unit, check=False) == "disabled"
         assert node.systemctl("is-active", unit, check=False) == "inactive"
     assert not node.path("/run/mpsagent").exists()
@@ -73,3 +74,4 @@ def test_purge_leaves_nothing(machine: Machine, package: Path) -> None:
     node.run("dpkg", "--purge", "mpsagent")
     assert ours(node) - before == set()
     assert node.run("getent", "group", "mpsagent-admin", check=False).returncode == 2
+    assert node.run("getent", "passwd", "mpsagent-api", check=False).returncode == 2

@@ -34,8 +34,8 @@ def test_history_and_its_sums_outlive_a_boot(running: Machine) -> None:
     until("an end on record", lambda: api(running, "/v1/events?kind=client.ended")["events"])
     before = api(running, "/v1/report")["rows"]
     assert before[0]["clients"] == 1
-    mode = running.run("stat", "-c", "%a %U", "/var/lib/mpsagent/history.db").stdout.split()
-    assert mode == ["600", "root"]
+    mode = running.run("stat", "-c", "%a %U", "/var/lib/mpsagent-api/history.db").stdout.split()
+    assert mode == ["600", "mpsagent-api"]
     running.reboot()
     until("the agent again", lambda: api(running, "/v1/report")["rows"] == before)
 

@@ -12,7 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 UNITS = ROOT / "systemd"
 # Lower is better. Each exception that makes up the rest has its reason in the unit.
-HIGHEST_EXPOSURE = {"mpsagent.service": 2.5, "mpsagent-gate.service": 2.5, "mpsagent-metrics.service": 2.0}
+HIGHEST_EXPOSURE = {
+    "mpsagent.service": 2.5,
+    "mpsagent-gate.service": 2.5,
+    "mpsagent-api.service": 1.0,
+    "mpsagent-metrics.service": 2.0,
+}
 # Known from systemd 254 on; older ones pass it over with a warning.
 NEWER = re.compile("Unknown key .*'(FileDescriptorStorePreserve|RestartMode)'")
 SYSTEM_UNITS = Path("/usr/lib/systemd/system")
@@ -60,7 +65,7 @@ def test_systemd_has_no_complaint_about_the_units(tmp_path: Path) -> None:
     for unit in [*UNITS.glob("*.service"), *UNITS.glob("*.socket")]:
         shutil.copyfile(unit, place / unit.name)
     for program in (
-        *("usr/bin/mpsagent", "usr/bin/mpsagent-cli", "usr/bin/mpsagent-gate", "usr/bin/env"),
+        *("usr/bin/mpsagent", "usr/bin/mpsagent-cli", "usr/bin/mpsagent-api", "usr/bin/mpsagent-gate", "usr/bin/env"),
         *(f"usr/lib/mpsagent/mpsagent-{name}" for name in ("open", "directories", "compute-mode", "control-start")),
     ):
         (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)

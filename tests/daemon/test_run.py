@@ -174,7 +174,7 @@ def test_a_second_agent_is_refused(stage: Stage) -> None:
     policy = str(stage.place / "policy.toml")
     ways = {
         "already looks after the control daemon": ("other.sock", "other-state"),
-        "already looks after the history": ("other.sock", "state"),
+        "already looks after what is kept": ("other.sock", "state"),
     }
     for words, (sock, state) in ways.items():
         command = [
@@ -192,7 +192,7 @@ def test_a_second_agent_is_refused(stage: Stage) -> None:
         assert done.returncode == 1
         assert f"mpsagent {agent.pid} {words}" in done.stderr
     assert agent.api.problems() == []
-    assert request(str(agent.api.path), "GET", "/healthz")[0] == 200
+    assert request(str(agent.api.path), "/healthz")[0] == 200
 
 
 def test_stopped_at_any_moment_of_its_start_it_stops(stage: Stage) -> None:
@@ -240,16 +240,17 @@ def test_a_low_limit_of_open_files_is_said(stage: Stage) -> None:
 def test_a_descriptor_that_takes_long_to_close_holds_nobody_up_where_it_cannot_be_refused(
     stage: Stage, tmp_path: Path
 ) -> None:
-    """Before Linux 6.16. The agent is stopped meanwhile, so that it is the last one who has the descriptor."""
+    """Before Linux 6.16. The api is stopped meanwhile, so that it is the last one who has the descriptor."""
     (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.linger as one; one.SO_PASSRIGHTS = 9999")
     stage.policy(POLICY)
     agent = stage.start_agent(prefix=("env", f"PYTHONPATH={tmp_path}:{Path(__file__).parents[2]}"))
     stage.answering(agent)
-    os.kill(agent.pid, signal.SIGSTOP)
+    api = stage.api(agent)
+    os.kill(api, signal.SIGSTOP)
     begun = time.monotonic()
     with lingering(Path(agent.api.path), socket.SOCK_STREAM, A) as became:
         assert became == "sent"
-        os.kill(agent.pid, signal.SIGCONT)
+        os.kill(api, signal.SIGCONT)
         agent.api.status()
         assert time.monotonic() - begun < SECONDS / 2
 
@@ -273,7 +274,7 @@ def test_the_log_has_one_line_for_an_action_and_its_outcome(stage: Stage) -> Non
     agent = stage.with_agent(POLICY)
     client = stage.client(A, "sleep", 600)
     client.known()
-    assert agent.api.ask("POST", f"/v1/clients/{client.pid}/terminate")[0] == 200
+    assert agent.api.order("terminate", pid=client.pid)[0] == 200
     stage.record("client.ended", pid=client.pid)
     stage.until(lambda: all(words in agent.log() for words in ("asked MPS to end", "ordered by root")), "it is said")
     assert stage.records("action.done", action="Reconcile"), "asked, and kept in the history"

@@ -37,26 +37,12 @@ _JUNK = [
     {},
     [[]],
 ]
-_RAW = [
-    b"",
-    b" ",
-    b"{",
-    b"[" * 5000,
-    b'{"now":1e999}',
-    b'{"timeout":NaN}',
-    b"\xff\xfe",
-    b'{"a":1,"a":2}',
-    b"null",
-    b"7",
-]
 _KEYS = ["k", "é", "x" * 129, "", '"quoted"', "a b"]
 
 
 class Fuzz:
-    """``acts``: how many of a hundred requests may change something; the others of these are broken on purpose."""
-
-    def __init__(self, path: Path, seed: int, *, acts: int) -> None:
-        self._path, self._acts = path, acts
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path = path
         self._random = random.Random(seed)
         self._sock: socket.socket | None = None
         self._rest = b""
@@ -75,8 +61,6 @@ class Fuzz:
         path, method = draw.choice(self._operations)
         operation = self.document["paths"][path][method]
         right = draw.random() < 0.5
-        if method != "get" and right and draw.random() * 100 > self._acts:
-            right = False
         target, headers = path, {}
         query = []
         for parameter in operation.get("parameters", []):
@@ -94,31 +78,15 @@ class Fuzz:
                 headers[name] = draw.choice(_KEYS) if not right else str(value)
         if not right and draw.random() < 0.2:
             query.append((draw.choice(["x", "limit", "%00", "cursor"]), draw.choice(["", "1", "é", "x" * 3000])))
-        body = self._body(operation, right, method)
+        body = b"" if draw.random() < 0.9 else b"{}"
         if not right and draw.random() < 0.05:
             method = draw.choice(["put", "delete", "head", "options", "get", "post", "patch", "x"])
-            if method == "post" and "post" in self.document["paths"][path]:
-                method = "put"
         if query:
             target += "?" + urlencode(query)
         status, head, got = self._ask(method.upper().encode(), target, body, headers)
         self.statuses[status] += 1
         self.called[f"{method} {path}"] += 1
         self._check(path, method, status, head, got, f"{method} {target} {headers} {body[:200]!r}")
-
-    def _body(self, operation: Json, right: bool, method: str) -> bytes:
-        if "requestBody" not in operation:
-            return b""
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        body = {name: self._value(one) for name, one in schema["properties"].items() if self._random.random() < 0.7}
-        if right:
-            return json.dumps(body).encode()
-        if self._random.random() < 0.5:
-            return self._random.choice([one for one in _RAW if one.strip()])
-        name = self._random.choice([*schema["properties"], "x", "é"])
-        body[name] = self._random.choice([one for one in _JUNK if one is not None])
-        body["not known"] = 1  # so that nothing of it is carried out
-        return json.dumps(body).encode()
 
     def _value(self, schema: Json) -> Json:
         draw = self._random

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from mpsagent.agent.orders import ORDERS
 from mpsagent.interfaces.cli import cli
 from tests.interfaces.stand_in import ADMIN, OTHER, USER, Served, serve
 
@@ -49,7 +50,10 @@ VERBS: dict[str, list[str]] = {
     "timeline": ["--json"],
     "top": [],
 }
-LEASE = '{"uid": 1001, "threads": 30, "until": "2h"}'
+BODIES: dict[str, dict[str, Any]] = {
+    "terminate": {"pid": 501}, "shutdown": {"pid": 500}, "end-lease": {"number": 1},
+    "lease": {"uid": 1001, "threads": 30, "until": "2h"},
+}  # fmt: skip
 WITHOUT_AGENT = {"bench", "completion", "policy check", "replay", "report-logs"}
 # All is run once as root, so that all modules are in memory: the user may not be able to read this checkout.
 _AS_USER = """
@@ -85,21 +89,22 @@ def verbs(group: click.Group = cli, before: str = "") -> Iterator[str]:
 
 
 def calls(served: Served, document: Any) -> dict[str, list[str]]:
-    """For each call whether each of PEOPLE may."""
-    from tests.interfaces.test_permissions import ask
+    """For each call, and each order, whether each of PEOPLE may."""
+    from tests.interfaces.test_permissions import ask, order
 
     found = {}
-    for path, operations in document["paths"].items():
-        for method in operations:
-            pid = "500" if path.startswith("/v1/servers") else "501"
-            target = path.replace("{pid}", pid) + ("?user=alice" if path.endswith("/explain") else "")
-            body = LEASE if (path, method) == ("/v1/leases", "post") else ""
-            statuses = []
-            for uid in PEOPLE.values():
-                served.backend.given[:] = [{"id": 1}]
-                statuses.append(ask(served, uid, method.upper(), target.replace("{id}", "1"), body)[0])
-            assert set(statuses) <= {200, 201, 403}, (path, statuses)
-            found[f"{method.upper()} {path}"] = ["no" if one == 403 else "yes" for one in statuses]
+    for path in document["paths"]:
+        target = path + ("?user=alice" if path.endswith("/explain") else "")
+        statuses = [ask(served, uid, target)[0] for uid in PEOPLE.values()]
+        assert set(statuses) == {200}, (path, statuses)
+        found[f"GET {path}"] = ["yes" for _ in statuses]
+    for name in ORDERS:
+        statuses = []
+        for uid in PEOPLE.values():
+            served.backend.given[:] = [{"id": 1}]
+            statuses.append(order(served, uid, name, **BODIES.get(name, {}))[0])
+        assert set(statuses) <= {200, 403}, (name, statuses)
+        found[f"order {name}"] = ["no" if one == 403 else "yes" for one in statuses]
     return found
 
 

@@ -16,20 +16,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mpsagent.agent import requests
+from mpsagent.agent import lease_body, requests
+from mpsagent.agent.orders import Orders
+from mpsagent.agent.problem import Problem
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
 from mpsagent.core.view import Turn, View
-from mpsagent.interfaces import lease_body, listen, views
+from mpsagent.interfaces import views
 from mpsagent.interfaces.api import Api
-from mpsagent.interfaces.backend import CursorGone, Problem
+from mpsagent.interfaces.backend import CursorGone
 from mpsagent.interfaces.peers import Bounds
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.system import listen
 
 START = 1795219200.0
 USER, OTHER, ADMIN = 20001, 20002, 20003
@@ -74,7 +77,7 @@ def busy_state() -> State:
 
 
 class StandIn:
-    """Implements Backend. ``events_kept`` bounds the history as the agent's does."""
+    """Implements Backend, and takes orders. ``events_kept`` bounds the history as the agent's does."""
 
     def __init__(self, events_kept: int = 1000) -> None:
         self.state = busy_state()
@@ -121,6 +124,9 @@ class StandIn:
 
     def clients(self) -> Any:
         return views.clients(self.view(), START + 40, self.memory)
+
+    async def first(self) -> None:
+        pass
 
     async def look_again(self, most: float) -> None:
         pass
@@ -175,7 +181,7 @@ class StandIn:
         self.asked.append(("find", user, query))
         if user == "not-there":
             raise Problem(404, "there is no such user", "user", "a name or a uid")
-        return self.history[-query.limit :], 0.0
+        return self.history[-query.limit :]
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Any:
         return {"by": by, "first": first, "last": last, "rows": []}
@@ -286,12 +292,15 @@ def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Pa
     async def run() -> None:
         served.backend.loop = asyncio.get_running_loop()
         served.backend.changed = asyncio.Event()
-        served.api = Api(served.backend, _is_admin, bounds, served.failures.append)
-        administrators = listen.bind_administrators(listen.administrators_path(served.path), None)
-        await served.api.start(listen.bind(served.path), administrators)
+        served.api = Api(served.backend, bounds, served.failures.append)
+        orders = Orders(served.backend, _is_admin, served.failures.append)
+        orders.listen(listen.bind_administrators(served.path, None))
+        orders.listen(listen.bind_orders(served.path))
+        await served.api.start(listen.bind(served.path))
         ready.set()
         while not stop.is_set():  # the other side is a thread
             await asyncio.sleep(0.01)
+        orders.close()
         await served.api.close()
 
     def thread() -> None:

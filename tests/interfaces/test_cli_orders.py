@@ -10,8 +10,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
+from mpsagent.agent.problem import Problem
 from mpsagent.interfaces import cli_orders
-from mpsagent.interfaces.backend import Problem
 from tests.interfaces.program import read_on_terminal, run
 from tests.interfaces.stand_in import ADMIN, USER, Served, serve, until
 

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
+import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from http.client import HTTPResponse
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from mpsagent.agent.problem import Problem
 from mpsagent.interfaces import client
+from mpsagent.interfaces.backend import CursorGone
+from mpsagent.interfaces.everything import Everything
+from mpsagent.interfaces.metrics import Metrics
 from mpsagent.interfaces.peers import Bounds
+from mpsagent.interfaces.received import Received
+from mpsagent.system import database, history
+from mpsagent.system.database import NAME, Query
+from mpsagent.system.history import History
+from mpsagent.system.names import Names
 from tests.interfaces.stand_in import Served, StandIn, serve, until
 
 
@@ -60,21 +69,21 @@ def test_a_cursor_older_than_the_history_is_410_and_says_the_oldest(served: Serv
     for _ in range(80):
         served.backend.happen("old")
     for target in ("/v1/events?cursor=3", "/v1/events?cursor=3&follow=1"):
-        status, raw = client.request(str(served.path), "GET", target)
+        status, raw = client.request(str(served.path), target)
         error = json.loads(raw)
         assert (status, error["oldest"]) == (410, 30)
-    status, raw = client.request(str(served.path), "GET", "/v1/events?cursor=30&limit=1000")
+    status, raw = client.request(str(served.path), "/v1/events?cursor=30&limit=1000")
     assert [event["cursor"] for event in json.loads(raw)["events"]] == list(range(31, 81))
 
 
 def test_without_a_cursor_the_newest_come(served: Served) -> None:
     """And the answer's cursor goes on from there."""
-    assert json.loads(client.request(str(served.path), "GET", "/v1/events")[1]) == {"events": [], "cursor": 0}
+    assert json.loads(client.request(str(served.path), "/v1/events")[1]) == {"events": [], "cursor": 0}
     for _ in range(9):
         served.backend.happen("x")
-    body = json.loads(client.request(str(served.path), "GET", "/v1/events?limit=2")[1])
+    body = json.loads(client.request(str(served.path), "/v1/events?limit=2")[1])
     assert ([event["cursor"] for event in body["events"]], body["cursor"]) == ([8, 9], 9)
-    body = json.loads(client.request(str(served.path), "GET", "/v1/events?cursor=9")[1])
+    body = json.loads(client.request(str(served.path), "/v1/events?cursor=9")[1])
     assert body == {"events": [], "cursor": 9}
 
 
@@ -135,70 +144,6 @@ def test_a_stream_overtaken_by_the_history_ends_with_the_reason(served: Served) 
     assert last["oldest"] == 1000
 
 
-def test_an_event_is_written_once_for_all_who_follow() -> None:
-    """And every stream has each of them, once and in order, whenever it came."""
-
-    class Counting(StandIn):
-        def __init__(self) -> None:
-            super().__init__()
-            self.shown: list[int] = []
-
-        def event(self, record: Any) -> Any:
-            self.shown.append(record["seq"])
-            return super().event(record)
-
-    backend = Counting()
-    with serve(backend, Bounds(heartbeat=3600)) as other:
-        streams = [client.lines(str(other.path), "/v1/events?follow=1&cursor=0", 60) for _ in range(12)]
-        for _ in range(100):
-            backend.happen("x")
-        for number, stream in enumerate(streams):
-            assert [json.loads(next(stream))["cursor"] for _ in range(100)] == list(range(1, 101))
-            if number == 5:
-                for _ in range(20):
-                    backend.happen("y")
-        for number, stream in enumerate(streams):
-            if number % 2:
-                stream.close()
-            else:
-                assert [json.loads(next(stream))["cursor"] for _ in range(20)] == list(range(101, 121))
-        assert sorted(backend.shown) == list(range(1, 121))
-
-
-def test_an_event_is_read_once_for_all_who_have_all_before_it() -> None:
-    """And comes to each as it should: in chunks by HTTP/1.1, as plain lines by HTTP/1.0."""
-
-    class Counting(StandIn):
-        def __init__(self) -> None:
-            super().__init__()
-            self.idle, self.read = 0, 0
-
-        async def records(self, cursor: int | None, limit: int) -> Any:
-            found = await super().records(cursor, limit)
-            self.idle, self.read = self.idle + (not found), self.read + bool(found)
-            return found
-
-    backend = Counting()
-    backend.happen("x")
-    with serve(backend, Bounds(heartbeat=3600)) as other, ExitStack() as stack:
-        answers: list[Iterator[bytes]] = []
-        for number in range(6):
-            sock = stack.enter_context(socket.socket(socket.AF_UNIX))
-            sock.settimeout(60)
-            sock.connect(str(other.path))
-            sock.sendall(b"GET /v1/events?follow=1&cursor=0 HTTP/1.%d\r\nHost: m\r\n\r\n" % (number % 2))
-            answer = HTTPResponse(sock)
-            answer.begin()
-            assert answer.chunked is bool(number % 2)
-            answers.append(stack.enter_context(answer))
-        for count in range(1, 31):
-            assert [json.loads(next(one))["cursor"] for one in answers] == [count] * 6
-            until(lambda: backend.idle == 6)  # each waits for more, and none looks by itself any more
-            if count < 30:
-                backend.happen("y")
-        assert backend.read == 6 + 29
-
-
 def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
     """Its connection no longer counts, long before the heartbeat of an hour."""
     with serve(bounds=Bounds(heartbeat=3600)) as other:
@@ -206,3 +151,84 @@ def test_a_reader_that_hangs_up_is_forgotten(served: Served) -> None:
         next(stream)
         stream.close()
         until(lambda: other.api is not None and not other.api.peers.connected)
+
+
+def received(place: Path) -> tuple[Everything, Received]:
+    one = Received(History(str(place)), Names(), Metrics())
+    return Everything(one), one
+
+
+async def until_so(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def said(backend: Everything) -> str:
+    return "; ".join(one.what for one in backend._conditions())
+
+
+def test_a_history_that_is_broken_is_said_and_a_new_one_begun(tmp_path: Path) -> None:
+    """Nothing waits for it: `status` and the record say where the old one is."""
+
+    async def scenario() -> None:
+        (tmp_path / NAME).write_bytes(b"no database")
+        backend, one = received(tmp_path)
+        assert ".broken-" in said(backend)
+        assert ".broken-" in said(backend), "for a while"
+        await one.history.wait(0)
+        assert [record["kind"] for record in await backend.records(None, 10)] == ["history.broken"]
+        one.history.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_history_that_takes_nothing_is_said_until_it_does_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program holds the file, as a backup may; who follows does not wait for the disk."""
+    monkeypatch.setattr(database, "BUSY", 0.05)
+    monkeypatch.setattr(history, "RETRY_LAST", 0.05)
+
+    async def scenario() -> None:
+        backend, one = received(tmp_path)
+        other = sqlite3.connect(tmp_path / NAME, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        number = one.append("first", 1.0)
+        await until_so(lambda: "only in memory" in said(backend))
+        assert one.history.newest >= number
+        other.execute("COMMIT")
+        other.close()
+        await until_so(lambda: "only in memory" not in said(backend) and not one.history._pending)
+        assert (await one.history.find(Query(after=number - 1)))[0]["kind"] == "first"
+        one.history.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_cursor_reaches_back_as_far_as_the_file_does(tmp_path: Path) -> None:
+    """A reader that was away for a month misses nothing that is kept."""
+
+    async def scenario() -> None:
+        backend, one = received(tmp_path)
+        first = one.append("first", 1.0, uid=1000)
+        for number in range(20):
+            one.append("more", 2.0, number=number)
+        await until_so(lambda: one.history.newest == one.history.last)
+        one.history._records.clear()  # as after 10,000 others
+        found = await backend.records(first - 1, 3)
+        assert [(record["seq"], record["kind"]) for record in found] == [
+            (first, "first"), (first + 1, "more"), (first + 2, "more"),
+        ]  # fmt: skip
+        last = one.append("last", 3.0)
+        await until_so(lambda: one.history.newest == last)
+        assert [record["seq"] for record in await backend.records(last - 2, 5)] == [last - 1, last]
+        with pytest.raises(CursorGone):
+            await backend.records(last + 1, 5)
+        one.history._path = None
+        with pytest.raises(Problem) as refused:
+            await backend.report("user", "2026-01-01", "2026-01-02")
+        assert refused.value.status == 503
+        one.history.close()
+
+    asyncio.run(scenario())

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
 
+from mpsagent.agent.lease_body import asked
+from mpsagent.agent.problem import Problem
 from mpsagent.interfaces import client
-from mpsagent.interfaces.backend import Problem
-from mpsagent.interfaces.lease_body import asked
 from mpsagent.policy.values import Multiprocessors, Share
 from tests.interfaces.program import run
 from tests.interfaces.stand_in import OTHER, START, serve
-from tests.interfaces.test_permissions import ask
+from tests.interfaces.test_permissions import ask, order
 
 NOW = START
 
@@ -54,16 +53,15 @@ def test_what_is_wrong_is_said_with_its_place(body: dict[str, object], where: st
 def test_over_the_socket() -> None:
     with serve() as served:
         body = {"uid": OTHER, "threads": 30, "memory": {"0": "4G"}, "until": "10m"}
-        status, raw = client.request(str(served.path), "POST", "/v1/leases", body)
-        assert status == 201
-        assert (json.loads(raw)["threads"], json.loads(raw)["in_force"]) == (30.0, True)
-        assert json.loads(raw)["memory"] == {"0": 4 << 30}
-        (listed,) = client.ask(str(served.path), "GET", "/v1/leases")[0]["leases"]
+        given, _ = client.order(str(served.path), "lease", body)
+        assert (given["threads"], given["in_force"], given["memory"]) == (30.0, True, {"0": 4 << 30})
+        (listed,) = client.ask(str(served.path), "/v1/leases")[0]["leases"]
         assert (listed["id"], listed["uid"], listed["clients"]) == (1, OTHER, [])
-        for target in ("/v1/leases/7", "/v1/leases/x"):
-            assert client.request(str(served.path), "DELETE", target)[0] == 404
-        assert client.request(str(served.path), "DELETE", "/v1/leases/1")[0] == 200
-        assert client.request(str(served.path), "POST", "/v1/leases", {"uid": "x"})[0] == 400
+        for name, wrong, status in (("end-lease", {"number": 7}, 404), ("lease", {"uid": "x"}, 400)):
+            with pytest.raises(client.Refused) as refused:
+                client.order(str(served.path), name, wrong)
+            assert refused.value.status == status
+        assert client.order(str(served.path), "end-lease", {"number": 1})[0] == {"ended": 1}
 
 
 def test_on_the_command_line() -> None:
@@ -113,7 +111,7 @@ def test_an_epilog_ends_what_its_prolog_gave() -> None:
         gone = run(served, "lease", "end", "--name", "nosuch")
         assert (gone.returncode, gone.stdout) == (2, "")
         assert "there is no lease with the name 'nosuch'" in gone.stderr
-        (left,) = client.ask(str(served.path), "GET", "/v1/leases")[0]["leases"]
+        (left,) = client.ask(str(served.path), "/v1/leases")[0]["leases"]
         assert left["id"] == 2
 
 
@@ -122,9 +120,9 @@ def test_an_epilog_ends_what_its_prolog_gave() -> None:
 def test_other_users_may_read_and_not_act() -> None:
     body = {"uid": OTHER, "threads": 90, "until": "1h"}
     with serve() as served:
-        assert ask(served, OTHER, "GET", "/v1/leases")[0] == 200
-        assert ask(served, OTHER, "POST", "/v1/leases", json.dumps(body))[0] == 403
-        assert ask(served, OTHER, "DELETE", "/v1/leases/1")[0] == 403
+        assert ask(served, OTHER, "/v1/leases")[0] == 200
+        assert order(served, OTHER, "lease", **body)[0] == 403
+        assert order(served, OTHER, "end-lease", number=1)[0] == 403
 
 
 def test_a_lease_that_the_gate_does_not_go_by_yet_is_given_and_said() -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.interfaces import client, listen
+from mpsagent.interfaces import client
+from mpsagent.system import listen
 from tests.interfaces.stand_in import serve
 
 
@@ -25,14 +26,17 @@ def test_a_new_socket_is_open_to_everybody(tmp_path: Path) -> None:
 
 
 def test_the_administrators_socket_is_closed_to_others(tmp_path: Path) -> None:
-    """Root alone, or root and a group; one that does not exist is no reason to open it."""
-    path = listen.administrators_path(tmp_path / "mpsagent.sock")
+    """Root alone, or root and a group; one that does not exist is no reason to open it. The other is everybody's."""
+    public = tmp_path / "mpsagent.sock"
+    path = listen.administrators_path(public)
     assert path.name == "mpsagent-admin.sock"
     group = grp.getgrgid(os.getgid()).gr_name
     for name, mode in ((None, 0o600), ("there-is-no-such-group", 0o600), (group, 0o660)):
-        with listen.bind_administrators(path, name):
+        with listen.bind_administrators(public, name):
             assert stat.S_IMODE(path.stat().st_mode) == mode
     assert path.stat().st_gid == os.getgid()
+    with listen.bind_orders(public):
+        assert stat.S_IMODE((tmp_path / "mpsagent-orders.sock").stat().st_mode) == 0o666
 
 
 @pytest.mark.root
@@ -40,22 +44,11 @@ def test_the_administrators_socket_is_closed_to_others(tmp_path: Path) -> None:
 def test_without_the_right_to_give_it_away_it_is_roots(tmp_path: Path) -> None:
     """As in the unit's sandbox. There was no socket for administrators at all then."""
     other = next(one.gr_name for one in grp.getgrall() if one.gr_gid not in (0, *os.getgroups()))
-    script = "import sys; from pathlib import Path; from mpsagent.interfaces import listen\n"
+    script = "import sys; from pathlib import Path; from mpsagent.system import listen\n"
     script += "listen.bind_administrators(Path(sys.argv[1]), sys.argv[2])"
     command = ["setpriv", "--bounding-set", "-chown", sys.executable, "-c", script, str(tmp_path / "s"), other]
     subprocess.run(command, check=True)
-    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600
-
-
-def test_sockets_that_systemd_passes_are_told_apart_by_their_names(tmp_path: Path) -> None:
-    """In whichever order they come; either may be missing."""
-    path = tmp_path / "mpsagent.sock"
-    with socket.socket(socket.AF_UNIX) as public, socket.socket(socket.AF_UNIX) as admin:
-        public.bind(str(path))
-        admin.bind(str(listen.administrators_path(path)))
-        assert listen.split([admin, public], path) == (public, admin)
-        assert listen.split([public], path) == (public, None)
-        assert listen.split([], path) == (None, None)
+    assert stat.S_IMODE((tmp_path / "s-admin").stat().st_mode) == 0o600
 
 
 def test_a_dead_agents_socket_is_replaced(tmp_path: Path) -> None:
@@ -92,13 +85,13 @@ def test_a_missing_directory_is_an_error_with_its_name(tmp_path: Path) -> None:
 def test_stopping_leaves_the_sockets_file(tmp_path: Path) -> None:
     """systemd's socket outlives the agent: the file is not ours to remove, on any version of Python."""
     with serve(path=tmp_path / "s") as served:
-        assert client.request(str(served.path), "GET", "/healthz")[0] == 200
+        assert client.request(str(served.path), "/healthz")[0] == 200
     assert (tmp_path / "s").is_socket()
 
 
 _INHERITS = """
 import os, socket, sys
-from mpsagent.interfaces import listen
+from mpsagent.system import listen
 os.environ["LISTEN_PID"] = sys.argv[1].replace("me", str(os.getpid()))
 found = listen.inherited()
 fds = [s.fileno() for s in found]

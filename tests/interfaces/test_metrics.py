@@ -37,8 +37,18 @@ NO_LIMITS = Limits(100.0, {})
 
 
 def scrape(metrics: Metrics, **status: Any) -> dict[str, float]:
+    if "clients_by_uid" in status:
+        metrics.work("default", map(int, status["clients_by_uid"]))
     text = metrics.text({**StandIn().status(), **status}, 0, 0, 0).decode()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+
+
+def record(one: tr.Transition | act.Action) -> dict[str, Any]:
+    """As the agent writes it down."""
+    if isinstance(one, act.Action):
+        kind = one.kind if isinstance(one, act.Report) else "action"
+        return {**act.action_fields(one), "kind": kind, "action": type(one).__name__}
+    return {"kind": one.kind, **tr.transition_fields(one)}
 
 
 def a_day(metrics: Metrics, instance: str = "default") -> None:
@@ -54,7 +64,7 @@ def a_day(metrics: Metrics, instance: str = "default") -> None:
         act.Report(reason="", rule="built-in", kind="limits.mismatch"),
         tr.HandoverFailed(5.0, 10, 1000, "limits", "", False), tr.ServerStartFailed(6.0, 7, "no GPU", 1),
     ):  # fmt: skip
-        metrics.watch(instance, one, list)
+        metrics.hear(instance, record(one))
 
 
 def test_what_happens_is_counted_once() -> None:
@@ -88,7 +98,7 @@ def test_the_time_of_a_user_grows_while_a_client_works(monkeypatch: pytest.Monke
     now[0] = 110.0
     assert scrape(metrics, clients_by_uid={"1": 1})[series] == 10
     now[0] = 115.0
-    metrics.watch("default", tr.ClientEnded(0.0, 5, 1, 3, "ok", 1.0, 0.0), list)
+    metrics.work("default", [])
     now[0] = 200.0
     assert scrape(metrics, clients_by_uid={})[series] == 15
 
@@ -224,7 +234,7 @@ def test_a_real_node_exporter_takes_the_textfile(tmp_path: Path) -> None:
     (tmp_path / "d").mkdir()
     with serve() as served:
         assert served.api is not None
-        a_day(served.api._metered)
+        a_day(served.api.metered)
         words = ["--socket", str(served.path), "metrics", "--textfile", str(tmp_path / "d" / "mpsagent.prom")]
         assert CliRunner().invoke(cli, words).exit_code == 0
     port = free_port()
@@ -309,11 +319,12 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard_and_the_alerts(t
         assert served.api is not None
         real = Real(tmp_path, address)
         try:
-            metered = served.api._metered
+            metered = served.api.metered
             a_day(metered)
             until(lambda: bool(real.ask("up == 1")), 60)
             for _ in range(3):
                 a_day(metered)
+                metered.work("default", [20001])
                 time.sleep(1.1)  # a rate is made of two scrapes
             for expr, title in targets:
                 query = expr.replace("$node", ".*").replace("$__rate_interval", "1m")

@@ -7,16 +7,17 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from mpsagent.interfaces import client
 from mpsagent.interfaces.peers import Bounds
+from mpsagent.system import listen
 from tests.interfaces import permissions
-from tests.interfaces.stand_in import ADMIN, OTHER, USER, Served, StandIn, serve
+from tests.interfaces.stand_in import ADMIN, OTHER, USER, Served, serve
 
 pytestmark = [
     pytest.mark.root,
@@ -26,12 +27,11 @@ _PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
 # The child needs nothing of ours: another user may not be able to read this checkout.
 _ASK = """
 import socket, sys
-path, method, target, body = sys.argv[1:5]
-sock = socket.socket(socket.AF_UNIX); sock.settimeout(60); sock.connect(path)
-head = f"{method} {target} HTTP/1.0\\r\\nHost: m\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
-sock.sendall((head + body).encode())
-data = b""
-while part := sock.recv(65536): data += part
+kind, path, message = sys.argv[1:4]
+sock = socket.socket(socket.AF_UNIX, getattr(socket, kind)); sock.settimeout(60); sock.connect(path)
+sock.sendall(message.encode())
+data = sock.recv(1 << 20)
+while kind == "SOCK_STREAM" and (part := sock.recv(65536)): data += part
 sys.stdout.write(data.decode())
 """
 
@@ -42,14 +42,25 @@ def served() -> Iterator[Served]:
         yield one
 
 
-def ask(served: Served, uid: int, method: str, target: str, body: str = "") -> tuple[int, Any]:
+def _said(uid: int, *words: str) -> bytes:
     done = subprocess.run(
-        [_PYTHON, "-c", _ASK, str(served.path), method, target, body],
-        user=uid, group=uid, extra_groups=[], cwd="/", env={}, capture_output=True, timeout=60,
+        [_PYTHON, "-c", _ASK, *words], user=uid, group=uid, extra_groups=[], cwd="/", env={}, capture_output=True,
+        timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    head, _, raw = done.stdout.partition(b"\r\n\r\n")
+    return done.stdout
+
+
+def ask(served: Served, uid: int, target: str) -> tuple[int, Any]:
+    said = _said(uid, "SOCK_STREAM", str(served.path), f"GET {target} HTTP/1.0\r\nHost: m\r\n\r\n")
+    head, _, raw = said.partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(raw) if b"json" in head else raw
+
+
+def order(served: Served, uid: int, name: str, /, **body: Any) -> tuple[int, Any]:
+    path = str(listen.orders_path(served.path))
+    said = json.loads(_said(uid, "SOCK_SEQPACKET", path, json.dumps({"order": name, **body})))
+    return said["status"], said["answer"]
 
 
 def test_the_table_in_the_docs_is_what_everyone_may_do() -> None:
@@ -62,32 +73,32 @@ def test_the_table_in_the_docs_is_what_everyone_may_do() -> None:
 @pytest.mark.parametrize("path", ["/v1/status", "/v1/servers", "/v1/clients", "/v1/queue", "/v1/policy", "/v1/events"])
 def test_everyone_may_read(served: Served, path: str) -> None:
     """Who waits wants to know for whom."""
-    assert ask(served, OTHER, "GET", path)[0] == 200
+    assert ask(served, OTHER, path)[0] == 200
 
 
 @pytest.mark.parametrize("path", ["drain", "resume", "restart", "reload"])
 def test_only_root_and_the_admin_group_may_act(served: Served, path: str) -> None:
     """A user is told why not, and nothing is done; an administrator's uid reaches the backend."""
-    status, body = ask(served, USER, "POST", f"/v1/{path}")
+    status, body = order(served, USER, path)
     assert (status, f"uid {USER} may not" in body["detail"]) == (403, True)
     assert served.backend.asked == []
-    assert ask(served, ADMIN, "POST", f"/v1/{path}")[0] == 200
-    assert ask(served, 0, "POST", f"/v1/{path}")[0] == 200
+    assert order(served, ADMIN, path)[0] == 200
+    assert order(served, 0, path)[0] == 200
     assert [one[-1] for one in served.backend.asked] == [ADMIN, 0]
 
 
 def test_the_policy_files_are_compared_for_administrators_only(served: Served) -> None:
     """They may hold what is not in force yet, and what other users may not read."""
-    assert ask(served, USER, "GET", "/v1/policy/diff")[0] == 403
-    assert ask(served, ADMIN, "GET", "/v1/policy/diff")[0] == 200
+    assert order(served, USER, "diff")[0] == 403
+    assert order(served, ADMIN, "diff")[0] == 200
 
 
 def test_a_user_may_end_own_clients_and_no_others(served: Served) -> None:
     """501 is a client of USER."""
-    assert ask(served, OTHER, "POST", "/v1/clients/501/terminate")[0] == 403
+    assert order(served, OTHER, "terminate", pid=501)[0] == 403
     assert served.backend.asked == []
-    assert ask(served, USER, "POST", "/v1/clients/501/terminate", '{"dry_run":true}')[0] == 200
-    assert ask(served, ADMIN, "POST", "/v1/clients/501/terminate", '{"now":true}')[0] == 200
+    assert order(served, USER, "terminate", pid=501, dry_run=True)[0] == 200
+    assert order(served, ADMIN, "terminate", pid=501, now=True)[0] == 200
     assert served.backend.asked == [
         ("terminate", 501, False, True, USER),
         ("terminate", 501, True, False, ADMIN),
@@ -96,69 +107,31 @@ def test_a_user_may_end_own_clients_and_no_others(served: Served) -> None:
 
 def test_who_waits_at_the_gate_is_not_a_client(served: Served) -> None:
     """600 has no context: there is nothing to end that its user could not end. `clients` lists it, so that is said."""
-    status, body = ask(served, OTHER, "POST", "/v1/clients/600/terminate")
+    status, body = order(served, OTHER, "terminate", pid=600)
     assert (status, body["detail"]) == (404, "process 600 waits at the gate: it is no client yet, and nothing runs")
     assert "kill 600" in body["hint"]
-    status, body = ask(served, OTHER, "POST", "/v1/clients/999/terminate")
+    status, body = order(served, OTHER, "terminate", pid=999)
     assert (status, body["detail"]) == (404, "process 999 is not a client of MPS")
 
 
 def test_a_uid_above_two_thousand_million_is_the_same_uid(served: Served) -> None:
     """The kernel's uids have no sign; in an answer one was negative."""
-    status, body = ask(served, 3_000_000_000, "POST", "/v1/drain")
+    status, body = order(served, 3_000_000_000, "drain")
     assert (status, "uid 3000000000 may not" in body["detail"]) == (403, True)
 
 
 def test_one_users_connections_do_not_lock_out_another_user_or_root() -> None:
-    """Who has the most places gives one up for who has fewer; one's own bound is one's own."""
-    with serve(bounds=Bounds(connections=6, connections_per_uid=3, header_time=30)) as served:
+    """One's own bound is one's own."""
+    with serve(bounds=Bounds(connections_per_uid=3, header_time=30)) as served:
         held = [_hold(served, uid, 3) for uid in (USER, OTHER)]
         try:
-            status, body = ask(served, USER, "GET", "/healthz")
+            status, body = ask(served, USER, "/healthz")
             assert (status, f"uid {USER} has 3" in body["where"]) == (429, True)
-            assert ask(served, ADMIN, "GET", "/healthz")[0] == 200
-            assert ask(served, 0, "GET", "/healthz")[0] == 200
+            assert ask(served, ADMIN, "/healthz")[0] == 200
+            assert ask(served, 0, "/healthz")[0] == 200
         finally:
             for one in held:
                 _let_go(one)
-
-
-def test_many_users_with_few_places_each_are_refused_at_the_bound() -> None:
-    """As many as there are places, each with one: no user has more than the next one, so the next one is told."""
-    with serve(bounds=Bounds(connections=3, header_time=30)) as served:
-        held = [_hold(served, USER + 100 + number, 1) for number in range(3)]
-        try:
-            assert ask(served, USER, "GET", "/healthz")[0] == 503
-            assert ask(served, 0, "GET", "/healthz")[0] == 200
-            _let_go(held.pop())
-            assert _soon(served, USER) == 200
-        finally:
-            for one in held:
-                _let_go(one)
-
-
-class Starved(StandIn):
-    """Each answer takes long, and no work: as where other programs have the processor."""
-
-    def _waits(self, answer: Any) -> Any:
-        time.sleep(0.8)
-        return answer
-
-    def status(self) -> Any:
-        return self._waits(super().status())
-
-    def servers(self) -> Any:
-        yield from self._waits(super().servers())
-
-    def policy(self) -> Any:
-        return self._waits(super().policy())
-
-
-@pytest.mark.parametrize("path", ["/v1/status", "/metrics", "/v1/servers", "/v1/policy"])
-def test_a_busy_machine_puts_no_user_into_debt(path: str) -> None:
-    """Charged by the clock, a user who had asked once was turned away for the next 16 s: "closed the connection"."""
-    with serve(Starved()) as served:
-        assert [ask(served, USER, "GET", path)[0] for _ in range(2)] == [200, 200]
 
 
 _HOLD = """
@@ -188,10 +161,37 @@ def _let_go(child: subprocess.Popen[str]) -> None:
         child.communicate("", timeout=60)
 
 
-def _soon(served: Served, uid: int) -> int:
-    status = 0
-    for _ in range(50):
-        status = ask(served, uid, "GET", "/healthz")[0]
-        if status == 200:
-            break
-    return status
+_FLOOD = """
+import socket, sys
+print("on", flush=True)
+held = []
+while True:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); sock.setblocking(False)
+    try:
+        sock.connect(sys.argv[1]); held.append(sock)
+    except OSError: sock.close()
+    if len(held) > 200: held.pop(0).close()
+"""
+
+
+def test_users_who_order_in_a_loop_delay_none_of_roots(served: Served) -> None:
+    """They connect and say nothing, so that each takes its place for as long as it may; root has a socket apart."""
+    path = str(listen.orders_path(served.path))
+    floods = [
+        subprocess.Popen(
+            [_PYTHON, "-c", _FLOOD, path], user=uid, group=uid, extra_groups=[], cwd="/", env={}, stdout=subprocess.PIPE
+        )
+        for uid in range(20011, 20015)
+    ]
+    try:
+        for one in floods:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"on\n"
+        for number in range(20):
+            client.order(str(served.path), "drain", {"timeout": number}, 60)
+        assert [one[1] for one in served.backend.asked] == [float(number) for number in range(20)]
+        assert all(one.poll() is None for one in floods), "a flood that stops proves nothing"
+    finally:
+        for one in floods:
+            one.kill()
+            one.communicate()

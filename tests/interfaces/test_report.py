@@ -142,7 +142,7 @@ def test_a_wrong_question_is_400(served: Served, target: str) -> None:
     """And says which part."""
     from mpsagent.interfaces import client
 
-    status, raw = client.request(str(served.path), "GET", target)
+    status, raw = client.request(str(served.path), target)
     assert status == 400
     assert json.loads(raw)["where"] in target
 

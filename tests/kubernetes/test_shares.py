@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mpsagent.interfaces.lease_body import NAME
-from mpsagent.interfaces.lease_body import asked as checked
+from mpsagent.agent.lease_body import NAME
+from mpsagent.agent.lease_body import asked as checked
 from mpsagent.kubernetes.shares import LASTING, Pod, Shares, has_lease, is_uid, lease, ours, renewed
 from mpsagent.policy.policy import Policy
 

@@ -23,6 +23,7 @@ import mpsagent
 from mpsagent.agent.conditions import Conditions, note_conditions
 from mpsagent.agent.gate_messages import to_gate, to_input
 from mpsagent.agent.node import Node
+from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
@@ -32,7 +33,6 @@ from mpsagent.core.outside import Outsider
 from mpsagent.core.transitions import transition_fields
 from mpsagent.gate import link
 from mpsagent.interfaces import cli, cli_ask, cli_events, client
-from mpsagent.interfaces.backend import Problem
 from mpsagent.interfaces.everything import Everything
 from mpsagent.interfaces.metrics import Metrics
 from mpsagent.mps.limits import Limits
@@ -43,13 +43,20 @@ from tests.core.harness import NAMES, POLICY, Stage, policy
 
 
 class Records:
-    """What happened, as the history keeps it."""
+    """What happened, as the history keeps it, and the metrics count it."""
 
-    def __init__(self) -> None:
+    problem = None
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics, self.first = metrics, ""
+        self.notes: list[str] = []
         self.rows: list[dict[str, Any]] = []
 
     def append(self, kind: str, at: float, **fields: object) -> int:
         self.rows.append(json.loads(json.dumps({"seq": self.last + 1, "at": at, "kind": kind, **fields})))
+        instance = str(fields.get("instance", self.first))
+        user = apart.split(instance)
+        self.metrics.hear(instance if user is None else user[0], self.rows[-1])
         return self.last
 
     @property
@@ -64,16 +71,19 @@ class Records:
 
 
 class Machine:
-    """A node with its instances; for the API it is a Node."""
+    """A node with its instances, and what the api has received of it: for its pages it is a Node."""
+
+    silent, started, moved = None, 1000.0, 0.0
 
     def __init__(self, text: str = POLICY, **how: Any) -> None:
         self.policy = policy(text)
-        self.history, self.conditions = Records(), Conditions()
+        self.metrics = Metrics(NAMES.get)
+        self.history, self.conditions = Records(self.metrics), Conditions()
+        self.clock, self.people = SimpleNamespace(at=lambda at: at), SimpleNamespace(known={})
         self.policy_errors: tuple[Any, ...] = ()
         self.policy_loaded: float | None = 1000.0
-        self.metrics = Metrics(NAMES.get)
         self.gpus = SimpleNamespace(
-            seen={}, modes={}, at=None, problem=None, nvml=SimpleNamespace(xids={}, xids_seen={})
+            seen={}, at=None, problem=None, nvml=SimpleNamespace(xids={}, xids_seen={})
         )  # fmt: skip
         self.names = SimpleNamespace(
             known=lambda uid: Identity(uid, NAMES[uid]) if uid in NAMES else None, look_up=self._look_up,
@@ -81,9 +91,9 @@ class Machine:
         )  # fmt: skip
         found = instances.instances(self.policy, ())
         self.single, self.first = len(found) == 1, found[0].instance
+        self.history.first = self.first
         self.played = [Instance(self, one, text, **how) for one in found]
-        self.apart = SimpleNamespace(templates=self._templates, of=self._users_of, section=self._section)
-        self.placing = SimpleNamespace(where=self._where)
+        self.placing = SimpleNamespace(places=self._places)
         self.environment = instances.environment(found)
         self.environment_of = lambda name: self.environment
         self.backend = Everything(self)  # type: ignore[arg-type]
@@ -124,21 +134,21 @@ class Machine:
     def _templates(self) -> list[Any]:
         return [one for one in self.agents if one.policy.user is None]
 
-    def _users_of(self, template: Any) -> list[Any]:
-        return [one for one in self.agents if one.policy.user is not None and one.family == template.name]
+    def _places(self) -> list[placement.Place]:
+        return [placement.place_of(one.policy, one.view()) for one in self._templates()]
 
-    def _section(self, agent: Any) -> Any:
-        return self.find(apart.family(agent.policy))
+    @property
+    def page(self) -> Any:
+        return Node.page(self)  # type: ignore[arg-type]
 
-    def is_about(self, name: str, record: Any) -> bool:
-        return Node.is_about(self, name, record)  # type: ignore[arg-type]
+    def _instance(self, agent: Any) -> Any:
+        return Node._instance(self, agent)  # type: ignore[arg-type]
 
-    def _where(self, who: Identity) -> str | None:
-        places = [placement.place_of(one.policy, one.view()) for one in self._templates()]
-        return placement.stays(who.uid, places) or placement.place(who, places, self.policy.placement)
+    def now(self) -> float:
+        return self.one.now
 
-    def find(self, name: str) -> Any:
-        return next((one for one in self.agents if name in ("", one.name)), None)
+    def name(self, uid: int) -> str | None:
+        return NAMES.get(uid)
 
     def all_conditions(self) -> Any:
         for one in self.played:
@@ -210,16 +220,11 @@ class Instance(Stage):
 
     def _carry(self, step: Step) -> None:
         for action in step.actions:
-            self._show(action)
             if isinstance(action, act.Report):
                 self.record(action.kind, self.now, **action_record(action, self.policy))
         for one in step.transitions:
-            self._show(one)
             self.record(one.kind, one.at, **transition_fields(one))
         super()._carry(step)
-
-    def _show(self, one: Any) -> None:
-        self.node.metrics.watch(self.family, one, list)
 
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.ToGate):
@@ -367,7 +372,7 @@ def _fixed(machine: Machine) -> Iterator[None]:
     def now() -> datetime:
         return datetime.fromtimestamp(machine.one.now, UTC)
 
-    def request(path: str, method: str, target: str, body: Any = None, timeout: float = 0.0) -> tuple[int, bytes]:
+    def request(path: str, target: str, timeout: float = 0.0) -> tuple[int, bytes]:
         status, found = _answer(machine, target)
         return status, json.dumps(found).encode()
 

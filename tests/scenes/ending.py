@@ -237,7 +237,7 @@ def dying(stage: Stage, count: int) -> Result:
                     "the agent lists the client")  # fmt: skip
         said: list[int] = []
         end = threading.Thread(
-            target=lambda: said.append(agent.api.ask("POST", f"/v1/clients/{victim.pid}/terminate", {})[0])  # noqa: B023
+            target=lambda: said.append(agent.api.order("terminate", pid=victim.pid)[0])  # noqa: B023
         )
         if turn % 2:
             end.start()

@@ -81,7 +81,7 @@ def reload(stage: Stage, count: int) -> Result:
     problems: list[str | None] = []
     for turn in range(count):
         stage.policy(POLICY)
-        agent.api.ask("POST", "/v1/reload", {})
+        agent.api.order("reload")
         worker = stage.client(A, "sleep", 4)
         worker.working()
         problems.append(_share(stage, stage.client(A), 40))
@@ -90,11 +90,11 @@ def reload(stage: Stage, count: int) -> Result:
         if turn % 2:
             stage.rig.signal(agent.pid, signal.SIGHUP, "agent")
         else:
-            problems += [str(said) for status, said in [agent.api.ask("POST", "/v1/reload", {})] if status != 200]
+            problems += [str(said) for status, said in [agent.api.order("reload")] if status != 200]
         agent.wait("policy.loaded", since=mark)
         problems.append(_share(stage, stage.client(A), 30))  # the same server, a later client
         stage.policy(TEN_MISTAKES)
-        status, said = agent.api.ask("POST", "/v1/reload", {})
+        status, said = agent.api.order("reload")
         if status != 422:
             problems.append(f"a bad policy was answered with {status}: {said}")
         listed = agent.api.get("/v1/policy")["errors"]
@@ -105,7 +105,7 @@ def reload(stage: Stage, count: int) -> Result:
         problems.append(_share(stage, stage.client(B), 20))
     wrong = [problem for problem in problems if problem]
     stage.policy(POLICY)
-    agent.api.ask("POST", "/v1/reload", {})
+    agent.api.order("reload")
     _healthy(stage, agent)
     verdict = f"{len(problems) - len(wrong)} of {len(problems)} clients and answers as they should be"
     return Result({"problems": wrong}, not wrong, verdict, wrong)

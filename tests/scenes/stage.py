@@ -90,18 +90,29 @@ class Api:
     def __init__(self, path: Path, timeout: float = PATIENCE) -> None:
         self.path, self.timeout = path, timeout
 
-    def ask(self, method: str, target: str, body: object = None) -> tuple[int, Json]:
+    def ask(self, target: str) -> tuple[int, Json]:
         connection = _UnixConnection(str(self.path), self.timeout)
         try:
-            data = None if body is None else json.dumps(body)
-            connection.request(method, target, data, {"Content-Type": "application/json"} if data else {})
+            connection.request("GET", target)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
         finally:
             connection.close()
 
+    def order(self, name: str, **body: object) -> tuple[int, Json]:
+        """To the agent itself, as this user."""
+        return self.say(json.dumps({"order": name, **body}).encode())
+
+    def say(self, message: bytes) -> tuple[int, Json]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.settimeout(self.timeout)
+            sock.connect(str(self.path.with_name(f"{self.path.stem}-orders{self.path.suffix}")))
+            sock.send(message)
+            said = json.loads(sock.recv(1 << 20))
+        return said["status"], said["answer"]
+
     def get(self, target: str) -> Json:
-        return self.ask("GET", target)[1]
+        return self.ask(target)[1]
 
     def status(self) -> Json:
         return self.get("/v1/status")

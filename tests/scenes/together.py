@@ -99,7 +99,7 @@ def changed(stage: Stage, count: int) -> Result:
         second = stage.client(USERS[1], "sleep", 60)
         second.queued()
         stage.policy(POLICY + TIMES, extra=TOGETHER)
-        agent.api.ask("POST", "/v1/reload", {})
+        agent.api.order("reload")
         stage.until(lambda: any("takes hold later" in one for one in agent.api.problems()), "it says until when")
         said += [one for one in agent.api.problems() if "takes hold later" in one]
         first.finish()
@@ -107,7 +107,7 @@ def changed(stage: Stage, count: int) -> Result:
         if agent.api.status()["mode"]["sharing"] != "together" or first.rc or _worker(stage, USERS[2], 1.0).rc:
             problems.append(f"not together: {agent.api.status()['mode']}, first ended with {first.rc}")
         stage.policy(POLICY + TIMES)
-        agent.api.ask("POST", "/v1/reload", {})
+        agent.api.order("reload")
         last = stage.client(USERS[4])
         if second.finish() != 0 or last.ended() != 0 or not last.inside(SHARES[last.uid][0]):
             problems.append(f"back to turns: {second.rc} {last.text()}")
@@ -285,7 +285,7 @@ def lower(stage: Stage, count: int) -> Result:
     clients.append((stage.client(USERS[1]), 1))
     clients[-1][0].ended()
     stage.policy(POLICY, extra=TOGETHER)
-    agent.api.ask("POST", "/v1/reload", {})
+    agent.api.order("reload")
     _kill_gate(stage)  # the next one does not know what the daemon was told last
     for number, uid in enumerate(USERS):
         clients.append((stage.client(uid), 0))

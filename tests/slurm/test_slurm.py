@@ -148,7 +148,7 @@ def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
     with slurm(stage, policy=PAUSING, instance='server = "shared"') as (cluster, agent):
         share = {"uid": USERS[2], "threads": 30, "until": "1h"}
         for name in ("slurm-4711", "other-4711"):
-            assert agent.api.ask("POST", "/v1/leases", {**share, "name": name})[0] == 201
+            assert agent.api.order("lease", **share, name=name)[0] == 200
         kill = ("scancel", "--signal=KILL", "--full")
         first, frozen = submit(USERS[0])
         second, _ = submit(USERS[1])

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpsagent.mps.limits import Device
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import KEYS, MASTER, Key, Scope
 from mpsagent.policy.origins import key_text
 from mpsagent.policy.policy import IN_RULES, Policy
-
-if TYPE_CHECKING:
-    from mpsagent.interfaces import shapes_policy
 
 OTHERS = 0xFFFFFFFE
 """A uid that no section names, for all users who are not compared on their own."""
@@ -25,7 +22,7 @@ def named_users(policies: Iterable[Policy]) -> list[str]:
 
 def differences(
     old: Policy, new: Policy, users: Sequence[Identity], devices: Sequence[Device], later: Sequence[str] = ()
-) -> shapes_policy.PolicyDiff:
+) -> dict[str, Any]:
     """``users``: those with sections of their own, and those who have to do with MPS now. ``later``: attributes of the
     policy that only take hold when the agent is started again."""
     groups = dict.fromkeys([*old.groups, *new.groups])
@@ -35,7 +32,7 @@ def differences(
         ("all other users", Identity(OTHERS)),
     ]
     found = [(name, who.uid, _for(old, new, who, devices)) for name, who in subjects]
-    changed: list[shapes_policy.UserChanges] = [
+    changed: list[dict[str, Any]] = [
         {"who": name, "uid": None if uid == OTHERS else uid, "changes": changes}
         for name, uid, changes in found
         if changes
@@ -48,7 +45,7 @@ def _user(who: Identity) -> str:
     return who.name if who.name is not None else f"user {who.uid}"
 
 
-def _for(old: Policy, new: Policy, who: Identity, devices: Sequence[Device]) -> list[shapes_policy.PolicyChange]:
+def _for(old: Policy, new: Policy, who: Identity, devices: Sequence[Device]) -> list[dict[str, Any]]:
     before, after = old.rules(who).explain(devices), new.rules(who).explain(devices)
     return [
         {"key": name, "before": _told(before[name]), "after": _told(after[name]), "where": _where(after[name]["from"])}
@@ -78,7 +75,7 @@ def _differs(old: Policy, new: Policy, key: Key) -> bool:
     return bool(getattr(old, key.field) != getattr(new, key.field))
 
 
-def _setting(old: Policy, new: Policy, key: Key, later: Sequence[str]) -> shapes_policy.SettingChange:
+def _setting(old: Policy, new: Policy, key: Key, later: Sequence[str]) -> dict[str, Any]:
     before, after = (_text(key, getattr(one, key.field)) for one in (old, new))
     return {"key": key_text(key.path), "before": before, "after": after, "restart": key.field in later}
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mpsagent.agent.requests import Asked
+from mpsagent.agent.problem import Json, Problem
 from mpsagent.core.view import View
-from mpsagent.interfaces import views
-from mpsagent.interfaces.backend import Json, Problem
-from mpsagent.mps.units import parse_duration
+from mpsagent.mps.units import iso, parse_duration
 from mpsagent.policy import parse, values
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease
+from mpsagent.policy.values import Memory, Threads
 
 KEYS: dict[str, type | tuple[type, ...]] = {
     "uid": int, "cgroup": str, "pid": int, "threads": (int, float, dict), "memory": (str, dict), "until": str,
@@ -22,6 +23,20 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 LONGEST = 366 * 86400.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,99}", re.ASCII)
 UNTIL = 'a time like "2026-11-22T18:00:00Z", or a span from now like "2h", at most a year'
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A lease that is asked for: whose, how much, for how many ``seconds`` or ``until`` when, and of what name."""
+
+    uid: int | None = None
+    cgroup: str | None = None
+    pid: int | None = None
+    threads: Threads | None = None
+    memory: Mapping[str, Memory] | None = None
+    seconds: float | None = None
+    until: float | None = None
+    name: str | None = None
 
 
 def asked(body: Json, now: float) -> Asked:
@@ -73,14 +88,14 @@ def shown(one: Lease, view: View, who: Identity | None = None) -> Json:
         "id": one.number,
         "name": one.name,
         "uid": one.uid,
-        "user": views.name(view.state, one.uid),
+        "user": None if who is None else who.name,
         "cgroup": one.cgroup,
         "pid": None if one.process is None else one.process[0],
         "threads": values.written(one.share.threads),
         "memory": None if one.share.memory is None else {k: _size(size) for k, size in one.share.memory.items()},
         "limits": limits,
-        "since": views.iso(one.since),
-        "until": views.iso(one.until),
+        "since": iso(one.since),
+        "until": iso(one.until),
         "by": one.by,
         "clients": [c.pid for c in view.state.clients.values() if view.share(c.peer) == one.share],
     }

@@ -1,7 +1,7 @@
 """The listening sockets: systemd's, if it passed them, otherwise our own.
 
-One is for everybody. The other, beside it, can be connected to by root and the admin group only: however many users
-connect in a loop, they cannot fill its backlog.
+One is for everybody who reads. Two beside it are for orders: everybody's, and one that root and the admin group alone
+can connect to, so that however many users connect in a loop, they cannot fill its backlog.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def inherited(environ: MutableMapping[str, str] = os.environ) -> list[socket.soc
         except OSError:
             continue
         listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        if sock.family == socket.AF_UNIX and sock.type == socket.SOCK_STREAM and listening:
+        if sock.family == socket.AF_UNIX and listening:
             found.append(sock)
         else:
             sock.detach()
@@ -47,34 +47,37 @@ def administrators_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}-admin{path.suffix}")
 
 
-def split(found: list[socket.socket], path: Path) -> tuple[socket.socket | None, socket.socket | None]:
-    """Of the sockets that systemd passed, the one for everybody and the administrators' (by its name)."""
-    name = administrators_path(path).name
-    admin = next((one for one in found if Path(str(one.getsockname())).name == name), None)
-    return next((one for one in found if one is not admin), None), admin
+def orders_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-orders{path.suffix}")
 
 
-def bind_administrators(path: Path, group: str | None) -> socket.socket:
-    """A listening socket for root, and for ``group`` if there is such a group and it may be given it. Raises OSError as
-    :func:`bind`."""
+def bind_administrators(public: Path, group: str | None) -> socket.socket:
+    """A listening socket for orders of root, and of ``group`` if there is such a group and it may be given it. Raises
+    OSError as :func:`bind`."""
+    path = administrators_path(public)
     with suppress(KeyError, PermissionError):
         if group is not None:
-            return _bind(path, 0o660, grp.getgrnam(group).gr_gid)
-    return _bind(path, 0o600, -1)
+            return _bind(path, 0o660, grp.getgrnam(group).gr_gid, socket.SOCK_SEQPACKET)
+    return _bind(path, 0o600, -1, socket.SOCK_SEQPACKET)
+
+
+def bind_orders(public: Path) -> socket.socket:
+    """The same for everybody."""
+    return _bind(orders_path(public), 0o666, -1, socket.SOCK_SEQPACKET)
 
 
 def bind(path: Path) -> socket.socket:
     """A listening socket at ``path`` that everybody may connect to. What a dead agent left there is replaced in one
     step; a living one is an error (OSError), and so is anything that is not a socket. The directory is made."""
     path.parent.mkdir(mode=0o755, exist_ok=True)
-    return _bind(path, 0o666, -1)  # who may do what is decided by the peer's uid
+    return _bind(path, 0o666, -1, socket.SOCK_STREAM)
 
 
-def _bind(path: Path, mode: int, gid: int) -> socket.socket:
-    _refuse_living(path)
+def _bind(path: Path, mode: int, gid: int, kind: socket.SocketKind) -> socket.socket:
+    _refuse_living(path, kind)
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     try:
         old = os.umask(0o177)
         try:
@@ -93,14 +96,14 @@ def _bind(path: Path, mode: int, gid: int) -> socket.socket:
     return sock
 
 
-def _refuse_living(path: Path) -> None:
+def _refuse_living(path: Path, kind: socket.SocketKind) -> None:
     try:
-        kind = path.lstat().st_mode
+        mode = path.lstat().st_mode
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(kind):
+    if not stat.S_ISSOCK(mode):
         raise FileExistsError(f"{path} exists and is not a socket; remove it or choose another path")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with socket.socket(socket.AF_UNIX, kind) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))

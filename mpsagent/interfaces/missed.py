@@ -6,15 +6,18 @@ known, once, and nothing that is on record already.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import State
 
 Mark = tuple[int, float]
 """pid and the time when it came, to the millisecond: as the gate said it, so equal each time it is said."""
+OVERLAP = 600.0
+"""Seconds before the newest record in which transitions are held against the records: the newest record may be of an
+action, and lines from before it may not have been read when the last agent was killed."""
 SLACK = 2.0
 """Seconds between a hand-over by the gate's clock and its record."""
 
@@ -58,28 +61,22 @@ def open_ends(records: Sequence[Mapping[str, Any]]) -> Open:
     return Open(clients, {key: one for by in waiting.values() for key, one in by.items()}, before)
 
 
-def is_new(known: Open, one: tr.ClientWaiting) -> bool:
-    """False for a connection whose wait is on record already, or began before all records in sight."""
-    return one.at > known.before and mark(one.pid, one.at) not in known.waiting
-
-
-def waited(known: Open, one: inp.Known) -> float:
-    """How long a client that works had waited, as an earlier agent has written it down."""
-    record = known.clients.get(one.peer.pid)
-    same = record is not None and one.since <= float(record["at"]) + SLACK
-    return float(record.get("waited", 0.0)) if record is not None and same else 0.0
-
-
-def missed(known: Open, state: State, told: Iterable[inp.Input], now: float) -> list[tr.Transition]:
-    """What to write down once the gate has ``told`` everything and ``state`` has it."""
+def missed(known: Open, state: State, started: float, now: float) -> list[tr.Transition]:
+    """What to write down once the gate has told everything and ``state`` has it. What happened since the agent
+    ``started`` that has written down itself."""
     found: list[tr.Transition] = []
-    for one in told:
-        if not isinstance(one, inp.Known) or one.since <= known.before:
-            continue
-        record = known.clients.get(one.peer.pid)
-        if record is None or one.since > float(record["at"]) + SLACK:
-            told_of = (one.since, one.peer.pid, one.peer.uid, 0.0, one.limits, False, None)
+    for one in state.clients.values():
+        record = known.clients.get(one.pid)
+        if (
+            known.before < one.since < started
+            and not one.unseen
+            and (record is None or one.since > float(record["at"]) + SLACK)
+        ):
+            told_of = (one.since, one.pid, one.uid, 0.0, one.limits, False, None)
             found.append(tr.ClientConnected(*told_of, *state.job(one.peer)))
+    for wait in {one.process: one for one in reversed([*state.held.values()]) if not one.of_client}.values():
+        if known.before < wait.since < started and mark(wait.peer.pid, wait.since) not in known.waiting:
+            found.append(tr.ClientWaiting(wait.since, wait.peer.pid, wait.uid, wait.connection))
     for pid, record in known.clients.items():
         client, at = state.clients.get(pid), float(record["at"])
         if client is None or client.since > at + SLACK:
@@ -88,9 +85,27 @@ def missed(known: Open, state: State, told: Iterable[inp.Input], now: float) -> 
             told_of_end = (now, pid, int(record["uid"]), None, outcome, seconds, waited)
             found.append(tr.ClientEnded(*told_of_end, record.get("lease"), record.get("job")))
     held = {mark(one.peer.pid, one.since) for one in state.held.values()}
-    passed = {one.peer.pid for one in told if isinstance(one, inp.Known)}
+    passed = set(state.clients)
     for key, record in known.waiting.items():
         if key not in held and key[0] not in passed:
             waited = max(0.0, now - float(record["at"]))
             found.append(tr.ClientLeft(now, key[0], int(record["uid"]), waited))
     return sorted(found, key=lambda one: one.at)
+
+
+def not_yet_written(found: Iterable[tr.Transition], known: Iterable[Mapping[str, object]]) -> list[tr.Transition]:
+    """What of ``found`` is not among the ``known`` records. Times are those that MPS wrote, so they are equal where the
+    line is the same; two lines that say the same in one millisecond are two."""
+    seen = Counter(_mark(float(str(record["at"])), str(record["kind"]), record) for record in known)
+    missed = []
+    for one in found:
+        mark = _mark(one.at, one.kind, tr.transition_fields(one))
+        if seen[mark]:
+            seen[mark] -= 1
+        else:
+            missed.append(one)
+    return missed
+
+
+def _mark(at: float, kind: str, fields: Mapping[str, object]) -> tuple[object, ...]:
+    return (kind, round(at, 3), fields.get("pid"), fields.get("server"))

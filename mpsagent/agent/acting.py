@@ -1,0 +1,214 @@
+"""Orders, carried out at one instance or at all of them; each is on record, and on disk when it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from mpsagent.agent import lease_body, policies, policy_diff, requests
+from mpsagent.agent.host import Agent
+from mpsagent.agent.node import Node
+from mpsagent.agent.orders import no_client
+from mpsagent.agent.problem import Json, Problem
+from mpsagent.mps.units import iso
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.origins import PolicyError
+
+NAMES_WAIT = 5.0
+"""Seconds for the name service to say who the users of a policy are."""
+WARNED = 2.0
+"""Seconds that the answer to a reload waits for what is surely not meant in the policy."""
+GATE_WAIT, GATE_LOOK = 5.0, 0.005
+"""Seconds for the gate to say that it goes by a new lease; between two looks whether it has."""
+
+
+class Acting:
+    """Of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def _of_client(self, pid: int) -> Agent:
+        agents = self._node.agents
+        return next((one for one in agents if pid in one.state.clients), agents[0])
+
+    def _those(self, instance: str | None) -> list[Agent]:
+        """Instances by their section, without those of users apart."""
+        each = self._node.apart.templates()
+        found = [one for one in each if instance in (None, one.name)]
+        if not found:
+            known = ", ".join(one.name for one in each)
+            raise Problem(404, f"there is no instance {instance!r}", "instance", f"known: {known}")
+        return found
+
+    def owner(self, pid: int) -> int | None:
+        client = self._of_client(pid).state.clients.get(pid)
+        return None if client is None else client.uid
+
+    def waits(self, pid: int) -> bool:
+        return any(one.state.held.of_pid(pid) for one in self._node.agents)
+
+    async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
+        found = requests.end_client(self._of_client(pid), pid, at_once=now, dry_run=dry_run, by=by)
+        if not found["ok"]:
+            raise no_client(pid, held=self.waits(pid))
+        await self._written_down()
+        return {**found, "user": self._node.name_of(found["uid"])}
+
+    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
+        agents = self._node.agents
+        there = next((one for one in agents if pid in one.state.servers), agents[0])
+        found = requests.shutdown_server(there, pid, timeout, force=force, dry_run=dry_run, by=by)
+        if found is None:
+            raise Problem(404, f"process {pid} is not a server of MPS", "pid", "see `mpsagent-cli servers`")
+        await self._written_down()
+        clients = [{**one, "user": self._node.name_of(one["uid"])} for one in found["clients"]]
+        user = None if found["uid"] is None else self._node.name_of(found["uid"])
+        return {**found, "user": user, "clients": clients}
+
+    async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
+        until: float | None = None
+
+        def order(one: Agent) -> None:
+            nonlocal until
+            until = requests.drain(one, timeout, by)
+
+        found = await self._each(instance, order)
+        return {"draining": True, "deadline": None if until is None else iso(until), **found}
+
+    async def resume(self, by: int, instance: str | None = None) -> Json:
+        drained = []
+        found = await self._each(instance, lambda one: drained.append(requests.resume(one, by)))
+        return {"draining": False, "drained": any(drained), **found}
+
+    async def restart(
+        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
+    ) -> Json:
+        """All, or none."""
+        those = [each for one in self._those(instance) for each in (one, *self._node.apart.of(one))]
+        if not all(requests.restart(one, timeout, by, dry_run=True) for one in those):
+            hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
+            raise Problem(409, "nothing is started in a drain", "drain", hint)
+        found = await self._each(instance, lambda one: requests.restart(one, timeout, by, dry_run=dry_run))
+        return {"restarting": not dry_run, **found}
+
+    async def _each(self, instance: str | None, order: Callable[[Agent], object]) -> Json:
+        """Those of users apart, too."""
+        those = self._those(instance)
+        for each in [each for one in those for each in (one, *self._node.apart.of(one))]:
+            order(each)
+        await self._written_down()
+        return {"instances": [one.name for one in those]}
+
+    async def _written_down(self) -> None:
+        """An order that was answered outlives the agent: it is on disk, if the disk answers, and readers see it."""
+        node = self._node
+        await asyncio.gather(node.store.flushed(1.0), node.shown.written(1.0))
+
+    async def give_lease(self, body: Json, by: int) -> Json:
+        node, first = self._node, self._node.agents[0]
+        found = requests.give_lease(node, lease_body.asked(body, node.clock.now()), by)
+        if isinstance(found, str):
+            raise Problem(409, found, "lease")
+        in_force = await self._in_force()
+        await self._written_down()
+        who = None if found.uid is None else await node.names.look_up(found.uid)
+        return {**lease_body.shown(found, first.view(), who), "in_force": in_force}
+
+    async def _in_force(self) -> bool:
+        """Whether the gate goes by what it was told last, at all instances. It is waited for, if there is one."""
+        loop, agents = asyncio.get_running_loop(), self._node.agents
+        end = loop.time() + GATE_WAIT
+        while not (settled := all(one.view().settled for one in agents)) and loop.time() < end:
+            if any(one.state.gate is None for one in agents):
+                break
+            await asyncio.sleep(GATE_LOOK)
+        return settled
+
+    async def end_lease(self, number: int, by: int) -> Json:
+        if not requests.end_lease(self._node, number, by):
+            raise Problem(404, f"there is no lease {number}", "lease", "see `mpsagent-cli lease list`")
+        await self._written_down()
+        return {"ended": number}
+
+    # --- the policy
+
+    async def reload(self, by: int) -> Json:
+        node = self._node
+        errors = await node.load_policy()
+        if errors:
+            await self._written_down()
+            raise _mistakes(errors)
+        found: Sequence[PolicyError] = ()
+        with suppress(TimeoutError):  # names may be slow; `status` says it later
+            async with asyncio.timeout(WARNED):
+                found = await node.policy_warnings()
+        await self._written_down()
+        return {
+            "digest": node.policy.digest,
+            "files": list(node.policy.sources),
+            "later": node.left,
+            "warnings": [str(one) for one in found[:20]],
+        }
+
+    async def policy_diff(self) -> Json:
+        node = self._node
+        fresh, errors = await policies.read(node.settings, remember=False)
+        if fresh is None:
+            raise _mistakes(errors)
+        each, templates = node.each_of(fresh), node.apart.templates()
+        names = policy_diff.named_users([node.policy, fresh])
+        known = await self._identities(names)
+        found: dict[str, Json] = {}
+        for one in templates:
+            present = {*one.state.users(), *one.state.queue()}
+            users = {uid: who for uid, who in one.state.identities.items() if uid in present} | known
+            policy = each.get(one.name, one.policy)
+            later = [name for name in policies.FIXED if getattr(one.policy, name) != getattr(policy, name)]
+            found[one.name] = policy_diff.differences(one.policy, policy, list(users.values()), one.devices, later)
+        answer = next(iter(found.values())) if len(found) == 1 else _together(found)
+        if found.keys() != each.keys():
+            before, after = (", ".join(sorted(names)) for names in (found, each))
+            answer["settings"].append({"key": "instances", "before": before, "after": after, "restart": True})
+            answer |= {"same": False, "digest": fresh.digest or None}
+        return answer
+
+    async def _identities(self, names: Sequence[str]) -> dict[object, Identity]:
+        """Those with these names or uids. Whom the name service does not know, or not in time, is taken by what the
+        policy calls him."""
+        service, found = self._node.names, dict[object, Identity]()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(NAMES_WAIT):
+                for name in names:
+                    with suppress(TimeoutError):
+                        uid = int(name) if name.isdecimal() else await service.uid_of(name)
+                        if uid is not None:
+                            found[uid] = await service.look_up(uid)
+        told = {one.name for one in found.values()} | {str(uid) for uid in found}
+        for name in names:
+            if name not in told:
+                uid = int(name) if name.isdecimal() else policy_diff.OTHERS
+                found[name] = Identity(uid, None if name.isdecimal() else name)
+        return found
+
+
+def _mistakes(errors: Sequence[PolicyError]) -> Problem:
+    count = "a mistake" if len(errors) == 1 else f"{len(errors)} mistakes, the first"
+    hint = "the old one is in force; `mpsagent-cli policy check` shows every mistake with its line"
+    return Problem(422, f"the policy has {count}: {errors[0]}", "policy", hint)
+
+
+def _together(found: Mapping[str, Json]) -> Json:
+    """What a reload would change, with the instance where it would."""
+    users = [
+        {**row, "who": f"{row['who']} at {name}"} for name, one in found.items() for row in one["users"]
+    ]  # fmt: skip
+    settings: dict[str, Json] = {}
+    for name, one in found.items():
+        for row in one["settings"]:
+            section, _, key = str(row["key"]).partition(".")
+            shown = f"instance.{name}.{key}" if section == "instance" else str(row["key"])
+            settings[shown] = {**row, "key": shown}
+    digest = next(iter(found.values()))["digest"]
+    return {"same": not users and not settings, "digest": digest, "users": users, "settings": list(settings.values())}

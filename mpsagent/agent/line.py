@@ -1,0 +1,44 @@
+"""The state in a line, for ``systemctl status``."""
+
+from __future__ import annotations
+
+from mpsagent.agent.host import Agent
+from mpsagent.agent.node import Node
+from mpsagent.core.sentences import named
+
+
+def one_line(node: Node) -> str:
+    agents, conditions = node.agents, node.all_conditions()
+    text = _of_one(agents[0]) if len(agents) == 1 else _of_several(agents)
+    if not conditions:
+        return text
+    return f"{named(conditions[0].what, node.name_of)} ({_many(len(conditions), 'problem')}); {text}"
+
+
+def _of_several(agents: list[Agent]) -> str:
+    clients = sum(len(agent.state.clients) for agent in agents)
+    waiting = sum(len(agent.view().waiting()) for agent in agents)
+    apart = sum(1 for agent in agents if agent.policy.user is not None)
+    text = f"{len(agents) - apart} instances, " if len(agents) - apart > 1 else ""
+    text += f"{_many(apart, 'user')} apart, " if apart else ""
+    return text + f"{_many(clients, 'client')}, {_many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}"
+
+
+def _of_one(agent: Agent) -> str:
+    view = agent.view()
+    users, waiting = view.state.users(), len(view.waiting())
+    if view.turn is not None:
+        count = len(view.state.clients_of_user(view.turn.uid))
+        name = agent.name_of(view.turn.uid) or f"user {view.turn.uid}"
+        text = f"{name} has the GPU with {_many(count, 'process', 'es')}"
+    elif users:
+        count = len(view.state.clients)
+        verb = "works" if len(users) == 1 else "work"
+        text = f"{_many(len(users), 'user')} {verb} with {_many(count, 'process', 'es')}"
+    else:
+        text = "no user has the GPU"
+    return text + (f", {_many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}" if waiting else "")
+
+
+def _many(count: int, what: str, plural: str = "s") -> str:
+    return f"{count} {what}{'' if count == 1 else plural}"

@@ -1,0 +1,254 @@
+"""Orders, on sockets of the agent's own: one message and one answer for each connection.
+
+Who asks is what the kernel says of the connection that the agent itself has accepted. There are two sockets: one that
+root and the admin group alone can connect to, and everybody's, for users who end what is their own. However many come
+by everybody's, the other has its own places, and accepting takes a small part of the agent's time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from mpsagent.agent import lease_body
+from mpsagent.agent.problem import Json, Problem
+from mpsagent.gate.linger import accept_descriptors
+from mpsagent.mps.units import parse_duration
+
+LONGEST, LONGEST_ANSWER = 16 << 10, 128 << 10
+"""Bytes of a message; of an answer, which has to fit into the socket's buffer."""
+EACH, MOST = 4, 64
+"""Connections of a user, and of all, on each of the sockets."""
+ACCEPTED, PAUSE = 8, 0.01
+"""So many connections are accepted at a time, and so many seconds apart."""
+PATIENCE = 5.0
+"""Seconds for a message, and for a name service to say whether somebody is an administrator."""
+_Keys = Mapping[str, type | tuple[type, ...]]
+_PID: _Keys = {"pid": int}
+_TIMEOUT: _Keys = {"timeout": (str, int, float, type(None))}
+_INSTANCE: _Keys = {"instance": (str, type(None))}
+IsAdmin = Callable[[int], Awaitable[bool]]
+
+
+class Takes(Protocol):
+    """Who carries orders out. ``by``: the uid that asked. Each raises Problem where it cannot be done."""
+
+    def owner(self, pid: int) -> int | None:
+        """The uid of a client (a process that passed the gate); None when there is no such client."""
+
+    def waits(self, pid: int) -> bool:
+        """Whether the gate holds a connection of this process."""
+
+    async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
+        """End one client by the ladder."""
+
+    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
+        """End one server; its clients get ``timeout`` seconds to end by themselves (None: the policy's ``kill_grace``).
+        ``force``: it ends under them."""
+
+    async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
+        """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there."""
+
+    async def resume(self, by: int, instance: str | None = None) -> Json: ...
+
+    async def restart(
+        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
+    ) -> Json:
+        """Start the control daemon again, also out of the failed state; clients get ``timeout`` seconds to end by
+        themselves (None: the policy's ``kill_grace``)."""
+
+    async def reload(self, by: int) -> Json:
+        """Read the policy again; a bad one leaves the old one in force and is in the answer."""
+
+    async def policy_diff(self) -> Json:
+        """What a reload would change, and for whom."""
+
+    async def give_lease(self, body: Json, by: int) -> Json:
+        """A share for a job."""
+
+    async def end_lease(self, number: int, by: int) -> Json: ...
+
+
+def no_client(pid: int, held: bool) -> Problem:
+    """Nothing to end there; ``held``: it is a process that waits, which `clients` lists, too."""
+    if held:
+        what, hint = (
+            f"process {pid} waits at the gate: it is no client yet, and nothing runs",
+            f"kill {pid} takes it away",
+        )
+        return Problem(404, what, "pid", f"{hint}, for root and its user")
+    return Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
+
+
+class Orders:
+    """``failed`` is told of a mistake of ours."""
+
+    def __init__(self, takes: Takes, is_admin: IsAdmin, failed: Callable[[BaseException], None]) -> None:
+        self._takes, self._is_admin, self._failed = takes, is_admin, failed
+        self._listening: list[socket.socket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self, sock: socket.socket) -> None:
+        """On a listening socket whose messages are whole (SOCK_SEQPACKET)."""
+        accept_descriptors(sock, yes=False)
+        sock.setblocking(False)
+        self._listening.append(sock)
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock, Counter[int]())
+
+    def close(self) -> None:
+        for sock in self._listening:
+            asyncio.get_running_loop().remove_reader(sock)
+            sock.close()
+        self._listening.clear()
+        for task in self._tasks:
+            task.cancel()
+
+    def _accept(self, sock: socket.socket, by_user: Counter[int]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(sock)
+        for _ in range(ACCEPTED):
+            try:
+                taken, _ = sock.accept()
+                _, uid, _ = struct.unpack("iII", taken.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            except OSError:  # there is no other one, or no descriptor for it
+                break
+            taken.setblocking(False)
+            if by_user[uid] >= EACH or by_user.total() >= MOST:
+                self._answer(taken, Problem(429, "too many orders at a time", f"uid {uid}", "one after the other"))
+                continue
+            by_user[uid] += 1
+            task = loop.create_task(self._serve(taken, uid, by_user))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        loop.call_later(PAUSE, lambda: sock in self._listening and loop.add_reader(sock, self._accept, sock, by_user))
+
+    async def _serve(self, taken: socket.socket, uid: int, by_user: Counter[int]) -> None:
+        answer: Json | Problem
+        try:
+            async with asyncio.timeout(PATIENCE):
+                message = await asyncio.get_running_loop().sock_recv(taken, LONGEST + 1)
+            answer = await self._carry_out(message, uid)
+        except Problem as problem:
+            answer = problem
+        except TimeoutError:
+            answer = Problem(503, "the answer took too long", "order", "try again")
+        except OSError:  # who asked has gone
+            answer = {}
+        except Exception as error:
+            self._failed(error)
+            answer = Problem(500, f"a fault in mpsagent: {type(error).__name__}", "order", "see the journal")
+        finally:
+            by_user[uid] -= 1
+            if not by_user[uid]:
+                del by_user[uid]
+        self._answer(taken, answer)
+
+    def _answer(self, taken: socket.socket, answer: Json | Problem) -> None:
+        status, body = (answer.status, answer.body()) if isinstance(answer, Problem) else (200, answer)
+        data = json.dumps({"status": status, "answer": body}, separators=(",", ":")).encode()
+        if len(data) > LONGEST_ANSWER:
+            body = Problem(500, "the answer is too long", "order", "it was carried out; see status").body()
+            data = json.dumps({"status": 500, "answer": body}).encode()
+        with taken, suppress(OSError):
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LONGEST_ANSWER)
+            taken.send(data)
+
+    # --- one order
+
+    async def _carry_out(self, message: bytes, by: int) -> Json:
+        body = _body(message)
+        name = body.pop("order", None)
+        if not isinstance(name, str) or name not in ORDERS:
+            raise Problem(400, f"unknown order {str(name)[:50]!r}", "order", f"known: {', '.join(ORDERS)}")
+        what, keys, carry_out = ORDERS[name]
+        for key, value in body.items():
+            if key not in keys:
+                raise Problem(400, f"unknown key {key[:50]!r}", "order", f"known: {', '.join(keys) or 'none'}")
+            if not isinstance(value, keys[key]) or (isinstance(value, bool) and bool not in _types(keys[key])):
+                names = " or ".join(kind.__name__ for kind in _types(keys[key]))
+                raise Problem(400, f"{key!r} is not of type {names}", "order")
+        if keys.get("pid") is int and name != "lease" and not 0 < body.get("pid", 0) < 1 << 32:
+            raise Problem(400, "not a process id", "pid", "a number, as `mpsagent-cli clients` and `servers` show it")
+        client = body["pid"] if name == "terminate" else None
+        await self._may(by, what.format(pid=body.get("pid")), client)
+        return await carry_out(self._takes, body, by)
+
+    async def _may(self, uid: int, what: str, client: int | None) -> None:
+        """Root, the admin group, and a user what is the user's own."""
+        owner = None if client is None else self._takes.owner(client)
+        if client is not None and owner is None:
+            raise no_client(client, held=self._takes.waits(client))
+        if uid in (0, owner):
+            return
+        async with asyncio.timeout(PATIENCE):
+            if await self._is_admin(uid):
+                return
+        hint = "ask an administrator: this needs root or mpsagent's admin group"
+        raise Problem(403, f"uid {uid} may not {what}", "order", hint)
+
+
+def _body(message: bytes) -> Json:
+    hint = 'send an object, like {"order": "resume"}'
+    if len(message) > LONGEST:
+        raise Problem(413, "the message is too long", "order", f"at most {LONGEST} bytes")
+    try:
+        body = json.loads(message)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, f"the message is not JSON: {error}", "order", hint) from None
+    if not isinstance(body, dict):
+        raise Problem(400, "the message is not a JSON object", "order", hint)
+    return body
+
+
+def _seconds(body: Json) -> float | None:
+    """Its ``timeout``."""
+    timeout = body.get("timeout")
+    try:
+        seconds = parse_duration(timeout) if isinstance(timeout, str) else timeout
+        if seconds is not None and not 0 <= seconds <= 366 * 86400:
+            raise ValueError("it is negative, or longer than a year")
+    except ValueError as error:
+        raise Problem(400, f"timeout: {error}", "timeout", "as JSON also a number of seconds") from None
+    return None if seconds is None else float(seconds)
+
+
+def _types(kind: type | tuple[type, ...]) -> tuple[type, ...]:
+    return kind if isinstance(kind, tuple) else (kind,)
+
+
+def _terminate(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+    now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
+    return takes.terminate(body["pid"], now=now, dry_run=dry_run, by=by)
+
+
+def _shutdown(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+    timeout, force, dry_run = _seconds(body), bool(body.get("force")), bool(body.get("dry_run"))
+    if force and timeout is not None:
+        raise Problem(400, "by force nobody is waited for", "timeout", "leave out timeout, or force")
+    return takes.shutdown_server(body["pid"], timeout, force=force, dry_run=dry_run, by=by)
+
+
+def _restart(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+    return takes.restart(_seconds(body), by, body.get("instance"), dry_run=bool(body.get("dry_run")))
+
+
+ORDERS: dict[str, tuple[str, _Keys, Callable[[Takes, Json, int], Coroutine[Any, Any, Json]]]] = {
+    "terminate": ("end client {pid}", {**_PID, "now": bool, "dry_run": bool}, _terminate),
+    "shutdown": ("end server {pid}", {**_PID, **_TIMEOUT, "force": bool, "dry_run": bool}, _shutdown),
+    "drain": ("drain", {**_TIMEOUT, **_INSTANCE},
+              lambda takes, body, by: takes.drain(_seconds(body), by, body.get("instance"))),
+    "resume": ("resume", _INSTANCE, lambda takes, body, by: takes.resume(by, body.get("instance"))),
+    "restart": ("restart MPS", {**_TIMEOUT, **_INSTANCE, "dry_run": bool}, _restart),
+    "reload": ("reload the policy", {}, lambda takes, body, by: takes.reload(by)),
+    "diff": ("compare the policy files, which it may not be able to read", {},
+             lambda takes, body, by: takes.policy_diff()),
+    "lease": ("give a lease", lease_body.KEYS, lambda takes, body, by: takes.give_lease(body, by)),
+    "end-lease": ("end a lease", {"number": int}, lambda takes, body, by: takes.end_lease(body.get("number", -1), by)),
+}  # fmt: skip
+"""What it is in words, its keys, and how it is carried out."""

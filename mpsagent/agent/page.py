@@ -1,0 +1,296 @@
+"""What the agent shows to the api: a page of what is so now, and records of what happened.
+
+The api has no rights, so nothing that it says is believed: it says how far it has the records, and that somebody asks
+for the GPUs to be looked at. It may be slow, stopped or away: then pages are left out, and records wait, as many as
+there is room for; how many were lost is said. A frame is pickled by root for a process without rights; the agent
+unpickles nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import socket
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import mpsagent
+from mpsagent.agent.conditions import Condition
+from mpsagent.core.outside import Outsider
+from mpsagent.core.placement import Place
+from mpsagent.core.transitions import Transition
+from mpsagent.core.usage import Memory
+from mpsagent.core.view import View
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
+from mpsagent.system.nvml import Gpu, Xid
+
+EVERY = 0.1
+"""Seconds between two pages at least, so that a reader's is hardly older."""
+SHARE = 50
+"""And so many times as long as making one takes: with 2,000 clients at the gate that is 8 ms."""
+BEAT = 0.5
+"""Seconds after which the api hears of the agent again, although nothing has changed."""
+ROOM = 10_000
+"""Records that wait for the api."""
+AT_ONCE = 1000
+AGAIN, AGAIN_MOST = 0.25, 5.0
+"""Seconds until an api that has gone is looked for again, doubling."""
+LENGTH, SAID = struct.Struct(">I"), struct.Struct(">cQ")
+HAS, SHOWS, LOOK = b"h", b"s", b"l"
+"""What the api says, with a number: it has the records up to it, shows this frame, wants the GPUs looked at."""
+
+
+class Instance(NamedTuple):
+    """One instance of MPS. ``checked``: by server, whether it started with its first client's limits; ``memory``:
+    bytes by pid; ``devices_known`` False: the state's GPUs are only assumed."""
+
+    name: str
+    view: View
+    usage: Memory
+    checked: Mapping[int, bool]
+    devices_known: bool
+    memory: Mapping[int, int]
+    outside: Sequence[Outsider]
+    environment: Mapping[str, str]
+
+
+class Page(NamedTuple):
+    """What is so: a whole. ``offset``: of the agent's clock from the monotonic one, which all processes share;
+    ``moved``: by what the wall clock was set since the agent before; ``single``: there is one instance, and records do
+    not name it; ``places``: where users may be placed; ``gpus``: by UUID, with Xid events, when they were looked at,
+    and why not."""
+
+    pid: int
+    started: float
+    offset: float
+    moved: float
+    instances: Sequence[Instance]
+    conditions: Sequence[Condition]
+    policy: Policy
+    policy_loaded: float | None
+    policy_errors: Sequence[str]
+    environment: Mapping[str, str]
+    names: Mapping[int, Identity]
+    single: bool
+    first: str
+    places: Sequence[Place]
+    gpus: Mapping[str, Gpu]
+    xids: Mapping[str, tuple[Xid, ...]]
+    xids_seen: Mapping[str, int]
+    gpus_at: float | None
+    gpus_problem: str | None
+
+
+Record = tuple[int, str, float, str]
+"""Its number in this run of the agent, kind, time, fields as JSON."""
+
+
+class Frame(NamedTuple):
+    """``run``: which agent; ``found``: what its start found in the logs, which may be on record already, by instance;
+    ``page`` None: nothing has changed; ``looked``: the last look at the GPUs that is done; ``lost``: records in all."""
+
+    version: str
+    run: float
+    number: int
+    looked: int
+    lost: int
+    records: Sequence[Record]
+    found: Sequence[tuple[str, Transition]]
+    page: Page | None
+
+
+class Showing(asyncio.Protocol):
+    """``connect`` leads to the api; ``page`` makes one; ``look`` looks at the GPUs again."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[socket.socket]],
+        page: Callable[[], Page],
+        look: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._connect, self._page, self._look = connect, page, look
+        self._records: deque[Record] = deque()
+        self._found: list[tuple[str, Transition]] = []
+        self._last = self._sent = self._has = 0
+        self._number = self._shown = self._looked = 0
+        self._said = b""
+        self._transport: asyncio.Transport | None = None
+        self._paused = self._changed = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._earliest = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._gone = asyncio.Event()
+        self.run = 0.0
+        self.away: str | None = "it has not been reached yet"
+        """Why the api is not there."""
+        self.lost = 0
+        """Records for which there was no room while it was away."""
+
+    @property
+    def kept(self) -> Sequence[Record]:
+        """Records that the api does not have yet."""
+        return self._records
+
+    def start(self, run: float) -> None:
+        self.run = run
+        self._task = asyncio.get_running_loop().create_task(self._reach())
+
+    async def close(self) -> None:
+        """What is left goes to the api, if that takes it."""
+        await self.written(1.0)
+        for task in (self._task, *self._looking):
+            if task is not None:
+                task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- what is to be shown
+
+    def append(self, kind: str, at: float, **fields: object) -> int:
+        """A record; its number in this run. Raises where a field cannot be written down."""
+        text = json.dumps(fields, default=str, separators=(",", ":"))
+        self._last += 1
+        self._records.append((self._last, kind, at, text))
+        if len(self._records) > ROOM:
+            self._records.popleft()
+            self.lost += 1
+        self._soon()
+        return self._last
+
+    def found(self, instance: str, happened: Sequence[Transition]) -> None:
+        """In the logs, of the time before this agent: the api knows what of it is on record."""
+        self._found += [(instance, one) for one in happened[-ROOM:]]
+
+    def changed(self) -> None:
+        self._changed = True
+        self._soon()
+
+    async def written(self, timeout: float) -> None:
+        """Returns when the api shows what is so now and has written it down, or is away, or after that time."""
+        if self._transport is None:
+            return
+        self._changed, self._earliest = True, float("-inf")
+        self._go()
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._number + self._paused, self._last, done))
+        self._wake()
+        await asyncio.wait({done}, timeout=timeout)
+        self._waiting = [one for one in self._waiting if one[2] is not done]
+
+    # --- when
+
+    def _soon(self) -> None:
+        if self._transport is not None and not self._paused:
+            self._at(max(self._earliest, asyncio.get_running_loop().time()))
+
+    def _at(self, when: float) -> None:
+        if self._timer is not None:
+            if self._timer.when() <= when:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(when, self._go)
+
+    def _go(self) -> None:
+        """One frame; the next one when this has been taken."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        transport = self._transport
+        if transport is None or self._paused:
+            return
+        loop = asyncio.get_running_loop()
+        begun, changed, self._changed = loop.time(), self._changed, False
+        first = self._records[0][0] if self._records else 0
+        skip = max(0, self._sent + 1 - first)
+        records = [self._records[at] for at in range(skip, min(len(self._records), skip + AT_ONCE))]
+        self._sent = records[-1][0] if records else self._sent
+        found, self._found = self._found[:AT_ONCE], self._found[AT_ONCE:]
+        self._number += 1
+        frame = Frame(mpsagent.__version__, self.run, self._number, self._looked, self.lost, records, found, None)
+        try:
+            data = pickle.dumps(frame._replace(page=self._page()) if changed else frame, protocol=5)
+        except Exception as error:  # a mistake of ours; the records have nothing to do with it
+            loop.call_exception_handler({"message": "a page could not be made", "exception": error})
+            data = pickle.dumps(frame, protocol=5)
+        now = loop.time()
+        self._earliest = now + max(EVERY, SHARE * (now - begun))
+        transport.write(LENGTH.pack(len(data)) + data)
+        if self._transport is not None and not self._paused:
+            self._at(self._earliest if self._found or self._sent < self._last else now + BEAT)
+
+    # --- the connection
+
+    async def _reach(self) -> None:
+        loop, pause = asyncio.get_running_loop(), AGAIN
+        while True:
+            begun = loop.time()
+            try:
+                sock = await self._connect()
+                self._gone.clear()
+                await loop.create_connection(lambda: self, sock=sock)
+                await self._gone.wait()
+                self.away = "it has ended, and is started again"
+            except OSError as error:
+                self.away = error.strerror or str(error)
+            pause = AGAIN if loop.time() > begun + 2 * AGAIN_MOST else min(2 * pause, AGAIN_MOST)
+            await asyncio.sleep(pause)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=0)
+        self._transport, self.away, self._said, self._paused = transport, None, b"", False
+        self._sent = self._has
+        self._number = self._shown = 0
+        self.changed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        for _, _, done in self._waiting:
+            if not done.done():
+                done.set_result(None)
+        self._gone.set()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._soon()
+
+    def data_received(self, data: bytes) -> None:
+        said = self._said + data
+        whole = len(said) - len(said) % SAID.size
+        self._said = said[whole:]
+        for what, number in SAID.iter_unpack(said[:whole]):
+            if what == HAS:
+                self._has = min(max(self._has, number), self._sent)
+                while self._records and self._records[0][0] <= self._has:
+                    self._records.popleft()
+            elif what == SHOWS:
+                self._shown = min(number, self._number)
+            elif what == LOOK and not self._looking:
+                self._looking.add(asyncio.get_running_loop().create_task(self._have_looked(number)))
+        self._wake()
+
+    def _wake(self) -> None:
+        for number, last, done in self._waiting:
+            if self._shown >= number and self._has >= last and not done.done():
+                done.set_result(None)
+
+    async def _have_looked(self, number: int) -> None:
+        try:
+            with suppress(TimeoutError):
+                await self._look()
+            self._looked = number
+            self.changed()
+        finally:
+            self._looking.clear()

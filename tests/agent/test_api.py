@@ -1,0 +1,326 @@
+"""The api apart: it has no rights, it may be flooded, stopped, killed or hostile, and the agent goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsagent.agent import api_side
+from mpsagent.agent import page as pages
+from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Showing
+from mpsagent.core.model import Status
+from mpsagent.interfaces.metrics import Metrics
+from mpsagent.interfaces.received import OtherVersion, Received, _Reader
+from mpsagent.system.history import History
+from mpsagent.system.names import Names
+from tests.agent.stage import A, B, Stage
+
+PYTHON = shutil.which("python3", path="/usr/bin:/bin") or sys.executable
+root = pytest.mark.root
+
+
+def test_the_agent_loads_nothing_that_is_for_people() -> None:
+    """Neither HTTP nor SQL, nor what a page is made with."""
+    code = "import sys, mpsagent.interfaces.daemon; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    wrong = {"aiohttp", "sqlite3", "prometheus_client", "click", "pydantic", "http.server", "http.client"} & set(found)
+    ours = [one for one in found if one.startswith("mpsagent.interfaces.") and one != "mpsagent.interfaces.daemon"]
+    assert (wrong, ours) == (set(), [])
+
+
+@root
+def test_the_api_has_no_rights(stage: Stage) -> None:
+    agent = stage.with_agent()
+    status = Path(f"/proc/{stage.api(agent)}/status").read_text()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert "0" not in fields["Uid"].split()
+    assert fields["Groups"].strip() == ""
+    assert {fields[name].strip("0 ") for name in ("CapPrm", "CapEff", "CapAmb")} == {""}
+    assert fields["NoNewPrivs"].strip() == "1"
+
+
+@root
+def test_an_api_that_was_killed_is_started_again_and_has_every_record(stage: Stage) -> None:
+    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    first, before = stage.client(A, "sleep", 600), stage.api(agent)
+    first.working()
+    os.kill(before, signal.SIGKILL)
+    first.kill()
+    second = stage.client(B, "sleep", 600)
+    second.working()
+    stage.until(lambda: stage.api(agent) not in (0, before), "another api")
+    for pid, kind in ((first.pid, "client.ended"), (second.pid, "client.connected")):
+        stage.record(kind, pid=pid)
+    stage.until(lambda: "users" in agent.api.status(), "it has the agent's page")
+    assert [one["uid"] for one in agent.api.status()["users"]] == [B]
+    numbers = [one["seq"] for one in stage.records()]
+    assert numbers == sorted(set(numbers))
+    marks = [(one["kind"], one["at"], one.get("pid"), one.get("action")) for one in stage.records()]
+    assert len(marks) == len(set(marks)), "nothing is on record twice"
+
+
+@root
+def test_while_the_api_is_stopped_users_are_served_and_orders_are_carried_out(stage: Stage) -> None:
+    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    api = stage.api(agent)
+    os.kill(api, signal.SIGSTOP)
+    try:
+        stage.exact(A, 50)
+        assert agent.api.order("drain")[1]["draining"]
+        assert stage.cli(agent, "resume") == (0, "Who waits is let in.\n")
+    finally:
+        os.kill(api, signal.SIGCONT)
+    stage.record("drain.resumed")
+
+
+@root
+def test_a_silent_agent_is_said(stage: Stage) -> None:
+    """In the words that a person reads, with the exit status that scripts read; what is shown is of before."""
+    agent = stage.with_agent()
+    os.kill(agent.pid, signal.SIGSTOP)
+    try:
+        stage.until(lambda: "the agent is silent" in stage.cli(agent, "probe")[1], "probe says so")
+        status, text = stage.cli(agent, "status")
+        assert status == 1
+        assert "the agent is silent" in text
+        status, said = agent.api.ask("/healthz")
+        assert (status, said["ok"]) == (503, False)
+    finally:
+        os.kill(agent.pid, signal.SIGCONT)
+    stage.no_problem(agent)
+
+
+_FLOOD = """
+import socket, sys, threading
+def loop():
+    while True:
+        sock = socket.socket(socket.AF_UNIX); sock.settimeout(5)
+        try:
+            sock.connect(sys.argv[1])
+            sock.sendall(b"GET /v1/status HTTP/1.0\\r\\nHost: m\\r\\n\\r\\n")
+            while sock.recv(65536): pass
+        except OSError: pass
+        sock.close()
+for _ in range(4): threading.Thread(target=loop, daemon=True).start()
+print("on", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def flooding(path: Path, uids: range) -> Iterator[None]:
+    floods = [
+        subprocess.Popen(
+            [PYTHON, "-c", _FLOOD, str(path)], user=uid, group=uid, extra_groups=[], cwd="/", env={},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for uid in uids
+    ]  # fmt: skip
+    try:
+        for one in floods:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"on\n"
+        yield
+        assert all(one.poll() is None for one in floods), "a flood that stops proves nothing"
+    finally:
+        for one in floods:
+            one.kill()
+            one.communicate()
+
+
+def ticks(pid: int) -> int:
+    """Processor time of a process."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+@root
+def test_a_flood_of_readers_costs_the_agent_nothing(stage: Stage) -> None:
+    """They meet the api: it works for them, and the agent works as it did before."""
+    agent = stage.with_agent("[limits]\nthreads = 50\n")
+    api = stage.api(agent)
+    with flooding(agent.api.path, range(20011, 20015)):
+        begun = ticks(agent.pid), ticks(api)
+        stage.until(lambda: ticks(api) > begun[1] + 50, "the flood has cost the api half a second")
+        assert ticks(agent.pid) - begun[0] < (ticks(api) - begun[1]) / 2
+        stage.exact(A, 50)
+        assert agent.api.order("drain")[0] == 200
+        assert agent.api.order("resume")[0] == 200
+
+
+# --- the parts --------------------------------------------------------------------------------------------------------
+
+
+class Api:
+    """The other end of :class:`Showing`: what it was shown."""
+
+    def __init__(self) -> None:
+        self.server, self.client = socket.socketpair()
+        self.frames: list[Frame] = []
+
+    async def connect(self) -> socket.socket:
+        return self.client
+
+    async def take(self) -> Frame:
+        loop = asyncio.get_running_loop()
+        self.server.setblocking(False)
+        data = b""
+        while len(data) < LENGTH.size or len(data) < LENGTH.size + LENGTH.unpack_from(data)[0]:
+            size = LENGTH.size if len(data) < LENGTH.size else LENGTH.size + LENGTH.unpack_from(data)[0]
+            data += await loop.sock_recv(self.server, size - len(data))
+        frame: Frame = _Reader(BytesIO(data[LENGTH.size :])).load()
+        self.frames.append(frame)
+        return frame
+
+    def say(self, what: bytes, number: int) -> None:
+        self.server.send(SAID.pack(what, number))
+
+
+def play(scenario: Callable[[Showing, Api], Any]) -> None:
+    async def main() -> None:
+        api, looked = Api(), []
+
+        async def look() -> None:
+            looked.append(1)
+
+        showing = Showing(api.connect, lambda: None, look)  # type: ignore[arg-type,return-value]
+        async with asyncio.timeout(60):
+            await scenario(showing, api)
+            api.server.close()
+            await showing.close()
+
+    asyncio.run(main())
+
+
+def test_records_wait_for_the_api_in_a_bound_and_what_is_lost_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "ROOM", 5)
+
+    async def scenario(showing: Showing, api: Api) -> None:
+        for number in range(8):
+            assert showing.append("x", float(number), n=number) == number + 1
+        assert (showing.lost, len(showing.kept)) == (3, 5)
+        showing.start(1.0)
+        frame = await api.take()
+        assert (frame.lost, [one[0] for one in frame.records]) == (3, [4, 5, 6, 7, 8])
+        assert len(showing.kept) == 5, "until it is written down"
+        api.say(HAS, 8)
+        while showing.kept:
+            await asyncio.sleep(0.01)
+
+    play(scenario)
+
+
+def test_what_the_api_says_can_do_no_more_than_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of the future, garbage, looks without end: nothing is forgotten that it was not sent."""
+
+    async def scenario(showing: Showing, api: Api) -> None:
+        showing.start(1.0)
+        showing.append("x", 1.0)
+        await api.take()
+        for what in (HAS, SHOWS, LOOK, b"?"):
+            api.say(what, 2**64 - 1)
+        api.server.send(os.urandom(1000))
+        showing.append("y", 2.0)
+        found: list[str] = []
+        while "y" not in found:
+            found += [one[1] for one in (await api.take()).records]
+        assert [one[1] for one in showing.kept] == ["y"]
+
+    play(scenario)
+
+
+def test_an_order_is_answered_when_the_api_shows_it_or_is_away() -> None:
+    async def scenario(showing: Showing, api: Api) -> None:
+        await showing.written(60.0)
+        showing.start(1.0)
+        await api.take()
+        showing.append("ordered", 1.0)
+        waiting = asyncio.ensure_future(showing.written(60.0))
+        frame = await api.take()
+        while not frame.records:
+            frame = await api.take()
+        api.say(SHOWS, frame.number)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        api.say(HAS, 1)
+        await waiting
+
+    play(scenario)
+
+
+def test_a_page_is_made_of_our_own_values_alone() -> None:
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.system, ("true",)
+
+    class Member:
+        def __init__(self, of: object) -> None:
+            self.of = of
+
+        def __reduce__(self) -> Any:
+            return getattr, (self.of, "ACTIVE")
+
+    assert _Reader(BytesIO(pickle.dumps(Member(Status)))).load() is Status.ACTIVE
+    with pytest.raises(TypeError):
+        _Reader(BytesIO(pickle.dumps(Member("text")))).load()
+    with pytest.raises(pickle.UnpicklingError):
+        _Reader(BytesIO(pickle.dumps(Evil()))).load()
+
+
+def frame(number: int, *records: Any, run: float = 1.0, version: str | None = None) -> Frame:
+    from mpsagent import __version__
+
+    return Frame(version or __version__, run, number, 0, 0, records, (), None)
+
+
+def test_records_that_an_api_had_written_before_it_was_killed_come_once(tmp_path: Path) -> None:
+    """It was killed before it could say that it had them, so they are sent again; their numbers go on."""
+
+    async def scenario() -> None:
+        records = [(n, "action" if n == 2 else "x", float(n), '{"begun":2}' if n == 3 else "{}") for n in range(1, 5)]
+        for given in (records[:3], records):
+            history = History(str(tmp_path))
+            received = Received(history, Names(), Metrics())
+            received._take(frame(1, *given))
+            await history.wait(history.last - 1)
+            history.close()
+        found = [dict(one) for one in History(str(tmp_path)).since(0)]
+        assert [(one["seq"], one["at"]) for one in found] == [(n, float(n)) for n in range(1, 5)]
+        assert found[2]["begun"] == 2
+
+    asyncio.run(scenario())
+
+
+def test_an_agent_of_another_version_is_not_understood() -> None:
+    """The package was upgraded: the api ends, and its unit starts the new one."""
+    with pytest.raises(OtherVersion):
+        Received(History(None), Names(), Metrics())._take(frame(1, version="0.0.0"))
+
+
+@root
+def test_a_history_that_an_agent_wrote_itself_is_the_apis(tmp_path: Path) -> None:
+    """And nothing is taken from the api, or given to it, once the directory is its own."""
+    before, there = tmp_path / "state", tmp_path / "state-api"
+    before.mkdir()
+    there.mkdir()
+    for name in ("history.db", "history.db-wal"):
+        (before / name).write_text("old")
+    api_side._prepare(there, before, 65534)
+    assert sorted(one.name for one in there.iterdir()) == ["history.db", "history.db-wal"]
+    assert {one.stat().st_uid for one in (there, *there.iterdir())} == {65534}
+    assert list(before.iterdir()) == []
+    (before / "history.db").write_text("planted")
+    api_side._prepare(there, before, 65534)
+    assert (there / "history.db").read_text() == "old"
