@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -149,8 +150,10 @@ def _write(out: Path, stage: Stage, field: Field, policy: str, agents: list[Agen
     with (out / "records.json").open("w") as file:
         for record in field.records:
             file.write(json.dumps(record.json()) + "\n")
-    for path in stage.place.glob("**/*.log"):
-        shutil.copyfile(path, out / "-".join(path.relative_to(stage.place).parts))
+    for place, _, names in os.walk(stage.place):  # glob raises where an instance is taken away meanwhile
+        for path in (Path(place, name) for name in names if name.endswith(".log")):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(path, out / "-".join(path.relative_to(stage.place).parts))
 
 
 def main() -> int:
