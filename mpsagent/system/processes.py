@@ -39,7 +39,7 @@ class Process:
             return None
         try:
             fd = os.pidfd_open(pid)
-        except OSError:
+        except (OSError, OverflowError):
             return None
         # What /proc says now is about this very process if the pidfd is still alive afterwards.
         facts = _facts(pid)
