@@ -64,8 +64,8 @@ def test_a_name_with_brackets_and_blanks_confuses_nobody(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("pid", [0, -1, -(2**31), 2**22 + 1, 2**31, 9_999_999_999])
 def test_numbers_that_are_no_process(pid: int) -> None:
-    """0 and negative numbers mean groups or everybody to kill(2). MPS's list of clients is the word of a server, which in
-    turns of their own is its user's process: one number too large ended each comparison with what MPS says."""
+    """0 and negative numbers mean groups or everybody to kill(2). MPS's list of clients is the word of a server, which
+    may be a user's process: one number too large ended each comparison with what MPS says."""
     assert Process.open(pid) is None
 
 
