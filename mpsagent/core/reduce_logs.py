@@ -210,7 +210,9 @@ def _connected(state: State, event: Line, out: Out) -> State:
     late = client.said_left is not None and client.said_left > event.at
     if late or not state.fits(client, server) or (client.server == server.pid and client.said_left is None):
         return state
-    named = replace(client, server=server.pid, said_left=None)
+    # One that had left has come through another process, or the line is forged: MPS is asked.
+    left = None if client.detached is None else event.at
+    named = replace(client, server=server.pid, said_left=left, detached=None)
     return replace(state, clients={**state.clients, event.pid: named})
 
 

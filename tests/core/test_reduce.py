@@ -195,6 +195,11 @@ def test_leaving_is_a_hint_until_mps_says_so() -> None:
     assert (still.clients[200].said_left, still.servers[100].attached[200].contexts) == (None, {0, 1})
     gone = apply_all(state, [listed, inp.ClientsListed(4, 100, frozenset())])
     assert gone.clients[200].detached == 3
+    again = apply(gone, ev.ContextConnected(5, 100, 200, 1))
+    assert (again.clients[200].said_left, again.clients[200].detached) == (5, None), "MPS is asked"
+    assert apply(again, inp.ClientsListed(6, 100, frozenset({200}))).clients[200].said_left is None
+    assert apply_all(again, [inp.ServersListed(6, {100: 1001}, frozenset({100})),
+                             inp.ClientsListed(6, 100, frozenset())]).clients[200].detached == 5  # fmt: skip
     early = apply_all(state, [listed, inp.ClientsListed(2.9, 100, frozenset())])
     assert early.clients[200].detached is None
     assert apply(state, inp.ServersListed(4, {}, frozenset({100}))).clients[200].detached == 3
