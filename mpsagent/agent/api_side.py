@@ -57,7 +57,7 @@ class ApiSide:
         user, words = self._user(), []
         if self._settings.api_directory is not None:
             words = ["--state-directory", self._settings.api_directory]
-            _prepare(Path(self._settings.api_directory), Path(self._settings.state_directory or ""), user)
+            _prepare(Path(self._settings.api_directory), self._settings.state_directory, user)
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", PROGRAM, "--pages", str(theirs.fileno()), "--user", str(user)]
@@ -77,12 +77,12 @@ class ApiSide:
         return NOBODY
 
 
-def _prepare(directory: Path, before: Path, user: int) -> None:
+def _prepare(directory: Path, before: str | None, user: int) -> None:
     """The api's own directory; a history that an earlier agent has written itself goes there."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.geteuid():
         return  # it is the api's already, and so is what lies there
-    for old in sorted(before.glob("history.db*")):
+    for old in sorted(Path(before).glob("history.db*")) if before else ():
         old.rename(directory / old.name)
         os.chown(directory / old.name, user, -1, follow_symlinks=False)
     os.chown(directory, user, -1)
