@@ -209,7 +209,7 @@ async def test_an_old_record_is_found_while_others_are_written(tmp_path: Path) -
     assert history.in_memory == 951
     history.append("a", 0.0)
     found = await asyncio.gather(*(history.find(Query(after=n, limit=2)) for n in range(0, 900, 30)))
-    assert [one[0]["seq"] for one, _ in found] == list(range(1, 901, 30))
+    assert [one[0]["seq"] for one in found] == list(range(1, 901, 30))
     assert (await history.report("1970-01-01", "9999-12-31", "uid", 0.0)) == []
     history.close()
     with pytest.raises(OSError, match="only in memory"):
