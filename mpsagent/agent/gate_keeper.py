@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,6 +52,7 @@ class GateKeeper:
         self._environment = environment
         self._units = GateUnits()
         self._asking, self._ask_at, self._ask_rest = False, float("-inf"), UNITS_AGAIN
+        self._child: subprocess.Popen[bytes] | None = None
         self._held: Process | None = None
         self._since, self._rest = float("-inf"), REST
 
@@ -77,9 +79,9 @@ class GateKeeper:
         directories.prepare_hidden(self._where())
         for note in directories.prepare_public(self._public):
             self._recorder.record("directory", now, text=note)
-        process = await self._run()
+        process = self._child = self._run()
         end = now + BINDS  # who starts before runs outside MPS: until then nobody is told that all is well
-        while directories.listener_of(f"{self._public}/control") is None and process.returncode is None:
+        while directories.listener_of(f"{self._public}/control") is None and process.poll() is None:
             if self._clock.now() > end:
                 break
             await asyncio.sleep(0.02)
@@ -142,6 +144,8 @@ class GateKeeper:
     def _gone(self, process: Process, who: str) -> None:
         if self._held is process:
             self.close()
+        if self._child is not None:
+            self._child.poll()
         now = self._clock.now()
         text = f"{who} (process {process.pid}) has ended; see {self._settings.run_directory}/gate.log"
         self._recorder.record("gate.keeper_ended", now, pid=process.pid, text=text)
@@ -170,7 +174,8 @@ class GateKeeper:
         if self._conditions.set("public directory taken", what, now, do):
             self._recorder.record("directory.taken", now, pid=pid, uid=uid, text=what)
 
-    async def _run(self) -> asyncio.subprocess.Process:
+    def _run(self) -> subprocess.Popen[bytes]:
+        """Not a subprocess of asyncio's: from Python 3.12 on those are killed when the loop ends."""
         settings = self._settings
         command = [sys.executable, "-P", "-m", PROGRAM, "keep", "--public", self._public]
         command += ["--daemon", self._where().hidden, "--link", settings.gate_link]
@@ -179,10 +184,9 @@ class GateKeeper:
         path = f"{settings.run_directory}/gate.log"
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            return await asyncio.create_subprocess_exec(
-                *command, env=environment, start_new_session=True,
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+            return subprocess.Popen(
+                command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         finally:
             os.close(log)
 

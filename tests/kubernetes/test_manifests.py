@@ -82,8 +82,8 @@ def test_what_containers_see_is_what_agent_and_plugin_use() -> None:
     settings, policy = Settings(), load([("", EVERY["ConfigMap-mpsagent-mpsagent"]["data"]["policy.toml"])])[0]
     assert policy is not None
     assert mounted["agent"].keys() == {
-        str(Path(settings.policy).parent), settings.run_directory, settings.state_directory, policy.pipe_directory,
-        policy.log_directory, str(Path(policy.cdi_file or "").parent),
+        str(Path(settings.policy).parent), settings.run_directory, settings.state_directory, settings.api_directory,
+        policy.pipe_directory, policy.log_directory, str(Path(policy.cdi_file or "").parent),
     }  # fmt: skip
     options = {one.name: one.default for one in main.params}
     assert mounted["device-plugin"] == {

@@ -99,7 +99,7 @@ class Api:
         finally:
             connection.close()
 
-    def order(self, name: str, **body: object) -> tuple[int, Json]:
+    def order(self, name: str, /, **body: object) -> tuple[int, Json]:
         """To the agent itself, as this user."""
         return self.say(json.dumps({"order": name, **body}).encode())
 

@@ -189,7 +189,12 @@ def test_a_job_that_waited_says_so(stage: Stage) -> None:
         outside = stage.client(USERS[1], "sleep", "600")  # no kernel in flight: its end is no fault
         agent.wait("client.connected", pid=outside.pid)
         job = cluster.submit(USERS[1], "gpu:1", client(stage, "sleep", "600"))
-        stage.until(lambda: agent.api.get("/v1/queue")["queue"], "the job's client waits", LONG)
+
+        def waits() -> bool:
+            clients = agent.api.get("/v1/clients")["clients"]  # one outside has a second connection
+            return any(one["state"] == "waiting" and one["pid"] != outside.pid for one in clients)
+
+        stage.until(waits, "the job's client waits", LONG)
         time.sleep(1.5)
         outside.kill()
 
