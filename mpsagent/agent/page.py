@@ -1,4 +1,4 @@
-"""What the agent shows to the api: a page of what is so now, and records of what happened.
+"""What the agent shows to the api: a page, the present state of all instances, and records of what happened.
 
 The api has no rights, so nothing that it says is believed: it says how far it has the records, and that somebody asks
 for the GPUs to be looked at. It may be slow, stopped or away: then pages are left out, and records wait, as many as
