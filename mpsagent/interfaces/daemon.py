@@ -18,6 +18,7 @@ import structlog
 
 import mpsagent
 from mpsagent.agent.acting import Acting
+from mpsagent.agent.api_side import ENDS
 from mpsagent.agent.conditions import FILES, note_files
 from mpsagent.agent.host import MakeSupervisor
 from mpsagent.agent.line import one_line
@@ -38,6 +39,9 @@ from mpsagent.system.store import Store
 
 OPENING = 10.0
 """Seconds until systemd is told READY although users cannot be let in yet; `status` says why."""
+
+SOON = 0.1
+"""Seconds between two looks whether a socket is free."""
 
 log = structlog.get_logger("mpsagent")
 
@@ -97,7 +101,7 @@ async def _serve(settings: Settings, files: int) -> int:
         given = inherited()
         public = next((one for one in given if one.type == socket.SOCK_STREAM), None)
         if public is None and settings.supervise == "child":
-            public = bind(Path(settings.socket))
+            public = await _bound(Path(settings.socket))
     except (OSError, AlreadyLocked) as error:
         log.error("the agent cannot start", reason=str(error))
         return 1
@@ -128,6 +132,15 @@ async def _serve(settings: Settings, files: int) -> int:
         if held is not None:
             os.close(held)
     return 0
+
+
+async def _bound(path: Path) -> socket.socket:
+    """The api of an agent that was killed may answer there for a moment more. Raises OSError."""
+    for _ in range(int(ENDS / SOON)):
+        with suppress(FileExistsError):
+            return bind(path)
+        await asyncio.sleep(SOON)
+    return bind(path)
 
 
 def _own_sockets(agent: Node, path: Path) -> list[socket.socket]:

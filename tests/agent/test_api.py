@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -70,6 +71,21 @@ def test_an_api_that_was_killed_is_started_again_and_has_every_record(stage: Sta
     assert numbers == sorted(set(numbers))
     marks = [(one["kind"], one["at"], one.get("pid"), one.get("action")) for one in stage.records()]
     assert len(marks) == len(set(marks)), "nothing is on record twice"
+
+
+@root
+def test_an_agent_comes_back_while_the_api_of_the_killed_one_is_still_there(stage: Stage) -> None:
+    agent = stage.with_agent()
+    before = stage.api(agent)
+    os.kill(before, signal.SIGSTOP)
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.started.process.wait()
+    stage.agents.remove(agent)
+    agent = stage.start_agent()
+    time.sleep(1.0)
+    os.kill(before, signal.SIGCONT)
+    stage.answering(agent)
+    assert stage.api(agent) != before
 
 
 @root

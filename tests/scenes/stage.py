@@ -350,6 +350,12 @@ class Stage:
             rigs.exited(agent.started.process, PATIENCE)
         if agent in self.agents:
             self.agents.remove(agent)
+        self.until(lambda: not self._is_served(agent.api.path), "its api has ended")
+
+    def _is_served(self, path: Path) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(PATIENCE)
+            return sock.connect_ex(str(path)) == 0
 
     def without_agent(self, server: str = "own") -> None:
         """A plain control daemon, as people run it today."""
