@@ -64,7 +64,8 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
             server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at, confirmed=True)
             state = replace(put(state, server), ended=without(state.ended, pid))
         elif (known := state.servers.get(pid)) is not None and (not known.confirmed or known.uid != uid):
-            early = uid == 0 and known.status is Status.INITIALIZING  # it begins as root, and becomes its user then
+            # It begins as root, and becomes its user then.
+            early = uid == 0 and (known.status is Status.INITIALIZING or event.at < (known.ready or 0.0))
             state = put(state, replace(known, confirmed=True, uid=known.uid if early else uid))
     return _confirmed(replace(state, listed_at=event.at))
 
