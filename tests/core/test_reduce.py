@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 from hypothesis import given, settings
@@ -184,7 +183,7 @@ def test_a_server_that_is_just_starting_is_not_root_s_because_it_still_runs_as_r
     assert apply(starting, listed).servers[100].uid == 1001
     ready = apply(starting, ev.ServerReady(2, 100))
     assert apply(ready, listed).servers[100].uid == 1001, "it was looked at before"
-    assert apply(ready, replace(listed, at=3)).servers[100].uid == 0, "the kernel counts, not the log"
+    assert apply(ready, listed._replace(at=3)).servers[100].uid == 0, "the kernel counts, not the log"
 
 
 def test_leaving_is_a_hint_until_mps_says_so() -> None:
