@@ -21,7 +21,7 @@ PYTEST_ARGS  ?=
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
-	@echo 'make test             lint, types and the tests for after each change: 6 to 7 minutes on two cores'
+	@echo 'make test             lint, types and the tests for after each change: about 5 minutes on two cores'
 	@echo 'make test-all         all other tests that need no GPU: booted systems, NVIDIA'"'"'s daemons, Slurm, scenes'
 	@echo 'make bench            the figures in docs/, measured here'
 	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
