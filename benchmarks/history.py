@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from mpsagent.system import database
-from mpsagent.system.database import Database, Query, Record
+from mpsagent.api import database
+from mpsagent.api.database import Database, Query, Record
 
 YEAR = 365 * 86400.0
 USERS = 40

@@ -93,16 +93,16 @@ async def _hello(socket: str) -> None:
 
 
 async def _events(socket: str, rate: float, bounded: bool) -> None:
-    from mpsagent.interfaces.api import Api
-    from mpsagent.interfaces.peers import Bounds
+    from mpsagent.api.calls import Api
+    from mpsagent.api.connections import Bounds
+    from mpsagent.api.history import History
     from mpsagent.system import listen
-    from mpsagent.system.history import History
-    from tests.interfaces.stand_in import StandIn
+    from tests.api.stand_in import StandIn
 
     history = History(Path(socket).parent)
 
     class Backend(StandIn):
-        """As mpsagent.interfaces.answers has it."""
+        """As mpsagent.api.instance has it."""
 
         async def records(self, cursor: int | None, limit: int) -> list[dict[str, object]]:
             return history.since(history.newest if cursor is None else cursor, limit)

@@ -31,7 +31,7 @@ failed=0
 
 bench() { # name, seconds at most, options
     echo "== $1: ${*:3}"
-    timeout -k 10 "$2" python3 -m mpsagent.interfaces.cli --socket /nonexistent bench --yes --anyway --html "$out/bench-$1.html" "${@:3}" \
+    timeout -k 10 "$2" python3 -m mpsagent.cli.main --socket /nonexistent bench --yes --anyway --html "$out/bench-$1.html" "${@:3}" \
         2> >(while IFS= read -r line; do echo "$(date +%T.%1N) $line"; done) | tee "$out/bench-$1.txt"
     [ "${PIPESTATUS[0]}" = 0 ] || failed=$((failed + 1))
 }

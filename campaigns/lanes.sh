@@ -31,7 +31,7 @@ self=$(readlink -f "$0")
 cd "$(dirname "$self")/.."
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$PWD:${PYTHONPATH:-}"
 export PATH="$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
-cli=(python3 -c "from mpsagent.interfaces.cli import main; main()")
+cli=(python3 -c "from mpsagent.cli.main import main; main()")
 
 pause() {
     export PAUSE_SECONDS=${PAUSE_SECONDS:-600} PAUSE_REFERENCE=$all/reference/out.txt

@@ -78,7 +78,7 @@ class Day:
         if stage.backend.name == "sim":
             found += [path for path in sys.path if path.endswith("site-packages")]
         python = other_users_python(USERS[0])
-        client = ["env", f"PYTHONPATH={os.pathsep.join(found)}", python, "-m", "mpsagent.interfaces.cli"]
+        client = ["env", f"PYTHONPATH={os.pathsep.join(found)}", python, "-m", "mpsagent.cli.main"]
         words = [*client, "--socket", str(self.agent.api.path)]
         done = subprocess.run([*words, "probe"], user=USERS[0], group=USERS[0], extra_groups=[], cwd="/", check=False)
         check(done.returncode == 0, f"mpsagent-cli does not run as a user: {words}")

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any
 
-from mpsagent.interfaces import client as api
-from mpsagent.interfaces.cli_words import safe
+from mpsagent.cli import client as api
+from mpsagent.cli.wording import safe
 
 Json = dict[str, Any]
 _COLOURS = {"bad": "31", "good": "32", "warn": "33", "agent": "36", "dim": "2", "bold": "1"}

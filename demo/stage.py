@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mpsagent.interfaces import client as api
+from mpsagent.cli import client as api
 from mpsagent.sim import cli as simulator
 
 Json = dict[str, Any]
@@ -154,7 +154,7 @@ class Stage:
         """Returns when its API answers, or at once. ``notify``: a socket that hears what systemd would."""
         with (self.directory / "agent.log").open("ab") as log:
             self.agent = subprocess.Popen(
-                [sys.executable, "-m", "mpsagent.interfaces.daemon", "run", *self._options()],
+                [sys.executable, "-m", "mpsagent.agent.main", "run", *self._options()],
                 env=self._agent_environment(notify), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         if wait:

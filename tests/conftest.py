@@ -19,9 +19,8 @@ LONG = (
     # the same work ten times as large, or on two GPUs
     "test_linear.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py", "gate/test_hostile.py",
     "gate/test_kills.py::test_kills_at_random_under_load",
-    "interfaces/test_floods.py::test_twenty_users_who_do_not_read_take_less_than_20_mib",
-    "interfaces/test_views.py::test_every_state_of_every_recording_can_be_shown",
-    "interfaces/test_replay.py::test_a_hundred_megabytes_need_little_memory",
+    "api/test_views.py::test_every_state_of_every_recording_can_be_shown",
+    "cli/test_replay.py::test_a_hundred_megabytes_need_little_memory",
     "disorder/test_disorder.py::test_disorder_with_an_instance_for_each_gpu",
     # the whole agent beside the simulator, where core and gate have the same in small
     "agent/test_adoption.py", "agent/test_apart.py", "agent/test_busy_machine.py", "agent/test_bypass.py",

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import click
 import pytest
 
-from mpsagent.interfaces.cli import cli
-from mpsagent.interfaces.cuda_errors import ERRORS
+from mpsagent.cli.cuda_errors import ERRORS
+from mpsagent.cli.main import cli
 from mpsagent.policy.files import load
 from tests import recordings
 from tests.nvidia import page

@@ -50,22 +50,23 @@ LAYERS = (
     _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.results", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.provision", "bench", PURE_STDLIB),
-    _layer("mpsagent.interfaces", "mps policy core gate.linger system agent bench", None),
-    _layer("mpsagent.kubernetes", "interfaces.client", None),
+    _layer("mpsagent.api", "mps policy core gate.linger system agent", None),
+    _layer("mpsagent.cli", "mps policy core system api bench", None),
+    _layer("mpsagent.kubernetes", "cli.client", None),
     _layer("mpsagent.sim", "mps.units", None),
 )
 # What a user's shell starts again and again: neither these nor anything that they import at their top may be heavy.
-LIGHT = ("mpsagent.interfaces.cli", "mpsagent.interfaces.client")
+LIGHT = ("mpsagent.cli.main", "mpsagent.cli.client")
 HEAVY = frozenset("aiohttp asyncinotify psutil pydantic pynvml pystemd structlog tomli asyncio".split())
 # The command line may fetch the agent's insides on no account, not even in a function.
-OFFLINE = ("mpsagent.interfaces.cli", "mpsagent.interfaces.client", "mpsagent.interfaces.replay")
+OFFLINE = ("mpsagent.cli.main", "mpsagent.cli.client", "mpsagent.cli.replay")
 
 # A page is pickled by root for the api, which takes our own values from root alone; the agent unpickles nothing.
-PAGES = ("mpsagent.agent.page", "mpsagent.interfaces.received")
+PAGES = ("mpsagent.agent.page", "mpsagent.api.received")
 
 # Programs whose output is their answer: the command line, the simulator, and helpers of the units.
 PRINTS = (
-    "mpsagent.interfaces.cli",
+    "mpsagent.cli",
     "mpsagent.sim",
     "mpsagent.system.compute_mode",
     "mpsagent.system.generator",
@@ -247,12 +248,12 @@ BAD_MODULES = {
     "the gate decides": ("gate/bad.py", "from mpsagent.core.engine import Core\n", "above or beside"),
     "the handshake does I/O": ("gate/handshake.py", "import socket\n", "not pure"),
     "the command line takes from the agent": (
-        "interfaces/cli.py",
+        "cli/main.py",
         "from mpsagent.agent.host import Agent\n",
         "above or beside",
     ),
-    "the command line gets heavy": ("interfaces/client.py", "import aiohttp\n", "stays light"),
-    "the agent takes from the interfaces": ("agent/bad.py", "import mpsagent.interfaces.api\n", "above or beside"),
+    "the command line gets heavy": ("cli/client.py", "import aiohttp\n", "stays light"),
+    "the agent takes from the api": ("agent/bad.py", "import mpsagent.api.calls\n", "above or beside"),
     "the simulator takes from the core": (
         "sim/bad.py",
         "from mpsagent.core.model import Server\n",
@@ -297,10 +298,9 @@ def test_what_the_layers_allow_is_not_reported(tmp_path: Path) -> None:
             "from mpsagent.system import frontend",
             "from mpsagent import __version__",
         ],
-        "interfaces/daemon.py": ["from mpsagent.interfaces.api import serve", "import mpsagent.agent.host"],
-        "interfaces/cli.py": ["import click, socket", "from mpsagent.interfaces import client", "print('x')"],
-        "interfaces/client.py": ["import socket", "from mpsagent.core.model import State"],
-        "interfaces/api.py": ["import aiohttp"],
+        "cli/main.py": ["import click, socket", "from mpsagent.cli import client", "print('x')"],
+        "cli/client.py": ["import socket", "from mpsagent.core.model import State"],
+        "api/calls.py": ["import aiohttp", "from mpsagent.agent.page import Page"],
         "sim/cli.py": [
             "from mpsagent.mps.units import Percent",
             "from mpsagent.sim.server import Server",
@@ -331,8 +331,8 @@ def test_heavy_imports_are_found_through_other_modules(tmp_path: Path) -> None:
     """`mpsagent-cli status` is run in scripts and prompts; one import too many, three modules away, doubles it."""
     package = tmp_path / "mpsagent"
     for place, text in {
-        "interfaces/cli.py": "from mpsagent.interfaces import client\n",
-        "interfaces/client.py": "from mpsagent.policy.policy import load\ndef f():\n    import tomli\n",
+        "cli/main.py": "from mpsagent.cli import client\n",
+        "cli/client.py": "from mpsagent.policy.policy import load\ndef f():\n    import tomli\n",
         "policy/policy.py": "import pydantic\n",
     }.items():
         (package / place).parent.mkdir(parents=True, exist_ok=True)

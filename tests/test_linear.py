@@ -14,11 +14,11 @@ from datetime import UTC
 
 import pytest
 
+from mpsagent.api.waits import groups, reasons
+from mpsagent.cli.would import Would
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.story import Story
-from mpsagent.interfaces.waits import groups, reasons
-from mpsagent.interfaces.would import Would
 from mpsagent.mps.limits import Device
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer

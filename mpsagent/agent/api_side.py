@@ -15,7 +15,7 @@ from mpsagent.agent.settings import Settings
 
 USER, NOBODY = "mpsagent-api", 65534
 """Whose process it is; where there is no such user, it is nobody's."""
-PROGRAM = "mpsagent.interfaces.api_main"
+PROGRAM = "mpsagent.api.main"
 ENDS = 3.0
 """Seconds that it has to write down what it was told, after the agent."""
 

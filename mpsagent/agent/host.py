@@ -61,7 +61,7 @@ MakeSupervisor = Callable[[Policy, directories.Directories, Callable[[int], None
 
 
 class Agent(Recorder):
-    """One instance of MPS under one policy. Everything public here is for the interfaces; times are of ``clock``.
+    """One instance of MPS under one policy. Everything public here is for the api and orders; times are of ``clock``.
 
     ``link`` leads to the gate, and is that of all instances. ``inside`` says what is inside MPS, of all instances.
     ``machine``: it looks after its GPUs, too; False for a user apart, whose section's instance does. ``named`` says

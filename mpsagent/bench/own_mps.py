@@ -53,7 +53,7 @@ class OwnMps:
         self._place.mkdir(mode=0o755)
         (self._place / "policy.toml").write_text(self._policy)
         (self._place / "policy.toml").chmod(0o644)
-        command = [sys.executable, "-P", "-m", "mpsagent.interfaces.daemon", "run", "--supervise", "child"]
+        command = [sys.executable, "-P", "-m", "mpsagent.agent.main", "run", "--supervise", "child"]
         command += ["--policy", str(self._place / "policy.toml"), "--socket", str(self._place / "agent.sock")]
         command += ["--state-directory", str(self._place / "state"), "--run-directory", str(self._place / "run")]
         if self._programs is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 import mpsagent
-from mpsagent.interfaces.client import DEFAULT_SOCKET, Refused, Unreachable
+from mpsagent.cli.client import DEFAULT_SOCKET, Refused, Unreachable
 from mpsagent.kubernetes import cluster
 from mpsagent.kubernetes.node_agent import Health, NodeAgent
 from mpsagent.kubernetes.pods import Pods

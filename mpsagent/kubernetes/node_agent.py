@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from mpsagent.interfaces import client
+from mpsagent.cli import client
 from mpsagent.kubernetes.shares import Json, Shares
 
 DEADLINE = 5.0

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from mpsagent.interfaces.client import Refused, Unreachable
+from mpsagent.cli.client import Refused, Unreachable
 from mpsagent.kubernetes import protocol
 from mpsagent.kubernetes.kubelet import Refused as NotTold
 from mpsagent.kubernetes.node_agent import NodeAgent

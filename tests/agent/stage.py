@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.agent.gate_keeper import is_keeper
-from mpsagent.system import database
+from mpsagent.api import database
 from mpsagent.system.processes import parent
 from tests.conformance import rig as rigs
 from tests.scenes import stage as scenes
@@ -106,11 +106,11 @@ class Stage(scenes.Stage):
         assert is_keeper(found)
         return found
 
-    def api(self, agent: Agent) -> int:
+    def api(self, agent: Agent) -> int | None:
         """The api's pid: without systemd it is the agent's child."""
         children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-        found = [int(pid) for pid in children if b"api_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        return found[0] if found else 0
+        found = [int(pid) for pid in children if b"mpsagent.api.main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return found[0] if found else None
 
     def control(self, agent: Agent) -> int:
         """The control daemon's pid."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.system.database import NAME, Database, row
+from mpsagent.api.database import NAME, Database, row
 from tests.agent.stage import A, B, C, Stage, alive
 from tests.conformance import rig as rigs
 

@@ -22,10 +22,10 @@ import pytest
 from mpsagent.agent import api_side
 from mpsagent.agent import page as pages
 from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Showing
+from mpsagent.api.history import History
+from mpsagent.api.metrics import Metrics
+from mpsagent.api.received import OtherVersion, Received, _Reader
 from mpsagent.core.model import Status
-from mpsagent.interfaces.metrics import Metrics
-from mpsagent.interfaces.received import OtherVersion, Received, _Reader
-from mpsagent.system.history import History
 from mpsagent.system.names import Names
 from tests.agent.stage import A, B, Stage
 
@@ -35,10 +35,10 @@ root = pytest.mark.root
 
 def test_the_agent_loads_nothing_that_is_for_people() -> None:
     """Neither HTTP nor SQL, nor what a page is made with."""
-    code = "import sys, mpsagent.interfaces.daemon; print(*sys.modules)"
+    code = "import sys, mpsagent.agent.main; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     wrong = {"aiohttp", "sqlite3", "prometheus_client", "click", "pydantic", "http.server", "http.client"} & set(found)
-    ours = [one for one in found if one.startswith("mpsagent.interfaces.") and one != "mpsagent.interfaces.daemon"]
+    ours = [one for one in found if one.startswith("mpsagent.api.")]
     assert (wrong, ours) == (set(), [])
 
 

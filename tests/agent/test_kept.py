@@ -11,12 +11,12 @@ import pytest
 
 from mpsagent.agent import kept
 from mpsagent.agent.node import Node
+from mpsagent.api import missed
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
-from mpsagent.interfaces import missed
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity

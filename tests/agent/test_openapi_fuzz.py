@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.agent.stage import A, Stage
-from tests.interfaces.openapi_fuzz import Fuzz
+from tests.api.openapi_fuzz import Fuzz
 
 REQUESTS = int(os.environ.get("MPSAGENT_FUZZ_REQUESTS", "3000"))
 SEED = int(os.environ.get("MPSAGENT_FUZZ_SEED", "1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.agent.stage import A, B, C, Stage
-from tests.interfaces.program import PROGRAM, on_terminal
+from tests.cli.program import PROGRAM, on_terminal
 
 PYTHON = re.compile(r"\b(None|True|False|nan|inf)\b|[{}\[\]]|\(begun\)|<\w+|\w+Error\(|\buid \d|\d{10}\.\d")
 """Values as Python writes them, enumerations, times as seconds since 1970, and uids where users are meant."""

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from tests.agent.stage import A, Agent, B, C, Client, Stage, alive
-from tests.interfaces.program import PROGRAM
+from tests.cli.program import PROGRAM
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
 TURNS = POLICY + '[switch]\nafter = "1s"\ngrace = "4s"\naction = "terminate"\n[hang]\nkill_grace = "1s"\n'

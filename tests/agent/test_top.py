@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.agent.stage import A, B, Stage
-from tests.interfaces.test_top import Screen, with_tmux
+from tests.cli.test_top import Screen, with_tmux
 
 
 @with_tmux

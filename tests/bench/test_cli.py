@@ -37,7 +37,7 @@ def simulated() -> Iterator[Path]:
 
 
 def command(simulated: Path | None, *arguments: str) -> list[str]:
-    start = [sys.executable, "-m", "mpsagent.interfaces.cli", "--socket", "/nonexistent", "bench", "--yes"]
+    start = [sys.executable, "-m", "mpsagent.cli.main", "--socket", "/nonexistent", "bench", "--yes"]
     return [*start, *(["--simulated", str(simulated)] if simulated else []), *arguments]
 
 
@@ -118,7 +118,7 @@ def test_it_runs_from_where_it_is_and_nothing_that_lies_in_the_directory(
     for name in ("json.py", "click.py", "mpsagent.py"):
         (here / name).write_text("open('was-here', 'w')\nraise SystemExit('planted')\n")
     path = f"import sys; sys.path.insert(0, {str(home)!r}); " if package else "import sys; sys.path.remove(''); "
-    start = f"{path}from mpsagent.interfaces.cli import main; main()"
+    start = f"{path}from mpsagent.cli.main import main; main()"
     environment = {**os.environ, "PYTHONPATH": "" if package else f"{code}:{home}"}
     python = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
     words = [str(python), *(["-IS"] if package else []), "-c", start, *command(simulated)[3:]]

@@ -21,7 +21,7 @@ from mpsagent.bench.plan import Run
 from mpsagent.bench.process import ProcessError, Ready
 from mpsagent.bench.results import Figure
 from mpsagent.bench.torch_workloads import TORCH
-from mpsagent.interfaces import cli_bench
+from mpsagent.cli import bench as cli_bench
 
 TELLS = ["/bin/sh", "-c", "n=0; while :; do n=$((n + 5)); echo working; echo steps $n; sleep 0.01; done"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from mpsagent.api.waits import groups, reasons
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Drain
-from mpsagent.interfaces.waits import groups, reasons
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
 from tests.core.toy import Proc, Server

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from mpsagent.api import waits
 from mpsagent.core import actions as act
-from mpsagent.interfaces import waits
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
 from tests.core.harness import ALICE, BOB, CAROL, POLICY, Stage, policy

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from mpsagent.api import waits
 from mpsagent.core import actions as act
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
-from mpsagent.interfaces import waits
 from mpsagent.mps.units import MIB
 from tests.core.harness import ALICE, BOB, CAROL, GIB, PATIENT, Stage
 from tests.core.test_pause import PAUSE, started

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpsagent.api import views, waits
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import pause_room
 from mpsagent.core import transitions as tr
-from mpsagent.interfaces import views, waits
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, NAMES, USERS, Stage
 from tests.core.toy import Proc
 

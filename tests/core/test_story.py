@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpsagent.cli.replay import merged
 from mpsagent.core.story import ClientRecord, Outcome, ServerRecord, Story, tell
-from mpsagent.interfaces.replay import merged
 from mpsagent.mps import events as ev
 from tests import recordings
 

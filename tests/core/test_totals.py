@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from mpsagent.interfaces import waits
+from mpsagent.api import waits
 from mpsagent.mps.limits import Total
 from tests.core.harness import ALICE, BOB, USERS, Stage
 

@@ -3,8 +3,8 @@ out. test_properties.py plays its programs with such logs, too."""
 
 from __future__ import annotations
 
+from mpsagent.api.guarantees import not_guaranteed
 from mpsagent.core import actions as act
-from mpsagent.interfaces.guarantees import not_guaranteed
 from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
 
 KILLS = (act.KillServer, act.KillControl)

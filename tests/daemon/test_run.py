@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.interfaces.client import request
-from mpsagent.interfaces.daemon import OPENING
+from mpsagent.agent.main import OPENING
+from mpsagent.cli.client import request
 from tests.agent.stage import A, Agent, Stage
 from tests.conformance import rig as rigs
 from tests.lingering import SECONDS, lingering
 from tests.scenes.stage import Api
 
-PROGRAM = (sys.executable, "-m", "mpsagent.interfaces.daemon")
+PROGRAM = (sys.executable, "-m", "mpsagent.agent.main")
 POLICY = "[limits]\nthreads = 50\n"
 # Hands descriptor 3 to the program as systemd does: LISTEN_PID is the program's own pid.
 LISTENER = """

@@ -44,7 +44,7 @@ class Node:
         devices = Path(backend.control).with_name("devices.json")
         policy = place / "policy.toml"
         policy.write_text(f'[limits]\nthreads = 50\n[instance.default]\ncontrol_program = "{backend.control}"\n')
-        self.agent = ["mpsagent.interfaces.daemon", "run", "--supervise", "child", "--policy", str(policy)]
+        self.agent = ["mpsagent.agent.main", "run", "--supervise", "child", "--policy", str(policy)]
         self.agent += ["--devices", str(devices)]
         self._environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
         self._init = subprocess.Popen([*_NEW, "sh", "-euc", _PLACES, "sh", place], stdout=subprocess.PIPE, text=True)
@@ -69,7 +69,7 @@ class Node:
         """`status` says each of them; with nothing wanted, that all is well."""
         end = time.monotonic() + 60
         while True:
-            done = self.run(sys.executable, "-m", "mpsagent.interfaces.cli", "status")
+            done = self.run(sys.executable, "-m", "mpsagent.cli.main", "status")
             if all(text in done.stdout for text in wanted) if wanted else done.returncode == 0:
                 return
             assert time.monotonic() < end, (done.stdout, (self.place / "said").read_text())

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("grpc", reason="no grpcio (pip install 'mpsagent[kubernetes]')")
 
-from mpsagent.interfaces.client import Unreachable
+from mpsagent.cli.client import Unreachable
 from mpsagent.kubernetes import main
 from mpsagent.kubernetes.cluster import Node
 from mpsagent.kubernetes.node_agent import Health

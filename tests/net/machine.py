@@ -25,6 +25,9 @@ from mpsagent.agent.gate_messages import to_gate, to_input
 from mpsagent.agent.node import Node
 from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
+from mpsagent.api.instances import Everything
+from mpsagent.api.metrics import Metrics
+from mpsagent.cli import ask, client, event_lines, main
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
@@ -32,9 +35,6 @@ from mpsagent.core.engine import Core, Step
 from mpsagent.core.outside import Outsider
 from mpsagent.core.transitions import transition_fields
 from mpsagent.gate import link
-from mpsagent.interfaces import cli, cli_ask, cli_events, client
-from mpsagent.interfaces.everything import Everything
-from mpsagent.interfaces.metrics import Metrics
 from mpsagent.mps.limits import Limits
 from mpsagent.policy import apart, instances
 from mpsagent.policy.identity import Identity
@@ -319,7 +319,7 @@ def seen(machine: Machine, who: str, whole: bool = False) -> str:
     with _fixed(machine):
         parts = []
         for words in ("status", "queue", "clients", "servers", "events -n 1000", f"policy explain {who}", "probe"):
-            done = CliRunner().invoke(cli.cli, words.split())
+            done = CliRunner().invoke(main.cli, words.split())
             assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
             lines = [one for one in done.output.splitlines() if whole or not one.endswith("built-in default")]
             text = "".join(f"{one}\n" for one in lines)
@@ -378,7 +378,7 @@ def _fixed(machine: Machine) -> Iterator[None]:
 
     with ExitStack() as fixed:
         for where, name, value in (
-            (client, "request", request), (cli_ask, "now", now), (cli_events, "now", now),
+            (client, "request", request), (ask, "now", now), (event_lines, "now", now),
             (os, "getuid", lambda: 0), (os, "getpid", lambda: 40), (mpsagent, "__version__", "0.0-net"),
         ):  # fmt: skip
             fixed.enter_context(patch.object(where, name, value))

@@ -248,7 +248,7 @@ class Stage:
 
     def cli(self, agent: Agent, *arguments: str, uid: int | None = None, timeout: float = PATIENCE) -> tuple[int, str]:
         """Exit status and output of `mpsagent-cli`."""
-        command = [sys.executable, "-m", "mpsagent.interfaces.cli", "--socket", str(agent.api.path), *arguments]
+        command = [sys.executable, "-m", "mpsagent.cli.main", "--socket", str(agent.api.path), *arguments]
         started = self.rig.run(command, uid=uid, env={**self.python_environment()})
         if not rigs.exited(started.process, timeout):
             started.process.kill()
@@ -292,7 +292,7 @@ class Stage:
         program = Path(os.environ.get("MPSAGENT_PROGRAM") or Path(sys.executable).with_name("mpsagent"))
         command = [
             *prefix,
-            *([str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.interfaces.daemon"]),
+            *([str(program)] if program.exists() else [sys.executable, "-m", "mpsagent.agent.main"]),
         ]
         socket_path = self.place / "agent.sock"
         command += ["run", "--policy", str(self.place / "policy.toml"), "--socket", str(socket_path)]

@@ -46,7 +46,7 @@ def slurm(
         pytest.skip(why)
     agent = stage.with_agent(policy, extra=f"{instance}\n")
     found = os.pathsep.join(str(stage.place / "slurm" / name) for name in ("repository", "libraries"))
-    program = ["env", f"PYTHONPATH={found}", other_users_python(USERS[0]), "-m", "mpsagent.interfaces.cli"]
+    program = ["env", f"PYTHONPATH={found}", other_users_python(USERS[0]), "-m", "mpsagent.cli.main"]
     words, settings = [*program, "--socket", str(agent.api.path)], ["answer=30", "patience=60", "memory=share", *more]
     cluster = Cluster(stage.place / "slurm", words, "\n".join(settings), proctrack, check)
     try:

@@ -1,0 +1,70 @@
+"""GPUs as the API shows them: what CUDA counts, and what NVML said last. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mpsagent.core.outside import Outsider
+from mpsagent.mps.limits import Device
+from mpsagent.mps.units import iso
+from mpsagent.system.nvml import Gpu, Part, Xid
+
+if TYPE_CHECKING:
+    from mpsagent.api import shapes_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What NVML said at ``at`` (None: nothing yet), by UUID of GPUs and MIG devices, the last Xid events, and how many
+    there were since the agent's start. ``problem``: why it says nothing now."""
+
+    gpus: Mapping[str, Gpu] = field(default_factory=dict)
+    xids: Mapping[str, tuple[Xid, ...]] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
+    at: float | None = None
+    problem: str | None = None
+
+
+def outside(one: Outsider, name: str | None) -> shapes_gpus.Outside:
+    """``name``: of its user."""
+    seen, facts = one.seen, one.facts
+    return {
+        "pid": seen.pid,
+        "uid": seen.uid,
+        "user": name,
+        "command": facts.command or None,
+        "device": seen.device,
+        "memory": seen.memory,
+        "began": None if facts.began is None else iso(facts.began),
+        "since": iso(one.since),
+        "why": one.why,
+        "ends": None if one.ending is None else iso(one.ending.due),
+    }
+
+
+def device(one: Device, seen: Seen) -> shapes_gpus.Device:
+    """A MIG device has its own memory; power, temperature and errors are its GPU's."""
+    gpu = seen.gpus.get(one.uuid)
+    part = None if gpu is None else next((part for part in gpu.parts if part.uuid == one.uuid), None)
+    used: Gpu | Part | None = part or gpu
+    events = seen.xids.get((gpu.uuid if gpu is not None else None) or one.uuid, ())
+    return {
+        "ordinal": one.ordinal,
+        "uuid": one.uuid,
+        "name": one.name,
+        "memory": one.memory,
+        "multiprocessors": one.multiprocessors,
+        "generation": None if gpu is None else gpu.generation,
+        "compute_mode": None if gpu is None else gpu.mode,
+        "mig": None if gpu is None else gpu.mig,
+        "memory_used": None if used is None else used.used,
+        "utilisation": None if gpu is None else gpu.utilisation,
+        "power": None if gpu is None else gpu.power,
+        "temperature": None if gpu is None else gpu.temperature,
+        "xids": [{"at": iso(xid.at), "number": xid.number} for xid in events],
+        "xids_seen": seen.counts.get((gpu.uuid if gpu is not None else None) or one.uuid, 0),
+        "problem": None if gpu is None else gpu.problem,
+        "seen": None if gpu is None or seen.at is None else iso(seen.at),
+    }

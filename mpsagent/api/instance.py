@@ -1,0 +1,106 @@
+"""What the API answers about one instance, from the agent's page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import mpsagent
+from mpsagent.agent.page import Instance, Page
+from mpsagent.api import gpus, views
+from mpsagent.api.received import Json, Received, is_of_family
+from mpsagent.api.recent import Recent
+from mpsagent.core import usage
+from mpsagent.core.view import View
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.sharing import WORDS
+
+PAGE_AGE = 0.1
+"""Seconds for which a status page is given to others, too, when nothing has changed."""
+
+
+class Answers:
+    """``conditions``: what is wrong anywhere, for people."""
+
+    def __init__(self, received: Received, name: str, recent: Recent | None = None) -> None:
+        self._received, self.name = received, name
+        self._page: tuple[Page | None, tuple[views.Condition, ...], float, Json] | None = None
+        history = received.history
+        self.recent = recent or Recent(lambda cursor: history.since(cursor, history.last), self._is_mine)
+
+    def _is_mine(self, record: Mapping[str, Any]) -> bool:
+        page = self._received.page
+        return page is not None and is_of_family(page, self.name, record)
+
+    @property
+    def one(self) -> Instance:
+        page = self._received.page
+        assert page is not None
+        return next(one for one in page.instances if one.name == self.name)
+
+    @property
+    def view(self) -> View:
+        return self.one.view
+
+    def status(self, conditions: tuple[views.Condition, ...]) -> Json:
+        """Made again when anything has changed, and after a moment for the spans of time in it."""
+        page, now = self._received.page, self._received.now()
+        if self._page is None or self._page[:2] != (page, conditions) or not 0 <= now - self._page[2] < PAGE_AGE:
+            self._page = (page, conditions, now, dict(views.status(self.view, self._about(conditions), now)))
+        return self._page[3]
+
+    def servers(self) -> Iterable[Mapping[str, Any]]:
+        return views.servers(self.view, self._about(()))
+
+    def clients(self) -> Iterable[Mapping[str, Any]]:
+        return views.clients(self.view, self._received.now(), self.one.memory)
+
+    def queue(self) -> Iterable[Mapping[str, Any]]:
+        return views.queue(self.view, self._received.now())
+
+    def explain(self, who: Identity) -> Json:
+        one, sharing = self.one, self.view.policy.sharing
+        devices = self.view.state.devices if one.devices_known else ()
+        return {
+            **self.view.policy.rules(who).explain(devices),
+            "sharing": {sharing: WORDS[sharing]},
+            "now": self._now(who.uid, self._received.now()),
+        }
+
+    def _now(self, uid: int, now: float) -> Json:
+        """What holds for this user at this moment, and what will happen to it when."""
+        view = self.view
+        turn = views.turn(view, now) if view.turn is not None and view.turn.uid == uid else None
+        return {
+            "clients": len(view.state.clients_of_user(uid)),
+            "waiting": next((one for one in views.queue(view, now) if one["uid"] == uid), None),
+            "turn": turn,
+            "gpu_seconds_last_day": round(usage.spent(self.one.usage, uid, now), 1),
+        }
+
+    def _about(self, conditions: tuple[views.Condition, ...]) -> views.About:
+        received, one, page, recent = self._received, self.one, self._received.page, self.recent.look()
+        assert page is not None
+        users = [found.uid for found in (recent.change, recent.fault) if found is not None]
+        if recent.change is not None:
+            users.append(recent.change.before)
+        users += [found.seen.uid for found in one.outside]
+        return views.About(
+            version=mpsagent.__version__,
+            pid=page.pid,
+            started=page.started,
+            conditions=conditions,
+            checked=one.checked,
+            devices_known=one.devices_known,
+            compute_modes={uuid: gpu.mode for uuid, gpu in page.gpus.items() if gpu.mode is not None},
+            gpus=gpus.Seen(page.gpus, page.xids, page.xids_seen, page.gpus_at, page.gpus_problem),
+            outside=one.outside,
+            memory=one.memory,
+            names={uid: name for uid in users if uid is not None and (name := received.name(uid)) is not None},
+            last_change=recent.change,
+            last_fault=recent.fault,
+            policy_loaded=page.policy_loaded,
+            policy_errors=tuple(page.policy_errors),
+            oldest_cursor=received.history.oldest - 1,
+            newest_cursor=received.history.newest,
+        )

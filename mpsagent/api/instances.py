@@ -1,0 +1,305 @@
+"""What the API answers of all instances: each one's answers, put together. With one instance they are that one's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from mpsagent.agent import lease_body
+from mpsagent.agent.page import Page
+from mpsagent.agent.problem import Json, Problem
+from mpsagent.api import accounting, views
+from mpsagent.api.backend import CursorGone
+from mpsagent.api.database import Query
+from mpsagent.api.instance import Answers
+from mpsagent.api.received import Received
+from mpsagent.core import placement
+from mpsagent.core.sentences import named, sentence
+from mpsagent.policy import apart
+from mpsagent.policy.identity import Identity
+
+T = TypeVar("T")
+OF_NODE = frozenset({"agent", "health", "gate", "pipe_directory", "policy", "history"})
+"""What of a status page is about the whole agent."""
+LISTS = ("devices", "servers", "users", "waiting", "outside", "not_guaranteed")
+SUMS = ("clients", "waiting_users", "waiting_processes", "outside_processes", "unknown_lines", "foreign_lines")
+FORGET = 600.0
+"""Seconds for which it is said what the history has found amiss."""
+
+
+class Everything:
+    """The backend of the API, on what was received of the agent."""
+
+    def __init__(self, received: Received) -> None:
+        self._received, self._history = received, received.history
+        self._made: dict[str, Answers] = {}
+        self._pages: dict[str, Json] = {}
+        self._status: Json = {}
+        self._notes: list[views.Condition] = []
+        self._since: dict[str, float] = {}
+
+    @property
+    def _page(self) -> Page:
+        page = self._received.page
+        if page is None:
+            hint = "systemctl status mpsagent; start it: systemctl enable --now mpsagent"
+            raise Problem(503, "the agent has not said anything so far: it does not run, or is only starting", "", hint)
+        return page
+
+    def _of(self, name: str) -> Answers:
+        if name not in self._made:
+            there = {one.name for one in self._page.instances}
+            self._made = {name: one for name, one in self._made.items() if name in there}
+            user = apart.split(name) if self._user(name) is not None else None
+            self._made[name] = Answers(self._received, name, None if user is None else self._of(user[0]).recent)
+        return self._made[name]
+
+    def _user(self, name: str) -> int | None:
+        return next(one.view.policy.user for one in self._page.instances if one.name == name)
+
+    @property
+    def _each(self) -> dict[str, Answers]:
+        """By section. Those of users apart are not among them."""
+        return {one.name: self._of(one.name) for one in self._page.instances if one.view.policy.user is None}
+
+    def _users(self, template: str) -> list[Answers]:
+        """Those of its users, where it is apart."""
+        users = [one for one in self._page.instances if one.view.policy.user is not None]
+        return [self._of(one.name) for one in users if apart.family(one.view.policy) == template]
+
+    # --- what is so ---------------------------------------------------------------------------------------------------
+
+    def status(self) -> Json:
+        """The same object as before while each instance's page is."""
+        conditions, page = self._conditions(), self._page
+        every = {one.name: self._of(one.name).status(conditions) for one in page.instances}
+        if every.keys() == self._pages.keys() and all(one is self._pages[name] for name, one in every.items()):
+            return self._status
+        pages, of_users = {}, {}
+        for name in self._each:
+            users = {user.name: every[user.name] for user in self._users(name)}
+            of_users[name] = list(map(_user_apart, users.items()))
+            is_apart = every[name]["mode"]["sharing"] == "apart"
+            pages[name] = _with_users(every[name], users) if is_apart else every[name]
+        parts = [
+            {"name": name, "log_directory": one.view.policy.log_directory,
+             "environment": dict(one.one.environment),
+             **{key: value for key, value in pages[name].items() if key not in OF_NODE},
+             "apart": of_users[name]}
+            for name, one in self._each.items()
+        ]  # fmt: skip
+        first = next(iter(pages.values()))
+        whole = first if len(pages) == 1 else _together(pages)
+        self._pages, self._status = every, {**whole, "environment": dict(page.environment), "instances": parts}
+        return self._status
+
+    def servers(self) -> Iterable[Mapping[str, Any]]:
+        return self._all(Answers.servers)
+
+    def clients(self) -> Iterable[Mapping[str, Any]]:
+        return self._all(Answers.clients)
+
+    def queue(self) -> Iterable[Mapping[str, Any]]:
+        return self._all(Answers.queue)
+
+    def _all(self, read: Callable[[Answers], Iterable[Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
+        each = self._each
+        for name in each:
+            for one in (each[name], *self._users(name)):
+                for row in read(one):
+                    yield {**row, "instance": name}
+
+    async def first(self) -> None:
+        await self._received.first()
+
+    async def look_again(self, most: float) -> None:
+        await self._received.look(most)
+
+    def leases(self) -> Iterable[Json]:
+        view, known = self._page.instances[0].view, self._page.names
+        return (lease_body.shown(one, view, known.get(-1 if one.uid is None else one.uid)) for one in view.state.leases)
+
+    def health(self) -> tuple[bool, list[str]]:
+        conditions = self._conditions()
+        return not conditions, [f"{one.what}; {one.do}" if one.do else one.what for one in conditions]
+
+    def _conditions(self) -> tuple[views.Condition, ...]:
+        """The agent's, and what is wrong here."""
+        now, found = self._received.now(), []
+        silent = self._received.silent
+        if silent is not None:
+            since = None if self._received.page is None else now - silent
+            what = "the agent is silent" + ("" if since is None else ": what is shown is of that time")
+            found.append(views.Condition(what, since, "systemctl status mpsagent; journalctl -u mpsagent"))
+        problem = self._history.problem
+        if problem is None:
+            self._since.clear()
+        else:
+            since = self._since.setdefault("history", now)
+            found.append(views.Condition(problem, since, "make room, or mend the disk; it goes on by itself"))
+        for text in self._history.notes:
+            self._notes.append(views.Condition(text, now, "mpsagent goes on; sqlite3 reads it"))
+            self._received.append("history.broken", now, text=text)
+        self._history.notes.clear()
+        self._notes = [one for one in self._notes if one.since is not None and now < one.since + FORGET]
+        of_agent = () if self._received.page is None else self._received.page.conditions
+        named_ones = [views.Condition(named(one.what, self._received.name), one.since, one.do) for one in of_agent]
+        return (*found, *named_ones, *self._notes)
+
+    # --- the policy ---------------------------------------------------------------------------------------------------
+
+    def policy(self) -> Json:
+        page = self._page
+        return {
+            "digest": page.policy.digest or None,
+            "loaded": views.iso_or_none(page.policy_loaded),
+            "files": list(page.policy.sources),
+            "errors": list(page.policy_errors),
+            "sections": page.policy.sections(),
+        }
+
+    async def explain(self, user: str) -> Json:
+        """With several instances, as it is where the user belongs."""
+        each, page, who = self._each, self._page, await self._identity(user)
+        own = next((one.name for one in page.instances if one.view.policy.user == who.uid), None)
+        name = next(iter(each))
+        if len(each) > 1:
+            places = page.places
+            name = placement.stays(who.uid, places) or placement.place(who, places, page.policy.placement) or name
+        if own is not None:
+            name = next(one for one in each if own in {user.name for user in self._users(one)})
+        answer = self._of(own or name).explain(who)
+        return answer if len(each) == 1 else {**answer, "instance": name}
+
+    async def _identity(self, user: str) -> Identity:
+        """Raises Problem(404) for an unknown user."""
+        names = self._received.names
+        uid = int(user) if user.isascii() and user.isdecimal() and len(user) <= 10 else None
+        if uid is None:
+            try:
+                uid = await names.uid_of(user)
+            except TimeoutError:
+                raise Problem(503, "the name service does not answer", "user", "try the uid instead") from None
+        if uid is None:
+            raise Problem(404, f"there is no user {user!r}", "user", "see getent passwd")
+        return self._page.names.get(uid) or await names.look_up(uid)
+
+    # --- what was -----------------------------------------------------------------------------------------------------
+
+    async def records(self, cursor: int | None, limit: int) -> list[Json]:
+        history = self._history
+        if cursor is None:
+            cursor = max(history.in_memory - 1, history.newest - limit)
+        elif cursor < history.oldest - 1 or cursor > history.newest:
+            raise CursorGone(cursor, history.oldest - 1)
+        if cursor < history.in_memory - 1:
+            found = await _kept(history.find(Query(after=cursor, limit=limit)))
+            if found:
+                return [one for one in found if int(str(one["seq"])) <= history.newest]
+        return history.since(cursor, limit)
+
+    async def find(self, user: str | None, query: Query) -> list[Json]:
+        if user is not None:
+            query = query._replace(uid=(await self._identity(user)).uid)
+        return await _kept(self._history.find(query))
+
+    async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
+        history, now, names = self._history, self._received.now(), self._received.names
+        if by == "job":
+            rows: list[Json] = await _kept(history.report_jobs(first, last, job, now))
+            uids = sorted({row["uid"] for row in rows})
+            who = dict(zip(uids, await asyncio.gather(*map(names.look_up, uids)), strict=True))
+            rows = accounting.of_jobs(rows, [who[row["uid"]] for row in rows])
+            return {"by": by, "first": first, "last": last, "rows": rows}
+        rows = await _kept(history.report(first, last, "day" if by == "day" else "uid", now))
+        if by != "day":
+            users = await asyncio.gather(*(names.look_up(row["uid"]) for row in rows))
+            rows = (
+                accounting.of_users(rows, users)
+                if by == "user"
+                else accounting.of_groups(rows, users, self._page.policy.groups)
+            )
+        return {"by": by, "first": first, "last": last, "rows": rows}
+
+    def newest(self) -> int:
+        return self._history.newest
+
+    def event(self, record: Json) -> Json:
+        rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
+        return {
+            "cursor": record["seq"],
+            "at": views.iso(record["at"]),
+            "kind": record["kind"],
+            "sentence": sentence(record, self._received.name),
+            **rest,
+        }
+
+    async def wait_events(self, cursor: int, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._history.wait(cursor)
+        except TimeoutError:
+            return
+
+
+async def _kept(answer: Awaitable[T]) -> T:
+    """What the database says. Raises Problem where it says nothing."""
+    try:
+        return await answer
+    except OSError as error:
+        raise Problem(503, f"the history cannot be read: {error.strerror}", "history", "see `status`") from None
+
+
+def _user_apart(named: tuple[str, Json]) -> Json:
+    """The control daemon of a user apart."""
+    name, page = named
+    control = page["control"] or {}
+    found = apart.split(name)
+    return {
+        "name": name,
+        "uid": None if found is None else found[1],
+        "control": control.get("pid"),
+        "started": control.get("started"),
+        "servers": [one["pid"] for one in page["servers"]],
+        "clients": page["clients"],
+        "waiting": page["waiting_processes"],
+        "draining": page["drain"]["draining"],
+    }
+
+
+def _with_users(page: Json, users: Mapping[str, Json]) -> Json:
+    """The page of an instance apart: its users' are part of it."""
+    found = _together({"": page, **users}, named=False)
+    found["drain"] = page["drain"]
+    found["not_guaranteed"] = list(dict.fromkeys(found["not_guaranteed"]))
+    return {**found, "devices": page["devices"], "last_fault": page["last_fault"]}
+
+
+def _together(pages: Mapping[str, Json], *, named: bool = True) -> Json:
+    """One page of several, whose rows say of which instance they are if these are ``named``. Whose turn it is and how a
+    control daemon does is each instance's own: null here."""
+    every = list(pages.values())
+    first = every[0]
+    found: Json = {key: first[key] for key in first}
+    found |= dict.fromkeys(("control", "turn", "holder", "last_switch", "last_change", "last_fault"))
+    found |= {key: sum(page[key] for page in every) for key in SUMS}
+    for key in LISTS:
+        found[key] = [
+            row if not named else {**row, "instance": name} if isinstance(row, dict) else f"{name}: {row}"
+            for name, page in pages.items() for row in page[key]
+        ]  # fmt: skip
+    by_uid: Counter[str] = Counter()
+    for page in every:
+        by_uid.update(page["clients_by_uid"])
+    found["clients_by_uid"] = dict(by_uid)
+    found["limits"] = {key: [one for page in every for one in page["limits"][key]] for key in first["limits"]}
+    found["drain"] = next((page["drain"] for page in every if not page["drain"]["draining"]), first["drain"])
+    found["gate"] = {
+        **first["gate"],
+        "open": any(page["gate"]["open"] for page in every),
+        "admitted": [uid for page in every for uid in page["gate"]["admitted"]],
+        "in_force": all(page["gate"]["in_force"] for page in every),
+    }
+    return found

@@ -1,0 +1,252 @@
+"""What the agent shows: its pages and records, as they come. What is kept of them outlives both."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import pickle
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+import structlog
+
+import mpsagent
+from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Page, Record
+from mpsagent.api import missed
+from mpsagent.api.history import History
+from mpsagent.api.metrics import Metrics
+from mpsagent.core.sentences import sentence
+from mpsagent.core.transitions import Transition, transition_fields
+from mpsagent.policy import apart
+from mpsagent.policy.identity import Identity
+from mpsagent.system.names import Names
+
+SILENT = 1.5
+"""Seconds after which an agent that says nothing is said to be silent; it says something twice a second."""
+FIRST = 3.0
+LONGEST = 256 << 20
+NAMES = 10_000
+Json = dict[str, Any]
+log = structlog.get_logger("mpsagent")
+
+
+class OtherVersion(Exception):
+    """The agent was upgraded: this program is started again, and is the new one then."""
+
+
+def _member(kind: type[Enum], name: str) -> Enum:
+    return kind[name]
+
+
+class _Reader(pickle.Unpickler):
+    """Of what root has written: our own values, and sets."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        ours = module.startswith(
+            ("mpsagent.core.", "mpsagent.policy.", "mpsagent.mps.", "mpsagent.agent.", "mpsagent.system.")
+        )
+        if ours or (module, name) in {("builtins", "frozenset"), ("builtins", "set"), ("collections", "Counter")}:
+            return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):  # for a member of an enumeration, in some releases of Python 3.11
+            return _member
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a page")
+
+
+class Received:
+    """``metered`` counts what comes."""
+
+    def __init__(self, history: History, names: Names, metered: Metrics) -> None:
+        self.history, self.names, self._metered = history, names, metered
+        self.page: Page | None = None
+        self.lost = 0
+        self._begun, self._first = time.monotonic(), asyncio.Event()
+        self._heard = float("-inf")
+        self._writer: asyncio.StreamWriter | None = None
+        self._looked = 0
+        self._look: asyncio.Future[None] | None = None
+        self._run, self._last, self._before = 0.0, 0, 0
+        self._numbers: deque[tuple[int, int]] = deque(maxlen=NAMES)
+        """Of actions: the agent's number and ours."""
+        self._there: dict[tuple[object, ...], list[int]] = {}
+        """What was on record when this run of the agent was met: an api that was killed had not said so yet."""
+        self._caught_up = False
+        self._known: dict[int, Identity] = {}
+
+    # --- what is known
+
+    @property
+    def silent(self) -> float | None:
+        """Seconds since which the agent has said nothing, when these are too many."""
+        span = time.monotonic() - self._heard
+        return None if span < SILENT else span
+
+    def now(self) -> float:
+        """By the agent's clock."""
+        return time.time() if self.page is None else self.page.offset + time.monotonic()
+
+    def name(self, uid: int) -> str | None:
+        """Without asking: who is not known has only a number."""
+        known = self._known.get(uid) or self.names.known(uid)
+        return None if known is None else known.name
+
+    async def first(self) -> None:
+        """Who asks while this program has only just started waits for the agent's first page."""
+        left = self._begun + FIRST - time.monotonic()
+        if self.page is None and left > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._first.wait(), left)
+
+    async def look(self, most: float) -> None:
+        """Have the GPUs looked at again, and wait for that."""
+        if self._writer is None:
+            return
+        if self._look is None:
+            self._looked += 1
+            self._look = asyncio.get_running_loop().create_future()
+            self._say(LOOK, self._looked)
+        if most:
+            await asyncio.wait({self._look}, timeout=most)
+
+    # --- the stream
+
+    async def listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Until the agent ends, or another one comes. Raises OtherVersion."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer, self._look = writer, None
+        try:
+            while True:
+                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+                if length > LONGEST:
+                    return
+                self._take(_Reader(io.BytesIO(await reader.readexactly(length))).load())
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+            if self._writer is writer:
+                self._writer = None
+
+    def _say(self, what: bytes, number: int) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(SAID.pack(what, number))
+
+    def _take(self, frame: Frame) -> None:
+        if frame.version != mpsagent.__version__:
+            raise OtherVersion(frame.version)
+        self._heard = time.monotonic()
+        if frame.run != self._run:
+            self._run, self._last, self._before, self._caught_up = frame.run, 0, self.history.last, False
+            self._numbers.clear()
+            self._there = {}
+            for one in self.history.since(0, NAMES):
+                mark = one["kind"], one["at"], one.get("pid"), one.get("action")
+                self._there.setdefault(mark, []).append(int(str(one["seq"])))
+        self.lost = frame.lost
+        if frame.page is not None:
+            self._show(frame.page)
+        self._find(frame)
+        self._write(frame.records)
+        if frame.page is not None and not self._caught_up and len(frame.records) < 1000:
+            self._catch_up(frame.page)
+        if self._look is not None and frame.looked == self._looked and not self._look.done():
+            self._look.set_result(None)
+            self._look = None
+        self._say(SHOWS, frame.number)
+        if self.history.newest >= self.history.last:
+            self._say(HAS, self._last)
+        else:
+            asyncio.get_running_loop().create_task(self._acknowledge(self._last, self.history.last))
+
+    async def _acknowledge(self, number: int, last: int) -> None:
+        await self.history.wait(last - 1)
+        self._say(HAS, number)
+
+    def _show(self, page: Page) -> None:
+        self.page = page
+        self._first.set()
+        self.history.keep, self.history.size = page.policy.history_keep, page.policy.history_size
+        self._known.update(page.names)
+        while len(self._known) > NAMES:
+            del self._known[next(iter(self._known))]
+        users: dict[str, list[int]] = {}
+        for one in page.instances:
+            paused, there = one.view.suspended, users.setdefault(apart.family(one.view.policy), [])
+            there += [uid for uid in one.view.state.users() if uid not in paused]
+        for name, there in users.items():
+            self._metered.work(name, there)
+
+    # --- records
+
+    def append(self, kind: str, at: float, **fields: Any) -> int:
+        number = self.history.append(kind, at, **fields)
+        name = str(fields.get("instance", "default" if self.page is None else self.page.first))
+        user = apart.split(name)
+        try:
+            self._metered.hear(name if user is None else user[0], {"kind": kind, **fields})
+        except (KeyError, TypeError, ValueError):  # a record of another form
+            log.warning("metrics", text=f"{kind} could not be counted")
+        return number
+
+    def _write(self, records: Iterable[Record]) -> None:
+        begun = dict(self._numbers)
+        for number, kind, at, text in records:
+            if number <= self._last:
+                continue
+            self._last, fields = number, json.loads(text)
+            there = self._there.get((kind, at, fields.get("pid"), fields.get("action")))
+            if there:
+                begun[number] = there.pop(0)
+            else:
+                if "begun" in fields:
+                    fields["begun"] = begun.get(fields["begun"], 0)
+                begun[number] = self.append(kind, at, **fields)
+            if kind == "action":
+                self._numbers.append((number, begun[number]))
+
+    def _find(self, frame: Frame) -> None:
+        """What the agent's start has found in the logs: what of it is not on record yet."""
+        old = self.history.since(0, NAMES)
+        for name in dict.fromkeys(name for name, _ in frame.found if old):
+            since = float(str(old[-1]["at"])) - missed.OVERLAP
+            happened = [one for where, one in frame.found if where == name and one.at > since]
+            self._tell(name, missed.not_yet_written(happened, old))
+
+    def _catch_up(self, page: Page) -> None:
+        """What happened at the gate while no agent was there, once the gate has told the agent everything."""
+        views = [one.view for one in page.instances]
+        if not views or not all(view.synced for view in views):
+            return
+        self._caught_up = True
+        if not self._before:
+            return  # there was no agent before
+        records = [
+            {**one, "at": float(str(one["at"])) + (page.moved if int(str(one["seq"])) <= self._before else 0.0)}
+            for one in self.history.since(0, NAMES)
+        ]
+        for one in page.instances:
+            mine = [record for record in records if is_mine(page, one.name, record)]
+            self._tell(one.name, missed.missed(missed.open_ends(mine), one.view.state, page.started, self.now()))
+
+    def _tell(self, instance: str, happened: Iterable[Transition]) -> None:
+        named = {} if self.page is None or self.page.single else {"instance": instance}
+        for one in happened:
+            fields = {**named, **transition_fields(one)}
+            self.append(one.kind, one.at, **fields)
+            log.info(one.kind, **fields, sentence=sentence({"kind": one.kind, **fields}, self.name))
+
+
+def is_mine(page: Page, name: str, record: Mapping[str, Any]) -> bool:
+    """Whether a record is about this instance."""
+    return page.single or name in (record.get("instance", page.first), record.get("before"))
+
+
+def is_of_family(page: Page, name: str, record: Mapping[str, Any]) -> bool:
+    """Whether it is about this instance or, where that is apart, about one of its users'."""
+    user = apart.split(str(record.get("instance")))
+    return is_mine(page, name, record) or (user is not None and user[0] == name)

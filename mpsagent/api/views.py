@@ -1,0 +1,420 @@
+"""From the state to the JSON of the API. Pure: time is an argument, and nothing changes what it is given.
+
+Lists come as iterators over one state, which never changes: the API writes a long one in slices, with other work in
+between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, cast
+
+from mpsagent.api import gpus, waits
+from mpsagent.api.guarantees import not_guaranteed
+from mpsagent.core import pause_room
+from mpsagent.core.model import Client, Held, Server, State
+from mpsagent.core.outside import Outsider
+from mpsagent.core.view import SHARED_UID, View
+from mpsagent.mps.limits import Limits
+from mpsagent.mps.units import iso as iso
+from mpsagent.policy.containers import container
+
+if TYPE_CHECKING:
+    from mpsagent.api import shapes, shapes_rows
+
+_NO_NAMES: Mapping[int, str] = {}
+_NOT_KNOWN: Mapping[int, int] = {}
+_NOT_SUSPENDED: Mapping[int, float] = {}
+STATUS_USERS = 100
+"""Waiting users that the status names; the queue has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One reason for not being healthy: what, since when (seconds since the epoch), and what a person can do."""
+
+    what: str
+    since: float | None = None
+    do: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of user, ``before`` None: not known."""
+
+    at: float
+    uid: int
+    before: int | None = None
+    gap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at: float
+    server: int
+    uid: int | None = None
+    seconds: float | None = None
+    recovered: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What the views need and the engine's view does not have. ``checked``: by server, whether it started with its
+    first client's limits. ``devices_known`` False: the state's GPUs are only assumed. ``compute_modes``: by UUID;
+    ``gpus``: what NVML says of them; ``outside``: who computes on them outside MPS.
+    ``memory``: of processes, bytes by pid. ``names``: of users who have nothing to do with MPS any more."""
+
+    version: str = ""
+    pid: int = 0
+    started: float = 0.0
+    conditions: tuple[Condition, ...] = ()
+    checked: Mapping[int, bool] = field(default_factory=dict)
+    devices_known: bool = True
+    compute_modes: Mapping[str, str] = field(default_factory=dict)
+    gpus: gpus.Seen = field(default_factory=gpus.Seen)
+    outside: Sequence[Outsider] = ()
+    memory: Mapping[int, int] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    last_change: Change | None = None
+    last_fault: Fault | None = None
+    policy_loaded: float | None = None
+    policy_errors: tuple[str, ...] = ()
+    oldest_cursor: int = 0
+    newest_cursor: int = 0
+
+
+def iso_or_none(at: float | None) -> str | None:
+    return None if at is None else iso(at)
+
+
+def name(state: State, uid: int | None, others: Mapping[int, str] = _NO_NAMES) -> str | None:
+    known = state.identities.get(uid) if uid is not None else None
+    if known is not None:
+        return known.name
+    return None if uid is None else others.get(uid)
+
+
+def limits(value: Limits) -> shapes_rows.Limits:
+    return cast("shapes_rows.Limits", value.as_json())
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def server(view: View, about: About, one: Server) -> shapes_rows.Server:
+    state, shared = view.state, one.uid == SHARED_UID and view.shared
+    passed = sum(1 for pid in one.attached if pid in state.clients)
+    return {
+        "pid": one.pid,
+        "uid": one.uid,
+        "user": None if shared else name(state, one.uid),
+        "shared": shared,
+        "status": str(one.status),
+        "started": iso(one.started),
+        "ready": iso_or_none(one.ready),
+        "limits": limits(one.limits),
+        "wanted": None if one.uid is None or shared else limits(view.limits(one.uid)),
+        "verified": about.checked.get(one.pid),
+        "clients": passed,
+        "unknown_clients": len(one.attached) - passed,
+        "max_clients": one.max_clients,
+        "idle_since": iso_or_none(one.idle_since),
+        "fault_since": iso_or_none(one.fault_since),
+        "sticky": list(one.sticky),
+        "forced": one.forced,
+        "ordered_down": None if one.shutdown is None else iso(one.shutdown.since),
+    }
+
+
+def servers(view: View, about: About) -> Iterator[shapes_rows.Server]:
+    for one in sorted(view.state.servers.values(), key=lambda s: (s.started, s.pid)):
+        yield server(view, about, one)
+
+
+# --- clients and who waits --------------------------------------------------------------------------------------------
+
+
+def clients(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> Iterator[shapes_rows.Client]:
+    """Processes that passed the gate, by age, then those that are held there, in order of arrival. ``memory``: bytes of
+    device memory by pid, of those that are known."""
+    state = view.state
+    serving = {pid: one for one in sorted(state.servers.values(), key=lambda s: s.started) for pid in one.attached}
+    for client in sorted(state.clients.values(), key=lambda c: (c.since, c.pid)):
+        yield _client(view, client, serving.get(client.pid), now, memory.get(client.pid))
+    seen: set[tuple[int, int]] = {(c.pid, c.peer.start) for c in state.clients.values()}
+    for held in sorted(state.held.values(), key=lambda h: (h.since, h.connection)):
+        key = (held.peer.pid, held.peer.start)
+        if key not in seen:
+            seen.add(key)
+            yield _held(state, held, now)
+
+
+def _client(view: View, one: Client, serving: Server | None, now: float, memory: int | None) -> shapes_rows.Client:
+    peer, state = one.peer, view.state
+    attachment = None if serving is None else serving.attached[one.pid]
+    word = "running"
+    if one.pid in view.ending:
+        word = "ending"
+    elif one.frozen is not None:
+        word = "paused"
+    elif serving is not None and one.pid in serving.sticky:
+        word = "sticky"
+    elif serving is None:
+        word = "starting" if one.detached is None else "detached"
+    return {
+        "pid": peer.pid,
+        "uid": peer.uid,
+        "user": name(state, peer.uid),
+        "gid": peer.gid,
+        "cgroup": peer.cgroup,
+        "container": _container(peer.cgroup),
+        "command": peer.command or None,
+        "server": None if serving is None else serving.pid,
+        "state": word,
+        "since": iso(one.since),
+        "seconds": span(one.since, now),
+        "waited": round(one.waited, 3),
+        "memory": memory,
+        "limits": limits(one.limits),
+        "fail_safe": one.fail_safe,
+        "unseen": one.unseen,
+        "paused": iso_or_none(one.frozen),
+        "detached": iso_or_none(one.detached),
+        "outcome": str(one.outcome),
+        "contexts": 0 if attachment is None else len([c for c in attachment.contexts if c]),
+        "devices": [] if attachment is None else sorted(attachment.devices),
+    }
+
+
+def _container(cgroup: str | None) -> shapes_rows.Container | None:
+    found = container(cgroup)
+    return None if found is None else {"engine": found.engine, "id": found.id, "pod": found.pod}
+
+
+def _held(state: State, one: Held, now: float) -> shapes_rows.Client:
+    peer = one.peer
+    return {
+        "pid": peer.pid,
+        "uid": peer.uid,
+        "user": name(state, peer.uid),
+        "gid": peer.gid,
+        "cgroup": peer.cgroup,
+        "container": _container(peer.cgroup),
+        "command": peer.command or None,
+        "server": None,
+        "state": "waiting",
+        "since": iso(one.since),
+        "seconds": span(one.since, now),
+        "waited": span(one.since, now),
+        "memory": None,
+        "limits": None,
+        "fail_safe": False,
+        "unseen": False,
+        "paused": None,
+        "detached": None,
+        "outcome": None,
+        "contexts": 0,
+        "devices": [],
+    }
+
+
+def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> Iterator[shapes_rows.Waiting]:
+    """Users who wait, in the order in which they are served. ``waiting``: the groups, where they are known already."""
+    found = waits.groups(view) if waiting is None else waiting
+    turns = waits.expected_turns(view, found, now)
+    for position, (group, why) in enumerate(zip(found, waits.reasons(view, found, now), strict=True), 1):
+        turn = turns.get(group.uid)
+        yield {
+            "position": position,
+            "uid": group.uid,
+            "user": name(view.state, group.uid),
+            "processes": len(group.pids),
+            "clients": list(islice(group.pids, waits.SHOWN_PIDS)),
+            "since": iso(group.since),
+            "seconds": span(group.since, now),
+            "reason": why.reason,
+            "why": why.text,
+            "turn": iso_or_none(turn),
+            "turn_seconds": None if turn is None else span(now, turn),
+        }
+
+
+# --- one page ---------------------------------------------------------------------------------------------------------
+
+
+def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shapes_rows.Turn | None:
+    one = view.turn
+    if one is None:
+        return None
+    mine = view.state.clients_of_user(one.uid)
+    used = [memory[client.pid] for client in mine if client.pid in memory]
+    rules = view.rules(one.uid)
+    has_to = waits.has_to_leave(view, one.uid)
+    ends = pause_room.ends(view, one)
+    return {
+        "uid": one.uid,
+        "user": name(view.state, one.uid),
+        "since": iso(one.since),
+        "seconds": span(one.since, now),
+        "processes": len(mine),
+        "memory": sum(used) if used else None,
+        "limits": _each(mine, view.limits(one.uid)),
+        "contested": iso_or_none(one.contested),
+        "warned": iso_or_none(one.warned),
+        "ends": iso_or_none(ends),
+        "ends_in": None if ends is None else span(now, ends),
+        "after": rules.switch_after if has_to else None,
+        "slice": rules.switch_slice if view.may_pause(one.uid) else None,
+        "grace": rules.switch_grace,
+        "action": rules.switch_action,
+        "ending": iso_or_none(one.ending),
+    }
+
+
+def _each(clients: Sequence[Client], now: Limits) -> shapes_rows.Limits | None:
+    """What each client of a user was let in with, None where that differs; without any, what it would be now."""
+    given = [one.limits for one in clients] or [now]
+    return limits(given[0]) if all(one == given[0] for one in given) else None
+
+
+def users(state: State, about: About, suspended: Mapping[int, float] = _NOT_SUSPENDED) -> list[shapes_rows.User]:
+    """Those with clients, by their first one's age; as many as the status names."""
+    found: dict[int, shapes_rows.User] = {}
+    for client in sorted(state.clients.values(), key=lambda c: c.since):
+        one = found.get(client.uid)
+        if one is None:
+            if len(found) >= STATUS_USERS:
+                continue
+            one = found[client.uid] = {
+                "uid": client.uid, "user": name(state, client.uid), "since": iso(client.since), "processes": 0,
+                "memory": None, "paused": iso_or_none(suspended.get(client.uid)),
+            }  # fmt: skip
+        one["processes"] += 1
+        used = about.memory.get(client.pid)
+        if used is not None:
+            one["memory"] = (one["memory"] or 0) + used
+    return list(found.values())
+
+
+def holder(view: View) -> Server | None:
+    """The server of the user whose turn it is."""
+    if view.turn is None:
+        return None
+    state = view.state
+    mine = {client.pid for client in state.clients_of_user(view.turn.uid)}
+    found = [one for one in state.servers.values() if one.uid == view.turn.uid or not mine.isdisjoint(one.attached)]
+    return max(found, key=lambda one: one.started, default=None)
+
+
+def gate(view: View) -> shapes.Gate:
+    known, sent = view.state.gate, view.sent
+    return {
+        "connected": known is not None,
+        "pid": None if known is None else known.pid,
+        "since": None if known is None else iso(known.since),
+        "synced": known is not None and known.synced,
+        "handshake": None if known is None else known.known_handshake,
+        "open": sent is not None and sent[1].open,
+        "admitted": [] if sent is None else [one.uid for one in sent[1].users],
+        "in_force": known is not None and sent is not None and known.applied >= sent[0],
+    }
+
+
+def status(view: View, about: About, now: float) -> shapes.Status:
+    """Everything that matters, on one page."""
+    state, control, holds = view.state, view.state.control, holder(view)
+    all_servers, waiting = list(servers(view, about)), waits.groups(view)
+    change, fault, policy, drain = about.last_change, about.last_fault, view.policy, state.drain
+    return {
+        "agent": {
+            "version": about.version,
+            "pid": about.pid,
+            "started": iso(about.started),
+            "uptime": span(about.started, now),
+        },
+        "health": {
+            "ok": not about.conditions,
+            "problems": [{"what": c.what, "since": iso_or_none(c.since), "do": c.do} for c in about.conditions],
+        },
+        "mode": {
+            "sharing": view.sharing,
+            "server": "shared" if view.shared else "own",
+            "enforced": policy.enforce,
+        },
+        "devices": [gpus.device(one, about.gpus) for one in (state.devices if about.devices_known else ())],
+        "pipe_directory": policy.pipe_directory,
+        "control": None
+        if control is None
+        else {
+            "pid": control.pid,
+            "version": control.version,
+            "started": iso(control.started),
+            "socket": control.socket,
+            "quitting": iso_or_none(control.quitting),
+            "running": control.proven,
+        },
+        "gate": gate(view),
+        "turn": turn(view, now, about.memory),
+        "holder": None if holds is None else server(view, about, holds),
+        "servers": all_servers,
+        "clients": len(state.clients),
+        "clients_by_uid": dict(Counter(str(client.uid) for client in state.clients.values())),
+        "users": users(state, about, view.suspended),
+        "waiting": list(islice(queue(view, now, waiting), STATUS_USERS)),
+        "waiting_users": len(waiting),
+        "waiting_processes": sum(len(group.pids) for group in waiting),
+        "outside": [gpus.outside(one, name(state, one.seen.uid, about.names)) for one in about.outside[:STATUS_USERS]],
+        "outside_processes": len(about.outside),
+        "last_switch": None if change is None else iso(change.at),
+        "last_change": None
+        if change is None
+        else {
+            "at": iso(change.at),
+            "before": change.before,
+            "before_user": name(state, change.before, about.names),
+            "uid": change.uid,
+            "user": name(state, change.uid, about.names),
+            "gap": change.gap,
+        },
+        "last_fault": None
+        if fault is None
+        else {
+            "at": iso(fault.at),
+            "server": fault.server,
+            "uid": fault.uid,
+            "user": name(state, fault.uid, about.names),
+            "seconds": fault.seconds,
+            "recovered": fault.recovered,
+        },
+        "limits": {
+            "verified": [s["pid"] for s in all_servers if s["verified"] is True],
+            "drifted": [s["pid"] for s in all_servers if s["verified"] is False],
+            "unconfirmed": [
+                {"uid": uid, "user": name(state, uid), "why": why} for uid, why in state.unconfirmed.items()
+            ],
+            "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
+        },
+        "not_guaranteed": not_guaranteed(view, about.devices_known, about.compute_modes),
+        "unknown_lines": state.unknown_lines,
+        "foreign_lines": state.foreign_lines,
+        "drain": {
+            "draining": drain is not None,
+            "since": None if drain is None else iso(drain.since),
+            "deadline": None if drain is None else iso_or_none(drain.until),
+            "restart": drain is not None and drain.restart,
+        },
+        "policy": {
+            "digest": policy.digest or None,
+            "loaded": iso_or_none(about.policy_loaded),
+            "errors": list(about.policy_errors),
+        },
+        "history": {"oldest": about.oldest_cursor, "newest": about.newest_cursor},
+    }
+
+
+def span(start: float, end: float) -> float:
+    """Seconds from start to end, never negative (clocks are set back)."""
+    return round(max(0.0, end - start), 3)

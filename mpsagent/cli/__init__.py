@@ -1,0 +1,1 @@
+"""What people type: mpsagent-cli, with what it draws and what it reads from old logs."""

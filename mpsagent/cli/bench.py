@@ -1,0 +1,354 @@
+"""`mpsagent-cli bench`: what sharing the GPU is worth on this node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpsagent.cli import ask, client
+
+_file = click.Path(dir_okay=False, path_type=Path)
+
+
+def _names(_: click.Context, option: click.Parameter, text: str | None) -> list[str] | None:
+    return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
+
+
+def _counts(_: click.Context, option: click.Parameter, text: str) -> list[int]:
+    try:
+        counts = [int(one) for one in text.split(",")]
+    except ValueError:
+        raise click.BadParameter("numbers with commas between them, as 1,2,4") from None
+    if not all(1 <= one <= 48 for one in counts):
+        raise click.BadParameter("1 to 48 processes: MPS has room for no more")
+    return counts
+
+
+def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[str]]:
+    found = {}
+    for text in texts:
+        name, _equals, command = text.partition("=")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r}: {error}") from None
+        if not re.fullmatch(r"[A-Za-z][\w-]{0,13}", name) or not words:
+            raise click.BadParameter(f"{text!r}: a short name, =, and a command")
+        if (program := shutil.which(words[0])) is None:
+            raise click.BadParameter(f"{text!r}: there is no program {words[0]!r}")
+        found[name] = [program, *words[1:]]
+    return found
+
+
+@click.command()
+@click.option("--modes", callback=_names, metavar="LIST", help="Of off, turns, together, apart, node.  [default: all "
+              "but node as root, else off,node]")  # fmt: skip
+@click.option("--workloads", callback=_names, metavar="LIST", help="Which ones; --list names them.  [default: all]")
+@click.option("--processes", callback=_counts, default="1,2,4,8,16", show_default=True, metavar="LIST",
+              help="How many at once, a run for each of these.")  # fmt: skip
+@click.option("--users", type=ask.Whole(1, 48), default=2, show_default=True, help="Whose processes they are.")
+@click.option("--seconds", type=ask.Number(0.2, 3600), default=5.0, show_default=True, help="For each run.")
+@click.option("--gpu", type=ask.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
+@click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
+              "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
+@click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "
+              "as a workload with that name; repeatable.")  # fmt: skip
+@click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: the first python3 on PATH]")
+@click.option("--svg", type=_file, metavar="FILE", help="The figures as a picture.")
+@click.option("--png", type=_file, metavar="FILE", help="The same.")
+@click.option("--html", type=_file, metavar="FILE", help="A page that needs nothing else.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@click.option("--list", "only_list", is_flag=True, help="Say what the workloads are, and measure nothing.")
+@click.option("--yes", is_flag=True, help="Begin without a question.")
+@click.option("--anyway", is_flag=True, help="Also beside the work of others, which it slows down.")
+@click.option("--simulated", type=click.Path(exists=True, file_okay=False, path_type=Path), hidden=True)
+@click.pass_obj
+def bench(
+    path: str,
+    modes: list[str] | None,
+    workloads: list[str] | None,
+    processes: list[int],
+    users: int,
+    seconds: float,
+    gpu: int | None,
+    provision: str | None,
+    own: dict[str, list[str]],
+    python: str | None,
+    svg: Path | None,
+    png: Path | None,
+    html: Path | None,
+    as_json: bool,
+    only_list: bool,
+    yes: bool,
+    anyway: bool,
+    simulated: Path | None,
+) -> None:
+    """Measure what sharing the GPU is worth on this node.
+
+    Small programs of the usual kinds run side by side, without MPS and with each sharing mode. For that an MPS of its
+    own is started, in namespaces of its own; the node's MPS and its policy stay as they are. Ctrl-C breaks it off;
+    what was measured until then is shown, and nothing is left behind.
+
+    Exit status: 0 measured, 1 broken off or the GPU works for others, 2 usage, or there is no GPU.
+    """
+    from mpsagent.bench import plan, results
+    from mpsagent.bench.torch_workloads import TORCH
+
+    words, units = _workloads(own)
+    if only_list:
+        click.echo("\n".join(f"{name:14}{text}" for name, text in words.items()))
+        return
+    root = os.getuid() == 0
+    modes = modes or ([plan.OFF, *plan.SHARING] if root else [plan.OFF, plan.NODE])
+    _known(modes, plan.MODES, "--modes")
+    _known(workloads or [], words, "--workloads")
+    if not root and (provision or set(modes) & set(plan.SHARING)):
+        raise click.UsageError("an MPS of its own needs root; without: --modes off,node")
+    multiprocessors, uuid = _gpu(gpu or 0, simulated)
+    chosen = uuid if gpu is not None or plan.NODE not in modes else None  # the node's MPS may serve another
+    cut = None if provision is None else _Cut(provision, words, multiprocessors, seconds)
+    asked = cut.programs if cut else workloads or list(own)
+    torch = "" if simulated else _torch(python, asked, modes)
+    usual = [name for name in words if torch or name not in TORCH]
+    runs = cut.runs if cut else plan.plan(modes, asked or usual, processes, users, seconds)
+    if not simulated and not anyway:
+        _nobody_works(path)
+    _announce(len(runs), plan.takes(runs), yes, simulated is not None)
+    figures, broken_off = _measured(runs, chosen, simulated, torch, own)
+    rows = results.rows(figures)
+    if as_json:
+        body: dict[str, Any] = {"gpu": _about(simulated), "runs": results.as_json(rows)}
+        if cut:
+            body["rules"] = cut.as_json(figures)
+        click.echo(json.dumps(body, indent=1))
+    else:
+        click.echo("\n".join(cut.text(figures) if cut else results.table(rows, units)))
+    _pictures(rows, units, simulated, svg, png, html)
+    if broken_off:
+        click.echo(f"mpsagent-cli: {broken_off}", err=True)
+    if broken_off or any(one.problem for one in figures):
+        sys.exit(ask.UNHEALTHY)
+
+
+def _workloads(own: dict[str, list[str]]) -> tuple[dict[str, str], dict[str, str]]:
+    """What each is, and the unit of its steps."""
+    from mpsagent.bench.torch_workloads import TORCH
+    from mpsagent.bench.workloads import WORKLOADS
+
+    words = {name: one.words for name, one in WORKLOADS.items()} | {name: text for name, (_, text) in TORCH.items()}
+    units = {name: one.unit for name, one in WORKLOADS.items()} | {name: unit for name, (unit, _) in TORCH.items()}
+    if taken := sorted(words.keys() & own):
+        raise click.UsageError(f"--program: {taken[0]!r} is a workload already; give yours another name")
+    return words | {name: shlex.join(command) for name, command in own.items()}, units | dict.fromkeys(own, "steps")
+
+
+def _torch(python: str | None, asked: Sequence[str], modes: Sequence[str]) -> str:
+    """A Python with PyTorch; empty when there is none and none is needed."""
+    from mpsagent.bench.inside import user
+    from mpsagent.bench.programs import python_with_torch
+    from mpsagent.bench.torch_workloads import TORCH
+
+    if asked and not set(asked) & TORCH.keys():
+        return ""
+    found, problem = python_with_torch(python, next((uid for mode in modes if (uid := user(mode)) is not None), None))
+    if problem and (python or asked):
+        needs = f"{', '.join(name for name in asked if name in TORCH)}: " if asked else ""
+        raise click.UsageError(f"{needs}{problem}; --python names one that does")
+    without = f"without {', '.join(TORCH)}: {problem} (--python names one that does)"
+    click.echo(click.wrap_text(without, 79) if problem else f"PyTorch: {found}", err=True)
+    return "" if problem else found
+
+
+def _known(asked: Sequence[str], known: Any, option: str) -> None:
+    for one in asked:
+        if one not in known:
+            raise click.UsageError(f"{option}: there is no {one!r}; there are {', '.join(known)}")
+
+
+def _gpu(number: int, simulated: Path | None) -> tuple[int, str | None]:
+    """Its multiprocessors, and its UUID, by which a control daemon knows it; the program ends here when there is no
+    GPU."""
+    import asyncio
+
+    from mpsagent.bench import driver
+    from mpsagent.system import devices
+
+    if simulated:
+        one = devices.from_file(str(simulated / "devices.json"))[0]
+        return one.multiprocessors, one.uuid
+    try:
+        driver.version()
+        found = asyncio.run(devices.probe(os.environ))
+    except driver.CudaError as error:
+        found = str(error)
+    if isinstance(found, str):
+        click.echo(f"mpsagent-cli: there is no GPU that could be measured: {found}", err=True)
+        sys.exit(ask.USAGE)
+    if number >= len(found):
+        raise click.UsageError(f"--gpu: this node has the GPUs 0 to {len(found) - 1}")
+    return found[number].multiprocessors, found[number].uuid or None
+
+
+def _about(simulated: Path | None) -> str:
+    return "simulated: nothing is computed" if simulated else "real"
+
+
+def _nobody_works(path: str) -> None:
+    """Ends here when a process computes on a GPU, or waits for it, that is not ours."""
+    import asyncio
+
+    from mpsagent.system.nvml import Nvml
+
+    async def ask_nvml() -> int:
+        nvml = Nvml(lambda: os.environ, time.time)
+        try:
+            found = await nvml.processes()
+        finally:
+            nvml.close()
+        return 0 if isinstance(found, str) else len({one.pid for one in found if "mps-server" not in _command(one.pid)})
+
+    count = asyncio.run(ask_nvml())
+    with suppress(client.Unreachable, client.Refused):
+        count = max(count, len(client.ask(path, "/v1/clients", 5.0)[0]["clients"]))
+    if count:
+        who = "1 process works" if count == 1 else f"{count} processes work"
+        click.echo(f"mpsagent-cli: {who} on this node's GPUs, or wait for them (mpsagent-cli clients); --anyway "
+                   "measures beside them, and slows them down", err=True)  # fmt: skip
+        sys.exit(ask.UNHEALTHY)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
+
+
+def _announce(count: int, seconds: float, yes: bool, simulated: bool) -> None:
+    what = (
+        f"{count} runs, about {max(1, round(seconds / 60))} min"
+        if seconds > 90
+        else f"{count} runs, about {seconds:.0f} s"
+    )
+    click.echo(what + (", simulated: nothing is computed, the figures say nothing" if simulated else ""), err=True)
+    if not yes and sys.stdin.isatty() and not click.confirm("Begin?", default=True, err=True):
+        sys.exit(ask.UNHEALTHY)
+
+
+def _measured(
+    runs: Sequence[Any], gpu: str | None, simulated: Path | None, torch: str, own: dict[str, list[str]]
+) -> tuple[list[Any], str]:
+    """The figures, and why there are not all of them."""
+    from mpsagent.bench import outside, results
+
+    figures: list[Any] = []
+    began = time.monotonic()
+    on_screen = sys.stderr.isatty()
+    try:
+        with outside.going(runs, gpu, simulated, torch, own) as said:
+            for one in said:
+                if isinstance(one, results.Figure):
+                    figures.append(one)
+                    continue
+                line = f"{len(figures) + 1}/{len(runs)}  {one.mode}, {one.workload}, {one.processes} at once"
+                click.echo(f"\r\033[K{line[:76]}" if on_screen else line, nl=not on_screen, err=True)
+    except KeyboardInterrupt:
+        return figures, f"broken off after {time.monotonic() - began:.0f} s, {len(figures)} of {len(runs)} runs"
+    except (outside.BenchError, OSError) as error:
+        return figures, f"{len(figures)} of {len(runs)} runs, then: {error}"
+    finally:
+        if on_screen:
+            click.echo("\r\033[K", nl=False, err=True)
+    return figures, ""
+
+
+class _Cut:
+    """What ``--provision`` asks for."""
+
+    def __init__(self, mix: str, words: dict[str, str], multiprocessors: int, seconds: float) -> None:
+        from mpsagent.bench import provision
+        from mpsagent.bench.inside import FIRST_USER
+
+        self.programs, weights = [], []
+        for part in mix.split(","):
+            name, _, weight = part.strip().partition("=")
+            name, _, times = name.partition("*")
+            _known([name], words, "--provision")
+            if not re.fullmatch(r"\d{1,2}", times or "1") or int(times or 1) < 1:
+                raise click.UsageError(f"--provision: {part.strip()!r}: {name}*N is so many of it, 1 to 48")
+            try:
+                weights.append(float(weight or 1))
+            except ValueError:
+                weights.append(0)
+            if not 0 < weights[-1] < 1e6:
+                raise click.UsageError(f"--provision: {part.strip()!r}: a weight is a number above 0")
+            self.programs += [name] * int(times or 1)
+            weights += weights[-1:] * (int(times or 1) - 1)
+        if not 2 <= len(self.programs) <= 48:
+            raise click.UsageError("--provision: 2 to 48 workloads with commas between them")
+        self._rules = provision.rules(weights, multiprocessors)
+        users = [str(FIRST_USER + number) for number in range(len(self.programs))]
+        self.runs = provision.plan(self.programs, self._rules, users, seconds)
+
+    def text(self, figures: Sequence[Any]) -> list[str]:
+        from mpsagent.bench import provision
+
+        found = provision.verdicts(self.programs, figures)
+        lines = provision.table(self.programs, found, self._rules)
+        if found and not found[0].problem:
+            best = next(rule for rule in self._rules if rule.name == found[0].rule)
+            users = [f"USER{number}" for number in range(1, len(self.programs) + 1)]
+            lines += ["", f"Best: {best.name} ({best.words}). For the policy, with your users' names:", ""]
+            lines += (provision.sections(best, users) or "# no limits").splitlines()
+        return lines
+
+    def as_json(self, figures: Sequence[Any]) -> list[dict[str, Any]]:
+        from mpsagent.bench import provision
+
+        threads = {rule.name: rule.threads for rule in self._rules}
+        return [
+            {"rule": one.rule, "threads": threads[one.rule], "each": one.each, "total": one.total, "least": one.least,
+             "problem": one.problem}
+            for one in provision.verdicts(self.programs, figures)
+        ]  # fmt: skip
+
+
+def _pictures(
+    rows: Sequence[Any],
+    units: dict[str, str],
+    simulated: Path | None,
+    svg: Path | None,
+    png: Path | None,
+    html: Path | None,
+) -> None:
+    from mpsagent.bench import picture
+
+    title = f"{os.uname().nodename}, {time.strftime('%Y-%m-%d')}" + (f" ({_about(simulated)})" if simulated else "")
+    all_units = {row.figure.workload: units.get(row.figure.workload, "steps") for row in rows}
+    try:
+        for file, form in ((svg, "svg"), (png, "png")):
+            if file is not None:
+                file.write_bytes(picture.drawn(rows, all_units, title, form))
+        if html is not None:
+            try:
+                drawing = picture.drawn(rows, all_units, title, "svg")
+            except ImportError:
+                drawing = None  # the table is there all the same
+            html.write_text(picture.page(rows, all_units, title, drawing), encoding="utf-8")
+    except ImportError:
+        click.echo("mpsagent-cli: pictures need matplotlib: apt install python3-matplotlib", err=True)
+        sys.exit(ask.USAGE)
+    except OSError as error:
+        click.echo(f"mpsagent-cli: {error.filename}: {error.strerror}", err=True)
+        sys.exit(ask.USAGE)

@@ -1,0 +1,224 @@
+"""Events on the command line: printed as they come, across restarts of the agent."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import click
+
+from mpsagent.cli import answers, client
+from mpsagent.cli.ask import (
+    FINE,
+    UNHEALTHY,
+    Json,
+    asked,
+    complain,
+    iso,
+    moment,
+    now,
+    refused_and_exit,
+    unreachable,
+    width,
+)  # fmt: skip
+
+PAGE, MOST_PAGES = 1000, 5
+"""Records that are asked for at a time, and how often, to find those that people are told."""
+END_DEADLINE = 120.0
+"""Seconds for which the end of a client is waited for: the ladder takes less, unless the policy says otherwise."""
+
+
+class Events:
+    """Prints events: as JSON all of them, as text an action and its outcome in one line."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json, self._pairs = as_json, answers.Pairs()
+
+    def show(self, event: Json) -> None:
+        if self.as_json:
+            click.echo(json.dumps(event))
+        else:
+            self.write(self._pairs.take(event))
+
+    def settle(self) -> None:
+        """No more comes for now: actions whose outcome is not known are shown as they are."""
+        self.write(self._pairs.rest())
+
+    def write(self, events: list[Json]) -> None:
+        for one in events:
+            click.echo("\n".join(answers.event(one, now(), width())))
+
+
+def beginning(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int | None, float | None]:
+    """After which cursor, or from which time on, as ``history`` takes it."""
+    if value is None:
+        return None, None
+    if value.isascii() and value.isdecimal() and len(value) <= 18:
+        return int(value), None
+    return None, moment(ctx, param, value)
+
+
+def events(path: str, cursor: int | None, since: float | None, limit: int, shown: Events, *, followed: bool) -> None:
+    """Those there are, and where they are ``followed``, those that come."""
+    if since is None and cursor is None and not shown.as_json:
+        try:
+            found, cursor = _latest(path, limit)
+            shown.write(found)
+            if followed:
+                follow(path, cursor, 1000, shown)
+        except KeyboardInterrupt:
+            if not followed:
+                raise
+        return
+    if followed and since is None:
+        follow(path, cursor, limit, shown)
+        return
+    target = f"/v1/events?limit={limit}"
+    if since is not None:
+        target += f"&since={iso(since)}"
+    elif cursor is not None:
+        target += f"&cursor={cursor}"
+    body, _ = asked(path, target)
+    for event in body["events"]:
+        shown.show(event)
+    if followed:
+        follow(path, body["cursor"], 1000, shown)
+    else:
+        shown.settle()
+
+
+def _latest(path: str, limit: int) -> tuple[list[Json], int]:
+    """The last ones that people are told, and the newest cursor. While a user waits there are two records every few
+    seconds that are no news (seen: of 20 nothing was left to print), so older ones are read until there are enough."""
+    body, _ = asked(path, f"/v1/events?limit={min(PAGE, 3 * limit)}")
+    found = body["events"]
+    for _ in range(MOST_PAGES):
+        told = _told(found)
+        if len(told) >= limit or not found:
+            break
+        last = found[0]["cursor"] - 1
+        first = max(last - PAGE, asked(path, "/v1/status")[0]["history"]["oldest"])
+        if first >= last:
+            break
+        older, _ = asked(path, f"/v1/events?cursor={first}&limit={last - first}")
+        found = older["events"] + found
+    return _told(found)[-limit:], body["cursor"]
+
+
+def _told(found: list[Json]) -> list[Json]:
+    pairs = answers.Pairs()
+    return [*(one for event in found for one in pairs.take(event)), *pairs.rest()]
+
+
+def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
+    """Events as they come, for ever. A lost connection is taken up where it ended."""
+    reached, pause = False, 0.5
+    while True:
+        target = f"/v1/events?follow=1&limit={limit}" + ("" if cursor is None else f"&cursor={cursor}")
+        try:
+            for line in client.lines(path, target):
+                reached, pause = True, 0.5
+                event = json.loads(line)
+                if "cursor" not in event:
+                    raise client.Refused(410, event)
+                cursor = event["cursor"]
+                if "heartbeat" in event:
+                    shown.settle()
+                else:
+                    shown.show(event)
+        except KeyboardInterrupt:
+            return
+        except client.Refused as refused:
+            if refused.status == 429 and reached:
+                pass  # for a moment this user has too many connections
+            elif refused.status != 410 or "oldest" not in refused.error:
+                refused_and_exit(refused)
+            else:
+                complain(refused.error)
+                cursor = int(refused.error["oldest"])
+        except client.Unreachable as gone:
+            if not reached:
+                unreachable(gone)
+        limit = 1000
+        try:
+            time.sleep(pause)
+        except KeyboardInterrupt:
+            return
+        pause = min(5.0, pause * 2)
+
+
+def until_ended(path: str, cursor: int, pid: int) -> int:
+    """Say what is done to a client until it has ended; the exit status."""
+
+    def over(event: Json) -> int | None:
+        return {"client.ended": FINE, "client.unkillable": UNHEALTHY}.get(event["kind"])
+
+    missing = f"client {pid} has not ended so far"
+    return _until(path, cursor, END_DEADLINE, lambda event: event.get("pid") == pid, over, missing)
+
+
+def until_shut_down(path: str, cursor: int, pid: int, seconds: float) -> int:
+    """Say what is done to a server, which may take so long, until it has ended; the exit status."""
+
+    def mine(event: Json) -> bool:
+        return event.get("server") == pid or (event["kind"].startswith("server.") and event.get("pid") == pid)
+
+    def over(event: Json) -> int | None:
+        return FINE if event["kind"] == "server.ended" else None
+
+    return _until(path, cursor, seconds + END_DEADLINE, mine, over, f"server {pid} has not ended so far")
+
+
+def until_restarted(path: str, before: Json, names: list[str], seconds: float) -> int:
+    """Say what becomes of a restart of the control daemons of these instances, which may take so long, until each of
+    them runs again; the exit status. ``before``: the status when it was ordered."""
+    several = [one for one in before.get("instances", []) if one["name"] in names]
+    if len(before.get("instances", [])) < 2:  # then no record names one
+        several = []
+    awaited = {one["name"] for one in several if one["mode"]["sharing"] != "apart"} or {None}
+
+    def mine(event: Json) -> bool:
+        if several and event.get("instance") not in names:
+            return False
+        told = event["kind"].startswith(("control.", "drain."))
+        return told or event.get("action") in ("QuitControl", "StartControl")
+
+    def over(event: Json) -> int | None:
+        if event["kind"] in ("action.failed", "control.failed"):
+            return UNHEALTHY
+        if event["kind"] != "action.done" or event["action"] != "StartControl":
+            return None
+        awaited.discard(event.get("instance"))
+        return None if awaited - {None} else FINE
+
+    newest = before["history"]["newest"]
+    return _until(path, newest, seconds + END_DEADLINE, mine, over, "the control daemon does not run so far")
+
+
+def _until(
+    path: str,
+    cursor: int,
+    seconds: float,
+    mine: Callable[[Json], bool],
+    over: Callable[[Json], int | None],
+    missing: str,
+) -> int:
+    """Show the events after ``cursor`` that are ``mine`` until one is the last; the exit status that ``over`` gives."""
+    shown = Events(as_json=False)
+    latest = time.monotonic() + seconds
+    try:
+        for line in client.lines(path, f"/v1/events?follow=1&limit=1000&cursor={cursor}"):
+            event = json.loads(line)
+            if "kind" in event and mine(event):
+                shown.show(event)
+                if (status := over(event)) is not None:
+                    return status
+            if time.monotonic() > latest:
+                break
+    except KeyboardInterrupt:
+        pass
+    except (client.Unreachable, client.Refused) as gone:
+        click.echo(f"mpsagent-cli: {gone}", err=True)
+    click.echo(f"mpsagent-cli: {missing}; see mpsagent-cli events -f", err=True)
+    return UNHEALTHY

@@ -1,0 +1,136 @@
+"""Leases on the command line: a share for a job, for prologs and epilogs of batch systems."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from mpsagent.cli import ask, complete
+
+Json = dict[str, Any]
+
+
+@click.group()
+def lease() -> None:
+    """A share for a job, within what its user may have."""
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+@lease.command()
+@click.option("--uid", type=ask.Whole(min=0), help="The job's user.")
+@click.option("--cgroup", metavar="PATTERN", help='Its cgroup: "/slurm/uid_1001/job_17", or a unit or slice.')
+@click.option("--pid", type=ask.Whole(min=1), help="A process; the job is this one and what descends from it.")
+@click.option("--threads", type=ask.Number(0.1, 100), help="Percent of the multiprocessors for each client process.")
+@click.option("--sms", type=ask.Whole(min=2), help="The same as a number of multiprocessors.")
+@click.option("--memory", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
+@click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')
+@click.option("--name", help="What the batch system calls the job; a lease that has this name is replaced.")
+@_json
+@click.pass_obj
+def add(
+    path: str, uid: int | None, cgroup: str | None, pid: int | None, threads: float | None, sms: int | None,
+    memory: str | None, until: str, name: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Give a job a share until a time.
+
+    For root and the admin group. Prints the number of the lease. `report --by job` adds up by name.
+    """
+    if threads is not None and sms is not None:
+        raise click.UsageError("give --threads or --sms")
+    share = {"threads": threads if sms is None else {"sms": sms}, "memory": memory}
+    body = {"uid": uid, "cgroup": cgroup, "pid": pid, **share, "until": until, "name": name}
+    asked = {key: value for key, value in body.items() if value is not None}
+    answer, raw = ask.ordered(path, "lease", asked)
+    click.echo(raw.decode().rstrip("\n") if as_json else str(answer["id"]))
+    if _cut(answer):
+        click.echo(f"mpsagent-cli: it is more than its user may have: {_cut(answer)} for each process", err=True)
+    if not answer["in_force"]:
+        click.echo("mpsagent-cli: the gate does not go by it yet; see mpsagent-cli status", err=True)
+
+
+@lease.command("list")
+@_json
+@click.pass_obj
+def listed(path: str, as_json: bool) -> None:
+    """Leases that are in force."""
+    ask.show(path, "/v1/leases", as_json, _table)
+
+
+@lease.command()
+@click.argument("number", type=ask.Whole(min=1), required=False, shell_complete=complete.leases)
+@click.option("--cgroup", metavar="PATTERN", help="All leases of this cgroup, written as they were given.")
+@click.option("--name", help="The lease with this name.")
+@_json
+@click.pass_obj
+def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_json: bool) -> None:
+    """End a lease, or those of a cgroup, if any.
+
+    Processes that were let in with it keep what they have.
+    """
+    if sum(one is not None for one in (number, cgroup, name)) != 1:
+        raise click.UsageError("give a number, --cgroup or --name")
+    numbers = [number]
+    if number is None:
+        key, value = ("cgroup", cgroup) if name is None else ("name", name)
+        answer, _ = ask.asked(path, "/v1/leases")
+        numbers = [one["id"] for one in answer["leases"] if one[key] == value]
+        if name is not None and not numbers:
+            click.echo(f"mpsagent-cli: there is no lease with the name {name!a}; see mpsagent-cli lease list", err=True)
+            sys.exit(ask.USAGE)
+    for one in numbers:
+        _, raw = ask.ordered(path, "end-lease", {"number": one})
+        click.echo(raw.decode().rstrip("\n") if as_json else f"lease {one} has ended")
+
+
+def _table(body: Json) -> list[str]:
+    from mpsagent.cli.tables import table
+    from mpsagent.cli.wording import local, safe
+
+    rows = [
+        [
+            str(one["id"]),
+            safe(one["name"] or "-"),
+            safe(_whose(one)),
+            safe(_how_much(one)),
+            local(one["until"], ask.now()),
+            str(len(one["clients"])),
+        ]
+        for one in body["leases"]
+    ]
+    head = ["ID", "NAME", "WHOSE", "SHARE", "UNTIL", "CLIENTS"]
+    return table(head, rows, ask.width(), names=(2, 1)) if rows else ["no leases"]
+
+
+def _whose(one: Json) -> str:
+    user = None if one["uid"] is None else f"user {one['user'] or one['uid']}"
+    process = None if one["pid"] is None else f"process {one['pid']} and its own"
+    return ", ".join(part for part in (user, one["cgroup"], process) if part)
+
+
+def _how_much(one: Json) -> str:
+    from mpsagent.mps.units import limit_text
+
+    threads, parts = one["threads"], []
+    if threads is not None:
+        parts.append(f"{threads['sms']} multiprocessors" if isinstance(threads, dict) else f"{threads:g} % of threads")
+    for device, size in (one["memory"] or {}).items():
+        on = f" on device {device}" if device else ""
+        parts.append(f"{limit_text(size) if isinstance(size, int) else size}{on}")
+    cut = f" (its user may have {_cut(one)})" if _cut(one) else ""
+    return ", ".join(parts) + cut
+
+
+def _cut(one: Json) -> str:
+    """What its processes get, where that is less than the lease says."""
+    from mpsagent.mps.units import limits_words
+
+    limits, threads = one.get("limits") or {}, one["threads"]
+    less = isinstance(threads, int | float) and limits.get("threads", 100.0) < threads
+    for device, size in (one["memory"] or {}).items():
+        given = [most for on, most in limits.get("memory", {}).items() if device in ("", on)]
+        less = less or (isinstance(size, int) and any(most < size for most in given))
+    return limits_words(limits) if less else ""

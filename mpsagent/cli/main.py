@@ -1,0 +1,442 @@
+"""``mpsagent-cli``: what people type. Asks the agent over its socket; ``policy check`` and ``replay`` need no agent.
+
+Imports are late on purpose: a status must cost little more than a bare interpreter.
+
+Exit status: 0 fine, 1 unhealthy or drifted, 2 usage or configuration, 3 the agent cannot be reached.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpsagent import __version__
+from mpsagent.cli import ask, client, complete, streams
+from mpsagent.cli.ask import UNHEALTHY, USAGE
+from mpsagent.cli.late import Late
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+_instance = click.option("--instance", metavar="NAME", help="Only this instance of MPS, where there are several.",
+                         shell_complete=complete.instances)  # fmt: skip
+_watch = click.option("--watch", "every", type=ask.Number(0.1, 86400), metavar="SECONDS",
+                      help="Show it again and again, until Ctrl-C.")  # fmt: skip
+
+_LATE = {"bench": "bench", "history": "report", "lease": "lease", "metrics": "metrics",
+         "report": "report", "server": "server", "timeline": "timeline"}  # fmt: skip
+
+
+def _beginning(*value: Any) -> Any:
+    from mpsagent.cli import event_lines
+
+    return event_lines.beginning(*value)
+
+
+@click.group(commands=Late(_LATE), context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--socket", "path", envvar="MPSAGENT_SOCKET", default=client.DEFAULT_SOCKET, show_default=True,
+              metavar="FILE", help="The agent's socket.")  # fmt: skip
+@click.version_option(__version__, prog_name="mpsagent-cli")
+@click.pass_context
+def cli(ctx: click.Context, path: str) -> None:
+    """See and steer NVIDIA MPS on this node, as mpsagent runs it.
+
+    Exit status: 0 fine, 1 unhealthy or drifted, 2 usage or configuration, 3 mpsagent cannot be reached.
+    """
+    ctx.obj = path
+
+
+# --- reading
+
+
+@cli.command()
+@_watch
+@_json
+@click.pass_obj
+def status(path: str, as_json: bool, every: float | None) -> None:
+    """Who has the GPU, who waits and why, and what needs you."""
+    from mpsagent.cli import answers
+
+    body = ask.show(path, "/v1/status", as_json, lambda body: answers.status(body, ask.paint(), ask.now()), every)
+    if not body["health"]["ok"] or body["limits"]["drifted"]:
+        sys.exit(UNHEALTHY)
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def probe(path: str, as_json: bool) -> None:
+    """Whether all is well, within 2 seconds.
+
+    Also when mpsagent hangs: for health checks, prologs and readiness.
+    Exit status: 0 healthy, 1 something needs a person, 3 mpsagent does not answer.
+    """
+    sys.exit(ask.probe(path, as_json))
+
+
+@cli.command()
+@click.option("--error", type=click.Choice([str(code) for code in range(805, 811)]), metavar="805..810",
+              help="What this error of CUDA's means, and what explains it here.")  # fmt: skip
+@click.option("--strict", is_flag=True, help="Warnings count as problems.")
+@_json
+@click.pass_obj
+def doctor(path: str, error: str | None, strict: bool, as_json: bool) -> None:
+    """Look for what goes wrong in practice, and say how to mend it.
+
+    Run it as root to see all.
+    Exit status: 0 no problem, 1 a problem, 3 mpsagent does not answer (the machine is looked at all the same).
+    """
+    from mpsagent.cli import doctor as cli_doctor
+
+    sys.exit(
+        cli_doctor.doctor(path, as_json, strict) if error is None else cli_doctor.explain(path, int(error), as_json)
+    )
+
+
+@cli.command()
+@click.option("--every", type=ask.Number(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
+              help="How often to look again.")  # fmt: skip
+@_json
+@click.pass_obj
+def top(path: str, every: float, as_json: bool) -> None:
+    """Clients, users and who waits, live; ends a client on request.
+
+    Keys: arrows choose, s sorts, r reverses, / filters, u shows users, k ends the chosen client after a question, q
+    leaves. Into a pipe it writes one page.
+    """
+    from mpsagent.cli import top as cli_top
+
+    cli_top.top(path, every, as_json)
+
+
+@cli.command()
+@_watch
+@_json
+@click.pass_obj
+def servers(path: str, as_json: bool, every: float | None) -> None:
+    """MPS servers, their users and limits."""
+    from mpsagent.cli import answers
+
+    def text(body: ask.Json) -> list[str]:
+        return answers.servers(body["servers"], ask.now(), ask.width())
+
+    ask.show(path, "/v1/servers", as_json, text, every)
+
+
+@cli.command()
+@_watch
+@_json
+@click.pass_obj
+def clients(path: str, as_json: bool, every: float | None) -> None:
+    """Processes that use or wait for the GPU through MPS."""
+    from mpsagent.cli import answers
+
+    def text(body: ask.Json) -> list[str]:
+        return answers.clients(ask.command_lines(body["clients"]), ask.width())
+
+    ask.show(path, "/v1/clients", as_json, text, every)
+
+
+@cli.command()
+@_watch
+@_json
+@click.pass_obj
+def queue(path: str, as_json: bool, every: float | None) -> None:
+    """Who waits for the GPU, in order, why, and until when.
+
+    In the order in which users get it, with the latest time at which the policy gives it to each.
+    To a user who is not root it first says where that user stands.
+    """
+    from mpsagent.cli import answers
+
+    def text(body: ask.Json) -> list[str]:
+        me = os.getuid()
+        own = answers.own_place(body["queue"], me, ask.now()) if me != 0 else []
+        return [*own, *answers.queue(body["queue"], ask.now(), ask.width())]
+
+    ask.show(path, "/v1/queue", as_json, text, every)
+
+
+@cli.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes; survives a restart of the agent.")
+@click.option(
+    "--since",
+    "beginning",
+    callback=_beginning,
+    metavar="TIME",
+    help='Only events from then on: "1h" ago, 2026-11-22, or after a cursor: 1234.',
+)
+@click.option("-n", "--lines", type=ask.Whole(1, 1000), help="How many (20, or 1000 with --since).")
+@_json
+@click.pass_obj
+def events(
+    path: str, follow: bool, beginning: tuple[int | None, float | None], lines: int | None, as_json: bool
+) -> None:
+    """What has happened, and what mpsagent did about it.
+
+    Changes of users, faults, ends; each action with its reason and what came of it.
+    """
+    from mpsagent.cli import event_lines
+
+    limit = lines if lines is not None else 20 if beginning == (None, None) else 1000
+    event_lines.events(path, *beginning, limit, event_lines.Events(as_json), followed=follow)
+
+
+# --- the policy
+
+
+@cli.group(commands=Late(advise="advise"))
+def policy() -> None:
+    """Check, show and explain the policy."""
+
+
+@policy.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--strict", is_flag=True, help="Warnings count as mistakes.")
+@click.option("--devices", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="The GPUs to compare with, as JSON, instead of this machine's.")  # fmt: skip
+@_json
+def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
+    """Every mistake in policy files, with its place and a hint.
+
+    And what is surely not meant. Needs no agent.
+    Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml. Judges as a reload does.
+    """
+    from mpsagent.cli import offline
+
+    sys.exit(offline.check(files, as_json, strict, devices))
+
+
+@policy.command("show")
+@_json
+@click.pass_obj
+def policy_show(path: str, as_json: bool) -> None:
+    """The policy that is in force."""
+    from mpsagent.cli import policy_text
+
+    body = ask.show(path, "/v1/policy", as_json, lambda body: policy_text.shown(body, ask.now(), ask.width()))
+    if body.get("errors"):
+        sys.exit(USAGE)
+
+
+@policy.command("diff")
+@_json
+@click.pass_obj
+def policy_diff(path: str, as_json: bool) -> None:
+    """What a reload would change, and for whom. For root and the admin group.
+
+    Exit status: 0 nothing, 1 something, 2 the files have mistakes.
+    """
+    from mpsagent.cli import policy_text
+
+    body, raw = ask.ordered(path, "diff")
+    click.echo(raw.decode() if as_json else "\n".join(policy_text.changes(body, ask.width())))
+    if not body["same"]:
+        sys.exit(UNHEALTHY)
+
+
+@policy.command()
+@click.argument("user", shell_complete=complete.users)
+@_watch
+@_json
+@click.pass_obj
+def explain(path: str, user: str, as_json: bool, every: float | None) -> None:
+    """What applies to USER (name or uid), and which line says so.
+
+    And what goes on at this moment: the user's clients, place in the queue and turn.
+    """
+    from urllib.parse import quote
+
+    from mpsagent.cli import policy_text
+
+    def text(body: ask.Json) -> list[str]:
+        return policy_text.explained(body, ask.now(), ask.width())
+
+    name = quote(user, safe="", errors="surrogateescape")  # any bytes: the agent says that there is no such user
+    ask.show(path, f"/v1/policy/explain?user={name}", as_json, text, every)
+
+
+@cli.command()
+@click.option("--control", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A control.log.")
+@click.option("--server", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The server.log of it.")
+@click.option("--both", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="What a control daemon in the foreground (-f) printed: both logs in one.")  # fmt: skip
+@click.option("--policy", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="Say also what the agent would have done under this policy.")  # fmt: skip
+@click.option("--zone", metavar="ZONE", help="Time zone of the logs, like Europe/Berlin (this machine's).")
+@click.option("--gpu", default="143155M,132", show_default=True, metavar="MEMORY,MULTIPROCESSORS",
+              help="The GPU that --policy assumes.")  # fmt: skip
+@_json
+def replay(
+    control: Path | None,
+    server: Path | None,
+    both: Path | None,
+    files: tuple[Path, ...],
+    zone: str | None,
+    gpu: str,
+    as_json: bool,
+) -> None:
+    """The story of a pair of logs. Needs no agent.
+
+    Who was served when, who waited, what ended how.
+    """
+    from mpsagent.cli import offline
+
+    if (control is None and server is None) == (both is None):
+        raise click.UsageError("give --control FILE and --server FILE, one of them, or --both FILE")
+    sys.exit(offline.replay(control, server, both, files, zone, gpu, as_json))
+
+
+@cli.command("report-logs")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_json
+def report_logs(files: tuple[Path, ...], as_json: bool) -> None:
+    """A short, anonymous sample of log lines not understood.
+
+    Needs no agent. Without FILES: control.log and server.log of /var/log/nvidia-mps. Numbers, paths, addresses, quoted
+    text and the names of this machine and its users are taken out; read it all the same before you send it to the
+    project.
+    """
+    from mpsagent.cli import offline
+
+    sys.exit(offline.report_logs(files, as_json))
+
+
+# --- acting
+
+
+@cli.group("client")
+def one_client() -> None:
+    """Act on one client."""
+
+
+@one_client.command()
+@click.argument("pid", type=ask.Whole(min=1), shell_complete=complete.clients)
+@click.option("--now", is_flag=True, help="Without the hook and the grace before it.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@_json
+@click.pass_obj
+def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_json: bool) -> None:
+    """End one client without hurting its neighbours.
+
+    First by MPS, then by signals. Waits for its end and says it.
+    For root, the admin group, and users on their own clients.
+    """
+    cursor = None if dry_run or no_wait or as_json else ask.newest(path)
+    body = {"pid": pid, "now": now, "dry_run": dry_run}
+    if cursor is None:
+        ask.act(path, "terminate", body, as_json)
+        return
+    from mpsagent.cli import event_lines
+
+    ask.ordered(path, "terminate", body)
+    sys.exit(event_lines.until_ended(path, cursor, pid))
+
+
+@cli.command()
+@click.option("--timeout", metavar="SPAN", callback=ask.span,
+              help='End what still runs after this long ("10m"); else wait for it.')  # fmt: skip
+@_instance
+@_json
+@click.pass_obj
+def drain(path: str, timeout: float | None, instance: str | None, as_json: bool) -> None:
+    """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
+    ask.act(path, "drain", {"timeout": timeout, "instance": instance}, as_json)
+
+
+@cli.command()
+@_instance
+@_json
+@click.pass_obj
+def resume(path: str, instance: str | None, as_json: bool) -> None:
+    """End a drain."""
+    ask.act(path, "resume", {"instance": instance}, as_json)
+
+
+@cli.command()
+@click.option("--timeout", metavar="SPAN", callback=ask.span,
+              help='How long clients get to end by themselves ("10m"; kill_grace).')  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
+@click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
+@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@_instance
+@_json
+@click.pass_obj
+def restart(
+    path: str, timeout: float | None, yes: bool, dry_run: bool, no_wait: bool, instance: str | None, as_json: bool
+) -> None:
+    """Start the MPS control daemon again.
+
+    Also leaves the failed state. Waits for its start and says it.
+    Clients that are still at work after the timeout lose it, so it asks first. `drain` waits for them instead.
+    """
+    from mpsagent.cli import restart as cli_restart
+
+    body = {**({} if timeout is None else {"timeout": timeout}), "instance": instance}
+    if dry_run or not yes:  # who may not is not asked first
+        ask.ordered(path, "restart", {**body, "dry_run": True})
+    if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
+        return
+    if no_wait or as_json:
+        ask.act(path, "restart", body, as_json)
+        return
+    from mpsagent.cli import event_lines
+
+    before, _ = ask.asked(path, "/v1/status")
+    answer, _ = ask.ordered(path, "restart", body)
+    sys.exit(event_lines.until_restarted(path, before, answer.get("instances", []), timeout or 0.0))
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def reload(path: str, as_json: bool) -> None:
+    """Read the policy again; a bad one leaves the old one in force."""
+    ask.act(path, "reload", None, as_json)
+
+
+# --- for scripts
+
+
+@cli.command()
+@click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--give-way", is_flag=True, help="And MPS's lower priority: others' kernels come first.")
+@click.option("--partitioning", is_flag=True, help="And partitioning by context, within your thread limit.")
+@_instance
+@click.pass_obj
+def env(path: str, form: str, as_json: bool, give_way: bool, partitioning: bool, instance: str | None) -> None:
+    """The environment that a CUDA process needs to find MPS.
+
+    shell: eval "$(mpsagent-cli env)"; cdi: a file for /etc/cdi, then `podman run --device mpsagent/mps=all`; docker:
+    options for docker run without CDI; slurm: lines for a TaskProlog.
+    """
+    from mpsagent.cli import environment
+
+    environment.env(path, "json" if as_json else form, give_way, partitioning, instance)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Completion for a shell: also of clients, users and instances.
+
+    eval "$(mpsagent-cli completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "mpsagent-cli", "_MPSAGENT_CLI_COMPLETE").source())
+
+
+def main() -> None:
+    with streams.usable():
+        cli(prog_name="mpsagent-cli")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""The verbs of the command line that need no agent: ``policy check``, ``replay`` and ``report-logs``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import tzinfo
+from pathlib import Path
+from typing import Any
+
+from mpsagent.cli import wording
+from mpsagent.cli.ask import say
+from mpsagent.cli.progress import Progress
+from mpsagent.mps.limits import Device
+from mpsagent.mps.units import parse_bytes
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import Policy
+
+Json = dict[str, Any]
+DIRECTORY = Path("/etc/mpsagent")
+GPU_DEADLINE = 10.0
+"""Seconds for the GPUs to answer."""
+
+
+def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices: Path | None = None) -> int:
+    """Print every mistake and every warning, as a reload would judge; the exit status.
+
+    Without ``files`` those of the agent. ``devices``: GPUs as JSON, instead of those of this machine. ``strict``:
+    warnings count as mistakes.
+    """
+    from mpsagent.policy.files import load
+    from mpsagent.policy.instances import names, of
+    from mpsagent.policy.sharing import WORDS
+    from mpsagent.system.policy_files import read_files, read_policy
+
+    if files:
+        texts, errors, notes = read_files(files)
+    else:
+        texts, errors = read_policy(DIRECTORY / "policy.toml", own=0)
+        notes = []
+    policy, mistakes = load(texts)
+    errors += mistakes
+    warnings: list[PolicyError] = []
+    remarks = [f"{path} is not read: name its files too" for path in _parts_beside(files)]
+    if policy is not None and not errors:
+        try:
+            errors, warnings, more = _of_this_machine(policy, devices, None if files else DIRECTORY / "policy.d")
+            remarks += more
+        except (OSError, ValueError) as error:
+            print(f"mpsagent-cli: {wording.safe(error, 4000)}", file=sys.stderr)
+            return 2
+    good = not errors and not (strict and warnings)
+    sections = [of(policy, name) for name in names(policy)] if policy is not None else []
+    if as_json:
+        body = {
+            "ok": good,
+            "files": [name for name, _ in texts],
+            "digest": policy.digest if policy is not None and good else None,
+            "sharing": {one.sharing: WORDS[one.sharing] for one in sections} if good else None,
+            "instances": {one.instance: _instance_json(one) for one in sections} if good else None,
+            "errors": [one._asdict() for one in errors],
+            "warnings": [one._asdict() for one in warnings],
+            "notes": [*(one._asdict() for one in notes), *remarks],
+        }
+        print(json.dumps(body))
+        return 0 if good else 2
+    _tell(errors, "")
+    _tell(warnings, "warning: ")
+    _tell(notes, "note: an agent that runs as root refuses this file: ")
+    for remark in remarks:
+        say(f"note: {wording.safe(remark, 400)}")
+    counts = [wording.many(len(found), word) for found, word in ((errors, "mistake"), (warnings, "warning")) if found]
+    if not good:
+        print(", ".join(counts) + (" (not good because of --strict)" if not errors else ""))
+    else:
+        read = ", ".join(wording.safe(name) for name, _ in texts)
+        for one in sections if len(sections) > 1 else ():
+            say(_instance_text(one))
+        if policy is not None and policy.placement == "own":
+            say(_own_text(sections))
+        say(f"good{', with ' + counts[0] if counts else ''}: {read}")
+    return 0 if good else 2
+
+
+def _parts_beside(files: Sequence[Path]) -> list[Path]:
+    """Directories whose parts a reload lays over one of these files, and of which none is named with it."""
+    found = dict.fromkeys(one.with_suffix(".d") for one in files if one.suffix == ".toml")
+    return [path for path in found if path not in {one.parent for one in files} and any(path.glob("*.toml"))]
+
+
+def _instance_json(one: Policy) -> dict[str, object]:
+    users, groups = list(one.only_users), list(one.only_groups)
+    return {
+        "devices": list(one.devices),
+        "users": users,
+        "groups": groups,
+        "sharing": one.sharing,
+        "server": one.server,
+    }
+
+
+def _instance_text(one: Policy) -> str:
+    """What it serves, and for whom."""
+    gpus = "each GPU" if one.devices == ("each",) else ", ".join(one.devices) or "all GPUs"
+    whom = [*one.only_users, *(f"group {name}" for name in one.only_groups)]
+    who = ", ".join(whom) or "whoever no instance names"
+    return wording.safe(f"instance {one.instance}: {gpus}, for {who}; {one.sharing}", 400)
+
+
+def _own_text(sections: Sequence[Policy]) -> str:
+    """Where each instance's clients look for MPS."""
+    found = [
+        f"{one.instance}{number}"
+        for one in sections
+        for number in (("0", "1 …") if one.devices == ("each",) else ("",))
+    ]
+    first, *others = found
+    places = "".join(f", {name} in /run/mpsagent/mps/{name}" for name in others)
+    text = f'placement = "own": {first} is in {sections[0].pipe_directory}{places}; mpsagent-cli env --instance NAME'
+    return wording.safe(text, 1000)
+
+
+def _tell(found: Sequence[PolicyError], kind: str) -> None:
+    for one in found:
+        line = f":{one.line}" if one.line else ""
+        key = f"{wording.safe(one.key)}: " if one.key else ""
+        say(f"{wording.safe(one.file)}{line}: {kind}{key}{wording.safe(one.problem, 400)}")
+        if one.hint:
+            say(f"    {wording.safe(one.hint, 400)}", "    ")
+
+
+def _of_this_machine(
+    policy: Policy, devices: Path | None, parts: Path | None
+) -> tuple[list[PolicyError], list[PolicyError], list[str]]:
+    """What cannot be had, what is surely not meant, and what is to be known. Raises OSError and ValueError for
+    ``devices``."""
+    import asyncio
+
+    from mpsagent.policy.instances import names
+    from mpsagent.policy.plausible import needs_devices
+    from mpsagent.system.devices import from_file, probe
+    from mpsagent.system.policy_warnings import warnings
+    from mpsagent.system.unsupported import compute_modes, unsupported
+
+    remarks: list[str] = []
+    found: tuple[Device, ...] = ()
+    if devices is not None:
+        found = from_file(str(devices))
+    elif needs_devices(policy):
+        answer = asyncio.run(probe(os.environ, deadline=GPU_DEADLINE))
+        if isinstance(answer, str):
+            remarks.append(f"not compared with GPUs: {answer}")
+        else:
+            found = answer
+    if (
+        policy.devices and len(names(policy)) == 1 and policy.devices != ("each",)
+    ):  # the daemon numbers those that it is given
+        chosen = [one for uuid in policy.devices for one in found if one.uuid.lower() == uuid.lower()]
+        found = tuple(replace(one, ordinal=number) for number, one in enumerate(chosen)) or found
+    return (
+        list(asyncio.run(unsupported(policy, lambda: compute_modes(devices)))),
+        list(asyncio.run(warnings(policy, found, parts))),
+        remarks,
+    )
+
+
+def replay(
+    control: Path | None,
+    server: Path | None,
+    both: Path | None,
+    files: tuple[Path, ...],
+    zone: str | None,
+    gpu: str,
+    as_json: bool,
+) -> int:
+    """Print the story; the exit status."""
+    from mpsagent.cli.replay import events_of, story_json
+    from mpsagent.core.story import Story
+
+    story = Story()
+    would: Any = None
+    try:
+        if files:
+            would = _would(files, gpu)
+        with Progress("reading the logs"):
+            for event in events_of(control, server, both, _zone(zone)):
+                story.feed(event)
+                if would is not None:
+                    would.feed(event)
+    except (OSError, ValueError) as error:
+        print(f"mpsagent-cli: {wording.safe(error, 4000)}", file=sys.stderr)
+        return 2
+    body = story_json(story.finish())
+    if would is not None:  # nothing is decided where it is not known who is at work
+        body["would"] = would.finish() if body["clients_named"] else None
+    if as_json:
+        json.dump(body, sys.stdout, indent=1)
+        print()
+    else:
+        from datetime import datetime
+
+        from mpsagent.cli import story_page
+        from mpsagent.cli.ask import width
+
+        print("\n".join(story_page.page(body, datetime.now(_zone(zone)).astimezone(_zone(zone)), width())))
+    return 0
+
+
+def report_logs(files: tuple[Path, ...], as_json: bool) -> int:
+    """Print what was not understood in these logs, or in those at the usual place; the exit status."""
+    import mpsagent
+    from mpsagent.cli.log_report import LogReport, page
+    from mpsagent.cli.replay import events_of
+    from mpsagent.system.control import DEFAULT_LOG_DIRECTORY
+
+    report = LogReport(_names_here())
+    try:
+        for file in files or [Path(DEFAULT_LOG_DIRECTORY, f"{name}.log") for name in ("control", "server")]:
+            with Progress(f"reading {file.name}"):
+                for event in events_of(None, None, both=file):
+                    report.feed(event)
+    except OSError as error:
+        print(f"mpsagent-cli: {wording.safe(error, 4000)}", file=sys.stderr)
+        return 2
+    body = report.finish()
+    print(json.dumps(body) if as_json else "\n".join(page(body, mpsagent.__version__)))
+    return 0
+
+
+def _names_here() -> set[str]:
+    """People's accounts and this machine's own names, in lower case."""
+    import pwd
+
+    host = os.uname().nodename.lower()
+    people = {entry.pw_name.lower() for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 65534}
+    return {host, *host.split("."), *people}
+
+
+def _zone(name: str | None) -> tzinfo | None:
+    """Raises ValueError for a name that is none."""
+    if name is None:
+        return None
+    if name.upper() == "UTC":
+        from datetime import UTC
+
+        return UTC
+    from zoneinfo import ZoneInfo
+
+    try:
+        return ZoneInfo(name)
+    except (KeyError, OSError, ValueError) as error:
+        raise ValueError(f"{name} is not a time zone; write it like Europe/Berlin or UTC") from error
+
+
+def _would(files: tuple[Path, ...], gpu: str) -> Any:
+    """The fold that says what the agent would have done. Raises ValueError for a bad policy or GPU."""
+    from functools import lru_cache
+
+    from mpsagent.cli.would import Would
+    from mpsagent.policy.files import load
+    from mpsagent.policy.instances import names, of
+    from mpsagent.system.policy_files import read_files
+
+    texts, unreadable, _ = read_files(files, judged=False)
+    policy, errors = load(texts)
+    if policy is None or unreadable:
+        raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
+    policy = of(policy, names(policy)[0])
+    return Would(policy, lru_cache(4096)(_identity), _devices(gpu, max(1, len(policy.devices))))
+
+
+def _devices(text: str, count: int) -> list[Device]:
+    memory, _, multiprocessors = text.partition(",")
+    if not multiprocessors.isdecimal():
+        raise ValueError(f'--gpu "{text}": write it like 80G,108 (memory, multiprocessors)')
+    size = parse_bytes(memory)
+    return [Device(number, f"GPU-{number}", "assumed", size, int(multiprocessors)) for number in range(count)]
+
+
+def _identity(uid: int) -> Identity:
+    """Who a uid is on this machine; the log may come from another."""
+    import grp
+    import os
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(uid)
+    except (KeyError, OverflowError):
+        return Identity(uid)
+    groups: list[str] = []
+    for gid in dict.fromkeys([entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]):
+        with suppress(KeyError):
+            groups.append(grp.getgrgid(gid).gr_name)
+    return Identity(uid, entry.pw_name, tuple(groups))

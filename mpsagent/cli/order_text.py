@@ -1,0 +1,75 @@
+"""What an order has come to, as a person reads it. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from textwrap import wrap
+from typing import Any
+
+from mpsagent.cli.answers import PAGE
+from mpsagent.cli.wording import Json, local, many, safe, user
+
+
+def answered(answer: Json, now: datetime) -> list[str]:
+    """What an order has come to; an answer of another shape as it is."""
+    if answer.get("draining") is True:
+        if answer.get("deadline"):
+            return [f"Nothing new is let in. What still runs at {local(answer['deadline'], now)} is ended."]
+        return ["Nothing new is let in, until mpsagent-cli resume. What runs ends by itself."]
+    if answer.get("draining") is False:
+        return ["Who waits is let in." if answer.get("drained", True) else "There was no drain: nothing has changed."]
+    if "digest" in answer and "files" in answer:
+        files = ", ".join(safe(one) for one in answer["files"]) or "no file: the defaults"
+        warned = [f"warning: {safe(one, 400)}" for one in answer.get("warnings") or []]
+        later = [f"not yet: {safe(answer['later'], 400)}"] if answer.get("later") else []
+        return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}", *later, *warned]
+    if "steps" in answer and "dry_run" in answer:
+        return _ending_server(answer) if "clients" in answer else _ending(answer)
+    return tree(answer)
+
+
+def _ending(answer: Json) -> list[str]:
+    """How a client is ended, or would be."""
+    server = "" if answer.get("server") is None else f" at server {answer['server']}"
+    verb = "would be" if answer["dry_run"] else "is being"
+    return _steps(f"Client {answer['pid']} of {user(answer)}{server} {verb} ended, until it has gone:", answer)
+
+
+def _ending_server(answer: Json) -> list[str]:
+    """How a server is ended, or would be."""
+    verb = "would be" if answer["dry_run"] else "is being"
+    return _steps(f"Server {answer['pid']} with {at_work(answer)} {verb} ended, until it has gone:", answer)
+
+
+def at_work(answer: Json) -> str:
+    """``2 clients of alice, bob``"""
+    clients = answer["clients"]
+    return f"{many(len(clients), 'client')} of {', '.join(sorted(set(map(user, clients))))}" if clients else "no client"
+
+
+def _steps(first: str, answer: Json) -> list[str]:
+    lines = wrap(first, PAGE)
+    for number, step in enumerate(answer["steps"], 1):
+        lines += wrap(f"{number}. {safe(step, 400)}", PAGE - 2, initial_indent="  ", subsequent_indent="     ")
+    return lines
+
+
+def tree(value: Any, indent: str = "") -> list[str]:
+    """Any JSON as indented ``key: value`` lines, for answers whose shape is the policy's."""
+    lines: list[str] = []
+    pairs = value.items() if isinstance(value, dict) else [("-", each) for each in value]
+    for key, each in pairs:
+        name = safe(key, 60) if key == "-" else f"{safe(key, 60)}:"
+        if isinstance(each, dict | list) and each:
+            lines += [f"{indent}{name}", *tree(each, indent + "  ")]
+        else:
+            shown = (
+                "-"
+                if each in (None, [], {})
+                else {True: "yes", False: "no"}.get(each, each)
+                if isinstance(each, bool)
+                else each
+            )
+            text = f"{indent}{name} {safe(shown, 400)}"
+            lines += wrap(text, PAGE, subsequent_indent=f"{indent}  ", break_on_hyphens=False)
+    return lines

@@ -1,0 +1,140 @@
+"""What `mpsagent-cli policy explain` and `policy diff` print. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from textwrap import wrap
+from typing import Any
+
+from mpsagent.cli.answers import waiting
+from mpsagent.cli.order_text import tree
+from mpsagent.cli.tables import WIDE, table
+from mpsagent.cli.wording import Json, local, safe, whose_turn
+from mpsagent.mps.units import duration_text, limit_text
+
+COUNTS = ("max_clients", "max_contexts", "priority", "apart_users", "shares")
+"""Keys whose number is one, and no time."""
+NEVER = ("after", "max_runtime", "idle_timeout")
+
+
+def shown(body: Json, now: datetime, width: int = WIDE) -> list[str]:
+    """``policy show``: what the files give, each with its place; what they do not give is the default."""
+    loaded = f", loaded {local(body['loaded'], now)}" if body["loaded"] else ""
+    files = ", ".join(safe(one) for one in body["files"]) or "no file: the defaults"
+    rows = [[safe(key), _value(key, one), _line(one["from"])] for key, one in body["sections"].items()]
+    lines = [f"{safe(body['digest'] or '-')[:12]}{loaded}, from {files}"]
+    for one in body["errors"]:
+        lines += wrap(f"mistake: {safe(one, 400)}", width, subsequent_indent="  ", break_on_hyphens=False)
+    return [*lines, *(["", *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True)] if rows else [])]
+
+
+def explained(body: Json, now: datetime, width: int = WIDE) -> list[str]:
+    """``policy explain``: one line for each value, with the place that gives it; then what goes on at this moment, and
+    whatever else there is."""
+    rows: list[list[str]] = []
+    rest: Json = {}
+    for key, one in body.items():
+        if isinstance(one, dict) and "value" in one and "from" in one:
+            rows.append([safe(key), _value(key, one), _place(one["from"])])
+        elif key not in ("user", "uid", "groups"):
+            rest[key] = _now(one, now) if key == "now" and isinstance(one, dict) else one
+    groups = ", ".join(safe(group) for group in body.get("groups", [])) or "none"
+    head = f"{safe(body.get('user'))} (uid {safe(body.get('uid'))}), groups: {groups}"
+    return [
+        head,
+        "",
+        *table(["KEY", "VALUE", "FROM"], rows, width, names=(1,), below=True),
+        *(["", *tree(rest)] if rest else []),
+    ]
+
+
+def _now(one: Json, now: datetime) -> Json:
+    """In the words of `status` and `queue`."""
+    place, turn, used = one["waiting"], one["turn"], one["gpu_seconds_last_day"]
+    return {
+        "clients": one["clients"],
+        "waiting": "no" if place is None else f"number {place['position']}: {waiting(place, now)}",
+        "turn": "no" if turn is None else whose_turn(turn, now),
+        "GPU time in the last day": duration_text(used) if used else "none",
+    }
+
+
+def _value(key: str, one: Json) -> str:
+    key, value = key.rpartition(".")[2], one.get("written", one["value"])
+    if value is None:
+        return "never" if key in NEVER else "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if key == "threads" and isinstance(one["value"], int | float):
+        return f"{one['value']:g} %"
+    if key == "total_threads":
+        return f"{value['sms']} multiprocessors" if isinstance(value, dict) else f"{value:g} %"
+    if key == "total_memory":
+        return f"{limit_text(value) if isinstance(value, int) else safe(value)} on each GPU"
+    if key == "threads" and isinstance(value, dict):
+        return _threads(value)
+    if isinstance(value, dict):
+        return _by_device({device: limit_text(one) if isinstance(one, int) else one for device, one in value.items()})
+    if isinstance(value, list):
+        return safe(", ".join(map(str, value)) or "none")
+    if key == "size":
+        return limit_text(value)
+    if isinstance(value, int | float) and key not in COUNTS:
+        return duration_text(value)
+    return safe(value)
+
+
+def _threads(value: Json) -> str:
+    """As the policy has them, where they are no percentage."""
+    if "sms" in value:
+        return f"{value['sms']} multiprocessors"
+    if "clients" in value:
+        return safe(f"for {value['clients']} clients, {value.get('rule')}")
+    return f"weight {value['weight']:g}" if "weight" in value else safe(value)
+
+
+def _by_device(texts: Json) -> str:
+    if len(texts) > 1 and len(set(texts.values())) == 1:
+        return f"{safe(next(iter(texts.values())))} on each of {len(texts)} GPUs"
+    return safe(" ".join(f"{device}={text}" for device, text in texts.items()))
+
+
+def _line(origin: Any) -> str:
+    return f"{safe(origin['file'])}:{origin['line']}" if isinstance(origin, dict) and origin.get("file") else "-"
+
+
+def _place(origin: Any) -> str:
+    if not isinstance(origin, dict):
+        return safe(origin)
+    if not origin.get("file"):
+        return "built-in default"
+    return f"{safe(origin['file'])}:{origin['line']} {safe(origin['key'])}"
+
+
+def changes(body: Json, width: int = WIDE) -> list[str]:
+    """``policy diff``: for each user, what a reload changes from what to what, and which line says so."""
+    if body["same"]:
+        return ["A reload changes nothing: what the files say is in force."]
+    lines: list[str] = []
+    for one in body["users"]:
+        lines.append(safe(one["who"]))
+        rows = [
+            [safe(change["key"]), _value(change["key"], change["before"]), "->", _value(change["key"], change["after"]),
+             safe(change["where"])]
+            for change in one["changes"]
+        ]  # fmt: skip
+        lines += [f"  {line}" for line in table(None, rows, width - 2, names=(1, 3), below=True)]
+    if body["settings"]:
+        lines.append("mpsagent itself")
+        rows = [
+            [safe(one["key"]), safe(one["before"]), "->", safe(one["after"]),
+             "when mpsagent is started again" if one["restart"] else ""]
+            for one in body["settings"]
+        ]  # fmt: skip
+        lines += [f"  {line}" for line in table(None, rows, width - 2, names=(1, 3), below=True)]
+    return [
+        *lines,
+        "",
+        "Clients at work keep the limits they were let in with.",
+        "It takes hold by: mpsagent-cli reload",
+    ]

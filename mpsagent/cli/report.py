@@ -1,0 +1,141 @@
+"""`mpsagent-cli history` and `report`: what happened to whom, and who had what."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import date, datetime, timedelta
+
+import click
+
+from mpsagent.cli import ask, complete, event_lines, tables, wording
+from mpsagent.cli.ask import Json, iso, moment
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
+SECONDS = frozenset({"gpu", "waited", "longest", "paused"})
+OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "forced")
+"""What a page has room for; CSV and JSON have the rest, too."""
+
+
+@click.command()
+@click.argument("user", required=False, shell_complete=complete.users)
+@click.option("--pid", type=ask.Whole(min=1), help="Only of this process.", shell_complete=complete.processes)
+@click.option("--kind", help="Only what begins so: client.ended, server.")
+@click.option("--since", callback=moment, metavar="TIME", help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00".')
+@click.option("--until", callback=moment, metavar="TIME", help="Before this time.")
+@click.option("-n", "--lines", type=ask.Whole(1, 1000), default=100, show_default=True, help="How many at most.")
+@_json
+@click.pass_obj
+def history(
+    path: str, user: str | None, pid: int | None, kind: str | None, since: float | None, until: float | None,
+    lines: int, as_json: bool,
+) -> None:  # fmt: skip
+    """What is on record of a user, a process or a time.
+
+    USER is a name or a uid. The newest come, oldest first. How far back it reaches is in the policy ([history]).
+    """
+    query = {"user": user, "pid": pid, "kind": kind, "since": iso(since), "until": iso(until), "limit": lines}
+    body = _asked(path, "/v1/events", query)
+    shown = event_lines.Events(as_json)
+    for event in body["events"]:
+        shown.show(event)
+    shown.settle()
+    if not body["events"] and not as_json:
+        click.echo("nothing on record")
+
+
+@click.command()
+@click.option("--by", type=click.Choice(["user", "group", "day", "job"]), default="user", show_default=True,
+              help="A line for each of these.")  # fmt: skip
+@click.option("--job", metavar="NAME", help="Only this job, by the name of its lease.")
+@click.option("--since", callback=moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
+@click.option("--until", callback=moment, metavar="TIME", help="Last day; today.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; times in seconds.")
+@_json
+@click.pass_obj
+def report(
+    path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, as_json: bool
+) -> None:  # fmt: skip
+    """Who had what: time with the GPU, waiting, clients, faults.
+
+    GPU is the time with a client at work, however many. WAITED is that of all processes together, LONGEST the
+    longest wait of one. LEFT went away while they waited; FORCED were ended by mpsagent. PAUSED is the
+    time in which their processes stood for others, and no time with the GPU. Days are the node's.
+    Jobs are those that had a lease with a name; THREADS and MEMORY are the most that one of their clients had.
+    """
+    last = _day(until) or ask.now().date()
+    first = _day(since) or last - timedelta(days=29)
+    query = {"by": by if job is None else "job", "job": job, "first": first, "last": last}
+    if as_json:
+        ask.show(path, target("/v1/report", query), True, lambda body: [])
+        return
+    body = _asked(path, "/v1/report", query)
+    if as_csv:
+        _write_csv(body)
+    else:
+        click.echo("\n".join(table(body, ask.width())))
+
+
+def table(body: Json, width: int = tables.WIDE) -> list[str]:
+    """For people: the largest share first, days in order."""
+    by, rows = body["by"], body["rows"]
+    if not rows:
+        return [f"no {'job' if by == 'job' else 'user'} had a GPU from {body['first']} to {body['last']}"]
+    if by != "day":
+        rows = sorted(rows, key=lambda row: -row["gpu"])
+    paused = any(row.get("paused") for row in rows)  # else there is no column for it: a page has little room
+    columns = OF_JOBS if by == "job" else SUMS if paused else SUMS[:-1]
+    lines = [[name.upper() for name in (by, *columns)]]
+    lines += [[_who(row, by), *(_value(name, row) for name in columns)] for row in rows]
+    return tables.table(None, lines, width, names={"job": (1, 0), "day": ()}.get(by, (0,)), right=True)
+
+
+def _who(row: Json, by: str) -> str:
+    if by == "user":
+        return wording.user(row)
+    return wording.safe(row[by] or "not known")
+
+
+def _value(name: str, row: Json) -> str:
+    from mpsagent.mps.units import duration_text, limit_text
+
+    if name == "user":
+        return wording.user(row)
+    if name == "memory":
+        return limit_text(row[name]) if row[name] else "-"
+    return duration_text(row[name]) if name in SECONDS else f"{row[name]:g}"
+
+
+def _write_csv(body: Json) -> None:
+    """With the columns of the JSON, in its units."""
+    import csv
+
+    names: tuple[str, ...] = {"user": ("uid", "user"), "group": ("group", "users"), "day": ("day",),
+                              "job": ("job", "uid", "user", "threads", "memory")}[body["by"]]  # fmt: skip
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow([*names, *(f"{name}_seconds" if name in SECONDS else name for name in SUMS)])
+    for row in body["rows"]:
+        writer.writerow([_cell(row.get(name, 0)) for name in (*names, *SUMS)])
+
+
+def _cell(value: object) -> object:
+    """A name that a spreadsheet would take for a formula is one no more."""
+    if isinstance(value, str) and value[:1] in "=+-@\t":
+        return "'" + value
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def _asked(path: str, place: str, query: Mapping[str, object]) -> Json:
+    return ask.asked(path, target(place, query))[0]
+
+
+def target(path: str, query: Mapping[str, object]) -> str:
+    from urllib.parse import urlencode
+
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given, errors='surrogateescape')}"
+
+
+def _day(at: float | None) -> date | None:
+    return None if at is None else datetime.fromtimestamp(at).date()

@@ -1,0 +1,117 @@
+"""`mpsagent-cli timeline`: the events of a time as a page or a picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpsagent.cli import ask
+from mpsagent.cli.ask import Json, iso, moment
+from mpsagent.cli.report import target
+
+PAGE, MOST = 1000, 200_000
+"""Events that are asked for at a time, and in all."""
+
+
+@click.command()
+@click.option("--since", callback=moment, default="1d", show_default=True, metavar="TIME",
+              help='"2h" for two hours ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
+@click.option("--until", callback=moment, metavar="TIME", help="Before this time; now.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="A page that needs nothing else; - for standard output.")  # fmt: skip
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The picture alone.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: what is drawn.")
+@click.pass_obj
+def timeline(
+    path: str, since: float, until: float | None, html: Path | None, svg: Path | None, as_json: bool
+) -> None:  # fmt: skip
+    """Draw who had the GPU when.
+
+    Alone or together, who waited, pauses, faults, forced ends, limits, leases. The page has tables for who
+    cannot see it.
+    """
+    from mpsagent.cli import timeline_page, timeline_svg
+    from mpsagent.cli import timeline_rows as story
+    from mpsagent.cli.progress import Progress
+
+    if html is None and svg is None and not as_json:
+        raise click.UsageError("give --html FILE, --svg FILE or --json")
+    now = ask.now().timestamp()
+    end = now if until is None else min(until, now)
+    if since >= end:
+        raise click.UsageError("--since is not before --until")
+    status = ask.asked(path, "/v1/status")[0]
+    clients = ask.asked(path, "/v1/clients")[0]["clients"] if end == now else []
+    names = {one["uid"]: one["user"] for one in [*status["users"], *status["waiting"], *clients] if one["user"]}
+    read = Reader(path, status["history"]["oldest"], since, until)
+
+    def name(uid: int) -> str:
+        if uid not in names:
+            try:
+                names[uid] = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                names[uid] = f"user {uid}"
+        return str(names[uid])
+
+    with Progress("reading events"):
+        picture = story.picture(read.events(), clients, name, since, end, _clock)
+    offset = datetime.fromtimestamp(since).astimezone().utcoffset()
+    assert offset is not None
+    east = offset.total_seconds()
+    zone = datetime.fromtimestamp(since).astimezone().strftime("%Z (UTC%z)")
+    if html is not None:
+        host = os.uname().nodename
+        _write(html, timeline_page.page(picture, host, _clock, zone, east, read.note))
+    if svg is not None:
+        _write(svg, timeline_svg.svg(picture, _clock, zone, east, alone=True))
+    if as_json:
+        click.echo(json.dumps(picture, default=_parts))
+    if read.note:
+        click.echo(f"mpsagent-cli: {read.note}", err=True)
+
+
+class Reader:
+    """Pages of events, oldest first."""
+
+    def __init__(self, path: str, oldest: int, since: float, until: float | None) -> None:
+        self._path, self._cursor = path, oldest
+        self._query = {"since": iso(since), "until": iso(until), "limit": PAGE}
+        self.note = ""
+
+    def events(self) -> Iterator[Json]:
+        for _ in range(MOST // PAGE):
+            body = ask.asked(self._path, target("/v1/events", {**self._query, "cursor": self._cursor}))[0]
+            yield from body["events"]
+            if len(body["events"]) < PAGE:
+                return
+            self._cursor = body["cursor"]
+        self.note = f"only the first {MOST} events are in it; ask for a shorter time"
+
+
+def _parts(one: Any) -> Json:
+    """A row, a span, a mark (asdict would spoil the counts)."""
+    return {part.name: getattr(one, part.name) for part in fields(one)}
+
+
+def _clock(at: float) -> str:
+    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _write(path: Path, text: str) -> None:
+    if str(path) == "-":
+        click.echo(text)
+        return
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        click.echo(f"mpsagent-cli: {path}: {error.strerror}", err=True)
+        sys.exit(ask.USAGE)

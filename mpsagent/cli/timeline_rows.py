@@ -1,0 +1,367 @@
+"""Who had the GPU when: events of the API as rows of spans and marks, for `mpsagent-cli timeline` to draw. Pure.
+
+What began before the first event is known from its end, which says how long it took, or from the present clients.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from mpsagent.cli.wording import many, safe
+from mpsagent.mps.units import duration_text, limits_words
+
+Json = dict[str, Any]
+NODE = {
+    "control.started": "control", "control.ended": "control", "control.restart_ordered": "control",
+    "drain.ordered": "control", "drain.resumed": "control", "gate.lost": "control", "agent.error": "control",
+    "policy.loaded": "policy", "policy.rejected": "policy", "bypass": "outside", "bypass.ended": "outside",
+}  # fmt: skip
+"""Kinds of events that concern all users, and the marks that stand for them."""
+NAMED = 5
+"""Users, or clients, that a text names; more are counted."""
+FINE, CELLS, MARKS = 5000, 1000, 1000
+"""Stretches that are drawn one by one; into how many parts the time is divided when there are more; marks of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``kind``: work, wait, pause, fault, alone or together. Seconds since the epoch. ``goes_on``: had not ended."""
+
+    kind: str
+    start: float
+    end: float
+    text: str
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """``kind``: forced, faulted, turn, refused, limits, lease, control, policy or outside."""
+
+    kind: str
+    start: float
+    text: str
+
+
+@dataclass(slots=True)
+class Row:
+    """A user's, or that of all users. ``gpu``, ``waited``, ``paused``: seconds; ``clients``: how many have worked;
+    ``counts``: of all marks and faults, drawn or not."""
+
+    label: str
+    spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    gpu: float = 0.0
+    waited: float = 0.0
+    paused: float = 0.0
+    clients: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def entries(self) -> list[Span | Mark]:
+        return [*self.spans, *self.marks]
+
+    def mark(self, marks: list[Mark]) -> None:
+        """The newest are drawn."""
+        self.counts.update(one.kind for one in marks)
+        self.marks = marks[-MARKS:]
+
+
+@dataclass(slots=True)
+class Picture:
+    """``gpus``: a row for each instance; ``node``: what concerned all. ``grain``: seconds; breaks that are shorter are
+    not drawn."""
+
+    start: float
+    end: float
+    gpus: list[Row]
+    users: list[Row]
+    node: Row
+    grain: float
+
+
+Who = tuple[str, int]
+"""Instance and uid."""
+_Part = tuple[float, float, str, bool]
+"""Of one process: start, end, words, whether it goes on."""
+
+
+class _Fold:
+    """Events in the order of time."""
+
+    def __init__(self) -> None:
+        self.last = 0.0
+        self.work: dict[Who, list[_Part]] = {}
+        self.wait: dict[Who, list[_Part]] = {}
+        self.pauses: dict[Who, list[_Part]] = {}
+        self.faults: dict[Who, list[_Part]] = {}
+        self.marks: dict[Who, list[Mark]] = {}
+        self.node: list[Mark] = []
+        self.open: dict[tuple[str, int], tuple[float, int, str]] = {}
+        self._standing: dict[Who, tuple[float, int]] = {}
+        self._faulty: dict[tuple[str, int], tuple[float, int]] = {}
+        self._ordered: dict[str, tuple[float, str]] = {}
+        """The last order that ends servers, by instance: who loses one by it has had no fault."""
+        self._leases: dict[int, Who] = {}
+        self._reasons: dict[int, str] = {}
+        self._several = False
+
+    def take(self, event: Json) -> None:
+        at, kind, name = datetime.fromisoformat(event["at"]).timestamp(), event["kind"], event.get("instance") or ""
+        self.last, pid = max(self.last, at), int(event.get("pid") or 0)
+        uid = -1 if event.get("uid") is None else int(event["uid"])
+        who = (name, uid)
+        self._several = self._several or bool(name)
+        if kind == "client.connected":
+            job = f", job {event['job']}" if event.get("job") else ""
+            self.open[name, pid] = (at, uid, safe(f"{limits_words(event['limits'])}{job}"))
+            self._waited(who, at, event)
+        elif kind == "client.left":
+            self._waited(who, at, event)
+        elif kind == "client.ended":
+            start, _, limits = self.open.pop((name, pid), (at - event["seconds"], uid, ""))
+            self.work.setdefault(who, []).append((start, at, f"{pid}{f' ({limits})' if limits else ''}", False))
+            if event["outcome"] == "ended":
+                why = self._reasons.pop(pid, "")
+                self._mark(who, "forced", at, f"{safe(event['sentence'])}{f' ({why})' if why else ''}")
+            elif event["outcome"] == "lost" and (order := self._ordered.get(name)) and order[0] >= start:
+                self._mark(who, "forced", at, f"{safe(event['sentence'])} ({order[1]})")
+            elif event["outcome"] in ("faulted", "lost"):
+                self._mark(who, "faulted", at, safe(event["sentence"]))
+        elif kind in ("client.refused", "limits.unconfirmed") or (kind == "turn.ended" and event["forced"]):
+            mark = {"client.refused": "refused", "turn.ended": "turn"}.get(kind, "limits")
+            self._mark(who, mark, at, safe(event["sentence"], 400))
+        elif kind == "user.paused":
+            self._standing.setdefault(who, (at, event["clients"]))
+            if (ended := self.marks.get(who)) and (ended[-1].kind, ended[-1].start) == ("turn", at):
+                ended.pop()  # the pause says the same
+        elif kind == "user.resumed":
+            start, count = self._standing.pop(who, (at - event["seconds"], 0))
+            self._paused(who, start, at, count)
+        elif kind in ("lease.given", "lease.ended"):
+            self._lease(who, at, event)
+        elif kind == "server.fault":
+            self._faulty[name, event["server"]] = (at, uid)
+        elif kind == "server.fault_over":
+            start, uid = self._faulty.pop((name, event["server"]), (at - event["seconds"], -1))
+            self.faults.setdefault((name, uid), []).append((start, at, safe(event["sentence"]), False))
+        elif kind == "action.done" and event.get("action") in ("TerminateClient", "SignalClient"):
+            self._reasons[pid] = safe(event.get("reason", ""))
+        if kind in ("control.restart_ordered", "server.shutdown_ordered", "drain.ordered"):
+            self._ordered[name] = at, safe(event["sentence"])
+        if kind in NODE:
+            self.node.append(Mark(NODE[kind], at, safe(event["sentence"], 400)))
+
+    def _waited(self, who: Who, at: float, event: Json) -> None:
+        if event["waited"] >= 0.005:
+            self.wait.setdefault(who, []).append((at - event["waited"], at, str(event["pid"]), False))
+
+    def _paused(self, who: Who, start: float, end: float, count: int, *, goes_on: bool = False) -> None:
+        words = f"{many(count, 'process')} frozen" if count else "frozen"
+        self.pauses.setdefault(who, []).append((start, end, words, goes_on))
+
+    def _lease(self, who: Who, at: float, event: Json) -> None:
+        """At the user whom it is for; one that names a cgroup or a process is for all to see."""
+        number, text = event["number"], safe(event["sentence"], 400)
+        if event["kind"] == "lease.given":
+            if number in self._leases:  # told to another instance, or to another agent
+                return
+            self._leases[number] = who
+        who = self._leases.get(number, who)
+        if who[1] >= 0:
+            self._mark(who, "lease", at, text)
+        else:
+            self.node.append(Mark("lease", at, text))
+
+    def _mark(self, who: Who, kind: str, at: float, text: str) -> None:
+        self.marks.setdefault(who, []).append(Mark(kind, at, text))
+
+    def present(self, clients: Iterable[Json], now: float) -> None:
+        """What goes on: the processes that the agent has now. What has begun and is not among them has ended, at the
+        latest after the last event."""
+        found = list(clients)
+        frozen: dict[Who, list[float]] = {}
+        several = self._several or len({one.get("instance") for one in found}) > 1  # else no event names the one
+        for one in found:
+            since = datetime.fromisoformat(one["since"]).timestamp()
+            who = (one.get("instance") or "" if several else "", one["uid"])
+            if one["state"] == "waiting":
+                self.wait.setdefault(who, []).append((since, now, str(one["pid"]), True))
+                continue
+            start, _, limits = self.open.pop((who[0], one["pid"]), (since, 0, safe(limits_words(one["limits"]))))
+            self.work.setdefault(who, []).append((start, now, f"{one['pid']} ({limits})", True))
+            if one.get("paused"):
+                frozen.setdefault(who, []).append(datetime.fromisoformat(one["paused"]).timestamp())
+        for (name, pid), (start, uid, limits) in self.open.items():
+            words = f"{pid} ({limits}), whose end is not on record"
+            self.work.setdefault((name, uid), []).append((start, max(start, self.last), words, False))
+        for who, stand in frozen.items():
+            start, _ = self._standing.pop(who, (min(stand), 0))
+            self._paused(who, start, now, len(stand), goes_on=True)
+        for who, (start, count) in self._standing.items():  # its end is not on record
+            self._paused(who, start, max(start, self.last), count)
+        for (name, _), (start, uid) in self._faulty.items():
+            self.faults.setdefault((name, uid), []).append((start, now, "a fault that is not over", True))
+
+
+def picture(
+    events: Iterable[Json],
+    clients: Iterable[Json],
+    name: Callable[[int], str],
+    since: float,
+    until: float,
+    clock: Callable[[float], str],
+) -> Picture:
+    """``clock``: a time as people read it; ``clients``: those of now, none for a picture of the past alone."""
+    fold = _Fold()
+    for event in events:
+        fold.take(event)
+    fold.present(clients, until)
+    whose = sorted({*fold.work, *fold.wait, *fold.pauses, *fold.marks, *fold.faults})
+    several = len({instance for instance, _ in whose if instance}) > 1
+
+    def label(who: Who) -> str:
+        user = name(who[1]) if who[1] >= 0 else "not known whose"
+        return f"{user} at {who[0]}" if several and who[0] else user
+
+    def span_text(kind: str, who: str, start: float, end: float, parts: list[_Part], goes_on: bool) -> str:
+        """Who did what from when to when."""
+        did = {"work": "at work", "wait": "waited", "pause": "was paused", "fault": "in a fault"}[kind]
+        until = "still" if goes_on else f"until {clock(end)}"
+        each = list(dict.fromkeys(part[2] for part in parts))  # once, however often it was paused
+        words = ", ".join(each[:NAMED])
+        more = f" and {len(each) - NAMED} more" if len(each) > NAMED else ""
+        what = f"{many(len(each), 'process')}: {words}{more}"
+        if kind == "pause" and len(parts) > 1:
+            what = f"{len(parts)} times, {duration_text(sum(part[1] - part[0] for part in parts))} in all"
+        elif kind in ("pause", "fault"):
+            what = words
+        return f"{who} {did} from {clock(start)} {until} ({duration_text(end - start)}), {what}"
+
+    def merged(kind: str, who: str, parts: list[_Part], grain: float) -> list[Span]:
+        """Those that overlap, or are less than ``grain`` apart, as one."""
+        found: list[Span] = []
+        group: list[_Part] = []
+        latest = 0.0
+        shown = sorted(part for part in parts if part[1] >= since and part[0] <= until)
+        for part in [*shown, None]:
+            if group and (part is None or part[0] > latest + grain):
+                start, end, goes_on = max(since, group[0][0]), min(until, latest), any(one[3] for one in group)
+                found.append(Span(kind, start, end, span_text(kind, who, start, end, group, goes_on), goes_on))
+                group, latest = [], 0.0
+            if part is not None:
+                group.append(part)
+                latest = max(latest, part[1])
+        return found
+
+    at_work = {who: _without(parts, fold.pauses.get(who, [])) for who, parts in fold.work.items()}
+    drawn = (at_work, fold.wait, fold.pauses, fold.faults)
+    stretches = sum(len(parts) for kind in drawn for parts in kind.values())
+    grain = 0.0 if stretches <= FINE else (until - since) / CELLS
+    users, by_instance = [], dict[str, list[tuple[Span, str]]]()
+    for who in whose:
+        row = Row(label(who))
+        work, pauses = at_work.get(who, []), fold.pauses.get(who, [])
+        exact = merged("work", row.label, work, 0.0)
+        row.spans = [
+            *(merged("work", row.label, work, grain) if grain else exact),
+            *merged("wait", row.label, fold.wait.get(who, []), grain),
+            *merged("pause", row.label, pauses, grain),
+            *merged("fault", row.label, fold.faults.get(who, []), grain),
+        ]
+        row.mark([one for one in fold.marks.get(who, []) if since <= one.start <= until])
+        row.counts["fault"] = sum(part[1] >= since for part in fold.faults.get(who, []))
+        row.gpu = sum(one.end - one.start for one in exact)
+        row.waited = sum(
+            max(0.0, min(until, part[1]) - max(since, part[0])) for part in fold.wait.get(who, []) if part[1] >= since
+        )
+        row.paused = sum(one.end - one.start for one in merged("pause", row.label, pauses, 0.0))
+        row.clients = sum(part[1] >= since for part in fold.work.get(who, []))
+        if row.spans or row.marks:
+            users.append(row)
+            by_instance.setdefault(who[0], []).extend((one, name(who[1])) for one in exact if one.end > one.start)
+    gpus = []
+    for instance, had in by_instance.items():
+        stages = _at_once(had)
+        stages = _mostly(stages, since, grain) if grain else stages
+        spans = [_stage(one, clock, "mostly " if grain else "") for one in stages]
+        gpus.append(Row(f"GPU of {instance}" if several and instance else "GPU", spans))
+    node = Row("node")
+    node.mark([one for one in fold.node if since <= one.start <= until])
+    return Picture(since, until, gpus, users, node, grain)
+
+
+def _without(work: list[_Part], pauses: list[_Part]) -> list[_Part]:
+    """Who is paused keeps clients and memory, and has no time with the GPU."""
+    pauses = sorted(pauses)
+    ends = [pause[1] for pause in pauses]
+    found: list[_Part] = []
+    for start, end, words, goes_on in work:
+        at, cut = start, False
+        for number in range(bisect_right(ends, start), len(pauses)):
+            begin, over = pauses[number][:2]
+            if begin >= end:
+                break
+            if begin > at:
+                found.append((at, begin, words, False))
+            at, cut = max(at, over), True
+        if at < end or not cut:
+            found.append((at, end, words, goes_on))
+    return found
+
+
+_Stage = tuple[str, float, float, tuple[str, ...]]
+"""``alone`` or ``together``, start, end, users."""
+
+
+def _at_once(work: list[tuple[Span, str]]) -> list[_Stage]:
+    """From the users' spans: when one had the GPU alone, and when several had it together."""
+    edges = sorted({edge for span, _ in work for edge in (span.start, span.end)})
+    begins: dict[float, list[str]] = {}
+    ends: dict[float, list[str]] = {}
+    for span, user in work:
+        begins.setdefault(span.start, []).append(user)
+        ends.setdefault(span.end, []).append(user)
+    found: list[_Stage] = []
+    now: list[str] = []
+    for start, end in pairwise(edges):
+        for user in ends.get(start, []):
+            now.remove(user)
+        now += begins.get(start, [])
+        if now:
+            found.append(("alone" if len(now) == 1 else "together", start, end, tuple(sorted(now))))
+    return found
+
+
+def _mostly(stages: list[_Stage], since: float, grain: float) -> list[_Stage]:
+    """The same in parts of ``grain`` seconds: what was so for the longest time in each, neighbours alike as one."""
+    spent: dict[int, dict[str, float]] = {}
+    users: dict[int, set[str]] = {}
+    for word, start, end, names in stages:
+        for cell in range(int((start - since) / grain), int((end - since) / grain) + 1):
+            begin = since + cell * grain
+            part = spent.setdefault(cell, {})
+            part[word] = part.get(word, 0.0) + max(0.0, min(end, begin + grain) - max(start, begin))
+            users.setdefault(cell, set()).update(names)
+    found: list[_Stage] = []
+    for cell in sorted(spent):
+        word, begin = max(spent[cell], key=spent[cell].__getitem__), since + cell * grain
+        if found and found[-1][0] == word and found[-1][2] >= begin - grain / 2:
+            names = tuple(sorted({*found[-1][3], *users[cell]}))
+            found[-1] = (word, found[-1][1], begin + grain, names)
+        else:
+            found.append((word, begin, begin + grain, tuple(sorted(users[cell]))))
+    return found
+
+
+def _stage(one: _Stage, clock: Callable[[float], str], mostly: str) -> Span:
+    word, start, end, users = one
+    names = ", ".join(users[:NAMED]) + (f" and {len(users) - NAMED} more" if len(users) > NAMED else "")
+    when = f"from {clock(start)} until {clock(end)} ({duration_text(end - start)})"
+    return Span(word, start, end, f"{names} {mostly}{word} {when}")

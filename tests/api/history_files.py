@@ -1,0 +1,23 @@
+"""What a history and its file hold, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mpsagent.api import database
+from mpsagent.api.database import Query
+from mpsagent.api.history import History
+
+
+def numbers(history: History, cursor: int = 0, limit: int = 100_000) -> list[object]:
+    return [record["seq"] for record in history.since(cursor, limit)]
+
+
+def lines(path: Path, **query: object) -> list[dict[str, object]]:
+    """What is in the file."""
+    return database.find(path, Query(**{"after": 0, "limit": 1_000_000, **query}))  # type: ignore[arg-type]
+
+
+def row(number: int, at: float = 0.0, kind: str = "a", **fields: object) -> tuple[database.Row, database.Record]:
+    one: database.Record = {"seq": number, "at": at, "kind": kind, **fields}
+    return database.row(one), one

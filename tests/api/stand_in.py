@@ -1,0 +1,331 @@
+"""A stand-in for the agent behind the API: real views over a real state, an event list, a record of what was asked.
+
+The API and its socket are real; they run in a thread of their own, so that tests may use blocking clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mpsagent.agent import lease_body, requests
+from mpsagent.agent.orders import Orders
+from mpsagent.agent.problem import Problem
+from mpsagent.api import views
+from mpsagent.api.backend import CursorGone
+from mpsagent.api.calls import Api
+from mpsagent.api.connections import Bounds
+from mpsagent.core.inputs import Peer
+from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
+from mpsagent.core.queue import Queue
+from mpsagent.core.sentences import sentence
+from mpsagent.core.view import Turn, View
+from mpsagent.mps.limits import Device, Limits
+from mpsagent.policy.files import load
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.shares import Lease, Share
+from mpsagent.system import listen
+
+START = 1795219200.0
+USER, OTHER, ADMIN = 20001, 20002, 20003
+POLICY = """
+[limits]
+threads = 20
+memory = "1G"
+[switch]
+after = "30m"
+grace = "1m"
+"""
+
+
+def held(connection: int, pid: int, uid: int, since: float, **more: Any) -> Held:
+    """A connection at the gate."""
+    return Held(connection, Peer(pid, uid, uid, pid * 10, command=f"python job-{pid}.py"), since, **more)
+
+
+def busy_state() -> State:
+    """User 20001 has the GPU with one client, 20002 waits with two, 20003 behind it."""
+    policy, errors = load([("policy.toml", POLICY)])
+    assert policy is not None, errors
+    limits = Limits(20.0, {0: 1 << 30})
+    attached = {501: Attachment(START + 1, frozenset({0, 1}))}
+    server = Server(
+        500, USER, Status.ACTIVE, started=START, ready=START + 1, limits=limits, reported=True, attached=attached
+    )
+    peer = Peer(501, USER, USER, 5010, command="python train.py")
+    return State(
+        policy=policy,
+        devices=(Device(0, "GPU-0", "NVIDIA H200", 140 << 30, 132),),
+        identities={USER: Identity(USER, "alice"), OTHER: Identity(OTHER, "bob"), ADMIN: Identity(ADMIN, "carol")},
+        gate=Gate(300, START - 60, synced=True, applied=1, known_handshake=True),
+        control=Control(pid=400, started=START - 60, socket="/tmp/nvidia-mps/control", version=13000, proven=True),
+        servers={500: server},
+        clients={501: Client(peer, since=START + 1, waited=1.0, limits=limits)},
+        held=Queue()
+        .put(held(1, 600, OTHER, START + 10))
+        .put(held(2, 601, ADMIN, START + 20))
+        .put(held(3, 602, OTHER, START + 30)),
+    )
+
+
+class StandIn:
+    """Implements Backend, and takes orders. ``events_kept`` bounds the history as the agent's does."""
+
+    def __init__(self, events_kept: int = 1000) -> None:
+        self.state = busy_state()
+        self.turn: Turn | None = Turn(USER, START, contested=START + 10)
+        self.conditions: tuple[views.Condition, ...] = ()
+        self.checked = {500: True}
+        self.errors: tuple[str, ...] = ()
+        self.memory: dict[int, int] = {}
+        self.asked: list[tuple[Any, ...]] = []
+        self.history: list[dict[str, Any]] = []
+        self.given: list[dict[str, Any]] = []
+        self.settled = True
+        self.last = 0
+        self.kept = events_kept
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.changed: asyncio.Event | None = None
+
+    def happen(self, kind: str, **more: Any) -> int:
+        """Something happens; its cursor. May be called from any thread."""
+        self.last += 1
+        self.history.append({"seq": self.last, "at": START + self.last, "kind": kind, **more})
+        del self.history[: -self.kept]
+        if self.loop is not None and self.changed is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.changed.set)
+        return self.last
+
+    def view(self) -> View:
+        return View(self.state, turn=self.turn)
+
+    def about(self) -> views.About:
+        oldest = self.history[0]["seq"] - 1 if self.history else self.last
+        return views.About(
+            version="0.0-test", pid=os.getpid(), started=START, conditions=self.conditions, checked=self.checked,
+            memory=self.memory, last_change=views.Change(START, USER, ADMIN, 0.1), policy_loaded=START,
+            policy_errors=self.errors,
+            oldest_cursor=oldest, newest_cursor=self.last,
+        )  # fmt: skip
+
+    def status(self) -> Any:
+        return views.status(self.view(), self.about(), START + 40)
+
+    def servers(self) -> Any:
+        return views.servers(self.view(), self.about())
+
+    def clients(self) -> Any:
+        return views.clients(self.view(), START + 40, self.memory)
+
+    async def first(self) -> None:
+        pass
+
+    async def look_again(self, most: float) -> None:
+        pass
+
+    def queue(self) -> Any:
+        return views.queue(self.view(), START + 40)
+
+    def owner(self, pid: int) -> int | None:
+        client = self.state.clients.get(pid)
+        return None if client is None else client.uid
+
+    def waits(self, pid: int) -> bool:
+        return bool(self.state.held.of_pid(pid))
+
+    def policy(self) -> Any:
+        return {
+            "digest": "abc123",
+            "loaded": views.iso(START),
+            "files": [],
+            "errors": list(self.errors),
+            "sections": {},
+        }
+
+    async def explain(self, user: str) -> Any:
+        if user == "not-there":
+            raise Problem(404, "there is no such user", "user", "a name or a uid")
+        if user == "slow":
+            await asyncio.sleep(60)
+        if user == "broken":
+            raise RuntimeError("a bug")
+        origin = {"key": "user.alice.threads", "file": "policy.toml", "line": 3}
+        return {
+            "user": user,
+            "uid": USER,
+            "groups": ["students"],
+            "threads": {"value": 20.0, "written": 20, "from": origin},
+            "memory": {"value": {"0": 1 << 30}, "written": "1G", "devices": {}, "from": origin},
+        }
+
+    async def policy_diff(self) -> Any:
+        return {"same": True, "digest": "abc123", "users": [], "settings": []}
+
+    async def records(self, cursor: int | None, limit: int) -> Any:
+        if cursor is None:
+            return self.history[-limit:]
+        oldest = self.history[0]["seq"] - 1 if self.history else self.last
+        if cursor < oldest or cursor > self.last:
+            raise CursorGone(cursor, oldest)
+        return [one for one in self.history if one["seq"] > cursor][:limit]
+
+    async def find(self, user: str | None, query: Any) -> Any:
+        self.asked.append(("find", user, query))
+        if user == "not-there":
+            raise Problem(404, "there is no such user", "user", "a name or a uid")
+        return self.history[-query.limit :]
+
+    async def report(self, by: str, first: str, last: str, job: str | None = None) -> Any:
+        return {"by": by, "first": first, "last": last, "rows": []}
+
+    def newest(self) -> int:
+        return self.last
+
+    def event(self, record: Any) -> Any:
+        rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
+        names = {uid: one.name for uid, one in self.state.identities.items()}
+        text = sentence(record, names.get)
+        return {
+            "cursor": record["seq"], "at": views.iso(record["at"]), "kind": record["kind"], "sentence": text, **rest,
+        }  # fmt: skip
+
+    async def wait_events(self, cursor: int, timeout: float) -> None:
+        assert self.changed is not None
+        self.changed.clear()
+        if self.last > cursor:
+            return
+        try:
+            await asyncio.wait_for(self.changed.wait(), timeout)
+        except TimeoutError:
+            return
+
+    def health(self) -> tuple[bool, list[str]]:
+        return not self.conditions, [one.what for one in self.conditions]
+
+    async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Any:
+        self.asked.append(("terminate", pid, now, dry_run, by))
+        found = requests.ending(self.state, pid, at_once=now, dry_run=dry_run)
+        return {**found, "user": self.state.identities[found["uid"]].name}
+
+    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Any:
+        if pid not in self.state.servers:
+            raise Problem(404, f"process {pid} is not a server of MPS", "pid", "see `mpsagent-cli servers`")
+        if not dry_run:
+            self.asked.append(("shutdown", pid, timeout, force, by))
+            action = {"action": "ShutdownServer", "server": pid, "reason": "it is to end, as user 0 ordered"}
+            self.happen("action.done", **action, force=force, ok=True, text="")
+            self.happen("server.ended", pid=pid, uid=USER)
+        found = requests.ending_server(self.state, pid, timeout, force=force, dry_run=dry_run)
+        clients = [{**one, "user": self.state.identities[one["uid"]].name} for one in found["clients"]]
+        return {**found, "user": "alice", "clients": clients}
+
+    async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Any:
+        self.asked.append(("drain", timeout, by, *([instance] if instance else [])))
+        return {"ok": True}
+
+    async def resume(self, by: int, instance: str | None = None) -> Any:
+        self.asked.append(("resume", by))
+        return {"ok": True}
+
+    async def restart(
+        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
+    ) -> Any:
+        if dry_run:
+            return {"restarting": False}
+        self.asked.append(("restart", timeout, by))
+        self.happen("control.ended", pid=400)
+        self.happen("action.done", action="StartControl", reason="no control daemon is running", ok=True, text="")
+        return {"ok": True}
+
+    def leases(self) -> Any:
+        return iter(self.given)
+
+    async def give_lease(self, body: Any, by: int) -> Any:
+        asked = lease_body.asked(body, START)
+        share = Share("lease", asked.threads, asked.memory)
+        found = Lease(len(self.given) + 1, share, START, START + 60, by, asked.uid, asked.cgroup, None, asked.name)
+        self.given.append(lease_body.shown(found, self.view()))
+        return {**self.given[-1], "in_force": self.settled}
+
+    async def end_lease(self, number: int, by: int) -> Any:
+        found = [one for one in self.given if one["id"] == number]
+        if not found:
+            raise Problem(404, f"there is no lease {number}", "lease")
+        self.given.remove(found[0])
+        return {"ended": number}
+
+    async def reload(self, by: int) -> Any:
+        self.asked.append(("reload", by))
+        return {"ok": False, "errors": ["policy.toml:1: no"]}
+
+
+class Served:
+    """A running API: its socket's path, the stand-in, and the exceptions that its handlers let through."""
+
+    def __init__(self, path: Path, backend: StandIn) -> None:
+        self.path, self.backend = path, backend
+        self.failures: list[BaseException] = []
+        self.api: Api | None = None
+
+
+async def _is_admin(uid: int) -> bool:
+    return uid == ADMIN
+
+
+@contextmanager
+def serve(backend: StandIn | None = None, bounds: Bounds | None = None, path: Path | None = None) -> Iterator[Served]:
+    """The API on a socket at ``path``, or in a directory of its own that every user can enter."""
+    directory = Path(tempfile.mkdtemp(prefix="mpsagent-api-"))
+    directory.chmod(0o755)
+    served = Served(path or directory / "mpsagent.sock", backend or StandIn())
+    ready, stop = threading.Event(), threading.Event()
+    problems: list[BaseException] = []
+
+    async def run() -> None:
+        served.backend.loop = asyncio.get_running_loop()
+        served.backend.changed = asyncio.Event()
+        served.api = Api(served.backend, bounds, served.failures.append)
+        orders = Orders(served.backend, _is_admin, served.failures.append)
+        orders.listen(listen.bind_administrators(served.path, None))
+        orders.listen(listen.bind_orders(served.path))
+        await served.api.start(listen.bind(served.path))
+        ready.set()
+        while not stop.is_set():  # the other side is a thread
+            await asyncio.sleep(0.01)
+        orders.close()
+        await served.api.close()
+
+    def thread() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            problems.append(error)
+            ready.set()
+
+    runner = threading.Thread(target=thread)
+    runner.start()
+    try:
+        assert ready.wait(60)
+        assert not problems, problems
+        yield served
+    finally:
+        stop.set()
+        runner.join(60)
+        shutil.rmtree(directory, ignore_errors=True)
+    assert not problems, problems
+
+
+def until(true: Callable[[], bool], within: float = 60.0) -> None:
+    """Wait until something is so; a test's only way to wait."""
+    end = time.monotonic() + within
+    while not true():
+        assert time.monotonic() < end, "did not become so in time"
+        time.sleep(0.01)

@@ -1,0 +1,137 @@
+"""What HTTP has for programs: problem details, pages; and that nothing is announced."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mpsagent.api.http import Page
+from tests.api.stand_in import START, Served, held, serve
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve() as one:
+        yield one
+
+
+class _Connection(http.client.HTTPConnection):
+    def __init__(self, path: str) -> None:
+        super().__init__("mpsagent", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(60)
+        self.sock.connect(self._path)
+
+
+def ask(served: Served, target: str) -> tuple[int, dict[str, str], Any]:
+    """Status, headers (names in small letters), JSON."""
+    connection = _Connection(str(served.path))
+    connection.request("GET", target)
+    answer = connection.getresponse()
+    raw = answer.read()
+    connection.close()
+    found = {name.lower(): value for name, value in answer.getheaders()}
+    return answer.status, found, json.loads(raw) if raw else None
+
+
+def raw(served: Served, request: bytes) -> tuple[bytes, bytes]:
+    """Head and body of the answer to these bytes."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(served.path))
+        sock.sendall(request)
+        got = b""
+        while part := sock.recv(65536):
+            got += part
+    head, _, body = got.partition(b"\r\n\r\n")
+    return head, body
+
+
+# What aiohttp answers by itself, what our connection does, and what the handlers do.
+NOT_TAKEN = {
+    "no HTTP": b"hello\r\n\r\n",
+    "a header without a colon": b"GET /v1/status HTTP/1.1\r\nHost m\r\n\r\n",
+    "a length that is none": b"POST /v1/status HTTP/1.1\r\nHost: m\r\nContent-Length: x\r\n\r\n",
+    "no such path": b"GET /nothing HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n",
+    "an order": b"POST /v1/status HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n",
+    "a wrong question": b"GET /v1/events?limit=0 HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("what", NOT_TAKEN)
+def test_each_refusal_is_a_problem_detail(served: Served, what: str) -> None:
+    """One form for programs, whoever refuses; and who answers is not said."""
+    head, body = raw(served, NOT_TAKEN[what])
+    status = int(head.split()[1])
+    problem = json.loads(body)
+    assert 400 <= status < 500
+    assert b"application/problem+json" in head
+    assert (problem["status"], problem["type"]) == (status, "about:blank")
+    assert problem["detail"]
+    assert b"\r\nserver:" not in head.lower()
+
+
+@pytest.mark.parametrize("target", ["/healthz", "/metrics", "/openapi.json", "/v1/status", "/v1/clients", "/v1/events"])
+def test_no_answer_says_what_software_it_is_from(served: Served, target: str) -> None:
+    """Versions of Python and aiohttp help only who looks for holes in them."""
+    head, _ = raw(served, f"GET {target} HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n".encode())
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\nserver:" not in head.lower()
+
+
+def test_a_stream_does_not_say_it_either(served: Served) -> None:
+    """It is another kind of answer in aiohttp."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(60)
+        sock.connect(str(served.path))
+        sock.sendall(b"GET /v1/events?follow=1 HTTP/1.1\r\nHost: m\r\n\r\n")
+        got = b""
+        while b"\r\n\r\n" not in got:
+            got += sock.recv(1000)
+    assert b"\r\nserver:" not in got.lower()
+
+
+def test_long_lists_are_read_in_pages(served: Served) -> None:
+    """Each entry once, in the list's own order, which has the processes that work first."""
+    state = served.backend.state
+    queue = state.held
+    for number in range(25):
+        queue = queue.put(held(100 + number, 7000 - number, 30_000 + number, START + 40 + number))
+    from dataclasses import replace
+
+    served.backend.state = replace(state, held=queue)
+    for path, key in (("clients", "pid"), ("queue", "uid")):
+        everything: list[int] = [one[key] for one in ask(served, f"/v1/{path}")[2][path]]
+        found, target = [], f"/v1/{path}?limit=10"
+        while True:
+            body = ask(served, target)[2]
+            found += [one[key] for one in body[path]]
+            assert len(body[path]) <= 10
+            if body["next"] is None:
+                break
+            target = f"/v1/{path}?limit=10&after={body['next']}"
+        assert found == everything
+        assert len(found) >= 27
+    status, _, problem = ask(served, "/v1/clients?after=4000000000@other")
+    assert (status, problem["where"]) == (410, "after")
+    assert ask(served, "/v1/queue?limit=27")[2]["next"] is None
+
+
+def test_a_user_who_waits_at_two_instances_is_on_the_pages_twice() -> None:
+    """An entry is told by its instance too: told by its uid alone, the pages would go round for ever."""
+    queue = [{"uid": uid, "instance": name} for name in ("a", "b") for uid in (1, 2, 3)]
+    found: list[dict[str, object]] = []
+    asked = {"limit": "2"}
+    for _ in range(3):
+        page = Page(queue, "uid", asked)
+        found += page  # type: ignore[arg-type]
+        asked = {"limit": "2", "after": str(page.next)}
+    assert (found, page.next) == (queue, None)

@@ -1,0 +1,237 @@
+"""``mpsagent-cli`` as people run it: the real program, its output and its exit status."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mpsagent.cli import wording
+from mpsagent.cli.main import cli
+from tests.api.stand_in import Served, serve
+from tests.cli.program import PROGRAM, on_terminal, run
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve() as one:
+        yield one
+
+
+def test_a_verb_is_imported_when_it_is_asked_for(served: Served) -> None:
+    """A status is typed again and again and waits for none of the others; they are all there when they are wanted."""
+    code = """
+import sys
+from mpsagent.cli.main import cli
+cli(["--socket", sys.argv[1], "status"], standalone_mode=False)
+print(*(name for name in sys.modules if name.startswith("mpsagent.cli.")), file=sys.stderr)
+print(*(one.name for group in (cli, cli.commands["policy"]) for one in group.commands.values()), file=sys.stderr)
+print(*(name for group in (cli, cli.commands["policy"]) for name in group.commands), file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, served.path], capture_output=True, text=True, check=True, timeout=60
+    )
+    modules, theirs, listed = (line.split() for line in done.stderr.splitlines())
+    others = {"advise", "bench", "lease", "metrics", "report", "timeline", "top"}
+    assert not others & {name.rpartition(".")[2] for name in modules}
+    assert theirs == listed
+    assert {"advise", "bench", "history", "lease", "metrics", "report", "timeline"} <= set(listed)
+
+
+def test_a_page_of_top_into_a_pipe_loads_nothing_for_a_terminal(served: Served) -> None:
+    """It starts as fast as a status then, which is what `watch` and scripts call."""
+    code = """
+import sys
+from mpsagent.cli.main import cli
+cli(["--socket", sys.argv[1], "top"], standalone_mode=False)
+print(*sys.modules, file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, served.path], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.startswith("mpsagent 0.0-test, ")
+    of_a_terminal = {"curses", "mpsagent.cli.top_screen", "mpsagent.cli.answers"}
+    assert not of_a_terminal & set(done.stderr.split())
+
+
+def test_exit_2_for_wrong_usage_and_refusals(served: Served) -> None:
+    """Unknown words, unknown users and processes, bad values: the text names the cause."""
+    assert run(served, "stauts").returncode == 2
+    assert run(served, "client", "terminate", "0").returncode == 2
+    done = run(served, "policy", "explain", "not-there")
+    assert (done.returncode, "there is no such user" in done.stderr) == (2, True)
+    done = run(served, "client", "terminate", "777")
+    assert (done.returncode, "process 777 is not a client" in done.stderr) == (2, True)
+    done = run(served, "drain", "--timeout", "soon")
+    assert (done.returncode, '"soon" is not a duration' in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["status"], ["clients"], ["servers"], ["queue"], ["events"], ["events", "-f"], ["policy", "show"], ["env"],
+     ["policy", "explain", "x"], ["client", "terminate", "1"], ["drain"], ["resume"], ["restart"], ["reload"],
+     ["restart", "--yes"], ["server", "shutdown", "500"]],
+)  # fmt: skip
+def test_exit_3_when_the_agent_cannot_be_reached(words: list[str], tmp_path: Path) -> None:
+    """No socket, a dead socket: one line that says so, no traceback."""
+    done = run(None, "--socket", str(tmp_path / "none.sock"), *words)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "cannot reach mpsagent" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_exit_3_when_something_else_answers(tmp_path: Path) -> None:
+    """A socket that talks nonsense, and one that hangs up."""
+    for text in (b"hello\n", b"", b"HTTP/1.1 200 OK\r\n\r\nnot json"):
+        path = tmp_path / f"s{len(text)}"
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+            server.listen()
+
+            def reply(server: socket.socket = server, text: bytes = text) -> None:
+                sock, _ = server.accept()
+                with sock:
+                    sock.recv(65536)
+                    sock.sendall(text)
+
+            thread = threading.Thread(target=reply)
+            thread.start()
+            done = run(None, "--socket", str(path), "status")
+            thread.join()
+        assert done.returncode == 3, done
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [(["status"], "holder"), (["clients"], "clients"), (["servers"], "servers"), (["queue"], "queue"),
+     (["policy", "show"], "digest"), (["policy", "explain", "alice"], "threads"), (["resume"], "ok"),
+     (["restart", "--yes"], "ok"), (["drain"], "ok"), (["client", "terminate", "501"], "pid"),
+     (["server", "shutdown", "--yes"], "clients"),
+     (["env"], "CUDA_MPS_PIPE_DIRECTORY"),
+     (["events"], "cursor")],
+)  # fmt: skip
+def test_every_verb_has_json(served: Served, words: list[str], key: str) -> None:
+    """For scripts: one JSON value on stdout, whatever the verb."""
+    served.backend.happen("one")
+    done = run(served, *words, "--json")
+    assert done.returncode == 0, done
+    assert key in json.loads(done.stdout)
+
+
+def verbs(group: Any = cli, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """All, also those to come."""
+    for name, command in group.commands.items():
+        yield (*before, name), command
+        yield from verbs(command, (*before, name)) if hasattr(command, "commands") else ()
+
+
+def test_no_verb_is_without_json() -> None:
+    """But the one whose output is a program for a shell."""
+    without = [
+        words for words, command in verbs()
+        if not hasattr(command, "commands") and "--json" not in [name for one in command.params for name in one.opts]
+    ]  # fmt: skip
+    assert without == [("completion",)]
+
+
+def test_what_people_see_live_or_drawn_is_for_programs_too(served: Served) -> None:
+    for verb, keys in (
+        ("top", {"status", "clients"}),
+        ("timeline", {"start", "end", "gpus", "users", "node", "grain"}),
+    ):
+        done = CliRunner().invoke(cli, ["--socket", str(served.path), verb, "--json"])
+        assert (done.exit_code, done.stderr) == (0, ""), done.exception
+        assert json.loads(done.stdout).keys() == keys
+
+
+def test_hostile_names_do_not_reach_the_terminal(served: Served) -> None:
+    """A process may call itself anything: escape sequences, carriage returns, text that runs backwards."""
+    client = served.backend.state.clients[501]
+    hostile = client.peer._replace(command="python \x1b]0;owned\x07\x1b[2J\r\n\u202egnp.exe \x9b31m")
+    served.backend.state = replace(served.backend.state, clients={501: replace(client, peer=hostile)})
+    served.backend.happen("client", text="\x1b[31mred\x1b[0m", command="a\nb")
+    for words in (["clients"], ["events"]):
+        out = run(served, *words).stdout
+        assert "python" in out or "red" in out
+        assert not [c for c in out if not c.isprintable() and c != "\n"], ascii(out)
+    assert len(run(served, "clients").stdout.splitlines()) == 5, "a line break in a name makes no line"
+
+
+def test_colours_only_on_a_terminal(served: Served) -> None:
+    """And not there either when NO_COLOR is set."""
+    assert "\x1b" not in run(served, "status").stdout
+    for no_color, coloured in (("", True), ("1", False)):
+        command = [PROGRAM, "--socket", str(served.path), "status"]
+        status, out = on_terminal(command, NO_COLOR=no_color)
+        assert status == 0
+        assert (b"\x1b[32m" in out) is coloured
+
+
+def test_policy_check_reports_every_mistake_with_exit_2(tmp_path: Path) -> None:
+    """No agent needed; a good file is 0, an unreadable one 2."""
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text('[limits]\nthreads = 50\nmemory = "4G"\n')
+    bad.write_text("[limits]\nthreads = 500\n[user.alice]\nthread = 20\n")
+    assert run(None, "policy", "check", str(good)).returncode == 0
+    done = run(None, "policy", "check", str(bad))
+    assert done.returncode == 2
+    assert f"{bad}:2: limits.threads:" in done.stdout
+    assert f"{bad}:4: user.alice.thread: unknown key" in done.stdout
+    assert done.stdout.splitlines()[-1] == "2 mistakes"
+    body = json.loads(run(None, "policy", "check", str(bad), "--json").stdout)
+    assert [(one["line"], one["key"]) for one in body["errors"]] == [(2, "limits.threads"), (4, "user.alice.thread")]
+    assert run(None, "policy", "check", str(tmp_path / "none.toml")).returncode == 2
+
+
+def test_a_status_imports_nothing_heavy() -> None:
+    """Start-up time is what keeps people from writing their own: this list must not grow by accident."""
+    code = (
+        "import sys\nfrom mpsagent.cli import answers, ask, client, event_lines, main\n"
+        "print(*sorted({m.split('.')[0] for m in sys.modules} & "
+        "{'asyncio', 'aiohttp', 'pydantic', 'structlog', 'http', 'email', 'ssl', 'tomli', 'subprocess'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_for_each_shell(shell: str) -> None:
+    """The packages ship what this prints."""
+    done = run(None, "completion", shell)
+    assert done.returncode == 0
+    assert "_MPSAGENT_CLI_COMPLETE" in done.stdout
+
+
+def test_safe_text_is_cut_and_escaped() -> None:
+    """The one function between hostile text and a terminal."""
+    assert wording.safe("a\x1b[0mb\n\u202e") == "a\\x1b[0mb\\n\\u202e"
+    assert wording.safe("x" * 300) == "x" * 200 + "…"
+    assert wording.safe("grün 火") == "grün 火"
+
+
+@pytest.mark.parametrize("group", [[], ["policy"], ["client"]])
+def test_help_is_not_cut_off(group: list[str]) -> None:
+    """In 80 columns each verb says in its line what it is for."""
+    lines = run(None, *group, "--help", COLUMNS="80").stdout.splitlines()
+    assert lines
+    assert [line for line in lines if line.endswith("...") and "[ARGS]" not in line] == []
+
+
+def test_no_help_is_wider_than_80_columns() -> None:
+    """Of any verb."""
+    found = list(verbs())
+    assert len(found) > 30
+    for words, _ in found:
+        text = CliRunner().invoke(cli, [*words, "--help"], prog_name="mpsagent-cli", terminal_width=80).stdout
+        lines = [line for line in text.splitlines() if not line.startswith("Usage:")]
+        assert [line for line in lines if len(line) > 80 or line.endswith("...")] == [], words

@@ -1,0 +1,222 @@
+"""Orders on the command line: whose work they cost is said first, and then what became of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from mpsagent.agent.problem import Problem
+from mpsagent.cli import order_text
+from tests.api.stand_in import ADMIN, USER, Served, serve, until
+from tests.cli.program import read_on_terminal, run
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    with serve() as one:
+        yield one
+
+
+def test_terminate_passes_its_options_on(served: Served) -> None:
+    """--now and --dry-run change what is done to a user's process; they must arrive."""
+    done = run(served, "client", "terminate", "501", "--now", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert served.backend.asked == [("terminate", 501, True, True, os.getuid())]
+    assert done.stdout.splitlines() == [
+        "Client 501 of alice at server 500 would be ended, until it has gone:",
+        "  1. terminate_client 500 501, at most 5 s",
+        "  2. SIGTERM",
+        "  3. after 5 s SIGKILL",
+    ]
+    done = run(served, "client", "terminate", "501", "--no-wait")
+    assert done.stdout.startswith("Client 501 of alice at server 500 is being ended, until it has gone:\n")
+
+
+def test_terminate_says_what_became_of_it(served: Served) -> None:
+    """Each step as it comes, one line for an action and its outcome, until the client has ended."""
+    done = []
+    served.backend.happen("client.ended", pid=501, uid=USER, outcome="ok", seconds=1.0, waited=0.0)  # another, earlier
+    waits = threading.Thread(target=lambda: done.append(run(served, "client", "terminate", "501")))
+    waits.start()
+    until(lambda: bool(served.backend.asked))
+    action = {"action": "TerminateClient", "pid": 501, "uid": USER, "server": 500, "reason": f"ordered by uid {ADMIN}"}
+    begun = served.backend.happen("action", **action)
+    served.backend.happen("client.ended", pid=999, uid=USER, outcome="ok", seconds=1.0, waited=0.0)
+    served.backend.happen("action.done", **action, begun=begun, ok=True, text="")
+    served.backend.happen("client.ended", pid=501, uid=USER, outcome="ended", seconds=39.5, waited=1.0)
+    waits.join(30)
+    assert done[0].returncode == 0, done
+    assert [line[21:] for line in done[0].stdout.splitlines()] == [
+        "asked MPS to end client 501 of alice: ordered by carol",
+        "client 501 of alice ended after 39.5s, ended by mpsagent",
+    ]
+
+
+def test_a_restart_says_whose_work_it_costs(served: Served) -> None:
+    """In a script it needs --yes; while no client is at work it needs nothing."""
+    done = run(served, "restart", "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "1 client of alice would lose work\n")
+    done = run(served, "restart")
+    assert (done.returncode, "1 client of alice would lose work" in done.stderr) == (2, True)
+    assert served.backend.asked == []
+    done = run(served, "restart", "--yes", "--timeout", "10m")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = ["control daemon 400 has ended", "started the control daemon: no control daemon is running"]
+    assert [line[21:] for line in done.stdout.splitlines()] == said
+    assert run(served, "restart", "--yes", "--timeout", "10").returncode == 2, "ten what?"
+    served.backend.state = replace(served.backend.state, clients={})
+    assert run(served, "restart").returncode == 0
+    assert [one[:2] for one in served.backend.asked] == [("restart", 600.0), ("restart", None)]
+
+
+def test_who_may_not_restart_is_not_asked_first(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asked whether alice's work may be lost, and refused when the answer was yes."""
+
+    async def refuses(timeout: float | None, by: int, instance: str | None, *, dry_run: bool) -> None:
+        raise Problem(403, "uid 1 may not restart MPS", "/v1/restart")
+
+    monkeypatch.setattr(served.backend, "restart", refuses)
+    for words in (["restart"], ["restart", "--dry-run"]):  # nor is it said what a restart would cost
+        done = run(served, *words)
+        assert (done.returncode, "may not restart" in done.stderr, "lose work" in done.stderr) == (2, True, False)
+        assert done.stdout == "", "seen: of an instance that is not there, and in a drain, no client would lose work"
+
+
+def test_a_resume_says_whether_there_was_a_drain(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    for drained, said in ((True, "Who waits is let in.\n"), (False, "There was no drain: nothing has changed.\n")):
+
+        async def resume(by: int, instance: str | None, drained: bool = drained) -> dict[str, bool]:
+            return {"draining": False, "drained": drained}
+
+        monkeypatch.setattr(served.backend, "resume", resume)
+        assert run(served, "resume").stdout == said
+
+
+def test_a_restart_that_fails_is_not_fine(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "restarting: yes" where MPS was not even installed."""
+
+    async def fails(timeout: float | None, by: int, instance: str | None, *, dry_run: bool) -> dict[str, bool]:
+        action = {"action": "StartControl", "reason": "no control daemon is running"}
+        begun = served.backend.happen("action", **action)
+        served.backend.happen("action.failed", **action, begun=begun, ok=False, text="it is not installed")
+        return {"restarting": True}
+
+    monkeypatch.setattr(served.backend, "restart", fails)
+    done = run(served, "restart", "--yes")
+    assert done.returncode == 1
+    assert "this FAILED: it is not installed" in " ".join(done.stdout.split())
+
+
+def test_a_shutdown_says_whose_work_it_costs_and_what_became_of_it(served: Served) -> None:
+    """Without a pid it is the only server; in a script it needs --yes; while no client is at work it needs nothing."""
+    done = run(served, "server", "shutdown", "--dry-run")
+    assert done.stdout.splitlines() == [
+        "Server 500 with 1 client of alice would be ended, until it has gone:",
+        "  1. who comes waits at the gate until it has gone",
+        "  2. after 5.00s who still works there is ended, one by one",
+        "  3. shutdown_server 500",
+        "  4. after 15.0s shutdown_server 500 -f",
+        "  5. after 15.0s SIGKILL",
+    ]
+    done = run(served, "server", "shutdown")
+    assert (done.returncode, "1 client of alice would lose work" in done.stderr) == (2, True)
+    assert served.backend.asked == []
+    done = run(served, "server", "shutdown", "500", "--yes", "--timeout", "10m")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = ["told server 500 to shut down: it is to end, as root ordered", "server 500 of alice has ended"]
+    assert [line[21:] for line in done.stdout.splitlines()] == said
+    assert run(served, "server", "shutdown", "--yes", "--force").returncode == 0
+    assert [one[1:4] for one in served.backend.asked] == [(500, 600.0, False), (500, None, True)]
+    served.backend.state = replace(served.backend.state, clients={})
+    assert run(served, "server", "shutdown").returncode == 0
+
+
+def test_a_shutdown_names_the_server_that_is_not_there(served: Served) -> None:
+    for words, said in (
+        (["7"], "process 7 is not a server of MPS"),
+        (["--instance", "left"], "no server runs at instance 'left'"),
+        (["--timeout", "10"], "is not a duration"),
+        (["--force", "--timeout", "1m"], "by force nobody is waited for"),
+    ):
+        done = run(served, "server", "shutdown", *words)
+        assert (done.returncode, said in done.stderr) == (2, True), done
+    state = served.backend.state
+    servers = {**state.servers, 510: replace(state.servers[500], pid=510)}
+    served.backend.state = replace(state, servers=servers)
+    done = run(served, "server", "shutdown", "--yes")
+    assert (done.returncode, "which one? 2 servers run: 500, 510" in done.stderr) == (2, True)
+    assert served.backend.asked == []
+
+
+def test_a_reload_that_fails_is_not_fine(served: Served) -> None:
+    """The old policy stays and the exit status says that the new one did not take."""
+    done = run(served, "reload")
+    assert (done.returncode, "policy.toml:1: no" in done.stdout) == (1, True)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_what_a_reload_says_fits_on_a_terminal(served: Served, monkeypatch: pytest.MonkeyPatch, good: bool) -> None:
+    """Seen: a mistake with its hint in 228 columns, and a warning in 208. Into a pipe each is one line."""
+    what = f"/etc/mpsagent/policy.toml:16: instance.right.pipe_directory: has another one; {'write the same one ' * 8}"
+
+    async def reload(by: int) -> dict[str, object]:
+        if not good:
+            raise Problem(400, f"the policy has a mistake: {what}", "policy", "the old one is in force " * 4)
+        return {"digest": "604a46bf269d", "files": ["p.toml"], "later": None, "warnings": [what]}
+
+    monkeypatch.setattr(served.backend, "reload", reload)
+    done = run(served, "reload")
+    whole = (done.stdout or done.stderr).splitlines()
+    lines = read_on_terminal("--socket", str(served.path), "reload")
+    assert max(map(len, lines)) <= 80 < max(map(len, whole))
+    assert " ".join(" ".join(lines).split()) == " ".join(" ".join(whole).split())
+    assert len(whole) == 2
+
+
+def test_orders_are_answered_in_words_and_local_time() -> None:
+    """Seen: "deadline: 2026-11-22T00:21:09.594+00:00" after `drain`."""
+    now = datetime(2026, 11, 22, 1, tzinfo=timezone(timedelta(hours=1)))
+    for answer, text in (
+        ({"draining": True, "deadline": "2026-11-22T00:21:09.594+00:00"},
+         "Nothing new is let in. What still runs at 01:21:09 is ended."),
+        ({"draining": True, "deadline": None},
+         "Nothing new is let in, until mpsagent-cli resume. What runs ends by itself."),
+        ({"draining": False}, "Who waits is let in."),
+        ({"digest": "604a46bf269d0815", "files": ["/etc/mpsagent/policy.toml"]},
+         "The policy is in force: 604a46bf269d, from /etc/mpsagent/policy.toml"),
+        ({"of": "a later version"}, "of: a later version"),
+    ):  # fmt: skip
+        assert order_text.answered(answer, now) == [text]
+
+
+def test_a_reload_says_what_is_surely_not_meant() -> None:
+    """Seen: with a misspelt group it said "in force" and no more, and that group's users were refused."""
+    what = 'p.toml:8: group.studends: there is no group studends here; did you mean "students"?'
+    answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "warnings": [what]}
+    now = datetime(2026, 11, 22, 1, tzinfo=UTC)
+    assert order_text.answered(answer, now)[1:] == [f"warning: {what}"]
+
+
+def test_a_reload_says_what_is_not_in_force_yet() -> None:
+    """Seen: "in force" and no more, after the name of the instance and its directory had been changed."""
+    what = "pipe_directory, instance changed: takes hold when the agent is started again"
+    answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "later": what, "warnings": []}
+    now = datetime(2026, 11, 22, 1, tzinfo=UTC)
+    assert order_text.answered(answer, now)[1:] == [f"not yet: {what}"]
+
+
+def test_a_span_without_a_unit_is_told_in_terms_of_the_command_line(served: Served) -> None:
+    """`drain --timeout 3` was answered in terms of JSON, with the places of mistakes behind them."""
+    for words in (["drain"], ["restart", "--yes"], ["server", "shutdown"]):
+        done = run(served, *words, "--timeout", "3")
+        assert done.returncode == 2
+        assert 'write it like "30s"' in done.stderr
+        assert "JSON" not in done.stderr
+    assert served.backend.asked == []
+    done = run(served, "client", "terminate", "77")
+    assert done.stderr.startswith("mpsagent-cli: process 77 is not a client of MPS\n")
