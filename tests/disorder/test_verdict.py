@@ -146,6 +146,32 @@ def test_the_fault_of_a_kill_with_a_kernel_in_flight_may_be_noticed_late_and_onl
     assert verdict(idle, starting, logged=(2.8,)).counts["unexplained"] == 1
 
 
+def test_the_fault_of_a_kill_with_a_kernel_in_flight_comes_later_while_its_server_makes_no_context() -> None:
+    """H200 with seven servers at work, 2026-11-23, a daemon for each user: of 13 such kills 12 were faults after 0.2 to
+    1.6 s, one after 10.4 s. Two clients that its server had taken meanwhile got no context."""
+
+    def found(killed: Record, *others: Record) -> Verdict:
+        waits = client("alloc", FREE.uid, [(7.0, "cuInit CUDA_SUCCESS")], rc=-15, ended=13.5)
+        entitled = {(user.uid, 0): RIGHT for user in POPULATION.users}
+        records = [killed, waits, *others]
+        return judge(records, POPULATION, MACHINE, entitled, turns=False, logged=(10.9,), apart=True)
+
+    def killed(uid: int, kind: str = "kill-kernel", last: str = "launch cudaSuccess") -> Record:
+        return client(kind, uid, [*sees(), (0.3, last)], rc=-9, signals=((0.5, "KILL"),))
+
+    assert dict(found(killed(FREE.uid)).counts) == {"exact": 1, "hit": 1}
+    another = client("query", OTHER.uid, sees(), started=8.0)
+    assert dict(found(killed(FREE.uid), another).counts) == {"exact": 2, "hit": 1}
+    served = client("query", FREE.uid, sees(), started=8.0)
+    for wrong in (
+        found(killed(FREE.uid), served),  # the server has made a context: this fault has another cause
+        found(killed(FREE.uid, "kill-idle", "work now CUDA_SUCCESS")),  # nothing was in flight
+    ):
+        assert wrong.counts["unexplained"] == 1
+        assert "at 10.90 a server faulted" in wrong.sentences[0]
+    assert found(killed(OTHER.uid)).counts["harmed"] == 1  # the kill was on another server
+
+
 def test_a_fault_in_the_log_that_nothing_explains_is_no_excuse_and_is_told_apart() -> None:
     hit = client("sleep", FREE.uid, [*sees(), (1.0, "work now CUDA_ERROR_ILLEGAL_ADDRESS")], rc=14)
     said = [(0.1, "cuInit CUDA_SUCCESS"), (1.2, "ctx CUDA_ERROR_UNKNOWN")]

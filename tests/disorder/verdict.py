@@ -38,6 +38,9 @@ NEAR_FAULT = 1.0
 LATE = 5.0
 """Seconds after a SIGKILL with a kernel in flight in which its server may fault: 1.1, 1.4 and 2.3 s were seen on a busy
 H200 (docs/measured.md), long after the server had called the client disconnected."""
+SLOW = 20.0
+"""The same for a server that has made no context since the SIGKILL: 10.4 s were seen on an H200 with seven servers at
+work, where starts of servers took 7 to 9 s. A second fault cannot be meant: the first one ends all contexts."""
 HOSTAGE = 15.0
 """Seconds after a hostage was handed over in which its server may have to be killed: a fault for its neighbours."""
 SLACK = 10.0
@@ -157,7 +160,8 @@ def judge(
     clients = [record for record in records if not record.deed.guest]
     lethal = [at for at, what in kills if what in ("daemon", "server")]
     faults = sorted([*fault_times(records), *lethal])
-    unexplained = [at for at in logged if not _caused(at, faults, killed_at_work(records))]
+    servers = [_of_user(records, user.uid) for user in population.users] if apart else [records]
+    unexplained = [at for at in logged if not any(_caused(at, lethal, of_one) for of_one in servers)]
     known = len(faults)
     # A server notices a fault some time after its cause; who came between the two is hit as well.
     faults = sorted([*faults, *(at for at in logged if at not in unexplained)])
@@ -210,10 +214,13 @@ def _of_its_user(
     case: Case, record: Record, records: Sequence[Record], lethal: Sequence[float], logged: Sequence[float]
 ) -> Case:
     """With the faults of this client's user alone, and when its server noticed them."""
-    same = [one for one in records if one.deed.uid == record.deed.uid]
-    causes = fault_times(same)
-    noticed = [at for at in logged if _caused(at, causes, killed_at_work(same))]
-    return replace(case, faults=sorted([*causes, *noticed, *lethal]))
+    same = _of_user(records, record.deed.uid)
+    noticed = [at for at in logged if _caused(at, (), same)]
+    return replace(case, faults=sorted([*fault_times(same), *noticed, *lethal]))
+
+
+def _of_user(records: Sequence[Record], uid: int) -> list[Record]:
+    return [one for one in records if one.deed.uid == uid]
 
 
 # --- one client -------------------------------------------------------------------------------------------------------
@@ -325,9 +332,17 @@ def killed_at_work(records: Sequence[Record]) -> list[float]:
     ]
 
 
-def _caused(at: float, faults: Sequence[float], kills: Sequence[float]) -> bool:
-    """Whether what happened is a reason for the fault that server.log tells of."""
-    return any(abs(at - one) <= NEAR_FAULT for one in faults) or any(0 <= at - one <= LATE for one in kills)
+def _caused(at: float, lethal: Sequence[float], records: Sequence[Record]) -> bool:
+    """Whether what was done to the clients of a server, or to the server, is a reason for the fault that server.log
+    tells of."""
+    contexts = [made for one in records if (made := one.at("ctx CUDA_SUCCESS")) is not None]
+
+    def late(since: float) -> bool:
+        served = any(since < made <= at for made in contexts)
+        return 0 <= at - since <= (LATE if served else SLOW)
+
+    near = any(abs(at - one) <= NEAR_FAULT for one in [*fault_times(records), *lethal])
+    return near or any(late(kill) for kill in killed_at_work(records))
 
 
 def told(record: Record, entitled: Entitlements) -> str:
