@@ -26,6 +26,10 @@ INGREDIENTS = (
 )
 
 
+BEFORE = "057f969"
+"""The last commit whose agent was its own API and kept the history."""
+
+
 class NotBuilt(Exception):
     """With what the build said."""
 
@@ -40,10 +44,19 @@ def _digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def build(kind: str = "deb") -> Path:
-    """The .deb (or .rpm) for this machine's Python; several processes build it once between them. Raises NotBuilt."""
+def _built(kind: str, checkout: Path, dist: Path, **more: str) -> Path:
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
     python = subprocess.run([SYSTEM_PYTHON, "-c", version], capture_output=True, text=True, check=True).stdout.strip()
+    environment = {**os.environ, "PYTHONS": python, "COMPRESSION": "none", "DIST": str(dist), **more}
+    script = checkout / "packaging" / {"deb": "debian", "rpm": "rpm"}[kind] / "build.sh"
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise NotBuilt(f"the package does not build:\n{done.stdout}{done.stderr}")
+    return next(dist.glob(f"*.{kind}"))
+
+
+def build(kind: str = "deb") -> Path:
+    """The .deb (or .rpm) for this machine's Python; several processes build it once between them. Raises NotBuilt."""
     place = ROOT / "build" / "test-package" / kind
     place.mkdir(parents=True, exist_ok=True)
     with (place / "lock").open("w") as lock:
@@ -53,10 +66,17 @@ def build(kind: str = "deb") -> Path:
             for old in place.glob("*/"):
                 shutil.rmtree(old)
             new = place / "new"
-            environment = {**os.environ, "PYTHONS": python, "COMPRESSION": "none", "DIST": str(new)}
-            script = ROOT / "packaging" / {"deb": "debian", "rpm": "rpm"}[kind] / "build.sh"
-            done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise NotBuilt(f"the package does not build:\n{done.stdout}{done.stderr}")
+            _built(kind, ROOT, new)
             new.rename(built)
         return next(built.glob(f"*.{kind}"))
+
+
+def build_before(place: Path) -> Path:
+    """The .deb of BEFORE, as an older version, from this checkout's history. Raises NotBuilt."""
+    place.mkdir()
+    packed = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True, check=False)
+    if packed.returncode:
+        raise NotBuilt(f"commit {BEFORE} is not in this clone: {packed.stderr.decode()}")
+    subprocess.run(["tar", "-x", "-C", str(place)], input=packed.stdout, check=True)
+    (place / ".venv").symlink_to(ROOT / ".venv")
+    return _built("deb", place, place / "dist", VERSION="0.0.9")
