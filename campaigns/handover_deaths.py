@@ -33,10 +33,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import parser, place
 from campaigns.rendezvous_bench import Bench, Daemon, Output, bench_of
-from mpsagent.gate import keeper, link
+from mpsagent.gate import keeper
 from mpsagent.gate.loop import Gate, Options
 from mpsagent.gate.store import inherited
 from mpsagent.mps.limits import Limits
+from mpsagent.wire import codec, link
 
 A, B = 20001, 20002
 GIB = 1 << 30
@@ -94,10 +95,10 @@ class Agent:
             with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
                 sock.settimeout(0.5)
                 sock.connect(str(self.address))
-                sock.send(link.encode(table))
+                sock.send(codec.encode(table))
                 while not self.ending:
                     with contextlib.suppress(TimeoutError):
-                        data, ancillary, _, _ = sock.recvmsg(link.LONGEST_PACKET, 256)
+                        data, ancillary, _, _ = sock.recvmsg(codec.LONGEST_PACKET, 256)
                         for _, _, content in ancillary:
                             os.close(int.from_bytes(content[:4], "little"))
                         if not data:

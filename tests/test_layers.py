@@ -35,23 +35,23 @@ def _layer(prefix: str, ours: str, others: frozenset[str] | None) -> Layer:
 # From the lowest up. The most specific prefix counts. A module may always import its own package, but in no circle.
 LAYERS = (
     _layer("mpsagent.mps", "", PURE_STDLIB),
+    _layer("mpsagent.wire", "mps", PURE_STDLIB),
     _layer("mpsagent.policy", "mps", PURE_STDLIB | {"tomli"}),
-    _layer("mpsagent.core", "mps policy", PURE_STDLIB | {"signal"}),
-    _layer("mpsagent.gate", "mps", None),
-    _layer("mpsagent.gate.handshake", "mps gate", PURE_STDLIB),
-    _layer("mpsagent.gate.handover", "mps gate", PURE_STDLIB),
-    _layer("mpsagent.gate.queue", "mps gate", PURE_STDLIB),
-    _layer("mpsagent.gate.limits", "mps gate", PURE_STDLIB),
-    _layer("mpsagent.gate.link", "mps gate", PURE_STDLIB),
-    _layer("mpsagent.system", "mps policy gate.link gate.question", None),
+    _layer("mpsagent.core", "mps wire policy", PURE_STDLIB | {"signal"}),
+    _layer("mpsagent.gate", "mps wire", None),
+    _layer("mpsagent.gate.handshake", "mps wire gate", PURE_STDLIB),
+    _layer("mpsagent.gate.handover", "mps wire gate", PURE_STDLIB),
+    _layer("mpsagent.gate.queue", "mps wire gate", PURE_STDLIB),
+    _layer("mpsagent.gate.limits", "mps wire gate", PURE_STDLIB),
+    _layer("mpsagent.system", "mps wire policy gate.question", None),
     _layer("mpsagent.system.accounts", "", PURE_STDLIB),
-    _layer("mpsagent.agent", "mps policy core gate.link gate.linger system", None),
+    _layer("mpsagent.agent", "mps wire policy core gate.linger system", None),
     _layer("mpsagent.bench", "", None),
     _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.results", "bench", PURE_STDLIB),
     _layer("mpsagent.bench.provision", "bench", PURE_STDLIB),
-    _layer("mpsagent.api", "mps policy core gate.linger system agent", None),
-    _layer("mpsagent.cli", "mps policy core system api bench", None),
+    _layer("mpsagent.api", "mps wire policy core gate.linger system agent", None),
+    _layer("mpsagent.cli", "mps wire policy core system api bench", None),
     _layer("mpsagent.kubernetes", "cli.client", None),
     _layer("mpsagent.sim", "mps.units", None),
 )
@@ -77,7 +77,7 @@ PRINTS = (
 IMPURE_NAMES = frozenset({"open", "input", "print", "exec", "eval", "__import__", "breakpoint"})
 # `signal` is there for the names of signals only.
 IMPURE_ATTRIBUTES = frozenset({"now", "utcnow", "today", "alarm", "pause", "raise_signal", "setitimer", "signal"})
-PURE = ("mpsagent.mps", "mpsagent.policy", "mpsagent.core")
+PURE = ("mpsagent.mps", "mpsagent.wire", "mpsagent.policy", "mpsagent.core")
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -292,7 +292,7 @@ def test_what_the_layers_allow_is_not_reported(tmp_path: Path) -> None:
         "core/engine.py": ["import signal", "from mpsagent.core.model import State", "from . import ladder"],
         "core/model.py": ["from mpsagent.policy.policy import Policy"],
         "gate/loop.py": ["import asyncio, socket", "from mpsagent.gate import handshake"],
-        "system/frontend.py": ["import asyncio, os", "from mpsagent.gate.link import Knock"],
+        "system/frontend.py": ["import asyncio, os", "from mpsagent.wire.link import Knock"],
         "agent/host.py": [
             "import structlog",
             "from mpsagent.system import frontend",

@@ -16,11 +16,11 @@ from pathlib import Path
 from mpsagent.agent.host import Agent
 from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
-from mpsagent.gate.link import MOST_INSTANCES
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
 from mpsagent.system.lock import AlreadyLocked
+from mpsagent.wire.codec import MOST_INSTANCES
 
 AGAIN = 5.0
 """Seconds until an instance that could not be made is tried again."""

@@ -15,7 +15,6 @@ from mpsagent.agent.gate_messages import to_gate
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
-from mpsagent.gate import link
 from mpsagent.mps import commands
 from mpsagent.policy.policy import Policy
 from mpsagent.system import directories
@@ -25,6 +24,7 @@ from mpsagent.system.frontend import FrontEnd, Reply, Status
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.hooks import run_hook
 from mpsagent.system.processes import TICKS, Process, parent, start_time
+from mpsagent.wire import codec
 
 RESUME_EVERY = 0.1
 """Seconds between two looks whether a client that is asked to end is stopped."""
@@ -82,7 +82,7 @@ class Executor:
         """At once: who waits at the gate waits for this."""
         try:
             ok = self._gate.send(to_gate(action, self.policy.instance))
-        except link.LinkError as error:  # too long
+        except codec.LinkError as error:  # too long
             return act.Done(self._clock.now(), action, False, str(error))
         return act.Done(self._clock.now(), action, ok, "" if ok else self._gate.problem or "the gate does not read")
 

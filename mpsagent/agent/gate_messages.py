@@ -1,4 +1,4 @@
-"""Between the words of the link (:mod:`mpsagent.gate.link`) and those of the engine. Pure."""
+"""Between the words of the link (:mod:`mpsagent.wire.link`) and those of the engine. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.gate import link
 from mpsagent.mps.limits import Limits
+from mpsagent.wire import link
 
 
 def to_input(message: link.FromGate, now: float, at: Callable[[float], float]) -> inp.GateInput:

@@ -14,9 +14,9 @@ from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.transitions import ClientWaiting
-from mpsagent.gate import link
 from mpsagent.system.processes import Process, command, lineage
 from mpsagent.system.store import Part, Store
+from mpsagent.wire import link
 
 _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
     ("ending", lambda core: core.memories.ladder, kept.ending_rows),

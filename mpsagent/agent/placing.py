@@ -14,11 +14,11 @@ from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
 from mpsagent.core.placement import Place, Process
-from mpsagent.gate import link
 from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.processes import Process as Pidfd
 from mpsagent.system.processes import open_files
+from mpsagent.wire import link
 
 NOWHERE = "the policy has no instance for this user: none names the user or a group of the user's"
 

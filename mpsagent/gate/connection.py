@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from mpsagent.gate import identity
 from mpsagent.gate.handshake import Handshake, Mark
-from mpsagent.gate.link import Knock
 from mpsagent.gate.queue import Held
 from mpsagent.gate.store import ConnectionName
 from mpsagent.mps.rendezvous import Credentials
+from mpsagent.wire.link import Knock
 
 SIOCOUTQ = termios.TIOCOUTQ
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpsagent.gate import handover, identity, link
+from mpsagent.gate import handover, identity
 from mpsagent.gate.announcement import Announcement, Told, close_all
 from mpsagent.gate.channel import with_descriptors
 from mpsagent.gate.connection import Connection
@@ -20,7 +20,6 @@ from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.holding import Holding
 from mpsagent.gate.lane import FIRST_PAUSE, LONGEST_PAUSE, Lane, Run
-from mpsagent.gate.link import Admissions
 from mpsagent.gate.orphans import Orphans
 from mpsagent.gate.places import LIST
 from mpsagent.gate.processes import KnownProcesses
@@ -32,6 +31,8 @@ from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, HELLO, SERVER_NOT_READY, Credentials
 from mpsagent.mps.session import How, Session
+from mpsagent.wire import link
+from mpsagent.wire.link import Admissions
 
 UNSURE = 0.5
 """Seconds in which a restored client that may have its descriptor shows that it has."""

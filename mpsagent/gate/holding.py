@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
-from mpsagent.gate import identity, link
+from mpsagent.gate import identity
 from mpsagent.gate.channel import take
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handshake import Mark
 from mpsagent.gate.queue import Queue
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
+from mpsagent.wire import link
 
 UNSEEN = (
     "its process is in a pid namespace that cannot be seen from here, so nobody could say when it ends; run mpsagent "

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.keeper import public_sockets
-from mpsagent.gate.link import instance_name
 from mpsagent.gate.store import Store
+from mpsagent.wire.codec import instance_name
 
 DIRECTORY = "mps"
 """Beside the directory of the instances."""

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from mpsagent.gate import identity
 from mpsagent.gate.channel import Ancillary, take, with_descriptors
-from mpsagent.gate.link import LONGEST_PACKET, FromAgent, FromGate, LinkError, decode_from_agent, encode
+from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
+from mpsagent.wire.link import FromAgent, FromGate, decode_from_agent
 
 MOST_WAITING = 65_536
 """Messages that wait for an agent that does not read; beyond it the link is cut, and the next one starts afresh."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mpsagent.gate import handover, identity, link, state
+from mpsagent.gate import handover, identity, state
 from mpsagent.gate.connection import Connection, mark_of, restored
 from mpsagent.gate.frontends import FrontEnds
 from mpsagent.gate.handovers import Instance
@@ -22,7 +22,6 @@ from mpsagent.gate.holding import Holding, first_unread
 from mpsagent.gate.instance_directories import OwnDirectories, address_of, own_root
 from mpsagent.gate.instances import Instances
 from mpsagent.gate.lane import Lane
-from mpsagent.gate.link import Admissions
 from mpsagent.gate.linkserver import LinkServer, Outgoing
 from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.public import PublicSockets
@@ -31,6 +30,8 @@ from mpsagent.gate.queue import KnownProcess, Process, Queue
 from mpsagent.gate.relays import Relays
 from mpsagent.gate.store import ConnectionName, DaemonName, KnownName, Store, parse_name
 from mpsagent.mps.rendezvous import Credentials
+from mpsagent.wire import codec, link
+from mpsagent.wire.link import Admissions
 
 STATUS_EVERY = 1.0
 
@@ -334,7 +335,7 @@ class Gate:
                 try:  # before the agent hears that they are in force
                     name = "" if instance is self._instances.first else instance.name
                     state.save(self._options.state, replace(message, instance=name))
-                except (OSError, link.LinkError) as error:
+                except (OSError, codec.LinkError) as error:
                     say(f"the admissions cannot be kept in {self._options.state}: {error}")
                 instance.admit(message)
             case link.Refuse():

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from mpsagent.gate.counts import Counts
-from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.pacing import NEW_CLIENTS, Account, Rates
 from mpsagent.gate.places import KnownProcess as KnownProcess
 from mpsagent.gate.places import Places
 from mpsagent.gate.places import Process as Process
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.link import Admissions, User
 
 MOST_HELD = 8192
 MOST_HELD_OF_A_USER = 1024

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpsagent.gate import keeper, linger, state
-from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.loop import Gate, Options, say
 from mpsagent.gate.store import inherited
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.link import Admissions, User
 
 SETTLED = 5.0
 """Seconds after a start from which on an error of its own makes the gate start again."""

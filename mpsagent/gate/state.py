@@ -9,7 +9,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from mpsagent.gate.link import LONGEST_PACKET, Admissions, LinkError, decode_from_agent, encode, instance_name
+from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode, instance_name
+from mpsagent.wire.link import Admissions, decode_from_agent
 
 
 def place(directory: Path, instance: str) -> Path:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from mpsagent.gate.channel import with_descriptors
-from mpsagent.gate.link import instance_name
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.codec import instance_name
 
 FIRST_DESCRIPTOR = 3
 NAMES_BUDGET = 116_000

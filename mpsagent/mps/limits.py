@@ -21,9 +21,8 @@ class Limits:
 
     def as_json(self) -> dict[str, object]:
         """Device ordinals as text, because JSON's keys are. ``below_normal`` is there when it is true."""
-        memory = {str(device): size for device, size in sorted(self.memory.items())}
         lower = {"below_normal": True} if self.below_normal else {}
-        return {"threads": self.threads, "memory": memory, **lower}
+        return {"threads": self.threads, "memory": _by_ordinal(self.memory), **lower}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +32,9 @@ class Total:
 
     threads: float | None = None
     memory: Mapping[int, int] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, object]:
+        return {"threads": self.threads, "memory": _by_ordinal(self.memory)}
 
     def fits(self, used: Iterable[Limits], more: Limits) -> bool:
         """Whether a further process fits beside those that there are. One without a limit counts as the whole."""
@@ -45,6 +47,10 @@ class Total:
             if None in sizes or sum(size for size in sizes if size is not None) > most:
                 return False
         return True
+
+
+def _by_ordinal(memory: Mapping[int, int]) -> dict[str, int]:
+    return {str(device): size for device, size in sorted(memory.items())}
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,22 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.link import (
-    LONGEST_PACKET,
-    VERSION,
-    Admissions,
-    FromAgent,
-    FromGate,
-    Hello,
-    Knock,
-    Known,
-    LinkError,
-    Synced,
-    decode_from_gate,
-    encode,
-)
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
 from mpsagent.system.processes import Process
+from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
+from mpsagent.wire.link import VERSION, Admissions, FromAgent, FromGate, Hello, Knock, Known, Synced, decode_from_gate
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.02, 0.1
 """Seconds until a connection is tried again, doubling: a gate that comes back serves at once, by what it was told last,

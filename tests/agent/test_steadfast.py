@@ -432,8 +432,8 @@ def test_a_client_whose_end_came_before_its_pidfd_is_not_kept_for_ever(place: Pa
     """It passed and was gone: nothing would tell the agent of its end any more."""
 
     async def scenario(agent: Agent) -> None:
-        from mpsagent.gate import link
         from mpsagent.mps.limits import Limits
+        from mpsagent.wire import link
 
         agent.gate.receive(link.Hello(7, 1.0), None)
         agent.gate.receive(link.Synced(), None)
@@ -452,8 +452,8 @@ def test_a_process_that_ends_while_the_gate_tells_of_it_is_not_kept_for_ever(pla
     another reason is a client until it ends."""
 
     async def scenario(agent: Agent) -> None:
-        from mpsagent.gate import link
         from mpsagent.mps.limits import Limits
+        from mpsagent.wire import link
 
         now = agent.clock.now()
         with subprocess.Popen(["sleep", "60"]) as child:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 import subprocess
 
-from mpsagent.gate.link import LONGEST_PACKET, Admissions, FromGate, Knock, Synced, User, decode_from_gate, encode
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.codec import LONGEST_PACKET, encode
+from mpsagent.wire.link import Admissions, FromGate, Knock, Synced, User, decode_from_gate
 from tests.booted.machine import Machine
 from tests.booted.service import CLIENT, until
 

@@ -13,9 +13,9 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import State, Status
 from mpsagent.core.reduce import reduce
-from mpsagent.gate import link
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
+from mpsagent.wire import link
 from tests.core.reducing import KINDS, apply, apply_all
 
 # --- the logs ---------------------------------------------------------------------------------------------------------

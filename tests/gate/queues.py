@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpsagent.gate.link import Admissions
 from mpsagent.gate.queue import Held, Queue
+from mpsagent.wire.link import Admissions
 
 
 class Asked(Queue):

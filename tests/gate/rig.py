@@ -17,9 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpsagent.gate.link import Admissions, FromAgent, FromGate, User, decode_from_gate, encode
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, HELLO, Kind, kind_bytes
+from mpsagent.wire.codec import encode
+from mpsagent.wire.link import Admissions, FromAgent, FromGate, User, decode_from_gate
 
 A, B, C = 30001, 30002, 30003
 PATIENCE = 60.0

@@ -10,20 +10,8 @@ import time
 
 import pytest
 
-from mpsagent.gate.link import (
-    Applied,
-    Failed,
-    Handing,
-    Knock,
-    Known,
-    Left,
-    Passed,
-    Refused,
-    Release,
-    Synced,
-    User,
-)
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind
+from mpsagent.wire.link import Applied, Failed, Handing, Knock, Known, Left, Passed, Refused, Release, Synced, User
 from tests.gate.rig import A, B, Rig, admissions, everybody, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root

@@ -7,15 +7,8 @@ import time
 
 import pytest
 
-from mpsagent.gate.link import (
-    Failed,
-    Handing,
-    HandshakeSeen,
-    Passed,
-    Unconfirmed,
-    User,
-)
 from mpsagent.mps.rendezvous import Kind
+from mpsagent.wire.link import Failed, Handing, HandshakeSeen, Passed, Unconfirmed, User
 from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from mpsagent.gate.link import Failed, Handing, Left, Passed, User
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.link import Failed, Handing, Left, Passed, User
 from tests.gate.rig import Agent, Rig, admissions, rigs, wait_for
 from tests.sim.conftest import A, B, Client, Mps, mps, programs
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import pytest
 
 from mpsagent.gate.frontends import MOST_OF_A_USER, changes, forbidden
-from mpsagent.gate.link import FrontEnd, User
 from mpsagent.gate.pacing import SESSION, Rates, answers_cost, command_cost
 from mpsagent.mps.rendezvous import END, Answer, Exit, Kind, command_messages, decode_answer
+from mpsagent.wire.link import FrontEnd, User
 from tests.gate.rig import A, B, C, Rig, admissions, introduce, limits, raw, wait_for
 
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.link import Knock, Refused, Synced, User
 from mpsagent.gate.public import MOST_UNFINISHED_OF_A_USER, STORED
 from mpsagent.gate.queue import MOST_HELD, MOST_HELD_OF_A_USER
+from mpsagent.wire.link import Knock, Refused, Synced, User
 from tests.gate.rig import A, B, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 from tests.lingering import SECONDS, lingering, needs_refusal
 

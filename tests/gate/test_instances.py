@@ -10,7 +10,12 @@ import pytest
 
 from mpsagent.gate import state
 from mpsagent.gate.handovers import CONTEXT
-from mpsagent.gate.link import (
+from mpsagent.gate.queue import Held, KnownProcess
+from mpsagent.gate.service import everybody
+from mpsagent.gate.store import DaemonName, KnownName, parse_name
+from mpsagent.mps.limits import Limits
+from mpsagent.wire.codec import LinkError, encode
+from mpsagent.wire.link import (
     Admissions,
     Applied,
     Handing,
@@ -18,17 +23,11 @@ from mpsagent.gate.link import (
     Instances,
     Knock,
     Known,
-    LinkError,
     Passed,
     Synced,
     User,
     decode_from_agent,
-    encode,
 )
-from mpsagent.gate.queue import Held, KnownProcess
-from mpsagent.gate.service import everybody
-from mpsagent.gate.store import DaemonName, KnownName, parse_name
-from mpsagent.mps.limits import Limits
 from tests.gate.queues import Asked
 from tests.gate.rig import A, B, C, Rig, admissions, limits, wait_for
 from tests.gate.test_front_ends import as_user

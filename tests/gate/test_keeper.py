@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.link import Knock, Synced, User
+from mpsagent.wire.link import Knock, Synced, User
 from tests.gate.rig import ROOT, A, B, Rig, admissions, limits, wait_for
 
 pytestmark = pytest.mark.root

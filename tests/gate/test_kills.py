@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from mpsagent.gate.link import Knock, Known, Passed, Synced, User
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
+from mpsagent.wire.link import Knock, Known, Passed, Synced, User
 from tests.gate.rig import A, B, C, Rig, admissions, descriptor, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root

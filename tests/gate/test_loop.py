@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from mpsagent.gate.link import (
+from mpsagent.wire.link import (
     Failed,
     Found,
     Handing,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.places import SETTLED, Places
 from mpsagent.gate.queue import Held, KnownProcess
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.link import Admissions, User
 from tests.gate.queues import Asked
 
 A, B, C = 1101, 1102, 1103

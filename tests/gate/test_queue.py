@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.gate.link import Admissions, Named, User
 from mpsagent.gate.queue import LOOK_BEHIND, Held, KnownProcess
 from mpsagent.mps.limits import Limits, Total
+from mpsagent.wire.link import Admissions, Named, User
 from tests.gate.queues import Asked
 
 A, B, C = 1101, 1102, 1103

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from mpsagent.gate.link import Applied, Failed, Passed, Refused, User
 from mpsagent.gate.pacing import Rates, answers_cost, command_cost
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import MIB, multiprocessors_for_percent
+from mpsagent.wire.link import Applied, Failed, Passed, Refused, User
 from tests.gate.rig import GIB, Agent, Rig, admissions, rigs, wait_for
 from tests.sim.conftest import A, B, C, Client, Mps, mps, programs
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsagent.gate import keeper, state
-from mpsagent.gate.link import Admissions, User
 from mpsagent.gate.store import ConnectionName, KnownName, parse_name
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.link import Admissions, User
 
 
 @given(st.integers(0, 1 << 60), st.integers(0, 1 << 40), st.booleans())

@@ -34,11 +34,11 @@ from mpsagent.core import placement
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.outside import Outsider
 from mpsagent.core.transitions import transition_fields
-from mpsagent.gate import link
 from mpsagent.mps.limits import Limits
 from mpsagent.policy import apart, instances
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.wire import codec, link
 from tests.core.harness import NAMES, POLICY, Stage, policy
 
 
@@ -258,12 +258,12 @@ class Instance(Stage):
     def _soon(self, number: int, one: inp.Input) -> None:
         if isinstance(one, inp.GateInput):
             self._said("gate", message := _message(one))
-            read = link.decode_from_gate(link.encode(message))
+            read = link.decode_from_gate(codec.encode(message))
             one = to_input(read, one.at, lambda at: at)
         super()._soon(number, one)
 
     def _said(self, who: str, message: link.Message) -> None:
-        packet = link.encode(message)
+        packet = codec.encode(message)
         (link.decode_from_gate if who == "gate" else link.decode_from_agent)(packet)  # type: ignore[operator]
         self.wire.append(f"{self.now:.3f} {who}: {packet.decode()}")
 

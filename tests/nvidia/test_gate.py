@@ -19,12 +19,12 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.gate.link import Failed, Handing, Knock, Left, Refuse, User
-from mpsagent.gate.link import FrontEnd as FrontEndReport
 from mpsagent.mps import events as ev
 from mpsagent.mps import rendezvous as rv
 from mpsagent.mps import versions
 from mpsagent.mps.limits import Limits
+from mpsagent.wire.link import Failed, Handing, Knock, Left, Refuse, User
+from mpsagent.wire.link import FrontEnd as FrontEndReport
 from tests.gate.rig import Rig, admissions, limits, rigs, wait_for
 from tests.nvidia.daemon import LIMIT, USER, Daemon, Session, as_user, client, front_end, result, until
 from tests.nvidia.fetch import Driver

@@ -13,24 +13,22 @@ from typing import Any
 
 import pytest
 
-from mpsagent.gate.link import (
-    LONGEST_PACKET,
+from mpsagent.system import gate_link
+from mpsagent.system.gate_link import GateLink
+from mpsagent.system.processes import Process
+from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
+from mpsagent.wire.link import (
     Admissions,
     FromGate,
     Hello,
     Knock,
     Known,
     Left,
-    LinkError,
     Refuse,
     Release,
     Synced,
     decode_from_agent,
-    encode,
 )
-from mpsagent.system import gate_link
-from mpsagent.system.gate_link import GateLink
-from mpsagent.system.processes import Process
 from tests.system.conftest import until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
