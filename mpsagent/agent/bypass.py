@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from mpsagent.agent import gpus
 from mpsagent.agent.clients import Clients
+from mpsagent.agent.conditions import some
 from mpsagent.agent.recorder import Recorder
 from mpsagent.core.model import State
 from mpsagent.core.outside import Facts, Outsider, Sighting, ended, next_step, outside, reason
+from mpsagent.mps.limits import Device
 from mpsagent.system import outsider
 from mpsagent.system.control import SERVER
 from mpsagent.system.names import Names
@@ -221,6 +223,18 @@ def mode_trouble(wanted: str, modes: Mapping[str, str], ours: Iterable[str]) -> 
         return None
     wrong = [f"{modes[uuid]} on {uuid}" for uuid in ours if uuid in modes and modes[uuid] != wanted]
     return f"the compute mode is {', '.join(wrong)}; the policy wants {wanted}" if wrong else None
+
+
+def mode_doubts(modes: Mapping[str, str], ours: Sequence[Device]) -> Iterator[tuple[str, str | None]]:
+    """Who cannot reach the gate runs outside MPS, and only one compute mode prevents that."""
+    known = [one for one in ours if one.uuid in modes]
+    shut = [str(one.ordinal) for one in known if modes[one.uuid] == "prohibited"]
+    what = f"the compute mode is PROHIBITED on GPU {some(shut)}: no program can use it"
+    yield "mode prohibited", what if shut else None
+    loose = [str(one.ordinal) for one in known if modes[one.uuid] not in ("exclusive-process", "prohibited")]
+    where = "" if len(loose) == len(known) else f" on GPU {some(loose)}"
+    then = "a program that does not find the gate runs beside MPS, without limits"
+    yield "mode", f"the compute mode is not EXCLUSIVE_PROCESS{where}: {then}" if loose else None
 
 
 def _made(path: str) -> float | None:

@@ -1,23 +1,40 @@
-"""What is not as it should be, with a sentence for the person on call; ``status`` shows it, exit codes follow it."""
+"""What is not as it should be: one value, from where it is found to who reads it. ``status`` shows it, exit codes
+follow it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from mpsagent.core import pause_room
 from mpsagent.core.engine import Core
+from mpsagent.core.sentences import Names, named
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """``what`` is wrong, ``since`` when (seconds since the epoch), what to ``do``; ``until``: when it is forgotten."""
+    """``what`` is so, ``since`` when (seconds since the epoch; None: not known), how ``bad`` that is, what to ``do``.
+    ``not sure``: what mpsagent cannot promise, and no reason to call it unhealthy. ``until``: when it is forgotten;
+    ``where``: at which of several instances, empty: everywhere."""
 
     what: str
-    since: float
+    since: float | None = None
     do: str = ""
+    bad: Literal["problem", "not sure"] = "problem"
     until: float | None = None
+    where: tuple[str, ...] = ()
+
+    def text(self, names: Names) -> str:
+        """In words, with names of users. What is not sure is said of each instance by itself."""
+        where = f"{self.where[0]}: " if len(self.where) == 1 and self.bad == "problem" else ""
+        return where + named(self.what, names)
+
+
+def problems(conditions: Sequence[Condition]) -> list[Condition]:
+    return [one for one in conditions if one.bad == "problem"]
 
 
 class Conditions:
@@ -26,13 +43,16 @@ class Conditions:
     def __init__(self) -> None:
         self._by_topic: dict[str, Condition] = {}
 
-    def set(self, topic: str, what: str | None, now: float, do: str = "", *, until: float | None = None) -> bool:
+    def set(
+        self, topic: str, what: str | None, now: float, do: str = "", *, until: float | None = None, sure: bool = True
+    ) -> bool:
         """Set or, with None, clear a topic. ``until``: for what was a single event and whose end will not be noticed.
         True when that changed anything."""
         known = self._by_topic.get(topic)
         if what is None:
             return self._by_topic.pop(topic, None) is not None
-        self._by_topic[topic] = Condition(what, known.since if known else now, do, until)
+        since, bad = known.since if known else now, "problem" if sure else "not sure"
+        self._by_topic[topic] = Condition(what, since, do, bad, until)  # type: ignore[arg-type]
         return known is None or (known.what, known.do) != (what, do)
 
     def expire(self, now: float) -> None:
@@ -41,7 +61,7 @@ class Conditions:
                 del self._by_topic[topic]
 
     def all(self) -> tuple[Condition, ...]:
-        return tuple(sorted(self._by_topic.values(), key=lambda condition: condition.since))
+        return tuple(self._by_topic.values())
 
     def topics(self) -> tuple[str, ...]:
         return tuple(self._by_topic)
@@ -108,6 +128,8 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
     conditions.set("sharing", _old_sharing(view), now, do)
     conditions.set("waiting", _too_long(view, memories.turns.left, now), now, "see mpsagent-cli queue")
+    for topic, what, do in (*_policy(view), *_gate(view), *_limits(view)):
+        conditions.set(topic, what, now, do, sure=False)
 
 
 def _unidentified(view: View, now: float) -> str | None:
@@ -119,9 +141,8 @@ def _unidentified(view: View, now: float) -> str | None:
     late = [uid for uid, at in came.items() if not view.identified(uid) and now >= max(at, linked) + NAME_WAIT]
     if not late:
         return None
-    more = f" and {len(late) - MOST_NAMED} more" if len(late) > MOST_NAMED else ""
-    who = ", ".join(f"uid {uid}" for uid in late[:MOST_NAMED])
-    return f"the name service does not say who {who}{more} is, so what the policy says of them is not known"
+    who = some([f"uid {uid}" for uid in late])
+    return f"the name service does not say who {who} is, so what the policy says of them is not known"
 
 
 def _old_sharing(view: View) -> str | None:
@@ -169,3 +190,67 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
 
 def _stuck(uid: int, seconds: float) -> str:
     return f"user {uid} has waited {seconds:.0f} s, longer than the policy says"
+
+
+# --- what cannot be promised ------------------------------------------------------------------------------------------
+
+Unsure = Iterator[tuple[str, str | None, str]]
+"""Topics with what is so, None: nothing, and what to do."""
+
+
+def _policy(view: View) -> Unsure:
+    """What the policy itself says is only to be reported."""
+    policy = view.policy
+    off = {path for path, setting in policy.settings.items() if path[-1] == "enforce" and not setting.value}
+    single = sorted({f"{path[0]} {path[1]}" for path in off if path[0] in ("user", "group")})
+    nothing = "nothing is enforced: the policy says enforce = false, so rules are only reported"
+    yield "enforce", None if policy.enforce else nothing, ""
+    for topic, so, what in (
+        ("limits enforce", ("limits", "enforce") in off, "limits are not enforced: [limits] enforce = false"),
+        ("switch enforce", ("switch", "enforce") in off, "turns do not end: [switch] enforce = false"),
+        ("hang enforce", not policy.enforce_hang, "hangs and faults are only reported: [hang] enforce = false"),
+        ("user enforce", bool(single), f"the policy is not enforced for {some(single)}"),
+    ):
+        yield topic, what if so and policy.enforce else None, ""
+
+
+def _gate(view: View) -> Unsure:
+    gate, unseen, what = view.state.gate, view.state.unseen, None
+    if gate is None:
+        what = "the gate is not connected: it goes on as it was told last, and who waits is not known here"
+    elif view.sent is not None and gate.synced and not view.settled:
+        what = "the gate has not confirmed yet whom it lets in"
+    yield "gate table", what, ""
+    count = "1 client was" if unseen == 1 else f"{unseen} clients were"
+    what = f"{count} refused, whose processes mpsagent cannot see" if unseen else None
+    yield "pid namespace", what, "run it in the host's pid namespace (hostPID, --pid=host)"
+
+
+def _limits(view: View) -> Unsure:
+    state = view.state
+    strict = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.fail_safe]
+    unseen = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.unseen]
+    what = f"clients with the fail-safe limits instead of their own: {some(strict)}" if strict else None
+    yield "fail-safe", what, ""
+    through = "clients that came through another process and were not seen by the gate"
+    then = "they count, pause and end with their user, but nobody could hold them before they worked"
+    yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None, ""
+    unnamed = "server.log does not name its clients (a driver before 580)"
+    what = f"{unnamed}: a client counts as at work until its process ends"
+    yield "unnamed", what if any(one.unnamed for one in state.servers.values()) else None, ""
+    outside = sum(1 for s in state.servers.values() for pid in s.attached if pid not in state.clients)
+    handing = sum(1 for held in state.held.values() if held.handing is not None)
+    count = "1 process is" if outside == 1 else f"{outside} processes are"
+    what = f"{count} served by MPS without having passed the gate; their limits are not known"
+    yield "past the gate", what if outside > handing else None, ""
+    # whose memory is not limited may find too little beside that of paused users
+    present = [] if view.turn is None else [view.turn.uid]
+    users = (*present, *view.waiting()[:MOST_NAMED]) if view.suspended else ()
+    free = [f"user {uid}" for uid in users if pause_room.unlimited(view, uid)]
+    what = f"whether their memory fits beside that of paused users is not known (no memory limit): {some(free)}"
+    yield "memory beside paused", what if free else None, ""
+
+
+def some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from mpsagent.agent.conditions import problems
 from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
-from mpsagent.core.sentences import named
 
 
 def one_line(node: Node) -> str:
-    agents, conditions = node.agents, node.all_conditions()
+    agents, found = node.agents, problems(node.all_conditions())
     text = _of_one(agents[0]) if len(agents) == 1 else _of_several(agents)
-    if not conditions:
-        return text
-    return f"{named(conditions[0].what, node.name_of)} ({_many(len(conditions), 'problem')}); {text}"
+    return f"{found[0].text(node.name_of)} ({_many(len(found), 'problem')}); {text}" if found else text
 
 
 def _of_several(agents: list[Agent]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -372,17 +373,14 @@ class Node(Recorder):
 
     def all_conditions(self) -> tuple[Condition, ...]:
         """Of the agent and all instances; what several of them say is said once."""
-        found: dict[tuple[str, str], tuple[Condition, list[str]]] = {}
-        every: list[tuple[str, Conditions]] = [("", self.conditions)]
-        every += [(agent.name, agent.conditions) for agent in self.agents]
-        for name, conditions in every:
+        found: dict[tuple[str, str], Condition] = {}
+        every: list[tuple[tuple[str, ...], Conditions]] = [((), self.conditions)]
+        every += [(() if self.single else (agent.name,), agent.conditions) for agent in self.agents]
+        for where, conditions in every:
             for one in conditions.all():
-                found.setdefault((one.what, one.do), (one, []))[1].append(name)
-        told = []
-        for one, names in found.values():
-            own = not self.single and len(names) == 1 and names[0]
-            told.append(Condition(f"{names[0]}: {one.what}", one.since, one.do, one.until) if own else one)
-        return tuple(sorted(told, key=lambda one: one.since))
+                first = found.setdefault((one.what, one.do), one)
+                found[one.what, one.do] = replace(first, where=(*first.where, *where))
+        return tuple(sorted(found.values(), key=lambda one: one.since or 0.0))
 
     # --- the policy ---------------------------------------------------------------------------------------------------
 

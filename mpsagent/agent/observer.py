@@ -246,3 +246,5 @@ class Observer:
         number = {"default": "DEFAULT", "exclusive-process": "EXCLUSIVE_PROCESS"}.get(wanted, "MODE")
         do = f"it was changed, or not set when the control daemon started: nvidia-smi -i GPU -c {number}"
         conditions.set("compute mode", what, now, do)
+        for topic, what in bypass.mode_doubts(seen.modes, known(state.devices)):
+            conditions.set(topic, what, now, sure=False)

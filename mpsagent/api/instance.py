@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import mpsagent
+from mpsagent.agent.conditions import Condition
 from mpsagent.agent.page import Instance, Page
 from mpsagent.api import gpus, views
 from mpsagent.api.received import Json, Received, is_of_family
@@ -24,7 +25,7 @@ class Answers:
 
     def __init__(self, received: Received, name: str, recent: Recent | None = None) -> None:
         self._received, self.name = received, name
-        self._page: tuple[Page | None, tuple[views.Condition, ...], float, Json] | None = None
+        self._page: tuple[Page | None, tuple[Condition, ...], float, Json] | None = None
         history = received.history
         self.recent = recent or Recent(lambda cursor: history.since(cursor, history.last), self._is_mine)
 
@@ -42,7 +43,7 @@ class Answers:
     def view(self) -> View:
         return self.one.view
 
-    def status(self, conditions: tuple[views.Condition, ...]) -> Json:
+    def status(self, conditions: tuple[Condition, ...]) -> Json:
         """Made again when anything has changed, and after a moment for the spans of time in it."""
         page, now = self._received.page, self._received.now()
         if self._page is None or self._page[:2] != (page, conditions) or not 0 <= now - self._page[2] < PAGE_AGE:
@@ -78,7 +79,7 @@ class Answers:
             "gpu_seconds_last_day": round(usage.spent(self.one.usage, uid, now), 1),
         }
 
-    def _about(self, conditions: tuple[views.Condition, ...]) -> views.About:
+    def _about(self, conditions: tuple[Condition, ...]) -> views.About:
         received, one, page, recent = self._received, self.one, self._received.page, self.recent.look()
         assert page is not None
         users = [found.uid for found in (recent.change, recent.fault) if found is not None]
@@ -87,12 +88,12 @@ class Answers:
         users += [found.seen.uid for found in one.outside]
         return views.About(
             version=mpsagent.__version__,
+            instance=self.name,
             pid=page.pid,
             started=page.started,
             conditions=conditions,
             checked=one.checked,
             devices_known=one.devices_known,
-            compute_modes={uuid: gpu.mode for uuid, gpu in page.gpus.items() if gpu.mode is not None},
             gpus=gpus.Seen(page.gpus, page.xids, page.xids_seen, page.gpus_at, page.gpus_problem),
             outside=one.outside,
             memory=one.memory,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from mpsagent.agent import lease_body
+from mpsagent.agent.conditions import Condition, problems
 from mpsagent.agent.page import Page
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import accounting, views
@@ -16,7 +18,7 @@ from mpsagent.api.database import Query
 from mpsagent.api.instance import Answers
 from mpsagent.api.received import Received
 from mpsagent.core import placement
-from mpsagent.core.sentences import named, sentence
+from mpsagent.core.sentences import sentence
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 
@@ -37,7 +39,7 @@ class Everything:
         self._made: dict[str, Answers] = {}
         self._pages: dict[str, Json] = {}
         self._status: Json = {}
-        self._notes: list[views.Condition] = []
+        self._notes: list[Condition] = []
         self._since: dict[str, float] = {}
 
     @property
@@ -122,30 +124,30 @@ class Everything:
         return (lease_body.shown(one, view, known.get(-1 if one.uid is None else one.uid)) for one in view.state.leases)
 
     def health(self) -> tuple[bool, list[str]]:
-        conditions = self._conditions()
+        conditions = problems(self._conditions())
         return not conditions, [f"{one.what}; {one.do}" if one.do else one.what for one in conditions]
 
-    def _conditions(self) -> tuple[views.Condition, ...]:
+    def _conditions(self) -> tuple[Condition, ...]:
         """The agent's, and what is wrong here."""
         now, found = self._received.now(), []
         silent = self._received.silent
         if silent is not None:
             since = None if self._received.page is None else now - silent
             what = "the agent is silent" + ("" if since is None else ": what is shown is of that time")
-            found.append(views.Condition(what, since, "systemctl status mpsagent; journalctl -u mpsagent"))
+            found.append(Condition(what, since, "systemctl status mpsagent; journalctl -u mpsagent"))
         problem = self._history.problem
         if problem is None:
             self._since.clear()
         else:
             since = self._since.setdefault("history", now)
-            found.append(views.Condition(problem, since, "make room, or mend the disk; it goes on by itself"))
+            found.append(Condition(problem, since, "make room, or mend the disk; it goes on by itself"))
         for text in self._history.notes:
-            self._notes.append(views.Condition(text, now, "mpsagent goes on; sqlite3 reads it"))
+            self._notes.append(Condition(text, now, "mpsagent goes on; sqlite3 reads it"))
             self._received.append("history.broken", now, text=text)
         self._history.notes.clear()
         self._notes = [one for one in self._notes if one.since is not None and now < one.since + FORGET]
         of_agent = () if self._received.page is None else self._received.page.conditions
-        named_ones = [views.Condition(named(one.what, self._received.name), one.since, one.do) for one in of_agent]
+        named_ones = [replace(one, what=one.text(self._received.name)) for one in of_agent]
         return (*found, *named_ones, *self._notes)
 
     # --- the policy ---------------------------------------------------------------------------------------------------
@@ -273,7 +275,8 @@ def _with_users(page: Json, users: Mapping[str, Json]) -> Json:
     """The page of an instance apart: its users' are part of it."""
     found = _together({"": page, **users}, named=False)
     found["drain"] = page["drain"]
-    found["not_guaranteed"] = list(dict.fromkeys(found["not_guaranteed"]))
+    unsure = found["not_guaranteed"]
+    found["not_guaranteed"] = [one for i, one in enumerate(unsure) if one not in unsure[:i]]
     return {**found, "devices": page["devices"], "last_fault": page["last_fault"]}
 
 
@@ -287,8 +290,7 @@ def _together(pages: Mapping[str, Json], *, named: bool = True) -> Json:
     found |= {key: sum(page[key] for page in every) for key in SUMS}
     for key in LISTS:
         found[key] = [
-            row if not named else {**row, "instance": name} if isinstance(row, dict) else f"{name}: {row}"
-            for name, page in pages.items() for row in page[key]
+            {**row, "instance": name} if named else row for name, page in pages.items() for row in page[key]
         ]  # fmt: skip
     by_uid: Counter[str] = Counter()
     for page in every:

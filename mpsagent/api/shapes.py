@@ -13,7 +13,7 @@ from mpsagent.api.shapes_gpus import Device, Outside
 from mpsagent.api.shapes_rows import Client, Lease, Server, Turn, User, Waiting
 
 
-class Problem(TypedDict):
+class Condition(TypedDict):
     """What a person should look at: since when, and what to do about it."""
 
     what: str
@@ -30,7 +30,7 @@ class Agent(TypedDict):
 
 class Health(TypedDict):
     ok: bool
-    problems: list[Problem]
+    problems: list[Condition]
 
 
 class Mode(TypedDict):
@@ -138,7 +138,7 @@ class History(TypedDict):
 class Status(TypedDict):
     """``pipe_directory``: what clients need as CUDA_MPS_PIPE_DIRECTORY. ``holder``: the server of the user whose turn
     it is. ``users``, ``waiting``, ``outside``: the first 100 each. ``not_guaranteed``: what mpsagent cannot promise at
-    the moment, in plain words. ``foreign_lines``: log lines about processes that did not pass the gate."""
+    the moment. ``foreign_lines``: log lines about processes that did not pass the gate."""
 
     agent: Agent
     health: Health
@@ -162,7 +162,7 @@ class Status(TypedDict):
     last_change: Change | None
     last_fault: Fault | None
     limits: LimitsState
-    not_guaranteed: list[str]
+    not_guaranteed: list[Condition]
     unknown_lines: int
     foreign_lines: int
     drain: Drain

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
+from mpsagent.agent.conditions import Condition, problems
 from mpsagent.api import gpus, waits
-from mpsagent.api.guarantees import not_guaranteed
 from mpsagent.core import pause_room
 from mpsagent.core.model import Client, Held, Server, State
 from mpsagent.core.outside import Outsider
@@ -30,15 +30,6 @@ _NOT_KNOWN: Mapping[int, int] = {}
 _NOT_SUSPENDED: Mapping[int, float] = {}
 STATUS_USERS = 100
 """Waiting users that the status names; the queue has all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One reason for not being healthy: what, since when (seconds since the epoch), and what a person can do."""
-
-    what: str
-    since: float | None = None
-    do: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +54,17 @@ class Fault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """What the views need and the engine's view does not have. ``checked``: by server, whether it started with its
-    first client's limits. ``devices_known`` False: the state's GPUs are only assumed. ``compute_modes``: by UUID;
-    ``gpus``: what NVML says of them; ``outside``: who computes on them outside MPS.
+    first client's limits. ``devices_known`` False: the state's GPUs are only assumed. ``gpus``: what NVML says of them;
+    ``outside``: who computes on them outside MPS.
     ``memory``: of processes, bytes by pid. ``names``: of users who have nothing to do with MPS any more."""
 
     version: str = ""
+    instance: str = ""
     pid: int = 0
     started: float = 0.0
     conditions: tuple[Condition, ...] = ()
     checked: Mapping[int, bool] = field(default_factory=dict)
     devices_known: bool = True
-    compute_modes: Mapping[str, str] = field(default_factory=dict)
     gpus: gpus.Seen = field(default_factory=gpus.Seen)
     outside: Sequence[Outsider] = ()
     memory: Mapping[int, int] = field(default_factory=dict)
@@ -328,6 +319,7 @@ def status(view: View, about: About, now: float) -> shapes.Status:
     state, control, holds = view.state, view.state.control, holder(view)
     all_servers, waiting = list(servers(view, about)), waits.groups(view)
     change, fault, policy, drain = about.last_change, about.last_fault, view.policy, state.drain
+    wrong = problems(about.conditions)
     return {
         "agent": {
             "version": about.version,
@@ -336,8 +328,8 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             "uptime": span(about.started, now),
         },
         "health": {
-            "ok": not about.conditions,
-            "problems": [{"what": c.what, "since": iso_or_none(c.since), "do": c.do} for c in about.conditions],
+            "ok": not wrong,
+            "problems": [_condition(one) for one in wrong],
         },
         "mode": {
             "sharing": view.sharing,
@@ -397,7 +389,11 @@ def status(view: View, about: About, now: float) -> shapes.Status:
             ],
             "fail_safe": [client.pid for client in state.clients.values() if client.fail_safe],
         },
-        "not_guaranteed": not_guaranteed(view, about.devices_known, about.compute_modes),
+        "not_guaranteed": [
+            _condition(one)
+            for one in about.conditions
+            if one.bad == "not sure" and (not one.where or about.instance in one.where)
+        ],
         "unknown_lines": state.unknown_lines,
         "foreign_lines": state.foreign_lines,
         "drain": {
@@ -413,6 +409,10 @@ def status(view: View, about: About, now: float) -> shapes.Status:
         },
         "history": {"oldest": about.oldest_cursor, "newest": about.newest_cursor},
     }
+
+
+def _condition(one: Condition) -> shapes.Condition:
+    return {"what": one.what, "since": iso_or_none(one.since), "do": one.do}
 
 
 def span(start: float, end: float) -> float:

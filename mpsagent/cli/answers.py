@@ -112,7 +112,8 @@ def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
     rows += [("outside" if i == 0 else "", _outside(one, now), "warn") for i, one in enumerate(ending[:most])]
     if len(ending) > most:
         rows.append(("", f"and {many(len(ending) - most, 'process')} more to be ended", "warn"))
-    for i, text in enumerate(body["not_guaranteed"][:most]):
+    for i, one in enumerate(body["not_guaranteed"][:most]):
+        text = f"{one['what']}{one['do'] and '; '}{one['do']}"
         rows.append(("not sure" if i == 0 else "", safe(text, 400 if most > 1 else 200), "warn"))
     if len(body["not_guaranteed"]) > most:
         rows.append(("", f"and {len(body['not_guaranteed']) - most} more (mpsagent-cli doctor)", "warn"))

@@ -174,8 +174,9 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
                       "mpsagent-cli events")  # fmt: skip
     for error in status["policy"]["errors"]:
         yield Finding(PROBLEM, "policy", error, "mpsagent-cli policy check")
-    for text in status["not_guaranteed"]:
-        yield Finding(WARNING, "not sure", text)
+    for one in status["not_guaranteed"]:
+        where = f"{one['instance']}: " if "instance" in one else ""
+        yield Finding(WARNING, "not sure", where + one["what"], one["do"])
     if seen.events and _ahead(seen.events[-1]) > FUTURE:
         what = f"the newest event lies {_ahead(seen.events[-1]):.0f} s in the future: the clock was set back"
         yield Finding(WARNING, "clock", what, "timedatectl")

@@ -134,7 +134,7 @@ def test_people_see_the_memory_of_clients_and_what_the_compute_mode_does_not_pre
 
     stage.until(is_known, "the memory of the client")
     status = agent.api.status()
-    assert [one for one in status["not_guaranteed"] if "the compute mode is not EXCLUSIVE_PROCESS" in one]
+    assert [one for one in status["not_guaranteed"] if "the compute mode is not EXCLUSIVE_PROCESS" in one["what"]]
 
 
 def machine_memory(stage: Stage) -> list[tuple[int, int]]:

@@ -6,13 +6,18 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from mpsagent.agent.conditions import WAIT_SLACK, Conditions, _old_sharing, note_conditions
+import pytest
+
+from mpsagent.agent.bypass import mode_doubts
+from mpsagent.agent.conditions import WAIT_SLACK, Condition, Conditions, _old_sharing, note_conditions, problems
 from mpsagent.agent.line import one_line
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Control, Held, StartFailure
+from mpsagent.core.model import Attachment, Control, Held, StartFailure
 from mpsagent.core.queue import Queue
+from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from tests.api.stand_in import START, busy_state
 
 USER = 20001
 
@@ -36,13 +41,13 @@ def test_one_is_not_said_in_the_plural() -> None:
     for count, often in ((1, ""), (3, " (3 times in a row)")):
         core.state = replace(core.state, start_failure=StartFailure(count, 99.0, 100.0, "no device"))
         note_conditions(conditions, core, 101.0)
-        assert [one.what for one in conditions.all()] == [f"MPS's servers do not start{often}: no device"]
+        assert [one.what for one in problems(conditions.all())] == [f"MPS's servers do not start{often}: no device"]
 
 
 def test_the_line_of_several_instances_says_one_as_one() -> None:
     """Seen in `systemctl status`: "2 instances, 1 clients, 1 users wait"."""
 
-    def line(clients: int, waiting: int, problems: int, apart: int = 0) -> str:
+    def line(clients: int, waiting: int, wrong: int, apart: int = 0) -> str:
         agents = [
             SimpleNamespace(
                 state=SimpleNamespace(clients=range(clients if number == 0 else 0)), policy=SimpleNamespace(user=user),
@@ -50,7 +55,7 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
             )
             for number, user in enumerate([None, None, *range(apart)])
         ]  # fmt: skip
-        found = [SimpleNamespace(what="it is slow")] * problems
+        found = [Condition("it is slow")] * wrong
         node: Any = SimpleNamespace(agents=agents, all_conditions=lambda: found, name_of=lambda uid: None)
         return one_line(node)
 
@@ -70,3 +75,56 @@ def test_until_when_the_old_way_holds_says_one_as_one() -> None:
             rules=lambda uid, rules=rules: rules,
         )  # fmt: skip
         assert said in str(_old_sharing(view))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: replace(s, gate=None), "the gate is not connected"),
+        (
+            lambda s: replace(s, clients={**s.clients, 7: replace(s.clients[501], connections=0)}),
+            "not seen by the gate: 501 (alice)",
+        ),
+        (
+            lambda s: replace(
+                s,
+                servers={500: replace(s.servers[500], attached={**s.servers[500].attached, 9: Attachment(START)})},
+            ),
+            "1 process is served by MPS without having passed the gate",
+        ),
+        (lambda s: replace(s, unseen=2), "2 clients were refused, whose processes mpsagent cannot see"),
+        (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
+        (lambda s: replace(s, policy=load([("p", "enforce = false")])[0]), "nothing is enforced"),
+        (lambda s: replace(s, policy=load([("p", "[limits]\nenforce = false")])[0]), "limits are not enforced"),
+        (lambda s: replace(s, policy=load([("p", "[switch]\nenforce = false")])[0]), "turns do not end"),
+        (
+            lambda s: replace(s, policy=load([("p", "[hang]\nenforce = false")])[0]),
+            "hangs and faults are only reported",
+        ),
+        (lambda s: replace(s, policy=load([("p", "[user.bob]\nenforce = false")])[0]), "not enforced for user bob"),
+    ],
+)
+def test_what_cannot_be_promised_is_said_in_plain_words(change: Any, text: str) -> None:
+    """Each alone; and when all is well, nothing."""
+    conditions = Conditions()
+    note_conditions(conditions, Core(busy_state()), START)
+    assert conditions.all() == ()
+    note_conditions(conditions, Core(change(busy_state())), START)
+    (found,) = conditions.all()
+    assert (found.bad, text in found.text(lambda uid: "alice")) == ("not sure", True)
+
+
+@pytest.mark.parametrize(
+    ("modes", "text"),
+    [
+        ({"GPU-0": "default"}, "the compute mode is not EXCLUSIVE_PROCESS: a program that does not find the gate runs"),
+        ({"GPU-0": "prohibited"}, "the compute mode is PROHIBITED on GPU 0: no program can use it"),
+        ({"GPU-0": "exclusive-process"}, None),
+        ({"GPU-9": "default"}, None),
+        ({}, None),
+    ],
+)
+def test_what_the_compute_mode_does_not_prevent_is_said(modes: dict[str, str], text: str | None) -> None:
+    """Of our GPUs, as far as their mode is known."""
+    found = [what for _, what in mode_doubts(modes, busy_state().devices) if what is not None]
+    assert (len(found) == 1 and text in found[0]) if text else found == []

@@ -134,7 +134,7 @@ def test_a_client_whose_process_cannot_be_seen_is_refused(stage: Stage) -> None:
     assert outside.ended() == 10
     assert "MPS_CONNECTION_FAILED" in outside.text()
     assert "pid namespace" in stage.record("client.refused", uid=A)["why"]
-    stage.until(lambda: "hostPID" in " ".join(agent.api.status()["not_guaranteed"]), "status says it")
+    stage.until(lambda: "hostPID" in str(agent.api.status()["not_guaranteed"]), "status says it")
     inner = next(one.pid for one in stage.rig.ours() if one.parent == agent.pid)
     within = ["nsenter", f"--pid=/proc/{inner}/ns/pid", *stage.backend.client, "query"]
     started = stage.rig.run(within, env=stage.rig.environment())

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.agent import lease_body, requests
+from mpsagent.agent.conditions import Condition
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.problem import Problem
 from mpsagent.api import views
@@ -82,7 +83,7 @@ class StandIn:
     def __init__(self, events_kept: int = 1000) -> None:
         self.state = busy_state()
         self.turn: Turn | None = Turn(USER, START, contested=START + 10)
-        self.conditions: tuple[views.Condition, ...] = ()
+        self.conditions: tuple[Condition, ...] = ()
         self.checked = {500: True}
         self.errors: tuple[str, ...] = ()
         self.memory: dict[int, int] = {}

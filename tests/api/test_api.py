@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.api import views
+from mpsagent.agent.conditions import Condition
 from mpsagent.cli import client
 from mpsagent.system import listen
 from tests.api.stand_in import START, Served, serve
@@ -101,7 +101,7 @@ def test_each_list_has_its_own_address(served: Served) -> None:
 def test_health_is_503_when_something_needs_a_person(served: Served) -> None:
     """For load balancers and scripts that read only the status."""
     assert get(served, "/healthz") == (200, {"ok": True, "problems": []})
-    served.backend.conditions = (views.Condition("the control daemon is silent", START, "look at it"),)
+    served.backend.conditions = (Condition("the control daemon is silent", START, "look at it"),)
     assert get(served, "/healthz") == (503, {"ok": False, "problems": ["the control daemon is silent"]})
 
 

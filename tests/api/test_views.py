@@ -7,8 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
 from mpsagent.api import metrics, views
 from mpsagent.api.recent import Recent
 from mpsagent.cli import answers, wording
@@ -68,7 +66,6 @@ def test_a_state_without_anything_is_a_page_too() -> None:
     text = page(body)
     assert "in use   by no user" in text
     assert "does not run" in text
-    assert "the gate is not connected" in text
     metrics.Metrics().text(json.loads(json.dumps(body)), 0, 0, 0)
 
 
@@ -109,7 +106,6 @@ def test_a_client_is_joined_with_its_server_by_what_the_log_says_of_its_pid() ->
     assert (one["limits"], one["cgroup"], one["waited"]) == ({"threads": 20.0, "memory": {}}, "/user.slice", 0.5)
     body = views.status(view, views.About(), 10.0)
     assert (body["servers"][0]["clients"], body["servers"][0]["unknown_clients"]) == (2, 1)
-    assert [text for text in body["not_guaranteed"] if "without having passed the gate" in text]
 
 
 def test_a_process_with_several_connections_is_shown_once() -> None:
@@ -228,50 +224,10 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     assert _why(View(state, turn=replace(mine, phase="ending")), 10) == "turn", "its own turn is over"
 
 
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda s: replace(s, gate=None), "the gate is not connected"),
-        (lambda s: replace(s, unseen=2), "2 clients were refused, whose processes mpsagent cannot see"),
-        (lambda s: replace(s, clients={501: replace(s.clients[501], fail_safe=True)}), "501 (alice)"),
-        (lambda s: replace(s, policy=load([("p", "enforce = false")])[0]), "nothing is enforced"),
-        (lambda s: replace(s, policy=load([("p", "[limits]\nenforce = false")])[0]), "limits are not enforced"),
-        (lambda s: replace(s, policy=load([("p", "[switch]\nenforce = false")])[0]), "turns do not end"),
-        (
-            lambda s: replace(s, policy=load([("p", "[hang]\nenforce = false")])[0]),
-            "hangs and faults are only reported",
-        ),
-        (lambda s: replace(s, policy=load([("p", "[user.bob]\nenforce = false")])[0]), "not enforced for user bob"),
-    ],
-)
-def test_what_cannot_be_promised_is_said_in_plain_words(change: Any, text: str) -> None:
-    """Each alone; and when all is well, nothing."""
-    assert views.status(View(busy_state()), views.About(), 1.0)["not_guaranteed"] == []
-    (found,) = views.status(View(change(busy_state())), views.About(), 1.0)["not_guaranteed"]
-    assert text in found
-
-
-@pytest.mark.parametrize(
-    ("modes", "text"),
-    [
-        ({"GPU-0": "default"}, "the compute mode is not EXCLUSIVE_PROCESS: a program that does not find the gate runs"),
-        ({"GPU-0": "prohibited"}, "the compute mode is PROHIBITED on GPU 0: no program can use it"),
-        ({"GPU-0": "exclusive-process"}, None),
-        ({"GPU-9": "default"}, None),
-        ({}, None),
-    ],
-)
-def test_what_the_compute_mode_does_not_prevent_is_said(modes: dict[str, str], text: str | None) -> None:
-    """Of our GPUs, as far as their mode is known."""
-    found = views.status(View(busy_state()), views.About(compute_modes=modes), 1.0)["not_guaranteed"]
-    assert (len(found) == 1 and text in found[0]) if text else found == []
-
-
 def test_gpus_that_are_only_assumed_are_not_shown() -> None:
     """Until NVML answers the engine counts on small ones; a person would take them for real."""
     body = views.status(View(busy_state()), views.About(devices_known=False), 1.0)
     assert body["devices"] == []
-    assert "the GPUs are not known yet" in " ".join(body["not_guaranteed"])
 
 
 def test_eight_equal_gpus_are_said_once() -> None:

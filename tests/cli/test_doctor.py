@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from mpsagent.agent.conditions import Condition
 from mpsagent.api import views
 from mpsagent.cli import progress as cli_progress
 from mpsagent.cli.progress import Progress
@@ -36,8 +36,10 @@ def test_what_the_agent_knows_is_found_with_how_to_mend_it(served: Served) -> No
     backend.happen("one")
     backend.checked = {500: False}
     backend.errors = ('policy.toml:3: unknown key "thread"',)
-    backend.conditions = (views.Condition("computing outside MPS, without limits: process 77", START, "set it right"),)
-    backend.state = replace(backend.state, unseen=2)
+    backend.conditions = (
+        Condition("computing outside MPS, without limits: process 77", START, "set it right"),
+        Condition("2 clients were refused", START, "use hostPID", bad="not sure"),
+    )
     done = run(served, "doctor", "--json")
     assert (done.returncode, done.stderr) == (1, "")
     found = {(one["grade"], one["topic"]): one for one in json.loads(done.stdout)["findings"]}
@@ -46,7 +48,7 @@ def test_what_the_agent_knows_is_found_with_how_to_mend_it(served: Served) -> No
     texts = [one["what"] for one in json.loads(done.stdout)["findings"]]
     assert "computing outside MPS, without limits: process 77" in texts
     assert [one for one in texts if "the clock was set back" in one]
-    assert [one for one in texts if "2 clients were refused" in one]
+    assert found["warning", "not sure"]["do"] == "use hostPID"
 
 
 class Terminal:

@@ -3,7 +3,7 @@ out. test_properties.py plays its programs with such logs, too."""
 
 from __future__ import annotations
 
-from mpsagent.api.guarantees import not_guaranteed
+from mpsagent.agent.conditions import Conditions, note_conditions
 from mpsagent.core import actions as act
 from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
 
@@ -27,8 +27,11 @@ def test_users_take_turns_by_what_the_gate_knows() -> None:
 def test_that_clients_are_not_named_is_said() -> None:
     stage = Stage(PATIENT, named=False).up()
     assert stage.core is not None
-    assert not_guaranteed(stage.core.view()) == []
+    conditions = Conditions()
+    note_conditions(conditions, stage.core, stage.now)
+    assert conditions.all() == ()
     stage.client(ALICE)
     stage.run(1)
-    (text,) = not_guaranteed(stage.core.view())
-    assert "server.log does not name its clients" in text
+    note_conditions(conditions, stage.core, stage.now)
+    (found,) = conditions.all()
+    assert (found.bad, "server.log does not name its clients" in found.what) == ("not sure", True)
