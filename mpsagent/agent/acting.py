@@ -9,7 +9,7 @@ from contextlib import suppress
 from mpsagent.agent import lease_body, policies, policy_diff, requests
 from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
-from mpsagent.agent.orders import no_client
+from mpsagent.agent.orders import Those, no_client
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.mps.units import iso
 from mpsagent.policy.identity import Identity
@@ -55,6 +55,18 @@ class Acting:
             raise no_client(pid, held=self.waits(pid))
         await self._written_down()
         return {**found, "user": self._node.name_of(found["uid"])}
+
+    async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
+        """Who has left the server, and lives on, is left alone: nothing of it can hurt a neighbour."""
+        each = [(one, client) for one in self._node.agents for client in one.state.clients.values()]
+        found = [
+            requests.end_client(one, client.pid, at_once=now, dry_run=dry_run, by=by)
+            for one, client in each if client.detached is None and requests.is_of(client, those)
+        ]  # fmt: skip
+        await self._written_down()
+        ending = [one for one in found if one["ok"]]
+        rows = [{"pid": one["pid"], "uid": one["uid"], "user": self._node.name_of(one["uid"])} for one in ending]
+        return {"ok": True, "dry_run": dry_run, "ending": rows}
 
     async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
         agents = self._node.agents

@@ -14,7 +14,7 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from mpsagent.agent import lease_body
 from mpsagent.agent.problem import Json, Problem
@@ -36,6 +36,15 @@ _INSTANCE: _Keys = {"instance": (str, type(None))}
 IsAdmin = Callable[[int], Awaitable[bool]]
 
 
+class Those(NamedTuple):
+    """Clients: of one user, if `uid` is given, and of a job, in a cgroup or below the process `below`, if that is."""
+
+    uid: int | None = None
+    job: str | None = None
+    cgroup: str | None = None
+    below: int | None = None
+
+
 class Takes(Protocol):
     """Who carries orders out. ``by``: the uid that asked. Each raises Problem where it cannot be done."""
 
@@ -47,6 +56,9 @@ class Takes(Protocol):
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         """End one client by the ladder."""
+
+    async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
+        """End several clients, each by the ladder."""
 
     async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
         """End one server; its clients get ``timeout`` seconds to end by themselves (None: the policy's ``kill_grace``).
@@ -115,7 +127,7 @@ class Orders:
         for _ in range(ACCEPTED):
             try:
                 taken, _ = sock.accept()
-                _, uid, _ = struct.unpack("iII", taken.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                pid, uid, _ = struct.unpack("iII", taken.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             except OSError:  # there is no other one, or no descriptor for it
                 break
             taken.setblocking(False)
@@ -123,17 +135,17 @@ class Orders:
                 self._answer(taken, Problem(429, "too many orders at a time", f"uid {uid}", "one after the other"))
                 continue
             by_user[uid] += 1
-            task = loop.create_task(self._serve(taken, uid, by_user))
+            task = loop.create_task(self._serve(taken, pid, uid, by_user))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         loop.call_later(PAUSE, lambda: sock in self._listening and loop.add_reader(sock, self._accept, sock, by_user))
 
-    async def _serve(self, taken: socket.socket, uid: int, by_user: Counter[int]) -> None:
+    async def _serve(self, taken: socket.socket, pid: int, uid: int, by_user: Counter[int]) -> None:
         answer: Json | Problem
         try:
             async with asyncio.timeout(PATIENCE):
                 message = await asyncio.get_running_loop().sock_recv(taken, LONGEST + 1)
-            answer = await self._carry_out(message, uid)
+            answer = await self._carry_out(message, pid, uid)
         except Problem as problem:
             answer = problem
         except TimeoutError:
@@ -161,7 +173,7 @@ class Orders:
 
     # --- one order
 
-    async def _carry_out(self, message: bytes, by: int) -> Json:
+    async def _carry_out(self, message: bytes, pid: int, by: int) -> Json:
         body = _body(message)
         name = body.pop("order", None)
         if not isinstance(name, str) or name not in ORDERS:
@@ -175,20 +187,31 @@ class Orders:
                 raise Problem(400, f"{key!r} is not of type {names}", "order")
         if keys.get("pid") is int and name != "lease" and not 0 < body.get("pid", 0) < 1 << 32:
             raise Problem(400, "not a process id", "pid", "a number, as `mpsagent-cli clients` and `servers` show it")
-        client = body["pid"] if name == "terminate" else None
-        await self._may(by, what.format(pid=body.get("pid")), client)
+        if name == "terminate-each":
+            body["those"] = await self._those(body, pid, by)
+        else:
+            await self._may(by, what.format(pid=body.get("pid")), body["pid"] if name == "terminate" else None)
         return await carry_out(self._takes, body, by)
+
+    async def _those(self, body: Json, pid: int, by: int) -> Those:
+        """Whose clients they are is not asked: who is no administrator ends the own ones among them."""
+        if sum(bool(body.get(key)) for key in ("job", "cgroup", "mine", "below")) != 1:
+            raise Problem(400, "which clients?", "order", 'one of "job", "cgroup", "mine" and "below"')
+        own = bool(body.get("mine") or body.get("below")) or not await self._all_may(by)
+        return Those(by if own else None, body.get("job"), body.get("cgroup"), pid if body.get("below") else None)
+
+    async def _all_may(self, uid: int) -> bool:
+        """Root and the admin group may do everything."""
+        async with asyncio.timeout(PATIENCE):
+            return uid == 0 or await self._is_admin(uid)
 
     async def _may(self, uid: int, what: str, client: int | None) -> None:
         """Root, the admin group, and a user what is the user's own."""
         owner = None if client is None else self._takes.owner(client)
         if client is not None and owner is None:
             raise no_client(client, held=self._takes.waits(client))
-        if uid in (0, owner):
+        if uid == owner or await self._all_may(uid):
             return
-        async with asyncio.timeout(PATIENCE):
-            if await self._is_admin(uid):
-                return
         hint = "ask an administrator: this needs root or mpsagent's admin group"
         raise Problem(403, f"uid {uid} may not {what}", "order", hint)
 
@@ -227,6 +250,11 @@ def _terminate(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
     return takes.terminate(body["pid"], now=now, dry_run=dry_run, by=by)
 
 
+def _terminate_each(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+    now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
+    return takes.terminate_each(body["those"], now=now, dry_run=dry_run, by=by)
+
+
 def _shutdown(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
     timeout, force, dry_run = _seconds(body), bool(body.get("force")), bool(body.get("dry_run"))
     if force and timeout is not None:
@@ -240,6 +268,8 @@ def _restart(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
 
 ORDERS: dict[str, tuple[str, _Keys, Callable[[Takes, Json, int], Coroutine[Any, Any, Json]]]] = {
     "terminate": ("end client {pid}", {**_PID, "now": bool, "dry_run": bool}, _terminate),
+    "terminate-each": ("end clients", {"job": str, "cgroup": str, "mine": bool, "below": bool, "now": bool,
+                                       "dry_run": bool}, _terminate_each),
     "shutdown": ("end server {pid}", {**_PID, **_TIMEOUT, "force": bool, "dry_run": bool}, _shutdown),
     "drain": ("drain", {**_TIMEOUT, **_INSTANCE},
               lambda takes, body, by: takes.drain(_seconds(body), by, body.get("instance"))),

@@ -8,10 +8,11 @@ from mpsagent.agent import kept
 from mpsagent.agent.host import Agent
 from mpsagent.agent.lease_body import Asked
 from mpsagent.agent.node import Node
+from mpsagent.agent.orders import Those
 from mpsagent.core import inputs as inp
-from mpsagent.core.model import State
+from mpsagent.core.model import Client, State
 from mpsagent.mps.units import duration_text
-from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.shares import Lease, Share, matches
 from mpsagent.system.processes import lineage
 
 MOST_LEASES = 1000
@@ -25,6 +26,16 @@ def end_client(agent: Agent, pid: int, *, at_once: bool, dry_run: bool, by: int)
         agent.record("client.end_ordered", now, pid=pid, uid=client.uid, start=client.peer.start, by=by)
         agent.take([inp.EndClient(now, pid, by, at_once)])
     return found
+
+
+def is_of(client: Client, those: Those) -> bool:
+    """Whether it is one of those who are to be ended."""
+    if those.uid not in (None, client.uid) or those.job not in (None, client.job):
+        return False
+    if those.cgroup is not None and (client.peer.cgroup is None or not matches(those.cgroup, client.peer.cgroup)):
+        return False
+    line = lineage(client.pid) if those.below is not None else ()
+    return those.below is None or (line[:1] == ((client.pid, client.peer.start),) and those.below in dict(line))
 
 
 def ending(state: State, pid: int, *, at_once: bool, dry_run: bool) -> dict[str, Any]:

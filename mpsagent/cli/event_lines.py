@@ -148,14 +148,26 @@ def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
         pause = min(5.0, pause * 2)
 
 
-def until_ended(path: str, cursor: int, pid: int) -> int:
-    """Say what is done to a client until it has ended; the exit status."""
+def until_ended(path: str, cursor: int, pids: list[int], seconds: float | None = None) -> int:
+    """Say what is done to clients until they have ended, at most for ``seconds``; the exit status."""
+    there, unkillable = set(pids), False
+
+    def mine(event: Json) -> bool:
+        return event.get("pid") in there
 
     def over(event: Json) -> int | None:
-        return {"client.ended": FINE, "client.unkillable": UNHEALTHY}.get(event["kind"])
+        nonlocal unkillable
+        if event["kind"] in ("client.ended", "client.unkillable"):
+            there.discard(event["pid"])
+            unkillable |= event["kind"] == "client.unkillable"
+        return None if there else UNHEALTHY if unkillable else FINE
 
-    missing = f"client {pid} has not ended so far"
-    return _until(path, cursor, END_DEADLINE, lambda event: event.get("pid") == pid, over, missing)
+    if not there:
+        click.echo("no client: nothing is to be ended")
+        return FINE
+    seconds = END_DEADLINE if seconds is None else seconds
+    which = f"client {', '.join(map(str, pids))}" if len(pids) < 4 else f"{len(pids)} clients"
+    return _until(path, cursor, seconds, mine, over, f"{which}: not ended so far")
 
 
 def until_shut_down(path: str, cursor: int, pid: int, seconds: float) -> int:
@@ -208,7 +220,7 @@ def _until(
     shown = Events(as_json=False)
     latest = time.monotonic() + seconds
     try:
-        for line in client.lines(path, f"/v1/events?follow=1&limit=1000&cursor={cursor}"):
+        for line in client.lines(path, f"/v1/events?follow=1&limit=1000&cursor={cursor}", min(60.0, seconds)):
             event = json.loads(line)
             if "kind" in event and mine(event):
                 shown.show(event)
@@ -219,6 +231,7 @@ def _until(
     except KeyboardInterrupt:
         pass
     except (client.Unreachable, client.Refused) as gone:
-        click.echo(f"mpsagent-cli: {gone}", err=True)
+        if time.monotonic() < latest:
+            click.echo(f"mpsagent-cli: {gone}", err=True)
     click.echo(f"mpsagent-cli: {missing}; see mpsagent-cli events -f", err=True)
     return UNHEALTHY

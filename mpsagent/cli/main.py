@@ -26,7 +26,7 @@ _watch = click.option("--watch", "every", type=ask.Number(0.1, 86400), metavar="
                       help="Show it again and again, until Ctrl-C.")  # fmt: skip
 
 _LATE = {"bench": "bench", "history": "report", "lease": "lease", "metrics": "metrics",
-         "report": "report", "server": "server", "timeline": "timeline"}  # fmt: skip
+         "report": "report", "run": "run", "server": "server", "timeline": "timeline"}  # fmt: skip
 
 
 def _beginning(*value: Any) -> Any:
@@ -313,27 +313,38 @@ def one_client() -> None:
 
 
 @one_client.command()
-@click.argument("pid", type=ask.Whole(min=1), shell_complete=complete.clients)
+@click.argument("pid", type=ask.Whole(min=1), required=False, shell_complete=complete.clients)
+@click.option("--job", metavar="NAME", help="All clients of the job with this lease.")
+@click.option("--cgroup", metavar="PATTERN", help="All clients in a cgroup, written as in the policy.")
+@click.option("--mine", is_flag=True, help="All clients of who asks.")
 @click.option("--now", is_flag=True, help="Without the hook and the grace before it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@click.option("--deadline", metavar="SPAN", callback=ask.span, help='Wait at most so long ("20s"; 2m).')
 @_json
 @click.pass_obj
-def terminate(path: str, pid: int, now: bool, dry_run: bool, no_wait: bool, as_json: bool) -> None:
-    """End one client without hurting its neighbours.
+def terminate(path: str, pid: int | None, job: str | None, cgroup: str | None, mine: bool, now: bool, dry_run: bool,
+              no_wait: bool, deadline: float | None, as_json: bool) -> None:  # fmt: skip
+    """End clients without hurting their neighbours.
 
-    First by MPS, then by signals. Waits for its end and says it.
+    One, or all of a job, a cgroup or a user, each first by MPS, then by signals. Waits for their end and says it.
+    Before a container or a job is stopped: a signal in the middle of a kernel is a fault for all on its server.
     For root, the admin group, and users on their own clients.
     """
+    those = {"pid": pid, "job": job, "cgroup": cgroup, "mine": mine or None}
+    named = {key: value for key, value in those.items() if value is not None}
+    if len(named) != 1:
+        raise click.UsageError("name one of PID, --job, --cgroup and --mine")
     cursor = None if dry_run or no_wait or as_json else ask.newest(path)
-    body = {"pid": pid, "now": now, "dry_run": dry_run}
+    order, body = "terminate" if pid is not None else "terminate-each", {**named, "now": now, "dry_run": dry_run}
     if cursor is None:
-        ask.act(path, "terminate", body, as_json)
+        ask.act(path, order, body, as_json)
         return
     from mpsagent.cli import event_lines
 
-    ask.ordered(path, "terminate", body)
-    sys.exit(event_lines.until_ended(path, cursor, pid))
+    answer, _ = ask.ordered(path, order, body)
+    pids = [pid] if pid is not None else [one["pid"] for one in answer["ending"]]
+    sys.exit(event_lines.until_ended(path, cursor, pids, deadline))
 
 
 @cli.command()

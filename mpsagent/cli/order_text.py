@@ -23,6 +23,10 @@ def answered(answer: Json, now: datetime) -> list[str]:
         warned = [f"warning: {safe(one, 400)}" for one in answer.get("warnings") or []]
         later = [f"not yet: {safe(answer['later'], 400)}"] if answer.get("later") else []
         return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}", *later, *warned]
+    if "ending" in answer:
+        verb = "would be" if answer["dry_run"] else "is being"
+        each = [f"Client {one['pid']} of {user(one)} {verb} ended." for one in answer["ending"]]
+        return each or ["no client: nothing is to be ended"]
     if "steps" in answer and "dry_run" in answer:
         return _ending_server(answer) if "clients" in answer else _ending(answer)
     return tree(answer)

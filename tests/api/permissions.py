@@ -51,10 +51,10 @@ VERBS: dict[str, list[str]] = {
     "top": [],
 }
 BODIES: dict[str, dict[str, Any]] = {
-    "terminate": {"pid": 501}, "shutdown": {"pid": 500}, "end-lease": {"number": 1},
+    "terminate": {"pid": 501}, "terminate-each": {"mine": True}, "shutdown": {"pid": 500}, "end-lease": {"number": 1},
     "lease": {"uid": 1001, "threads": 30, "until": "2h"},
 }  # fmt: skip
-WITHOUT_AGENT = {"bench", "completion", "policy check", "replay", "report-logs"}
+WITHOUT_AGENT = {"bench", "completion", "policy check", "replay", "report-logs", "run"}
 # All is run once as root, so that all modules are in memory: the user may not be able to read this checkout.
 _AS_USER = """
 import contextlib, io, json, os, sys

@@ -216,6 +216,12 @@ class StandIn:
         found = requests.ending(self.state, pid, at_once=now, dry_run=dry_run)
         return {**found, "user": self.state.identities[found["uid"]].name}
 
+    async def terminate_each(self, those: Any, *, now: bool, dry_run: bool, by: int) -> Any:
+        self.asked.append(("terminate-each", those, now, dry_run, by))
+        found = [one for one in self.state.clients.values() if those.uid in (None, one.uid)]
+        rows = [{"pid": one.pid, "uid": one.uid, "user": self.state.identities[one.uid].name} for one in found]
+        return {"ok": True, "dry_run": dry_run, "ending": rows}
+
     async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Any:
         if pid not in self.state.servers:
             raise Problem(404, f"process {pid} is not a server of MPS", "pid", "see `mpsagent-cli servers`")

@@ -37,6 +37,16 @@ def test_terminate_passes_its_options_on(served: Served) -> None:
     assert done.stdout.startswith("Client 501 of alice at server 500 is being ended, until it has gone:\n")
 
 
+def test_all_of_a_user_are_named(served: Served) -> None:
+    done = run(served, "client", "terminate", "--mine", "--dry-run")
+    assert (done.returncode, done.stdout) == (0, "no client: nothing is to be ended\n"), "root has none"
+    done = run(served, "client", "terminate", "--job", "slurm-7", "--no-wait")
+    assert (done.returncode, done.stdout) == (0, "Client 501 of alice is being ended.\n")
+    assert [(one[1].uid, one[1].job) for one in served.backend.asked] == [(0, None), (None, "slurm-7")]
+    for words in ([], ["501", "--mine"]):
+        assert run(served, "client", "terminate", *words).returncode == 2
+
+
 def test_terminate_says_what_became_of_it(served: Served) -> None:
     """Each step as it comes, one line for an action and its outcome, until the client has ended."""
     done = []

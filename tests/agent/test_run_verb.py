@@ -1,0 +1,144 @@
+"""`mpsagent-cli run`: what it says of a program that waits, how it ends one, and its exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.agent.stage import A, Agent, B, Stage
+from tests.conformance import rig as rigs
+from tests.scenes.stage import multiprocessors_for_percent
+
+AS_USER = """
+import os, resource, sys
+from mpsagent.cli import main, run  # as root: the user may not be able to read this checkout
+uid = int(sys.argv[1])
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+main.cli(sys.argv[2:], prog_name="mpsagent-cli")
+"""
+root = pytest.mark.root
+
+
+class Run:
+    """One that was started, as a user."""
+
+    def __init__(self, stage: Stage, agent: Agent, uid: int, *words: str) -> None:
+        command = [sys.executable, "-c", AS_USER, str(uid), "--socket", str(agent.api.path), "run", *words]
+        environment = {**stage.python_environment(), **stage.rig.environment()}
+        environment["PYTHONPATH"] = stage.python_environment()["PYTHONPATH"]
+        self.stage, self.started = stage, stage.rig.run(command, env=environment)
+
+    @property
+    def pid(self) -> int:
+        return self.started.process.pid
+
+    def said(self) -> str:
+        return self.started.err.read_text()
+
+    def says(self, words: str) -> None:
+        self.stage.until(lambda: words in self.said(), f"{words!r} is said: {self.said()}")
+
+    def prints(self, words: str) -> None:
+        self.stage.until(lambda: words in self.started.read(), f"{words!r} is printed: {self.said()}")
+
+    def ended(self) -> int:
+        assert rigs.exited(self.started.process, 60), self.said()
+        assert self.started.process.returncode is not None
+        return self.started.process.returncode
+
+
+@pytest.fixture
+def start(stage: Stage) -> Callable[..., Run]:
+    return lambda agent, uid, *words: Run(stage, agent, uid, *words)
+
+
+@root
+def test_why_it_waits_and_that_it_has_the_gpu_is_said_and_its_status_is_the_programs(
+    stage: Stage, start: Callable[..., Run]
+) -> None:
+    agent = stage.with_agent("[limits]\nthreads = 50\n[switch]\nafter = '1h'\n")
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
+    one = start(agent, B, "--", *stage.backend.client, "sleep", "4")
+    one.says(f"it waits for the GPU, number 1 of 1: it is the turn of user {A}; its turn comes at ")
+    holder.finish()
+    assert one.ended() == 0
+    one.says("it has the GPU")
+    assert f"sms {multiprocessors_for_percent(50, stage.machine.multiprocessors)} " in one.started.read()
+
+
+@root
+def test_who_waits_longer_than_they_want_ends_with_75(stage: Stage, start: Callable[..., Run]) -> None:
+    agent = stage.with_agent("[switch]\nafter = '1h'\n")
+    holder = stage.client(A, "sleep", 600)
+    holder.known()
+    one = start(agent, B, "--wait-at-most", "1s", "--", *stage.backend.client, "query")
+    assert one.ended() == 75
+    assert "it has waited too long" in one.said()
+    assert holder.rc is None
+
+
+@root
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_its_clients_through_mps_first_and_no_neighbour_is_hurt(
+    stage: Stage, start: Callable[..., Run], number: int
+) -> None:
+    """The simulated server faults when a client with a kernel in flight is killed, as the real one does."""
+    agent = stage.with_agent("", extra='sharing = "together"')
+    neighbour = stage.client(A, "mind", 600)
+    neighbour.known()
+    one = start(agent, B, "--", *stage.backend.client, "spin", "600")
+
+    def of_b() -> list[dict[str, object]]:
+        return [row for row in agent.api.get("/v1/clients")["clients"] if row["uid"] == B]
+
+    stage.until(lambda: any(row["state"] == "running" for row in of_b()), "its client works")
+    os.kill(one.pid, number)
+    assert one.ended() in (-number, -signal.SIGTERM)
+    stage.until(lambda: not of_b(), "its client has gone")
+    records = stage.records()
+    done = [one.get("action") for one in records if one["kind"] == "action.done"]
+    assert "TerminateClient" in done
+    assert not any(one["kind"].startswith("server.fault") for one in records)
+    assert neighbour.rc is None
+    neighbour.kill()
+
+
+@root
+def test_without_an_agent_it_runs_all_the_same(stage: Stage, start: Callable[..., Run], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mpsagent.cli.main", "--socket", str(tmp_path / "none"), "run", "--"]
+    env = {**os.environ, **stage.python_environment()}
+    done = subprocess.run([*command, "sh", "-c", "sleep 1; exit 7"], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (7, "")
+    assert "the program runs all the same" in done.stderr
+    done = subprocess.run([*command, "/none/such"], env=env, capture_output=True, text=True)
+    assert (done.returncode, "No such file" in done.stderr) == (127, True)
+    done = subprocess.run([*command, "sh", "-c", "kill -9 $$"], env=env, capture_output=True, text=True)
+    assert done.returncode == -9
+
+
+@root
+def test_one_that_stops_itself_is_not_left_behind(stage: Stage, start: Callable[..., Run]) -> None:
+    """Ctrl-Z: the program stands with it, and goes on with it."""
+    agent = stage.with_agent("")
+    one = start(agent, A, "--", "/bin/sh", "-c", "echo there; sleep 600")
+    one.prints("there")
+    child = int(Path(f"/proc/{one.pid}/task/{one.pid}/children").read_text().split()[0])
+    os.kill(one.pid, signal.SIGTSTP)
+    stage.until(lambda: _state(child) == "T" and _state(one.pid) == "T", "both stand")
+    os.kill(one.pid, signal.SIGCONT)
+    stage.until(lambda: _state(child) == "S", "it goes on")
+    os.kill(one.pid, signal.SIGTERM)
+    time.sleep(0.1)
+    assert one.ended() == -signal.SIGTERM
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
