@@ -16,13 +16,6 @@ from tests.agent.stage import A, Agent, B, Stage
 from tests.conformance import rig as rigs
 from tests.scenes.stage import multiprocessors_for_percent
 
-AS_USER = """
-import os, resource, sys
-from mpsagent.cli import main, run  # as root: the user may not be able to read this checkout
-uid = int(sys.argv[1])
-os.setgroups([]); os.setgid(uid); os.setuid(uid)
-main.cli(sys.argv[2:], prog_name="mpsagent-cli")
-"""
 root = pytest.mark.root
 
 
@@ -30,10 +23,7 @@ class Run:
     """One that was started, as a user."""
 
     def __init__(self, stage: Stage, agent: Agent, uid: int, *words: str) -> None:
-        command = [sys.executable, "-c", AS_USER, str(uid), "--socket", str(agent.api.path), "run", *words]
-        environment = {**stage.python_environment(), **stage.rig.environment()}
-        environment["PYTHONPATH"] = stage.python_environment()["PYTHONPATH"]
-        self.stage, self.started = stage, stage.rig.run(command, env=environment)
+        self.stage, self.started = stage, stage.run_verb(agent, uid, *words)
 
     @property
     def pid(self) -> int:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tests.conformance import rig as rigs
 from tests.scenes.stage import A, B, Client, Json, Result, Scene, Stage, median, seconds_of, spread
 
 POLICY = '[limits]\nthreads = 40\nmemory = "2G"\n[hang]\nterminate = "3s"\nkill_grace = "1s"\nfault = "2s"\n'
@@ -63,6 +64,33 @@ def ladder_for(kind: str, server: str) -> Callable[[Stage, int], Result]:
         return Result(figures, good, verdict, [took, *problems])
 
     return ladder
+
+
+def stopped(stage: Stage, count: int) -> Result:
+    """What a batch system or a container's engine does to a program: with `mpsagent-cli run`, and without."""
+    agent = stage.with_agent(POLICY, extra='sharing = "together"')
+    finished = {"with run": 0, "without": 0}
+    problems: list[str] = []
+    for number in range(2 * count):
+        how = ("with run", "without")[number % 2]
+        neighbour = stage.client(A, "work", 200)
+        neighbour.working()
+        if how == "with run":
+            victim = stage.run_verb(agent, B, "--", *stage.backend.client, "spin", "600")
+        else:
+            victim = stage.rig.clients[stage.rig.spawn(B, "spin", 600)]
+        stage.until(lambda victim=victim: "launch" in victim.read(), "its kernel runs")  # type: ignore[misc]
+        time.sleep(0.2)
+        rigs.send_signal(victim.process.pid, signal.SIGTERM)
+        rigs.exited(victim.process, 30)
+        neighbour.ended()
+        finished[how] += neighbour.rc == 0
+        if neighbour.rc != 0 and how == "with run":
+            problems.append(f"neighbour rc {neighbour.rc}: {neighbour.text()}\n{victim.err.read_text()}")
+        until_served(stage, A, 30)
+    figures = {f"neighbour finished, {how}": one for how, one in finished.items()}
+    verdict = f"neighbour finished {finished['with run']} of {count}, and {finished['without']} of {count} without run"
+    return Result(figures, finished["with run"] == count, verdict, problems)
 
 
 def sigkill(stage: Stage, count: int) -> Result:
@@ -275,6 +303,7 @@ SCENES = (
         Scene(f"{_name(kind)}-shared", f"The same on one server ({kind})", ladder_for(kind, "shared"), 20, 2, 65)
         for kind in ("spinning", "stopped")
     ),
+    Scene("stopped", "SIGTERM to a program with a kernel in flight", stopped, 20, 2, 120),
     Scene("sigkill-plain", "Control: plain SIGKILL of a spinning client", sigkill, 10, 1, 40),
     Scene("fault", "A fault with a leftover that ignores its error", fault_on("own"), 20, 2, 110),
     Scene("fault-shared", "The same on one server", fault_on("shared"), 20, 2, 110),

@@ -38,6 +38,15 @@ PATIENCE = 60.0
 Json = dict[str, Any]
 
 
+AS_USER = """
+import os, resource, sys
+from mpsagent.cli import main, run  # as root: the user may not be able to read this checkout
+uid = int(sys.argv[1])
+os.setgroups([]); os.setgid(uid); os.setuid(uid)
+main.cli(sys.argv[2:], prog_name="mpsagent-cli")
+"""
+
+
 class StageError(Exception):
     """The scene cannot go on: something that every scene needs did not come."""
 
@@ -385,6 +394,12 @@ class Stage:
 
     def client(self, uid: int, mode: str = "query", *arguments: float | str, **environment: str) -> Client:
         return Client(self, self.rig.spawn(uid, mode, *arguments, env=environment or None), uid)
+
+    def run_verb(self, agent: Agent, uid: int, *words: str) -> rigs.Started:
+        """`mpsagent-cli run` as this user."""
+        command = [sys.executable, "-c", AS_USER, str(uid), "--socket", str(agent.api.path), "run", *words]
+        environment = {**self.rig.environment(), "PYTHONPATH": self.python_environment()["PYTHONPATH"]}
+        return self.rig.run(command, env=environment)
 
     def served(self, uid: int, timeout: float = PATIENCE) -> float:
         """Seconds that a new client of this user takes from its start to its end; raises if it is not served."""
