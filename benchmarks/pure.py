@@ -15,7 +15,9 @@ from mpsagent.mps.limits import Device
 from mpsagent.mps.loglines import LogParser, Source
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.wire import link
 from tests import recordings
+from tests.core.said import knocked, passed
 
 H200 = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
 POLICY = '[limits]\nthreads = 50\nmemory = "10G"\n[switch]\nafter = "1h"\n'
@@ -73,23 +75,23 @@ def crowded() -> Core:
     users = {1000 + number: Identity(1000 + number, f"user{number}") for number in range(41)}
     step = core.receive_all(
         [inp.PolicyChanged(NOW, policy), inp.DevicesFound(NOW, (H200,)), inp.PeopleKnown(NOW, users),
-         inp.ControlRuns(NOW, 49, NOW, "/s", False), inp.GateConnected(NOW, 60), inp.GateSynced(NOW),
-         inp.HandshakeSeen(NOW, True, "")], NOW,
+         inp.ControlRuns(NOW, 49, NOW, "/s", False),
+         *(inp.GateSaid(NOW, one) for one in (link.Hello(60, NOW), link.Synced(), link.HandshakeSeen(True, "")))], NOW,
     )  # fmt: skip
     now = NOW
     at_work = [inp.Peer(2000 + number, 1000, 1000, number) for number in range(48)]
     held = [inp.Peer(3000 + number, 1001 + number % 40, 1000, number) for number in range(200)]
     for number, peer in enumerate([*at_work, *held], 1):
         now += 0.001
-        step = core.receive(inp.Knocked(now, number, peer, now), now)
+        step = core.receive(knocked(now, number, peer, now), now)
         for action in step.actions:
             if isinstance(action, act.SetAdmissions):
-                core.receive_all([act.Done(now, action, True), inp.Applied(now, action.number)], now)
+                core.receive_all([act.Done(now, action, True), inp.GateSaid(now, link.Applied(action.number))], now)
         if number == 1:
             core.receive_all([ev.ServerStarting(now, 50, 1000), ev.ServerReady(now, 50)], now)
         if peer.uid == 1000:
             limits = policy.rules(users[1000]).limits((H200,))
-            core.receive(inp.Passed(now, number, peer, limits, False, 0.002), now)
+            core.receive(passed(now, number, peer, limits, False, 0.002), now)
             core.receive(ev.ContextConnected(now, 50, peer.pid, 1), now)
     assert (len(core.state.clients), len(core.state.held)) == (48, 200), core.state
     return core
@@ -107,8 +109,8 @@ def decisions(quick: bool) -> list[Figure]:
         for number in range(times):
             now = NOW + 10 + number * 0.001
             peer = inp.Peer(5000, 1005, 1000, number)
-            core.receive(inp.Knocked(now, 9999, peer, now), now)
-            core.receive(inp.Left(now, 9999), now)
+            core.receive(knocked(now, 9999, peer, now), now)
+            core.receive(inp.GateSaid(now, link.Left(9999)), now)
 
     walked = _cpu(lambda: [_walk(core) for _ in range(times)]) / times
     rule, knock = _cpu(ticks) / times, _cpu(knocks) / times / 2

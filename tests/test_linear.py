@@ -24,7 +24,9 @@ from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.wire import link
 from tests.agent.forgery import CONTROL, SERVER
+from tests.core.said import knocked
 
 PIECES, LINES, MOST = 10, 150, 12.0
 WARM = 1200
@@ -79,7 +81,12 @@ def agent(who: str) -> Feed:
     core, now = Core(), 2e9
     policy, _ = load([("policy.toml", "")])
     assert policy is not None
-    start = [inp.PolicyChanged(0, policy), inp.DevicesFound(0, DEVICES), inp.GateConnected(0, 1), inp.GateSynced(0)]
+    start = [
+        inp.PolicyChanged(0, policy),
+        inp.DevicesFound(0, DEVICES),
+        inp.GateSaid(0, link.Hello(1, 1000.0)),
+        inp.GateSaid(0, link.Synced()),
+    ]
     core.receive_all([*start, inp.ControlRuns(0.0, 40, 0.0, "/p/control")], now)
     both = LogParser("control", UTC), LogParser("server", UTC)
     for parser, begin in zip(both, BEGIN, strict=True):
@@ -158,15 +165,15 @@ def _waiting(text: str, users: int) -> Core:
     core, (policy, _) = Core(), load([("policy.toml", text)])
     assert policy is not None
     peers = [inp.Peer(pid, 100_000 + pid, 0, 1) for pid in range(1, users + 1)]
-    told = [inp.Knocked(1.0, one.pid, one, 1.0) for one in peers]
+    told = [knocked(1.0, one.pid, one, 1.0) for one in peers]
     names = {one.uid: Identity(one.uid) for one in peers}
     start: list[inp.Input] = [
         inp.PolicyChanged(0, policy),
         inp.DevicesFound(0, DEVICES),
-        inp.GateConnected(0, 1),
+        inp.GateSaid(0, link.Hello(1, 1000.0)),
         *told,
     ]
-    core.receive_all([*start, inp.GateSynced(1.0), inp.PeopleKnown(1.0, names)], 1e9)
+    core.receive_all([*start, inp.GateSaid(1.0, link.Synced()), inp.PeopleKnown(1.0, names)], 1e9)
     return core
 
 

@@ -4,12 +4,12 @@ decision rests on a part of what it holds, and what an earlier agent had begun g
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mpsagent.agent import kept
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
-from mpsagent.agent.gate_messages import to_input
 from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
@@ -115,12 +115,7 @@ class GateSide:
                     clients.left(message.connection)
             case _:
                 pass
-        event = to_input(message, now, self._clock.at)
-        if isinstance(event, inp.Knocked) and any(one.process for one in self._core.state.leases):
-            event = event._replace(peer=event.peer._replace(lineage=lineage(event.peer.pid)))
-        if isinstance(event, inp.Known):  # the gate says neither, and an earlier agent knew both
-            found = event.peer._replace(command=command(event.peer.pid))
-            event = event._replace(peer=found, waited=self._waited.get((event.peer.pid, event.peer.start), 0.0))
+        event = self._event(message, now)
         events: list[inp.Input] = [event, *ended]
         if isinstance(message, link.Knock | link.Known) and self._people.meet([message.uid]):
             events.insert(0, inp.PeopleKnown(now, self._people.known))
@@ -130,6 +125,17 @@ class GateSide:
         self._told += events
         if isinstance(message, link.Synced):
             self._synced(now)
+
+    def _event(self, message: link.FromGate, now: float) -> inp.GateSaid[link.FromGate]:
+        if isinstance(message, link.Knock | link.Known):
+            message = replace(message, since=min(self._clock.at(message.since), now))
+        event = inp.GateSaid(now, message)
+        if isinstance(message, link.Knock) and any(one.process for one in self._core.state.leases):
+            return event._replace(lineage=lineage(message.pid))
+        if isinstance(message, link.Known):  # the gate says neither, and an earlier agent knew both
+            waited = self._waited.get((message.pid, message.start), 0.0)
+            return event._replace(command=command(message.pid), waited=waited)
+        return event
 
     def decide(self) -> None:
         """Takes in all messages of this read at once: one decision for them."""

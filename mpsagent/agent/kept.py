@@ -19,6 +19,7 @@ from mpsagent.core.turn_memory import Memory
 from mpsagent.core.view import Turn
 from mpsagent.policy import apart, parse, values
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.wire import link
 
 LEASE = "lease"
 """The number of the last lease, of all instances; everything else is one instance's."""
@@ -195,7 +196,8 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
         uid, since, contested, warned, end = kept["turn"]
         contested, warned, end = (None if at is None else min(now, float(at)) for at in (contested, warned, end))
         turn = Turn(int(uid), min(now, float(since)), contested, warned, end)
-        if any(isinstance(one, inp.Known) and one.peer.uid == turn.uid for one in told):
+        said = [one.what for one in told if isinstance(one, inp.GateSaid)]
+        if any(isinstance(one, link.Known) and one.uid == turn.uid for one in said):
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
             turn = replace(turn, phase=turn.reached if end is None else "ending")
             core.memories = replace(core.memories, turns=replace(core.memories.turns, turn=turn, suspended=rest))

@@ -176,7 +176,7 @@ class Placing:
         knock, _ = self._knocks[connection]
         process = agent.clients.give(connection)
         agent.gate.decide()
-        agent.absorb([inp.Left(agent.clock.now(), connection)])  # not to be written down: it waits still
+        agent.absorb([inp.GateSaid(agent.clock.now(), link.Left(connection))])  # not to be written down: it waits still
         self._deliver(knock, process, to)
 
     # --- who goes where -----------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core.actions import Admission, Admissions
 from mpsagent.mps import events as ev
 from mpsagent.mps.events import Line
+from mpsagent.wire import link
 
 SHOWN_OF_USER, SHOWN = 8, 64
 """Held connections that the engine is shown at a time."""
@@ -181,7 +182,7 @@ class LogAsGate:
             self._shown_count += 1
             one.shown = True
             assert one.connection is not None
-            yield inp.Knocked(at, one.connection, one.peer, one.since)
+            yield inp.GateSaid(at, link.Knock(one.connection, *one.peer[:4], one.since))
 
     def _hide(self, one: _One) -> None:
         if one.shown:
@@ -216,7 +217,7 @@ class LogAsGate:
             yield inp.ProcessEnded(at, pid)
         elif one.shown:
             self._hide(one)
-            yield inp.Left(at, one.connection)
+            yield inp.GateSaid(at, link.Left(one.connection))
             yield from self._show(at)
 
     def hand_over(self, at: float) -> Iterator[inp.Input]:
@@ -226,8 +227,9 @@ class LogAsGate:
         for user in self.table.users:
             for one in list(self._shown.get(user.uid, ())):
                 if one.due and one.connection is not None and self._fits(user):
-                    yield inp.HandingOver(at, one.connection)
-                    yield inp.Passed(at, one.connection, one.peer, user.limits, False, 0.0)
+                    yield inp.GateSaid(at, link.Handing(one.connection, 0, 0, at))
+                    pid, uid, _, start = one.peer[:4]
+                    yield inp.GateSaid(at, link.Passed(one.connection, pid, uid, start, user.limits, 0.0, at))
                     self._hide(one)
                     one.connection = None
                     self._passed[user.uid] = self._passed.get(user.uid, 0) + 1

@@ -21,6 +21,7 @@ from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Device
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.wire import link
 
 Json = dict[str, Any]
 _NEW_SITUATION = (ev.ControlStarted, ev.ControlExited, ev.ServerStarting, ev.ServerExited, ev.ClientQueued)
@@ -67,8 +68,8 @@ class Would:
         self._batch = [
             inp.PolicyChanged(at, self._policy),
             inp.DevicesFound(at, self._devices),
-            inp.GateConnected(at, 0),
-            inp.GateSynced(at),
+            inp.GateSaid(at, link.Hello(0, 1000.0)),
+            inp.GateSaid(at, link.Synced()),
         ]
 
     def _settle(self) -> None:
@@ -127,7 +128,7 @@ class Would:
                 continue
             if isinstance(action, act.SetAdmissions):
                 self._gate.table = action.admissions
-                found.append(inp.Applied(now, action.number))
+                found.append(inp.GateSaid(now, link.Applied(action.number)))
             elif isinstance(action, act.Reconcile):
                 found += self._answers(action)
             elif isinstance(action, act.TerminateClient | act.SignalClient | act.RefuseConnection):

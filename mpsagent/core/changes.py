@@ -9,6 +9,7 @@ from typing import TypeVar
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Client, Outcome, Server, State, Status
+from mpsagent.wire import link
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -60,14 +61,15 @@ def more(left: Mapping[int, int], right: Mapping[int, int]) -> dict[int, int]:
     return {device: max(size, right[device]) for device, size in left.items() if device in right}
 
 
-def known_again(client: Client, event: inp.Known) -> Client:
+def known_again(client: Client, event: inp.GateSaid[link.Known]) -> Client:
     """One that passed more often than we know did so while the link was down. Whether that was before or after its
     server was lost is not known, so MPS is asked before it counts as one that has left."""
-    if event.connections <= client.connections:
+    said = event.what
+    if said.connections <= client.connections:
         return client
-    limits = client.limits if event.limits is None else event.limits
+    limits = client.limits if said.limits is None else said.limits
     most = more(client.most_memory, limits.memory)
-    client = replace(client, connections=event.connections, limits=limits, most_memory=most)
+    client = replace(client, connections=said.connections, limits=limits, most_memory=most)
     return client if client.detached is None else replace(client, detached=None, said_left=event.at)
 
 

@@ -36,6 +36,7 @@ from mpsagent.core.reduce import not_handed, reduce
 from mpsagent.core.rule import Decision, EndClient, Request, Section
 from mpsagent.core.transitions import Transition
 from mpsagent.core.view import View
+from mpsagent.wire import link
 
 PASSES = 8
 """More than one decision ever sets off in a row."""
@@ -103,8 +104,8 @@ class Core:
         before = self.state, self.memories
         for event in events:
             happened += self._reduce(event)
-            if isinstance(event, inp.Applied):
-                self._applied(event)
+            if isinstance(event, inp.GateSaid) and isinstance(event.what, link.Applied):
+                self._applied(event.what)
             actions += self._person(event, now)
             if isinstance(event, act.Done):
                 self._note(event)
@@ -129,7 +130,7 @@ class Core:
         try:
             self.state, told = reduce(self.state, event)
         except Exception as error:
-            what = f"reduce({type(event).__name__})"
+            what = f"reduce({type(event.what if isinstance(event, inp.GateSaid) else event).__name__})"
             if all(what != name for name, _ in self._mistakes):
                 self._mistakes.append((what, error))
             return []
@@ -244,7 +245,7 @@ class Core:
             except Exception as error:
                 self._mistakes.append((name, error))
 
-    def _applied(self, event: inp.Applied) -> None:
+    def _applied(self, event: link.Applied) -> None:
         memory = self.memories.admission
         if memory.sent is not None and event.number == memory.number:
             users = memory.sent.users if memory.sent.open else ()

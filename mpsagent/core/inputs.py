@@ -7,13 +7,14 @@ that the kernel gave there. ``at`` is seconds since the epoch on a clock that do
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mpsagent.mps.events import Line
-from mpsagent.mps.limits import Device, Limits
+from mpsagent.mps.limits import Device
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.policy.shares import Lease
+from mpsagent.wire import link
 
 
 class Peer(NamedTuple):
@@ -33,122 +34,36 @@ class Peer(NamedTuple):
 
 # --- from the gate ----------------------------------------------------------------------------------------------------
 
+Message = TypeVar("Message", bound=link.FromGate)
 
-class GateConnected(NamedTuple):
-    """The link to the gate stands; what the gate holds follows, then :class:`GateSynced`."""
+
+class GateSaid(NamedTuple, Generic[Message]):
+    """A message of the gate, its times in the engine's clock. The agent adds what the gate does not know: of a process
+    that passed earlier the ``command``, and how long it had ``waited`` as far as an earlier agent has written it down;
+    of one that is held its ``lineage``, see :class:`Peer`."""
 
     at: float
-    pid: int
+    what: Message
+    command: str = ""
+    lineage: tuple[tuple[int, int], ...] = ()
+    waited: float = 0.0
 
-
-class GateSynced(NamedTuple):
-    at: float
+    @property
+    def peer(self) -> Peer:
+        """Of whom a ``Knock``, ``Known`` or ``Passed`` speaks."""
+        match self.what:
+            case link.Knock() as one:
+                of_place = one.cgroup, one.pid_namespace, one.command, self.lineage
+                return Peer(one.pid, one.uid, one.gid, one.start, *of_place)
+            case link.Known() as one:
+                return Peer(one.pid, one.uid, one.gid, one.start, one.cgroup, command=self.command)
+            case link.Passed() as one:
+                return Peer(one.pid, one.uid, 0, one.start)
+        raise TypeError(f"{type(self.what).__name__} speaks of no process")
 
 
 class GateLost(NamedTuple):
     at: float
-
-
-class Knocked(NamedTuple):
-    """A client's connection is held. ``since``: when it came, which may be before this agent."""
-
-    at: float
-    connection: int
-    peer: Peer
-    since: float
-
-
-class Known(NamedTuple):
-    """A process that passed the gate earlier and lives (told when the link is made). ``waited``: as far as an earlier
-    agent has written it down."""
-
-    at: float
-    peer: Peer
-    since: float
-    limits: Limits
-    connections: int = 1
-    waited: float = 0.0
-
-
-class Left(NamedTuple):
-    """A held connection was closed by its client."""
-
-    at: float
-    connection: int
-
-
-class HandingOver(NamedTuple):
-    at: float
-    connection: int
-
-
-class Passed(NamedTuple):
-    """A connection was handed over with ``limits``, confirmed by MPS. ``fail_safe``: the wanted ones were not
-    confirmed, so it got the strictest. ``seconds``: how long the hand-over took; ``status``: what the client said of
-    its meeting with the server, 0 or a CUDA error."""
-
-    at: float
-    connection: int
-    peer: Peer
-    limits: Limits
-    fail_safe: bool
-    seconds: float
-    status: int = 0
-
-
-class HandoverFailed(NamedTuple):
-    """``lost``: the client cannot be served any more; otherwise its connection is held again and tried later."""
-
-    at: float
-    connection: int
-    pid: int
-    uid: int
-    stage: str
-    why: str
-    lost: bool
-
-
-class Unconfirmed(NamedTuple):
-    """MPS printed other limits than were set for a user."""
-
-    at: float
-    uid: int
-    why: str
-
-
-class Applied(NamedTuple):
-    """The admissions of this number are in force, and no hand-over that they do not allow is under way."""
-
-    at: float
-    number: int
-
-
-class FrontEndUsed(NamedTuple):
-    """A command of a front-end in the public directory. ``refused``: the gate has not passed it on."""
-
-    at: float
-    pid: int
-    uid: int
-    command: str
-    refused: bool = False
-
-
-class HandshakeSeen(NamedTuple):
-    """What the control daemon greets with is known to the gate, or not."""
-
-    at: float
-    known: bool
-    greeting: str
-
-
-class GateRefused(NamedTuple):
-    """The gate turned a connection away by its own bounds, or for what it said."""
-
-    at: float
-    connection: int
-    pid: int
-    uid: int
-    why: str
 
 
 # --- from the kernel --------------------------------------------------------------------------------------------------
@@ -342,10 +257,7 @@ class Resumed(NamedTuple):
     ending: tuple[tuple[int, int, int, str, str, bool], ...]
 
 
-GateInput = (
-    GateConnected | GateSynced | GateLost | Knocked | Known | Left | HandingOver | Passed | HandoverFailed
-    | Unconfirmed | Applied | FrontEndUsed | HandshakeSeen | GateRefused
-)  # fmt: skip
+GateInput = GateSaid[Any] | GateLost
 KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
 PersonInput = (

@@ -27,6 +27,8 @@ from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, p
 from mpsagent.core.model import Client, Control, Gate, Held, Outcome, State
 from mpsagent.core.queue import Queue
 from mpsagent.mps.events import Line
+from mpsagent.mps.limits import Limits
+from mpsagent.wire import link
 
 MOST_HELD = 10_000
 """The gate's own bound is lower; more is a mistake of the gate's."""
@@ -36,16 +38,21 @@ MOST_TURNED_AWAY = 1024
 def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
     """The state after ``event``, and what happened. What changes nothing returns ``state`` itself."""
     out: Out = []
-    rule = _RULES.get(event.what if isinstance(event, Line) else type(event))
+    kind: object = type(event)
+    if isinstance(event, Line):
+        kind = event.what
+    elif isinstance(event, inp.GateSaid):
+        kind = type(event.what)
+    rule = _RULES.get(kind)
     return (state if rule is None else rule(state, event, out)), out
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
 
 
-def _gate_connected(state: State, event: inp.GateConnected, out: Out) -> State:
-    out.append(tr.GateConnected(event.at, event.pid))
-    return replace(_nothing_held(state), gate=Gate(event.pid, event.at))
+def _gate_connected(state: State, event: inp.GateSaid[link.Hello], out: Out) -> State:
+    out.append(tr.GateConnected(event.at, event.what.gate))
+    return replace(_nothing_held(state), gate=Gate(event.what.gate, event.at))
 
 
 def _gate_lost(state: State, event: inp.GateLost, out: Out) -> State:
@@ -64,7 +71,7 @@ def _nothing_held(state: State) -> State:
     return replace(state, held=Queue(), turned_away={}, before=before)
 
 
-def _gate_synced(state: State, event: inp.GateSynced, out: Out) -> State:
+def _gate_synced(state: State, event: inp.GateSaid[link.Synced], out: Out) -> State:
     if state.gate is None:
         return state
     for held in state.before.values():
@@ -82,19 +89,21 @@ def _is_client(state: State, peer: inp.Peer) -> bool:
     return known is not None and known.peer.start == peer.start
 
 
-def _knocked(state: State, event: inp.Knocked, out: Out) -> State:
-    held = Held(event.connection, event.peer, event.since, of_client=_is_client(state, event.peer))
+def _knocked(state: State, event: inp.GateSaid[link.Knock], out: Out) -> State:
+    said, peer = event.what, event.peer
+    held = Held(said.connection, peer, said.since, of_client=_is_client(state, peer))
     if len(state.held) >= MOST_HELD:
         return state
     if held.process in state.before:
         state = replace(state, before=without(state.before, held.process))
     elif not held.of_client and not state.held.has(held.process):
-        out.append(tr.ClientWaiting(event.since, event.peer.pid, event.peer.uid, event.connection))
+        out.append(tr.ClientWaiting(said.since, peer.pid, peer.uid, said.connection))
     return replace(state, held=state.held.put(held))
 
 
-def _known(state: State, event: inp.Known, out: Out) -> State:
-    peer = event.peer
+def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
+    said, peer = event.what, event.peer
+    limits = said.limits or Limits()
     if _is_client(state, peer):
         client = known_again(state.clients[peer.pid], event)
         return replace(state, clients={**state.clients, peer.pid: client})
@@ -102,20 +111,20 @@ def _known(state: State, event: inp.Known, out: Out) -> State:
     before = state.before.get((peer.pid, peer.start))
     number, job = state.job(peer)
     client = Client(
-        peer, event.since, waited=event.waited, limits=event.limits, most_memory=event.limits.memory,
-        connections=event.connections, lease=number, job=job,
+        peer, said.since, waited=event.waited, limits=limits, most_memory=limits.memory,
+        connections=said.connections, lease=number, job=job,
     )  # fmt: skip
     if state.control is not None and state.control.proven:
         client = _of_earlier(client, state.control, event.at)
     if before is not None:  # it passed while the link was down
-        client = replace(client, waited=max(0.0, event.since - before.since))
-        told = (event.since, peer.pid, peer.uid, client.waited, event.limits, False)
+        client = replace(client, waited=max(0.0, said.since - before.since))
+        told = (said.since, peer.pid, peer.uid, client.waited, limits, False)
         out.append(tr.ClientConnected(*told, lease=number, job=job))
         state = replace(state, before=without(state.before, before.process))
     if client.unseen and state.gate is not None and state.gate.synced:  # before that: an earlier agent has said it
         told = (client.since, peer.pid, peer.uid, 0.0, client.limits, False)
         out.append(tr.ClientConnected(*told, lease=number, job=job, unseen=True))
-    return _with_logs(state, client, event.since - LOGS_EARLY)
+    return _with_logs(state, client, said.since - LOGS_EARLY)
 
 
 def _of_earlier(client: Client, control: Control, at: float) -> Client:
@@ -146,58 +155,61 @@ def _another(state: State, peer: inp.Peer, at: float, out: Out) -> State:
     return state if peer.pid not in state.clients else _ended(state, inp.ProcessEnded(at, peer.pid), out)
 
 
-def _left(state: State, event: inp.Left, out: Out) -> State:
-    if event.connection in state.turned_away:
-        return replace(state, turned_away=without(state.turned_away, event.connection))
-    held = state.held.get(event.connection)
+def _left(state: State, event: inp.GateSaid[link.Left], out: Out) -> State:
+    said = event.what
+    if said.connection in state.turned_away:
+        return replace(state, turned_away=without(state.turned_away, said.connection))
+    held = state.held.get(said.connection)
     if held is None:
         return state
-    rest = state.held.without(event.connection)
+    rest = state.held.without(said.connection)
     if not _is_client(state, held.peer) and not rest.has(held.process):
         out.append(_gone(state, held, event.at))
     return replace(state, held=rest)
 
 
-def _handing(state: State, event: inp.HandingOver, out: Out) -> State:
-    held = state.held.get(event.connection)
+def _handing(state: State, event: inp.GateSaid[link.Handing], out: Out) -> State:
+    said = event.what
+    held = state.held.get(said.connection)
     if held is None:
-        held = state.turned_away.get(event.connection)
+        held = state.turned_away.get(said.connection)
         if held is None:
             return state
-        state = replace(state, turned_away=without(state.turned_away, event.connection))
+        state = replace(state, turned_away=without(state.turned_away, said.connection))
     return replace(state, held=state.held.put(replace(held, handing=event.at)))
 
 
-def _passed(state: State, event: inp.Passed, out: Out) -> State:
-    held, peer = state.held.get(event.connection), event.peer
+def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
+    said, peer = event.what, event.peer
+    held = state.held.get(said.connection)
     since = event.at if held is None else held.since
     if held is not None and held.process == (peer.pid, peer.start):
         peer = held.peer  # what the kernel said when it came: more than the gate repeats
-    if event.status:  # by its own word and not by a log's, where any process might stand
-        why = f"its server did not take it (CUDA error {event.status})"
+    if said.status:  # by its own word and not by a log's, where any process might stand
+        why = f"its server did not take it (CUDA error {said.status})"
         out.append(tr.ClientRefused(event.at, peer.pid, peer.uid, why, state.job(peer)[1]))
     unconfirmed = state.unconfirmed
-    if not event.fail_safe and peer.uid in unconfirmed:
+    if not said.fail_safe and peer.uid in unconfirmed:
         unconfirmed = without(unconfirmed, peer.uid)
     state = replace(
-        state, held=state.held.without(event.connection), unconfirmed=unconfirmed, failed_handovers=0,
+        state, held=state.held.without(said.connection), unconfirmed=unconfirmed, failed_handovers=0,
         start_failure=None,
     )  # fmt: skip
     if _is_client(state, peer):
         client = back(state.clients[peer.pid])
         client = replace(
-            client, limits=event.limits, most_memory=more(client.most_memory, event.limits.memory),
-            fail_safe=event.fail_safe, connections=client.connections + 1,
+            client, limits=said.limits, most_memory=more(client.most_memory, said.limits.memory),
+            fail_safe=said.fail_safe, connections=client.connections + 1,
         )  # fmt: skip
         return replace(state, clients={**state.clients, peer.pid: client})
     number, job = state.job(peer)
     client = Client(
-        peer, event.at, max(0.0, event.at - since), event.limits, event.limits.memory, event.fail_safe, lease=number,
+        peer, event.at, max(0.0, event.at - since), said.limits, said.limits.memory, said.fail_safe, lease=number,
         job=job,
     )  # fmt: skip
     state = _another(state, peer, event.at, out)
     took = None if held is None or held.handing is None else max(0.0, event.at - held.handing)
-    told = (event.at, peer.pid, peer.uid, client.waited, event.limits, event.fail_safe)
+    told = (event.at, peer.pid, peer.uid, client.waited, said.limits, said.fail_safe)
     out.append(tr.ClientConnected(*told, took, number, job))
     queue = state.held
     for other in queue.of((peer.pid, peer.start)):
@@ -205,38 +217,41 @@ def _passed(state: State, event: inp.Passed, out: Out) -> State:
     return _with_logs(replace(state, held=queue), client, since)
 
 
-def _handover_failed(state: State, event: inp.HandoverFailed, out: Out) -> State:
+def _handover_failed(state: State, event: inp.GateSaid[link.Failed], out: Out) -> State:
+    said = event.what
     state = replace(state, failed_handovers=state.failed_handovers + 1)
-    held = state.held.get(event.connection)
-    if held is None or event.lost or held.failed != event.why:  # it is tried again and again
-        out.append(tr.HandoverFailed(event.at, event.pid, event.uid, event.stage, event.why, event.lost))
+    held = state.held.get(said.connection)
+    if held is None or said.lost or held.failed != said.why:  # it is tried again and again
+        out.append(tr.HandoverFailed(event.at, said.pid, said.uid, said.stage, said.why, said.lost))
     if held is None:
         return state
-    if event.lost:
-        return replace(state, held=state.held.without(event.connection))
-    return replace(state, held=state.held.put(replace(held, handing=None, failed=event.why)))
+    if said.lost:
+        return replace(state, held=state.held.without(said.connection))
+    return replace(state, held=state.held.put(replace(held, handing=None, failed=said.why)))
 
 
-def _unconfirmed(state: State, event: inp.Unconfirmed, out: Out) -> State:
-    if state.unconfirmed.get(event.uid) == event.why:
+def _unconfirmed(state: State, event: inp.GateSaid[link.Unconfirmed], out: Out) -> State:
+    said = event.what
+    if state.unconfirmed.get(said.uid) == said.why:
         return state
-    out.append(tr.LimitsUnconfirmed(event.at, event.uid, event.why))
-    return replace(state, unconfirmed=bounded({**state.unconfirmed, event.uid: event.why}, 64))
+    out.append(tr.LimitsUnconfirmed(event.at, said.uid, said.why))
+    return replace(state, unconfirmed=bounded({**state.unconfirmed, said.uid: said.why}, 64))
 
 
-def _applied(state: State, event: inp.Applied, out: Out) -> State:
-    if state.gate is None or event.number <= state.gate.applied:
+def _applied(state: State, event: inp.GateSaid[link.Applied], out: Out) -> State:
+    if state.gate is None or event.what.number <= state.gate.applied:
         return state
-    return replace(state, gate=replace(state.gate, applied=event.number))
+    return replace(state, gate=replace(state.gate, applied=event.what.number))
 
 
-def _front_end(state: State, event: inp.FrontEndUsed, out: Out) -> State:
+def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> State:
     """An administrator's ``terminate_client S P`` is as good as ours: it must not be asked twice."""
-    out.append(tr.FrontEndUsed(event.at, event.pid, event.uid, event.command, event.refused))
-    words = event.command.split()
+    said = event.what
+    out.append(tr.FrontEndUsed(event.at, said.pid, said.uid, said.command, said.refused))
+    words = said.command.split()
     if (
-        event.uid == 0
-        and not event.refused
+        said.uid == 0
+        and not said.refused
         and len(words) == 3
         and words[0] == "terminate_client"
         and words[2].isdecimal()
@@ -247,21 +262,23 @@ def _front_end(state: State, event: inp.FrontEndUsed, out: Out) -> State:
     return state
 
 
-def _handshake(state: State, event: inp.HandshakeSeen, out: Out) -> State:
-    if state.gate is None or state.gate.known_handshake == event.known:
+def _handshake(state: State, event: inp.GateSaid[link.HandshakeSeen], out: Out) -> State:
+    said = event.what
+    if state.gate is None or state.gate.known_handshake == said.known:
         return state
-    if not event.known:
-        out.append(tr.HandshakeUnknown(event.at, event.greeting))
-    return replace(state, gate=replace(state.gate, known_handshake=event.known))
+    if not said.known:
+        out.append(tr.HandshakeUnknown(event.at, said.greeting))
+    return replace(state, gate=replace(state.gate, known_handshake=said.known))
 
 
-def _gate_refused(state: State, event: inp.GateRefused, out: Out) -> State:
-    held = state.held.get(event.connection)
+def _gate_refused(state: State, event: inp.GateSaid[link.Refused], out: Out) -> State:
+    said = event.what
+    held = state.held.get(said.connection)
     job = None if held is None else state.job(held.peer)[1]
-    out.append(tr.ClientRefused(event.at, event.pid, event.uid, event.why, job))
+    out.append(tr.ClientRefused(event.at, said.pid, said.uid, said.why, job))
     if held is not None:
-        return replace(state, held=state.held.without(event.connection))
-    return state if event.pid > 0 else replace(state, unseen=state.unseen + 1)
+        return replace(state, held=state.held.without(said.connection))
+    return state if said.pid > 0 else replace(state, unseen=state.unseen + 1)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------
@@ -405,20 +422,20 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     **reduce_logs.RULES,
     **reduce_answers.RULES,
     **reduce_people.RULES,
-    inp.GateConnected: _gate_connected,
-    inp.GateSynced: _gate_synced,
+    link.Hello: _gate_connected,
+    link.Synced: _gate_synced,
     inp.GateLost: _gate_lost,
-    inp.Knocked: _knocked,
-    inp.Known: _known,
-    inp.Left: _left,
-    inp.HandingOver: _handing,
-    inp.Passed: _passed,
-    inp.HandoverFailed: _handover_failed,
-    inp.Unconfirmed: _unconfirmed,
-    inp.Applied: _applied,
-    inp.FrontEndUsed: _front_end,
-    inp.HandshakeSeen: _handshake,
-    inp.GateRefused: _gate_refused,
+    link.Knock: _knocked,
+    link.Known: _known,
+    link.Left: _left,
+    link.Handing: _handing,
+    link.Passed: _passed,
+    link.Failed: _handover_failed,
+    link.Unconfirmed: _unconfirmed,
+    link.Applied: _applied,
+    link.FrontEnd: _front_end,
+    link.HandshakeSeen: _handshake,
+    link.Refused: _gate_refused,
     inp.ProcessEnded: _ended,
     inp.ControlRuns: _control_runs,
     inp.ControlGone: _control_gone,

@@ -21,6 +21,8 @@ from mpsagent.mps.limits import Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.system.store import Part, Store
+from mpsagent.wire import link
+from tests.core.said import knocked, known
 
 NOW = 1000.0
 KEYS = ("drain", "served", kept.LEASE, "left/drain", "left/served", "right/drain", "right/served")
@@ -42,11 +44,11 @@ def core(text: str = '[switch]\nafter = "10s"\ngrace = "20s"\n') -> Core:
 
 
 def told(*more: inp.Input) -> list[inp.Input]:
-    return [inp.GateConnected(NOW, 60), *more, inp.GateSynced(NOW)]
+    return [inp.GateSaid(NOW, link.Hello(60, 1000.0)), *more, inp.GateSaid(NOW, link.Synced())]
 
 
-def at_work(peer: Peer = ALICE, since: float = 900.0) -> inp.Known:
-    return inp.Known(NOW, peer, since, Limits(20.0))
+def at_work(peer: Peer = ALICE, since: float = 900.0) -> inp.GateSaid[link.Known]:
+    return known(NOW, peer, since, Limits(20.0))
 
 
 def holder(one: Core, events: list[inp.Input]) -> int:
@@ -54,7 +56,7 @@ def holder(one: Core, events: list[inp.Input]) -> int:
     actions = one.receive_all(events, NOW).actions
     for action in actions:
         if isinstance(action, act.SetAdmissions):
-            one.receive(inp.Applied(NOW, action.number), NOW)
+            one.receive(inp.GateSaid(NOW, link.Applied(action.number)), NOW)
     turn = one.view().turn
     assert turn is not None
     return turn.uid
@@ -126,8 +128,8 @@ def test_what_is_kept_is_what_the_next_one_reads() -> None:
 # --- whose turn it is -------------------------------------------------------------------------------------------------
 
 
-def waits(since: float = 980.0) -> inp.Knocked:
-    return inp.Knocked(NOW, 1, BOB, since)
+def waits(since: float = 980.0) -> inp.GateSaid[link.Knock]:
+    return knocked(NOW, 1, BOB, since)
 
 
 def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() -> None:
@@ -154,7 +156,7 @@ def test_a_turn_of_a_user_who_has_gone_is_over() -> None:
 
 def test_who_had_a_turn_stays_behind_who_came_meanwhile() -> None:
     """The order of the queue outlives the agent."""
-    one, events = core(), told(inp.Knocked(NOW, 1, ALICE, 940.0), waits(950.0))
+    one, events = core(), told(knocked(NOW, 1, ALICE, 940.0), waits(950.0))
     kept.take_up_turn(one, {"served": [[1001, 960.0]]}, events, NOW)
     assert holder(one, events) == 1002
     assert [1001, 960.0] in kept.served_rows(one)
@@ -187,10 +189,10 @@ def written(known: list[dict[str, Any]], *events: inp.Input) -> list[tr.Transiti
 
 def test_who_is_on_record_is_not_written_again() -> None:
     assert written(records(WAITS, WORKS), at_work()) == []
-    assert written(records(WAITS), inp.Knocked(NOW, 3, ALICE, 890.0)) == []
-    (one,) = written(records(), inp.Knocked(NOW, 3, ALICE, 890.0))
+    assert written(records(WAITS), knocked(NOW, 3, ALICE, 890.0)) == []
+    (one,) = written(records(), knocked(NOW, 3, ALICE, 890.0))
     assert one == tr.ClientWaiting(890.0, 71, 1001, 3)
-    assert written(records(), inp.Knocked(NOW, 3, ALICE, NOW)) == [], "that one the agent itself has seen"
+    assert written(records(), knocked(NOW, 3, ALICE, NOW)) == [], "that one the agent itself has seen"
 
 
 def test_who_came_and_went_without_an_agent_is_written_once() -> None:
@@ -221,8 +223,8 @@ def test_what_is_older_than_all_records_in_sight_is_on_record() -> None:
     """10,000 are; a client may have run for a month."""
     known = records(("turn.began", 950.0, {"uid": 1002}), first=777)
     assert written(known, at_work()) == []
-    assert written(known, inp.Knocked(NOW, 3, ALICE, 890.0)) == []
-    assert written(known, inp.Knocked(NOW, 3, ALICE, 960.0)) == [tr.ClientWaiting(960.0, 71, 1001, 3)]
+    assert written(known, knocked(NOW, 3, ALICE, 890.0)) == []
+    assert written(known, knocked(NOW, 3, ALICE, 960.0)) == [tr.ClientWaiting(960.0, 71, 1001, 3)]
 
 
 def test_who_waits_and_for_how_long_clients_had_waited_is_kept() -> None:
@@ -302,7 +304,7 @@ def test_what_is_kept_moves_with_the_wall_clock() -> None:
 @pytest.mark.parametrize("row", [{"served": [[1001, NOW + 9000.0]]}, {"suspended": [[1001, NOW + 9000.0]]}])
 def test_a_time_from_the_future_keeps_no_user_waiting(row: dict[str, Any]) -> None:
     """A machine whose clock was set back while it was off."""
-    one, events = core(), told(inp.Knocked(NOW, 1, ALICE, NOW))
+    one, events = core(), told(knocked(NOW, 1, ALICE, NOW))
     kept.take_up_turn(one, row, events, NOW)
     assert holder(one, events) == 1001
     assert all(at <= NOW for _, at in [*kept.served_rows(one), *kept.suspended_rows(one)])

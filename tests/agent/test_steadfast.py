@@ -30,7 +30,9 @@ from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.system.processes import start_time
+from mpsagent.wire import link
 from tests.agent.inside import NoDaemon, node_of, play, records, topics, until
+from tests.core.said import knocked
 
 
 @pytest.fixture
@@ -172,9 +174,9 @@ def test_a_user_who_comes_and_leaves_cannot_wash_the_history_away(place: Path) -
     async def scenario(agent: Agent) -> None:
         now = agent.clock.now()
         for number in range(2 * UNSERVED_A_MINUTE):
-            agent.take([inp.Knocked(now, number, Peer(number, 1001, 1001, 1), now), inp.Left(now, number)])
-        agent.take([inp.FrontEndUsed(now, 7, 0, "root's")])
-        agent.take([inp.Knocked(now, 10_000, Peer(10_000, 1002, 1002, 1), now)])
+            agent.take([knocked(now, number, Peer(number, 1001, 1001, 1), now), inp.GateSaid(now, link.Left(number))])
+        agent.take([inp.GateSaid(now, link.FrontEnd(7, 0, "root's", now))])
+        agent.take([knocked(now, 10_000, Peer(10_000, 1002, 1002, 1), now)])
         assert len(records(agent, "client.waiting")) + len(records(agent, "client.left")) == UNSERVED_A_MINUTE + 1
         assert records(agent, "client.waiting")[-1]["uid"] == 1002
         assert [one["command"] for one in records(agent, "front_end")] == ["root's"]
@@ -190,9 +192,9 @@ def test_nor_with_processes_whose_environment_lifts_their_limits(place: Path) ->
         now = agent.clock.now()
         agent.take([inp.DevicesFound(now, (Device(0, "GPU-0", "assumed", 140 << 30, 132),))])
         for number in range(1000, 1000 + UNSERVED_A_MINUTE + 100):
-            agent.take([inp.Knocked(now, number, Peer(number, 1001, 1001, 1), now)])
+            agent.take([knocked(now, number, Peer(number, 1001, 1001, 1), now)])
             agent.take([inp.ProcessesSeen(now, frozenset(), {}, {number: inp.Lifts(1, memory="x")})])
-            agent.take([inp.Left(now, number)])
+            agent.take([inp.GateSaid(now, link.Left(number))])
         kinds = ("client.waiting", "client.left", "client.environment")
         assert records(agent, "client.environment")
         assert sum(len(records(agent, kind)) for kind in kinds) == UNSERVED_A_MINUTE
@@ -296,7 +298,9 @@ def test_a_mistake_in_one_rule_is_a_condition_and_the_others_decide(
         monkeypatch.setattr(caps, "decide", broken)
         now = agent.clock.now()
         peer = Peer(70, 1001, 1001, 7)
-        agent.take([inp.GateConnected(now, 1), inp.Knocked(now, 1, peer, now), inp.GateSynced(now)])
+        agent.take(
+            [inp.GateSaid(now, link.Hello(1, 1000.0)), knocked(now, 1, peer, now), inp.GateSaid(now, link.Synced())]
+        )
         assert "agent: caps failed, everything else goes on" in topics(agent)
         assert agent.core.memories.admission.sent is not None
         for _ in range(50):
@@ -374,7 +378,9 @@ def test_a_silent_name_service_is_a_condition_and_its_user_is_held(
         agent.people = People(Slow({}), lambda: None)
         now = agent.clock.now()
         peer = Peer(70, 1001, 1001, 7)
-        agent.take([inp.GateConnected(now, 1), inp.Knocked(now, 1, peer, now), inp.GateSynced(now)])
+        agent.take(
+            [inp.GateSaid(now, link.Hello(1, 1000.0)), knocked(now, 1, peer, now), inp.GateSaid(now, link.Synced())]
+        )
         await until(lambda: "names" in topics(agent))
         (said,) = (one for one in agent.conditions.all() if "name service" in one.what)
         assert "uid 1001" in said.what
@@ -433,7 +439,6 @@ def test_a_client_whose_end_came_before_its_pidfd_is_not_kept_for_ever(place: Pa
 
     async def scenario(agent: Agent) -> None:
         from mpsagent.mps.limits import Limits
-        from mpsagent.wire import link
 
         agent.gate.receive(link.Hello(7, 1.0), None)
         agent.gate.receive(link.Synced(), None)
@@ -453,7 +458,6 @@ def test_a_process_that_ends_while_the_gate_tells_of_it_is_not_kept_for_ever(pla
 
     async def scenario(agent: Agent) -> None:
         from mpsagent.mps.limits import Limits
-        from mpsagent.wire import link
 
         now = agent.clock.now()
         with subprocess.Popen(["sleep", "60"]) as child:

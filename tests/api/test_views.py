@@ -20,8 +20,10 @@ from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.loglines import LogParser
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.wire import link
 from tests import recordings
 from tests.api.stand_in import OTHER, USER, busy_state
+from tests.core.said import knocked
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -33,7 +35,9 @@ def page(body: Any) -> str:
 def queue_of(*held: Held) -> Any:
     """The queue that the engine makes of these."""
     core = Core()
-    core.absorb([inp.GateConnected(0.0, 1), *(inp.Knocked(h.since, h.connection, h.peer, h.since) for h in held)])
+    core.absorb(
+        [inp.GateSaid(0.0, link.Hello(1, 1000.0)), *(knocked(h.since, h.connection, h.peer, h.since) for h in held)]
+    )
     return core.state.held
 
 

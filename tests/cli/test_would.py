@@ -20,6 +20,7 @@ from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.wire import link
 from tests import recordings
 
 DEVICE = Device(0, "GPU-0", "assumed", 143155 << 20, 132)
@@ -220,7 +221,8 @@ def test_who_has_a_user_there_is_whom_the_gate_announced() -> None:
     """A server for all says nothing of users."""
     gate, users = LogAsGate(), []
     for event in through_the_gate(0):
-        users += [one.peer[:2] for one in [*gate.before(event), *gate.after(event)] if isinstance(one, inp.Knocked)]
+        said = [one for one in [*gate.before(event), *gate.after(event)] if isinstance(one, inp.GateSaid)]
+        users += [one.peer[:2] for one in said if isinstance(one.what, link.Knock)]
     assert users == [(GATE, A), (101, A), (102, B)]
 
 
@@ -235,5 +237,6 @@ def test_one_who_waits_while_another_comes_before_its_own_line_is_no_gate() -> N
         ev.ClientAdmitted(3.0, 101, A),
         ev.ContextConnected(3.1, 20, 101, 1),
     ):
-        gone += [one for one in [*gate.before(event), *gate.after(event)] if isinstance(one, inp.Left)]
+        said = [one.what for one in [*gate.before(event), *gate.after(event)] if isinstance(one, inp.GateSaid)]
+        gone += [one for one in said if isinstance(one, link.Left)]
     assert gone == []

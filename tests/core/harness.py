@@ -22,6 +22,7 @@ from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
+from mpsagent.wire import link
 from tests.core.toy import Clock, Gate, Mps, Proc
 
 GIB = 1 << 30
@@ -168,7 +169,7 @@ class Stage:
             return
         self.inputs += len(events)
         for event in events:
-            if isinstance(event, inp.Passed):
+            if isinstance(event, inp.GateSaid) and isinstance(event.what, link.Passed):
                 self._check_alone()
         self._carry(self.core.receive_all(events, self.now))
 
@@ -255,7 +256,7 @@ class Stage:
             self.gate.found(proc, action.limits)
 
     def _from_gate(self, one: inp.Input) -> None:
-        if isinstance(one, inp.Passed):
+        if isinstance(one, inp.GateSaid) and isinstance(one.what, link.Passed):
             self.served.setdefault(one.peer.pid, self.now)
         if self.link:
             self._soon(self.link, one)

@@ -10,6 +10,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Drain
 from mpsagent.mps import events as ev
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
 from tests.core.toy import Proc, Server
 
@@ -284,7 +285,7 @@ def test_an_agent_that_starts_in_a_drain_ends_no_work(shared: bool) -> None:
 def test_a_drain_waits_for_those_whom_the_gate_passed_untouched() -> None:
     """With a handshake that is not known the gate knows no clients; then the logs are all there is."""
     stage = Stage(PATIENT).up()
-    stage.feed(inp.HandshakeSeen(stage.now, False, "00"))
+    stage.feed(inp.GateSaid(stage.now, link.HandshakeSeen(False, "00")))
     server = stage.mps.servers[4000] = Server(4000, ALICE, ready=True)
     server.clients[4001] = proc = Proc(4001, ALICE, 1, server=server, made=1)
     stage._log(ev.ServerStarting(stage.now, 4000, ALICE))

@@ -18,7 +18,9 @@ from mpsagent.core.rule import Decision
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.identity import Identity
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, PATIENT, Stage, policy
+from tests.core.said import knocked
 
 
 def test_an_empty_world_starts_the_daemon_and_nothing_else() -> None:
@@ -150,9 +152,9 @@ def test_the_cost_of_an_input_does_not_grow_with_the_queue(users: int) -> None:
         core, now = stage.core, stage.now
         assert core is not None
 
-        def knock(number: int) -> inp.Knocked:
+        def knock(number: int) -> inp.GateSaid[link.Knock]:
             peer = inp.Peer(10_000 + number, 2000 + number % users, 100, 5)
-            return inp.Knocked(now, 1000 + number, peer, now + number * 1e-6)
+            return knocked(now, 1000 + number, peer, now + number * 1e-6)
 
         for number in range(waiting):
             core.receive(knock(number), now)
@@ -161,8 +163,8 @@ def test_the_cost_of_an_input_does_not_grow_with_the_queue(users: int) -> None:
             "knock": calls(core, knock(waiting), now),
             "line": calls(core, ev.ContextConnected(now, server, alice.pid, 2), now),
             "foreign line": calls(core, ev.ContextConnected(now, server, 7, 1), now),
-            "left": calls(core, inp.Left(now, 1000 + waiting // 2), now),
-            "first left": calls(core, inp.Left(now, 1000), now),
+            "left": calls(core, inp.GateSaid(now, link.Left(1000 + waiting // 2)), now),
+            "first left": calls(core, inp.GateSaid(now, link.Left(1000)), now),
         }
 
     few, many = costs(2 * users), costs(2000)

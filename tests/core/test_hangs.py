@@ -10,6 +10,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import hangs
 from mpsagent.core import inputs as inp
 from mpsagent.mps import events as ev
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, PATIENT, POLICY, Stage
 from tests.core.toy import Proc
 
@@ -118,7 +119,9 @@ def test_a_hand_over_that_stands_still_is_the_gates_to_end_before_a_server_is_ki
     stage.run(0.1)
     assert stage.core is not None
     (held,) = stage.core.state.held_of(BOB)
-    stage.feed(inp.HandingOver(stage.now, held.connection), inp.DaemonSilent(stage.now, True))
+    stage.feed(
+        inp.GateSaid(stage.now, link.Handing(held.connection, 0, 0, stage.now)), inp.DaemonSilent(stage.now, True)
+    )
     stage.run(7.2)
     assert stage.actions(*KILLS) == []
     assert stage.working(alice)

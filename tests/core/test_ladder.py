@@ -10,6 +10,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.mps import events as ev
+from mpsagent.wire import link
 from tests.core.harness import ALICE, PATIENT, POLICY, Stage
 from tests.core.toy import Proc
 
@@ -129,9 +130,11 @@ def test_a_client_that_was_terminated_before_is_not_asked_again() -> None:
     first, second, third = stage.client(ALICE), stage.client(ALICE), stage.client(ALICE)
     stage.run(1)
     server = next(iter(stage.mps.servers))
-    stage.feed(inp.FrontEndUsed(stage.now, 1, 0, f"terminate_client {server} {first.pid}"))
-    stage.feed(inp.FrontEndUsed(stage.now, 1, ALICE, f"terminate_client {server} {second.pid}"))
-    stage.feed(inp.FrontEndUsed(stage.now, 1, 0, f"terminate_client {server} {third.pid}", refused=True))
+    stage.feed(inp.GateSaid(stage.now, link.FrontEnd(1, 0, f"terminate_client {server} {first.pid}", stage.now)))
+    stage.feed(inp.GateSaid(stage.now, link.FrontEnd(1, ALICE, f"terminate_client {server} {second.pid}", stage.now)))
+    stage.feed(
+        inp.GateSaid(stage.now, link.FrontEnd(1, 0, f"terminate_client {server} {third.pid}", stage.now, refused=True))
+    )
     for proc in (first, second, third):
         order(stage, proc)
     stage.run(1)

@@ -8,8 +8,10 @@ from mpsagent.api import waits
 from mpsagent.core import actions as act
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
+from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import MIB
 from tests.core.harness import ALICE, BOB, CAROL, GIB, PATIENT, Stage
+from tests.core.said import passed
 from tests.core.test_pause import PAUSE, started
 from tests.core.toy import Proc
 
@@ -137,7 +139,7 @@ def test_who_was_given_more_earlier_keeps_it() -> None:
     stage.feed(inp.MemorySeen(stage.now, {carol.pid: {"GPU-0": LIMIT}}))
     assert stage.core is not None
     client = stage.core.state.clients[carol.pid]
-    less = inp.Passed(stage.now, 999, client.peer, inp.Limits(50.0, {0: GIB}), False, 0.1)
+    less = passed(stage.now, 999, client.peer, Limits(50.0, {0: GIB}), False, 0.1)
     stage.core.receive(less, stage.now)
     assert stage.core.state.clients[carol.pid].limits.memory == {0: GIB}
     looks(stage, carol, *[LIMIT] * 10)

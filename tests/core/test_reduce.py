@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, is_dataclass
 from typing import get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsagent.agent.gate_messages import to_input
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
@@ -16,6 +16,7 @@ from mpsagent.core.reduce import reduce
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.wire import link
+from tests.core import said
 from tests.core.reducing import KINDS, apply, apply_all
 
 # --- the logs ---------------------------------------------------------------------------------------------------------
@@ -134,13 +135,13 @@ PEER = inp.Peer(200, 1001, 1001, 77, "/user.slice", 4026531836, "python")
 
 
 def knocked(state: State, connection: int = 1, peer: inp.Peer = PEER, since: float = 1.0) -> State:
-    return apply(state, inp.Knocked(since, connection, peer, since))
+    return apply(state, said.knocked(since, connection, peer, since))
 
 
 def passed(state: State, connection: int = 1, at: float = 1.5) -> State:
     """As the gate tells it: without what it said when the client came."""
     bare = inp.Peer(PEER.pid, PEER.uid, 0, PEER.start)
-    return apply(knocked(state, connection), inp.Passed(at, connection, bare, Limits(20.0), False, 0.1))
+    return apply(knocked(state, connection), said.passed(at, connection, bare, Limits(20.0), False, 0.1))
 
 
 def test_a_client_is_who_the_kernel_said_when_it_came() -> None:
@@ -152,7 +153,7 @@ def test_a_client_is_who_the_kernel_said_when_it_came() -> None:
 def test_its_next_connection_is_known_to_be_of_a_client() -> None:
     state = knocked(knocked(State(), 1), 2)
     assert not state.held[2].of_client
-    state = apply(state, inp.Passed(2, 1, inp.Peer(200, 1001, 0, 77), Limits(), False, 0.1))
+    state = apply(state, said.passed(2, 1, inp.Peer(200, 1001, 0, 77), Limits(), False, 0.1))
     assert state.held[2].of_client
     assert knocked(state, 3).held[3].of_client
     assert not knocked(state, 3, PEER._replace(start=78)).held[3].of_client
@@ -160,7 +161,7 @@ def test_its_next_connection_is_known_to_be_of_a_client() -> None:
 
 def test_a_pid_that_another_process_has_now_is_another_client() -> None:
     state = knocked(passed(State()), 2, PEER._replace(start=78))
-    state, happened = reduce(state, inp.Passed(3, 2, inp.Peer(200, 1001, 0, 78), Limits(), False, 0.1))
+    state, happened = reduce(state, said.passed(3, 2, inp.Peer(200, 1001, 0, 78), Limits(), False, 0.1))
     assert [type(one) for one in happened] == [tr.ClientEnded, tr.ClientConnected]
     assert apply(state, inp.ProcessEnded(4, 200, 77)) is state
     assert 200 not in apply(state, inp.ProcessEnded(4, 200, 78)).clients
@@ -204,7 +205,7 @@ def test_leaving_is_a_hint_until_mps_says_so() -> None:
     early = apply_all(state, [listed, inp.ClientsListed(2.9, 100, frozenset())])
     assert early.clients[200].detached is None
     assert apply(state, inp.ServersListed(4, {}, frozenset({100}))).clients[200].detached == 3
-    back = apply(knocked(gone, 5), inp.Passed(6, 5, PEER, Limits(), False, 0.1))
+    back = apply(knocked(gone, 5), said.passed(6, 5, PEER, Limits(), False, 0.1))
     assert (back.clients[200].detached, back.clients[200].connections) == (None, 2)
 
 
@@ -213,7 +214,7 @@ def test_who_was_refused_by_its_server_says_so_itself() -> None:
     state, happened = reduce(knocked(State()), ev.ClientRefused(2, 100, 200, "status 807"))
     assert happened == []
     message = link.Passed(1, 200, 1001, 77, Limits(), 0.1, 2.0, status=807)
-    _, happened = reduce(state, to_input(message, 2.0, float))
+    _, happened = reduce(state, inp.GateSaid(2.0, message))
     (refused,) = (one for one in happened if isinstance(one, tr.ClientRefused))
     assert (refused.pid, refused.uid) == (200, 1001)
     assert "807" in refused.why
@@ -224,9 +225,9 @@ def test_a_refused_connection_is_no_longer_held_unless_it_was_being_handed_over(
     state, happened = reduce(knocked(State()), act.Done(2, refuse, True))
     assert len(state.held) == 0
     assert [type(one) for one in happened] == [tr.ClientRefused]
-    again = apply(state, inp.HandingOver(2.1, 1))
+    again = apply(state, inp.GateSaid(2.1, link.Handing(1, 0, 0, 2.1)))
     assert again.held[1].handing == 2.1
-    assert len(apply(state, inp.Left(2.1, 1)).turned_away) == 0
+    assert len(apply(state, inp.GateSaid(2.1, link.Left(1))).turned_away) == 0
 
 
 def test_a_server_that_could_not_be_killed_is_none() -> None:
@@ -238,12 +239,11 @@ def test_a_server_that_could_not_be_killed_is_none() -> None:
 
 _SMALL = st.integers(0, 5)
 _LIMITS = st.builds(Limits, st.floats(0, 100))
-_PEERS = st.builds(inp.Peer, _SMALL, _SMALL, _SMALL, _SMALL)
 _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "at": st.floats(0, 100), "started": st.floats(0, 100), "since": st.floats(0, 100), "seconds": st.floats(0, 9),
     "socket": st.just("/s"), "text": st.sampled_from(["quit", "ps", "UI closed", "GPU"]), "source": st.just("control"),
     "percent": st.floats(0, 100), "size": st.integers(0, 1 << 40), "number": st.sampled_from([0, 5, 48, 590]),
-    "context": st.integers(0, 3), "peer": _PEERS, "limits": _LIMITS,
+    "context": st.integers(0, 3), "limits": _LIMITS,
     "fail_safe": st.booleans(), "stage": st.just("answer"), "why": st.just("x"), "lost": st.booleans(),
     "command": st.sampled_from(["quit", "terminate_client 1 2", "ps"]), "known": st.booleans(), "greeting": st.just(""),
     "servers": st.dictionaries(_SMALL, _SMALL, max_size=3), "known_before": st.frozensets(_SMALL, max_size=3),
@@ -254,13 +254,18 @@ _FIELDS: dict[str, st.SearchStrategy[object]] = {
     "seen": st.dictionaries(_SMALL, st.builds(inp.Seen, *[_SMALL] * 4), max_size=2),
     "memory": st.dictionaries(_SMALL, st.just({"GPU-0": 1 << 20}), max_size=2),
 }  # fmt: skip
-_KINDS = [*KINDS, *get_args(inp.GateInput), *get_args(inp.KernelInput), *get_args(inp.AnswerInput)]
+_KINDS = [
+    *KINDS, *get_args(link.FromGate), inp.GateLost, *get_args(inp.KernelInput), *get_args(inp.AnswerInput),
+]  # fmt: skip
 _STATUS = st.sampled_from([*Status, "GARBAGE"])
 
 
 def _any(kind: type | ev.What) -> st.SearchStrategy[inp.Input]:
     if isinstance(kind, ev.What):
         return st.builds(kind, _FIELDS["at"], *(_FIELDS.get(name, _SMALL) for name in kind.fields))
+    if is_dataclass(kind):
+        said = {one.name: _FIELDS.get(one.name, _SMALL) for one in fields(kind)}
+        return st.builds(inp.GateSaid, _FIELDS["at"], st.builds(kind, **said))
     names: tuple[str, ...] = kind._fields  # type: ignore[attr-defined]
     choose = {}
     for name in names:
@@ -324,5 +329,7 @@ def test_who_is_refused_by_the_gate_waits_no_more() -> None:
     """For what it said while it was held, or because others of its user crowd: the gate has closed the connection."""
     state = knocked(daemon(), 7)
     assert list(state.held) == [7]
-    state, told = reduce(state, inp.GateRefused(30.0, 7, PEER.pid, PEER.uid, "said something while it was held"))
+    state, told = reduce(
+        state, inp.GateSaid(30.0, link.Refused(7, PEER.pid, PEER.uid, "said something while it was held"))
+    )
     assert (list(state.held), [type(one) for one in told]) == ([], [tr.ClientRefused])

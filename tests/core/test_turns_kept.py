@@ -8,7 +8,9 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core import turns
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
+from tests.core.said import known
 from tests.core.toy import Proc
 
 both = pytest.mark.parametrize("shared", [False, True], ids=["own", "shared"])
@@ -53,7 +55,7 @@ def test_a_hand_over_that_the_gate_gave_up_without_a_word_holds_up_no_turn(share
     bob = stage.client(BOB)
     stage.run(0.1)
     second = next(number for number, one in stage.gate.held.items() if one.proc.uid == ALICE)
-    stage.feed(inp.HandingOver(stage.now, second))
+    stage.feed(inp.GateSaid(stage.now, link.Handing(second, 0, 0, stage.now)))
     assert stage.core is not None
     assert stage.core.state.held.handing == {second}
     stage.run(17)
@@ -193,7 +195,7 @@ def test_several_users_found_at_work_end_one_after_the_other(shared: bool) -> No
         stage.gate.ever[proc.key] = uid
         stage.gate.connections[proc.key] = 1
         peer = inp.Peer(proc.pid, uid, 100, proc.start)
-        stage.feed(inp.Known(stage.now, peer, stage.now + number, stage.limits(uid)))
+        stage.feed(known(stage.now, peer, stage.now + number, stage.limits(uid)))
     carol = stage.client(CAROL)
     stage.run(60)
     assert stage.turns() == [BOB, CAROL]  # ALICE had hers already

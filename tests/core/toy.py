@@ -18,6 +18,8 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
+from mpsagent.wire import link
+from tests.core.said import knocked, known, passed
 
 GREETING = 0.002  # limits set and read back
 START = 0.15  # Starting new server to Ready
@@ -312,15 +314,15 @@ class Gate:
 
     def sync(self) -> list[inp.Input]:
         now = self.clock.now
-        told: list[inp.Input] = [inp.GateConnected(now, self.pid)]
+        told: list[inp.Input] = [inp.GateSaid(now, link.Hello(self.pid, 1000.0))]
         told += [self._knock(one) for one in self.held.values()]
         told += [
-            inp.Known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1)) for p in self.known.values()
+            known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1)) for p in self.known.values()
         ]  # fmt: skip
-        return [*told, inp.GateSynced(now)]
+        return [*told, inp.GateSaid(now, link.Synced())]
 
-    def _knock(self, one: Connection) -> inp.Knocked:
-        return inp.Knocked(self.clock.now, one.number, _peer(one.proc), one.since)
+    def _knock(self, one: Connection) -> inp.GateSaid[link.Knock]:
+        return knocked(self.clock.now, one.number, _peer(one.proc), one.since)
 
     # --- from the agent -----------------------------------------------------------------------------------------------
 
@@ -333,7 +335,7 @@ class Gate:
         """It came through another process."""
         self.known[proc.key], self.ever[proc.key], self.connections[proc.key] = proc, proc.uid, 0
         self.passed[proc.key] = self.clock.now, limits
-        self.tell(inp.Known(self.clock.now, _peer(proc), *self.passed[proc.key], 0))
+        self.tell(known(self.clock.now, _peer(proc), *self.passed[proc.key], 0))
 
     def refuse(self, number: int) -> None:
         one = self.held.get(number)
@@ -353,7 +355,7 @@ class Gate:
             return
         one = self.handing
         if one is None or (self.table.open and self._user(one.proc.uid) is not None):
-            self.tell(inp.Applied(self.clock.now, self.unapplied))
+            self.tell(inp.GateSaid(self.clock.now, link.Applied(self.unapplied)))
             self.unapplied = None
 
     # --- hand-over ----------------------------------------------------------------------------------------------------
@@ -368,7 +370,7 @@ class Gate:
         user = self._user(one.proc.uid)
         assert user is not None
         limits = self._limits(one, user)
-        self.tell(inp.HandingOver(self.clock.now, one.number))
+        self.tell(inp.GateSaid(self.clock.now, link.Handing(one.number, 0, 0, self.clock.now)))
         began = self.clock.now
 
         def meet() -> None:
@@ -419,7 +421,7 @@ class Gate:
         self.handing = None
         proc, now = one.proc, self.clock.now
         if one.number not in self.held:  # its process ended meanwhile
-            self.tell(inp.Left(now, one.number))
+            self.tell(inp.GateSaid(now, link.Left(one.number)))
         elif ok:
             del self.held[one.number]
             self.known[proc.key] = proc
@@ -428,13 +430,13 @@ class Gate:
             self.passed[proc.key] = self.passed.get(proc.key, (now, limits))[0], limits
             self.given.append(Given(now, proc.pid, proc.uid, limits))
             peer = inp.Peer(proc.pid, proc.uid, 0, proc.start)
-            self.tell(inp.Passed(now, one.number, peer, limits, False, now - began))
+            self.tell(passed(now, one.number, peer, limits, False, now - began))
             if proc.wants_more():
                 self.clock.after(SECOND, lambda: self._again(proc))
         else:
             one.pause = min(2.0, one.pause * 2 or 0.05)
             one.not_before = now + one.pause
-            self.tell(inp.HandoverFailed(now, one.number, proc.pid, proc.uid, "answer", "closed", False))
+            self.tell(inp.GateSaid(now, link.Failed(one.number, proc.pid, proc.uid, "closed", "answer", False)))
         self._applied()
         self.clock.after(0.0, self.pump)
 
@@ -447,7 +449,7 @@ class Gate:
         for number in [n for n, one in self.held.items() if one.proc is proc]:
             one = self.held.pop(number)
             if one is not self.handing:
-                self.tell(inp.Left(self.clock.now, number))
+                self.tell(inp.GateSaid(self.clock.now, link.Left(number)))
         self.known.pop(proc.key, None)
         self.connections.pop(proc.key, None)
         self.pump()

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 import mpsagent
 from mpsagent.agent.conditions import Conditions, note_conditions
-from mpsagent.agent.gate_messages import to_gate, to_input
+from mpsagent.agent.gate_messages import to_gate
 from mpsagent.agent.node import Node
 from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
@@ -34,7 +34,6 @@ from mpsagent.core import placement
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.outside import Outsider
 from mpsagent.core.transitions import transition_fields
-from mpsagent.mps.limits import Limits
 from mpsagent.policy import apart, instances
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
@@ -256,56 +255,15 @@ class Instance(Stage):
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def _soon(self, number: int, one: inp.Input) -> None:
-        if isinstance(one, inp.GateInput):
-            self._said("gate", message := _message(one))
-            read = link.decode_from_gate(codec.encode(message))
-            one = to_input(read, one.at, lambda at: at)
+        if isinstance(one, inp.GateSaid):
+            self._said("gate", one.what)
+            one = one._replace(what=link.decode_from_gate(codec.encode(one.what)))
         super()._soon(number, one)
 
     def _said(self, who: str, message: link.Message) -> None:
         packet = codec.encode(message)
         (link.decode_from_gate if who == "gate" else link.decode_from_agent)(packet)  # type: ignore[operator]
         self.wire.append(f"{self.now:.3f} {who}: {packet.decode()}")
-
-
-def _message(one: Any) -> link.Message:
-    """What the gate says so that the engine is told this."""
-    match one:
-        case inp.GateConnected():
-            return link.Hello(one.pid, 1000.0)
-        case inp.GateSynced():
-            return link.Synced()
-        case inp.Knocked():
-            peer = one.peer
-            return link.Knock(one.connection, peer.pid, peer.uid, peer.gid, peer.start, one.since, peer.cgroup)
-        case inp.Known():
-            peer = one.peer
-            return link.Known(
-                peer.pid, peer.uid, peer.gid, peer.start, one.since, one.limits, peer.cgroup, one.connections
-            )
-        case inp.Left():
-            return link.Left(one.connection)
-        case inp.HandingOver():
-            return link.Handing(one.connection, 0, 0, one.at)
-        case inp.Passed():
-            peer = one.peer
-            return link.Passed(
-                one.connection, peer.pid, peer.uid, peer.start, one.limits, one.seconds, one.at, one.fail_safe,
-                status=one.status,
-            )  # fmt: skip
-        case inp.HandoverFailed():
-            return link.Failed(one.connection, one.pid, one.uid, one.why, one.stage, one.lost)
-        case inp.Unconfirmed():
-            return link.Unconfirmed(one.uid, Limits(), one.why)
-        case inp.Applied():
-            return link.Applied(one.number)
-        case inp.FrontEndUsed():
-            return link.FrontEnd(one.pid, one.uid, one.command, one.at, one.refused)
-        case inp.HandshakeSeen():
-            return link.HandshakeSeen(one.known, one.greeting)
-        case inp.GateRefused():
-            return link.Refused(one.connection, one.pid, one.uid, one.why)
-    raise AssertionError(one)
 
 
 # --- what is seen -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from mpsagent.core import inputs as inp
 from mpsagent.core.outside import Ending, Facts, Outsider, Sighting
 from mpsagent.mps import events as ev
+from mpsagent.mps.limits import Limits
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, PATIENT, POLICY, Stage
 from tests.core.test_pause import PAUSE
 from tests.core.toy import Proc
@@ -373,7 +375,7 @@ def over_limits_ended() -> Played:
 def fail_safe() -> Played:
     """MPS does not confirm a user's limits."""
     machine, one, _ = one_works()
-    one._from_gate(inp.Unconfirmed(one.now, ALICE, "MPS printed 19G for 20G"))
+    one._from_gate(inp.GateSaid(one.now, link.Unconfirmed(ALICE, Limits(), "MPS printed 19G for 20G")))
     return machine.run(1), "alice"
 
 
@@ -409,15 +411,15 @@ def foreign_lines() -> Played:
     machine, one, _ = one_works(PATIENT + SHARED)
     server = server_of(one)
     one.forge(ev.ContextConnected(one.now, server, 77, 1), ev.ClientDisconnected(one.now, server, 78))
-    one._from_gate(inp.FrontEndUsed(one.now, 90, BOB, "quit", True))
-    one._from_gate(inp.GateRefused(one.now, 9, 91, BOB, "too many connections"))
+    one._from_gate(inp.GateSaid(one.now, link.FrontEnd(90, BOB, "quit", one.now, True)))
+    one._from_gate(inp.GateSaid(one.now, link.Refused(9, 91, BOB, "too many connections")))
     return machine.run(1), "alice"
 
 
 @state
 def handshake_unknown() -> Played:
     machine, one, _ = one_works()
-    one._from_gate(inp.HandshakeSeen(one.now, False, "00ff"))
+    one._from_gate(inp.GateSaid(one.now, link.HandshakeSeen(False, "00ff")))
     return machine.run(1), "alice"
 
 
@@ -553,7 +555,7 @@ def handover_failed() -> Played:
     machine, one = up(PATIENT + SHARED)
     one.client(ALICE)
     one.run(0.5)
-    one._from_gate(inp.HandoverFailed(one.now, 7, 100, ALICE, "acknowledgement", "it hung up", True))
+    one._from_gate(inp.GateSaid(one.now, link.Failed(7, 100, ALICE, "it hung up", "acknowledgement", True)))
     return machine.run(1), "alice"
 
 

@@ -1,0 +1,24 @@
+"""What the gate says of a process, for tests that have it as a Peer."""
+
+from __future__ import annotations
+
+from mpsagent.core.inputs import GateSaid, Peer
+from mpsagent.mps.limits import Limits
+from mpsagent.wire import link
+
+
+def knocked(at: float, connection: int, peer: Peer, since: float) -> GateSaid[link.Knock]:
+    return GateSaid(at, link.Knock(connection, *peer[:4], since, *peer[4:7]), lineage=peer.lineage)
+
+
+def known(at: float, peer: Peer, since: float, limits: Limits, connections: int = 1) -> GateSaid[link.Known]:
+    what = link.Known(*peer[:4], since, limits, peer.cgroup, connections)
+    return GateSaid(at, what, peer.command)
+
+
+def passed(
+    at: float, connection: int, peer: Peer, limits: Limits, fail_safe: bool, seconds: float, status: int = 0
+) -> GateSaid[link.Passed]:
+    return GateSaid(
+        at, link.Passed(connection, peer.pid, peer.uid, peer.start, limits, seconds, at, fail_safe, status=status)
+    )
