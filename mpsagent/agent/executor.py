@@ -336,6 +336,7 @@ def mps_environment(policy: Policy, where: directories.Directories) -> dict[str,
         if name in ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG") or name.startswith("MPSSIM_")
     }
     found["TZ"] = "UTC"
+    found["CUDA_MPS_PROTOCOL_VERSION"] = "2"  # from driver 615 on there is another one, in which the gate cannot speak
     found["CUDA_MPS_PIPE_DIRECTORY"] = where.hidden
     found["CUDA_MPS_LOG_DIRECTORY"] = where.log
     if policy.compute_mode != "leave":

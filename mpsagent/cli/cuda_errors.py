@@ -55,7 +55,8 @@ ERRORS: dict[int, CudaError] = {
     810: CudaError(
         "CUDA_ERROR_MPS_CLIENT_TERMINATED",
         "mpsagent or an administrator ended the client: its turn was over, it ran too long, lay idle or was beyond its "
-        "limits, a drain's time was over, or a person asked for it",
+        "limits, a drain's time was over, or a person asked for it. From driver 615 on, by NVIDIA's pages, the driver "
+        "also evicts clients beyond a memory limit of nvidia-smi's",
         "mpsagent-cli policy explain USER says how long a turn lasts",
         ("turn.ending", "client.unlimited", "client.end_ordered", "action.done"),
     ),
