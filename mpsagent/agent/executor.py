@@ -11,7 +11,6 @@ from pathlib import Path
 
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
-from mpsagent.agent.gate_messages import to_gate
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
@@ -81,7 +80,7 @@ class Executor:
     def tell_gate(self, action: act.ToGate) -> act.Done:
         """At once: who waits at the gate waits for this."""
         try:
-            ok = self._gate.send(to_gate(action, self.policy.instance))
+            ok = self._gate.send(act.to_gate(action, self.policy.instance))
         except codec.LinkError as error:  # too long
             return act.Done(self._clock.now(), action, False, str(error))
         return act.Done(self._clock.now(), action, ok, "" if ok else self._gate.problem or "the gate does not read")

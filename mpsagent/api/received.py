@@ -47,9 +47,8 @@ class _Reader(pickle.Unpickler):
     """Of what root has written: our own values, and sets."""
 
     def find_class(self, module: str, name: str) -> Any:
-        ours = module.startswith(
-            ("mpsagent.core.", "mpsagent.policy.", "mpsagent.mps.", "mpsagent.agent.", "mpsagent.system.")
-        )
+        of_pages = ("core", "policy", "wire", "mps", "agent", "system")
+        ours = module.startswith(tuple(f"mpsagent.{one}." for one in of_pages))
         if ours or (module, name) in {("builtins", "frozenset"), ("builtins", "set"), ("collections", "Counter")}:
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):  # for a member of an enumeration, in some releases of Python 3.11

@@ -309,7 +309,7 @@ def gate(view: View) -> shapes.Gate:
         "synced": known is not None and known.synced,
         "handshake": None if known is None else known.known_handshake,
         "open": sent is not None and sent[1].open,
-        "admitted": [] if sent is None else [one.uid for one in sent[1].users],
+        "admitted": [] if sent is None else list(sent[1].users),
         "in_force": known is not None and sent is not None and known.applied >= sent[0],
     }
 

@@ -90,7 +90,7 @@ def _use(view: View) -> _Use:
         whose = [f"{count} context{'s' * (count > 1)} of {user_text(view.state, uid)}" for uid, count in most[:3]]
         others = [f"{sum(count for _, count in most[3:])} of others"] if most[3:] else []
         full = Why("full", f"the server is full: {', '.join([*whose, *others])}")
-    users = () if view.sent is None else view.sent[1].users
+    users = () if view.sent is None else view.sent[1].users.values()
     return _Use(processes, contexts, {one.uid: one.max_contexts for one in users}, full)
 
 

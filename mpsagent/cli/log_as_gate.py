@@ -17,7 +17,6 @@ from heapq import heappop, heappush
 from itertools import takewhile
 
 from mpsagent.core import inputs as inp
-from mpsagent.core.actions import Admission, Admissions
 from mpsagent.mps import events as ev
 from mpsagent.mps.events import Line
 from mpsagent.wire import link
@@ -42,7 +41,7 @@ class LogAsGate:
     """Log events in, gate inputs out. ``table``: the admissions that are in force."""
 
     def __init__(self) -> None:
-        self.table = Admissions()
+        self.table = link.Admissions()
         self._ones: dict[int, _One] = {}
         self._waiting: dict[int, dict[int, _One]] = {}
         """By user, in the order of time: who has not been let in."""
@@ -224,7 +223,7 @@ class LogAsGate:
         """Those whom both the log and the table let in."""
         if not self.table.open:
             return
-        for user in self.table.users:
+        for user in self.table.users.values():
             for one in list(self._shown.get(user.uid, ())):
                 if one.due and one.connection is not None and self._fits(user):
                     yield inp.GateSaid(at, link.Handing(one.connection, 0, 0, at))
@@ -235,10 +234,10 @@ class LogAsGate:
                     self._passed[user.uid] = self._passed.get(user.uid, 0) + 1
                     yield from self._show(at)
 
-    def _fits(self, user: Admission) -> bool:
+    def _fits(self, user: link.User) -> bool:
         mine = self._passed.get(user.uid, 0)
         free = user.max_clients is None or mine < user.max_clients
-        return free and not user.known_only and sum(self._passed.values()) < self.table.room
+        return free and user.admit == "all" and sum(self._passed.values()) < self.table.room
 
     @property
     def users(self) -> set[int]:

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 
-from mpsagent.mps.limits import Limits, Total
+from mpsagent.mps.limits import Limits
+from mpsagent.wire import link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,43 +19,12 @@ class Action:
     enforce: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """One user at the gate. ``known_only``: only processes that passed already (their further contexts). ``named``: of
-    those that are new, only processes that the table names. ``max_clients``: processes at a time, ``max_contexts``:
-    their contexts, ``total``: what they may use together; None: no limit."""
-
-    uid: int
-    limits: Limits
-    known_only: bool = False
-    max_clients: int | None = None
-    total: Total | None = None
-    named: bool = False
-    max_contexts: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Admissions:
-    """A whole table for the gate: who is let in, with which limits. Users who are not named are held. ``open`` False:
-    everybody is held. ``room``: contexts that a server takes on a device. ``devices``: ordinals whose memory limits are
-    set (to none, for those that a user's limits do not name). ``set_limits`` False: limits are left alone.
-    ``processes``: held ones, by pid and start time, with limits of their own."""
-
-    open: bool = False
-    users: tuple[Admission, ...] = ()
-    room: int = 48
-    fail_safe: Limits = field(default_factory=Limits)
-    devices: tuple[int, ...] = ()
-    set_limits: bool = True
-    processes: tuple[tuple[int, int, Limits], ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetAdmissions(Action):
     """Tell the gate. ``number`` comes back as ``applied`` when it is in force."""
 
     number: int
-    admissions: Admissions
+    admissions: link.Admissions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +181,19 @@ ToGate = SetAdmissions | RefuseConnection | ReleaseClient | CountClient
 """What is told to the gate at once."""
 
 
+def to_gate(action: ToGate, instance: str) -> link.FromAgent:
+    """The message that carries an action of this instance to the gate."""
+    match action:
+        case SetAdmissions():
+            return replace(action.admissions, number=action.number, instance=instance)
+        case RefuseConnection():
+            return link.Refuse(action.connection, action.reason)
+        case ReleaseClient():
+            return link.Release(action.pid, action.start)
+        case CountClient():
+            return link.Found(action.pid, action.uid, action.start, action.limits, instance)
+
+
 @dataclass(frozen=True, slots=True)
 class Done:
     """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered."""
@@ -235,6 +218,6 @@ def action_fields(action: Action) -> dict[str, object]:
 def _plain(value: object) -> object:
     if isinstance(value, Limits):
         return value.as_json()
-    if isinstance(value, Admissions):
-        return {"open": value.open, "users": [one.uid for one in value.users]}
+    if isinstance(value, link.Admissions):
+        return {"open": value.open, "users": list(value.users)}
     return list(value) if isinstance(value, tuple) else value

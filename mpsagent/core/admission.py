@@ -20,6 +20,7 @@ from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.policy import Rules
+from mpsagent.wire.link import Admissions, Named, User
 
 RULE = "admission"
 RELEASE_AFTER = 0.5
@@ -50,7 +51,7 @@ class Memory:
     """``sent``: what this gate (by its pid and the time of its link) was told last, and the number of that."""
 
     number: int = 0
-    sent: act.Admissions | None = None
+    sent: Admissions | None = None
     gate: tuple[int, float] | None = None
     refused: frozenset[int] = frozenset()
     """Connections that the gate was asked to turn away."""
@@ -63,9 +64,9 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     gate = view.state.gate
     if gate is None or not gate.synced:
         return Decision(Memory(number=memory.number))
-    link = (gate.pid, gate.since)
-    if memory.gate != link:
-        memory = Memory(number=memory.number, gate=link)
+    told = (gate.pid, gate.since)
+    if memory.gate != told:
+        memory = Memory(number=memory.number, gate=told)
     if now < memory.again_at:
         return Decision(memory, wake=memory.again_at)
     todo: list[act.Action] = []
@@ -73,7 +74,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     wanted, number = _admissions(view, held), memory.number
     if wanted != memory.sent:
         number += 1
-        names = ", ".join(str(one.uid) for one in wanted.users) or "none"
+        names = ", ".join(str(uid) for uid in wanted.users) or "none"
         reason = f"admitted users: {names}" if wanted.open else f"everybody is held: {held[0].text}"
         todo.append(act.SetAdmissions(number=number, admissions=wanted, reason=reason, rule=RULE))
     refused, turned_away = _refusals(view, memory.refused)
@@ -125,30 +126,33 @@ def _admitted(view: View) -> list[int]:
     return list(islice((uid for uid in users if view.identified(uid) and not view.denied(uid)), MOST_USERS))
 
 
-def _admissions(view: View, held: Sequence[Why]) -> act.Admissions:
+def _admissions(view: View, held: Sequence[Why]) -> Admissions:
     """The table that follows from the state."""
     fail_safe, is_open = view.fail_safe(), all(one.known for one in held)
     devices = tuple(device.ordinal for device in view.state.devices)
     admitted = _admitted(view) if is_open else []
-    users = tuple(_admission(view, uid, known_only=bool(held)) for uid in admitted)
-    processes = tuple(islice(_processes(view, admitted), MOST_PROCESSES)) if view.shares else ()
-    return act.Admissions(is_open, users, _room(view), fail_safe, devices, view.limits_enforced, processes)
+    users = {uid: _user(view, uid, known_only=bool(held)) for uid in admitted}
+    named = islice(_named(view, admitted), MOST_PROCESSES) if view.shares else ()
+    return Admissions(
+        open=is_open, users=users, room=_room(view), fail_safe=fail_safe, devices=devices,
+        set_limits=view.limits_enforced, processes={one.key: one for one in named},
+    )  # fmt: skip
 
 
-def _processes(view: View, users: list[int]) -> Iterator[tuple[int, int, Limits]]:
+def _named(view: View, users: list[int]) -> Iterator[Named]:
     """The next ones of each user, by turns: those that may not pass for another reason take nobody's place."""
     lines = [islice((held for held in view.state.held.line(uid) if not held.of_client), OF_ONE_USER) for uid in users]
     for held in filter(None, chain.from_iterable(zip_longest(*lines))):
-        yield (*held.process, at_most(view.limits_of(held.peer)))
+        yield Named(held.peer.pid, held.peer.start, at_most(view.limits_of(held.peer)))
 
 
-def _admission(view: View, uid: int, *, known_only: bool) -> act.Admission:
+def _user(view: View, uid: int, *, known_only: bool) -> User:
     rules = view.rules(uid)
     total = rules.total(view.state.devices) if rules.enforce_limits else None
-    return act.Admission(
+    return User(
         uid=uid,
         limits=at_most(view.limits(uid)),
-        known_only=known_only,
+        admit="known" if known_only else "all",
         max_clients=rules.max_clients if rules.enforce_limits else None,
         max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
         named=view.shares,

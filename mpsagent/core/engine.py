@@ -248,8 +248,7 @@ class Core:
     def _applied(self, event: link.Applied) -> None:
         memory = self.memories.admission
         if memory.sent is not None and event.number == memory.number:
-            users = memory.sent.users if memory.sent.open else ()
-            self.state = not_handed(self.state, frozenset(one.uid for one in users))
+            self.state = not_handed(self.state, frozenset(memory.sent.users if memory.sent.open else ()))
 
     # --- orders -------------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,6 @@ def place_of(policy: Policy, view: View, told: Iterable[Process] = ()) -> Place:
     )  # fmt: skip
     return Place(
         policy.instance, policy.only_users, policy.only_groups, frozenset(processes.values()),
-        frozenset(one.uid for one in admitted), len(processes),
+        frozenset(admitted), len(processes),
         taken / total if total else 0.0, view.given_up is None and state.drain is None,
     )  # fmt: skip

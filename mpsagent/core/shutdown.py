@@ -87,7 +87,7 @@ def _held(view: View) -> bool:
     if not view.synced or not view.settled or view.sent is None:
         return False
     table = view.sent[1]
-    return not table.open or all(one.known_only for one in table.users)
+    return not table.open or all(one.admit == "known" for one in table.users.values())
 
 
 def _busy(view: View, server: Server) -> bool:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mpsagent.core.actions import Admissions
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Server, State, Status
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy, Rules
 from mpsagent.policy.shares import Share
+from mpsagent.wire.link import Admissions
 
 SHARED_UID = 0
 """The user of a multi-user server, and what its log says for everyone (recording 08, G8)."""
@@ -327,7 +327,7 @@ class View:
         if self.sent is None or not self.settled:
             return False
         table = self.sent[1]
-        return not (table.open and any(one.uid == uid for one in table.users))
+        return not (table.open and uid in table.users)
 
     @property
     def settled(self) -> bool:
@@ -340,7 +340,8 @@ class View:
         if self.sent is None or not self.settled:
             return False
         table = self.sent[1]
-        return table.open and any(one.uid == uid and not one.known_only for one in table.users)
+        user = table.users.get(uid)
+        return table.open and user is not None and user.admit == "all"
 
     @property
     def passed_untouched(self) -> bool:

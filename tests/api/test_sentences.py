@@ -15,6 +15,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.sentences import _PHRASES, _SENTENCES, named, sentence
 from mpsagent.mps.limits import Limits
+from mpsagent.wire import link
 
 NAMES = {1001: "alice", 1002: "bob", 0: "root"}.get
 
@@ -128,10 +129,10 @@ def test_an_action_and_its_outcome_are_one_sentence() -> None:
 
 def test_the_gate_is_told_in_names() -> None:
     """The whole table is in the record; a person wants to know who comes in."""
-    table = act.Admissions(open=True, users=(act.Admission(uid=1002, limits=Limits()),))
+    table = link.Admissions(open=True, users={1002: link.User(1002, "all", Limits())})
     one = act.SetAdmissions(number=4, admissions=table, reason="admitted users: 1002", rule="admission")
     assert _done(one) == "told the gate to let in bob"
-    shut = act.SetAdmissions(number=5, admissions=act.Admissions(), reason="everybody is held", rule="admission")
+    shut = act.SetAdmissions(number=5, admissions=link.Admissions(), reason="everybody is held", rule="admission")
     assert _done(shut) == "told the gate to hold everybody"
 
 

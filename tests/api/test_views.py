@@ -11,7 +11,6 @@ from mpsagent.api import metrics, views
 from mpsagent.api.recent import Recent
 from mpsagent.cli import answers, wording
 from mpsagent.core import inputs as inp
-from mpsagent.core.actions import Admission, Admissions
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Drain, Gate, Held, Server, StartFailure, State, Status
@@ -188,7 +187,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     assert gate is not None
     assert control is not None
     server = state.servers[5]
-    table = Admissions(open=True, users=(Admission(uid=10, limits=Limits()),), room=1)
+    table = link.Admissions(open=True, users={10: link.User(10, "all", Limits())}, room=1)
     mine = Turn(10, 1.0)
     at_work = {80: Client(Peer(80, 10, 10, 1), 1.0)}
     held = {one.connection: one for one in state.held.values()}
@@ -209,7 +208,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
             View(
                 replace(state, clients=at_work),
                 turn=mine,
-                sent=(1, replace(table, room=9, users=(Admission(uid=10, limits=Limits(), max_contexts=1),))),
+                sent=(1, replace(table, room=9, users={10: link.User(10, "all", Limits(), max_contexts=1)})),
             ),
             10,
         ),

@@ -309,9 +309,9 @@ class Stage:
             return
         assert self.together or len(self.at_work()) <= 1, f"two users at work at {self.now}: {self.at_work()}"
 
-    def _check_table(self, table: act.Admissions) -> None:
+    def _check_table(self, table: link.Admissions) -> None:
         assert self.together or len(table.users) <= 1
-        for one in table.users:
+        for one in table.users.values():
             rules = self.policy.rules(self.identities.get(one.uid) or Identity(one.uid, NAMES[one.uid]))
             exact = rules.limits((H200,)) if rules.enforce_limits else Limits()
             assert one.limits == exact, (one, exact)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
@@ -288,7 +287,7 @@ class Gate:
     def __init__(self, clock: Clock, mps: Mps, tell: Callable[[inp.Input], None]) -> None:
         self.clock, self.mps, self.tell = clock, mps, tell
         self.pid = 60
-        self.table = act.Admissions()
+        self.table = link.Admissions()
         self.unapplied: int | None = None
         self.held: dict[int, Connection] = {}
         self.known: dict[Process, Proc] = {}
@@ -326,7 +325,7 @@ class Gate:
 
     # --- from the agent -----------------------------------------------------------------------------------------------
 
-    def admissions(self, number: int, table: act.Admissions) -> None:
+    def admissions(self, number: int, table: link.Admissions) -> None:
         self.table, self.unapplied = table, number
         self._applied()
         self.pump()
@@ -347,8 +346,8 @@ class Gate:
         self.known.pop(process, None)
         self.pump()
 
-    def _user(self, uid: int) -> act.Admission | None:
-        return next((one for one in self.table.users if one.uid == uid), None)
+    def _user(self, uid: int) -> link.User | None:
+        return self.table.users.get(uid)
 
     def _applied(self) -> None:
         if self.unapplied is None:
@@ -380,9 +379,9 @@ class Gate:
         self.clock.after(GREETING, meet)
 
     def _named(self) -> dict[Process, Limits]:
-        return {(pid, start): limits for pid, start, limits in self.table.processes}
+        return {key: one.limits for key, one in self.table.processes.items()}
 
-    def _limits(self, one: Connection, user: act.Admission) -> Limits:
+    def _limits(self, one: Connection, user: link.User) -> Limits:
         if one.proc.key in self.own and one.proc.key in self.known:
             return self.passed[one.proc.key][1]
         if user.named:
@@ -403,7 +402,7 @@ class Gate:
                 used = [self.passed[p.key][1] for p in self.known.values() if p.uid == one.proc.uid]
                 full = full or (user.total is not None and not user.total.fits(used, self._limits(one, user)))
                 full = full or (user.named and one.proc.key not in self._named())
-                if not kin and (user.known_only or full):
+                if not kin and (user.admit == "known" or full):
                     continue
                 has = sum(places[p.key] for p in self.known.values() if p.uid == one.proc.uid)
                 full = sum(places.values()) >= self.table.room or has >= (user.max_contexts or 1000)

@@ -21,7 +21,6 @@ from click.testing import CliRunner
 
 import mpsagent
 from mpsagent.agent.conditions import Conditions, note_conditions
-from mpsagent.agent.gate_messages import to_gate
 from mpsagent.agent.node import Node
 from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
@@ -227,7 +226,7 @@ class Instance(Stage):
 
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.ToGate):
-            self._said("agent", to_gate(action, ""))
+            self._said("agent", act.to_gate(action, ""))
         elif not isinstance(action, act.Report | act.Freeze | act.Thaw):
             fields = action_record(action, self.policy)
             self._begun[id(action)] = self.record("action", self.now, action=type(action).__name__, **fields)
