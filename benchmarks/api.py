@@ -101,21 +101,22 @@ def streams(quick: bool) -> list[Figure]:
 
 
 def floods(quick: bool) -> list[Figure]:
-    """Root's questions while four users ask for all that they can get, under the bounds as they are."""
+    """Root's questions while four users ask for all that they can get, under the bounds as they are. No aim: whoever
+    floods the api slows its readers, and nobody else (see flooded)."""
     seconds, beside, alone = (2 if quick else 8), [], []
     with tempfile.TemporaryDirectory(prefix="mpsagent-bench-") as name:
         Path(name).chmod(0o755)
-        socket, admin = f"{name}/api", f"{name}/api-admin"
+        socket = f"{name}/api"
         with serving("events", socket, 20, "bounded"):
             for _ in range(1 if quick else 3):
-                alone.append(load("requests", admin, "/v1/status", 1, seconds))
+                alone.append(load("requests", socket, "/v1/status", 1, seconds))
                 with flooding(Path(name), socket) as came:
-                    beside.append(load("requests", admin, "/v1/status", 1, seconds))
+                    beside.append(load("requests", socket, "/v1/status", 1, seconds))
     late, quiet = (statistics.median(one["p99"] for one in them) for them in (beside, alone))
     return [
         Figure(f"root's /v1/status beside {len(FLOODERS)} users who ask for 1,000 events in 32 loops, p50, p99",
                f"{statistics.median(one['p50'] for one in beside) * 1000:.1f} ms, {late * 1000:.1f} ms",
-               "p99 under 100 ms", late < 0.1,
+               "", None,
                f"without them: p99 {quiet * 1000:.1f} ms; {sum(came) / 1e6:,.0f} MB to them the last time; no agent")
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import api, change, crowd, handover, history, pure, rest, several, start, system
+from benchmarks import api, change, crowd, flooded, handover, history, pure, rest, several, start, system
 from benchmarks.figure import Figure, markdown, text_table
 
 MEASURES = {
@@ -32,6 +32,7 @@ MEASURES = {
     "requests": api.requests,
     "streams": api.streams,
     "floods": api.floods,
+    "flooded": flooded.flooded,
     "service": system.as_a_service,
 }
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "measured" / "bench.md"

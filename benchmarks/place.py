@@ -100,6 +100,13 @@ def agent_and_gate(node: Stage) -> list[int]:
     return [node.agent.pid, node.gate_pid()]
 
 
+def api_pid(node: Stage) -> int:
+    """Without systemd the api is a child of the agent."""
+    assert node.agent is not None
+    children = Path(f"/proc/{node.agent.pid}/task/{node.agent.pid}/children").read_text().split()
+    return next(int(pid) for pid in children if b"mpsagent.api.main" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
 def bare_rss() -> int:
     """What Python with the agent's largest library takes, in KiB."""
     code = "import asyncio, aiohttp\nprint(next(l.split()[1] for l in open('/proc/self/status') if 'VmRSS' in l))"

@@ -1,64 +1,50 @@
-"""Agent and gate while nothing happens: memory, CPU time, lines they cause in the log; and what `status` takes."""
+"""The three processes while nothing happens: memory, CPU time, lines they cause in the log."""
 
 from __future__ import annotations
 
-import statistics
-import sys
 import time
-from pathlib import Path
 
 from benchmarks.figure import Figure
-from benchmarks.place import ALICE, agent_and_gate, bare_rss, rss, shares, stage, timed
+from benchmarks.place import ALICE, agent_and_gate, api_pid, bare_rss, rss, shares, stage
 from demo.stage import Stage, until
 
-CLIENTS = 48
+SOME, CLIENTS = 8, 48
 
 
 def at_rest(quick: bool) -> list[Figure]:
-    """One agent without clients and one with 48 clients that sleep, in the same minute."""
+    """Three agents in the same minute: without clients, with 8 and with 48 clients that sleep."""
     seconds = 10 if quick else 60
-    with stage() as empty, stage() as full:
-        for node in (empty, full):
+    with stage() as empty, stage() as some, stage() as full:
+        for node, count in ((empty, 0), (some, SOME), (full, CLIENTS)):
             node.start_agent()
             node.open()
-        clients = [full.client(ALICE, "sleep", "600") for _ in range(CLIENTS)]
-        for client in clients:
-            client.saw("^sms")
-        until("48 clients", lambda: full.ask("/v1/status")["clients"] == CLIENTS)
+            for client in [node.client(ALICE, "sleep", "600") for _ in range(count)]:
+                client.saw("^sms")
+            until("the clients", lambda node=node, count=count: node.ask("/v1/status")["clients"] == count)  # type: ignore[misc]
         time.sleep(3)
-        pids = agent_and_gate(empty) + agent_and_gate(full)
+        pids = [pid for node in (empty, some, full) for pid in (*agent_and_gate(node), api_pid(node))]
         lines, began = _lines(empty), time.monotonic()
         usage = shares(pids, seconds)
         caused = (_lines(empty) - lines) / (time.monotonic() - began) * 60
-        agent, gate, bare = rss(pids[2]), rss(pids[3]), bare_rss()
+        memory, bare = [rss(pid) / 1024 for pid in pids], bare_rss() / 1024
         return [
-            Figure("resident memory of the agent with 48 clients", f"{agent / 1024:.1f} MiB", "under 60 MB",
-                   agent * 1024 < 60e6, f"python with aiohttp: {bare / 1024:.1f} MiB, {agent / bare:.2f} times"),
-            Figure("resident memory of the gate with 48 clients", f"{gate / 1024:.1f} MiB", "", None,
-                   f"with none: {rss(pids[1]) / 1024:.1f} MiB; python with aiohttp: {gate / bare:.2f} times"),
-            Figure(f"CPU of agent and gate while idle, of a core, over {seconds} s",
-                   f"{usage[0]:.2f} %, {usage[1]:.2f} %", "under 0.2 % each", max(usage[:2]) < 0.2,
-                   f"the same with 48 sleeping clients: {usage[2]:.2f} %, {usage[3]:.2f} %"),
+            Figure("resident memory of agent, gate and api while idle; together", _together(memory[:3], "MiB", 1),
+                   "agent under 60 MB", memory[6] * 1.048576 < 60,
+                   f"with {SOME} clients: {_together(memory[3:6], 'MiB', 1)}; with {CLIENTS}: "
+                   f"{_together(memory[6:], 'MiB', 1)}; python with aiohttp: {bare:.1f} MiB, the three with {SOME} "
+                   f"clients are {sum(memory[3:6]) / bare:.1f} times that"),
+            Figure(f"CPU of agent, gate and api while idle, of a core, over {seconds} s; together",
+                   _together(usage[:3], "%", 2), "under 0.2 % each", max(usage[:3]) < 0.2,
+                   f"with {SOME} sleeping clients: {_together(usage[3:6], '%', 2)}, with {CLIENTS}: "
+                   f"{_together(usage[6:], '%', 2)}"),
             Figure("lines caused in control.log per idle minute", f"{caused:.1f}", "5 or fewer", caused <= 5,
                    "a query each second: 300 and more"),
-            *_status(full),
         ]  # fmt: skip
+
+
+def _together(values: list[float], unit: str, digits: int) -> str:
+    return f"{', '.join(f'{value:.{digits}f}' for value in values)} {unit}; {sum(values):.{digits}f} {unit}"
 
 
 def _lines(node: Stage) -> int:
     return (node.logs / "control.log").read_bytes().count(b"\n")
-
-
-def _status(node: Stage) -> list[Figure]:
-    """`mpsagent-cli status` and a bare interpreter, by turns."""
-    program = Path(sys.executable).parent / "mpsagent-cli"
-    ours, bare = [], []
-    for _ in range(20):
-        ours.append(timed([str(program), "--socket", node.socket, "status"]))
-        bare.append(timed([sys.executable, "-c", "pass"]))
-    ratio = statistics.median(ours) / statistics.median(bare)
-    return [
-        Figure("mpsagent-cli status, median of 20", f"{statistics.median(ours) * 1000:.0f} ms",
-               "under 5 times python3 -c pass", ratio < 5,
-               f"python3 -c pass: {statistics.median(bare) * 1000:.0f} ms, {ratio:.1f} times")
-    ]  # fmt: skip

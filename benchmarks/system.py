@@ -20,17 +20,23 @@ from tests.booted.service import api, enable, install
 
 
 @contextmanager
-def service() -> Iterator[Machine]:
+def service(policy: str = "") -> Iterator[Machine]:
+    """Booted, installed, enabled. ``policy``: what it has besides the users' limits."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place, booted(Path(place) / "machine") as node:
         install(node, build())
+        node.write("/etc/mpsagent/policy.d/20-bench.toml", policy)
         enable(node)
         yield node
 
 
-def as_a_service(quick: bool) -> list[Figure]:
-    reason = why_not()
-    if reason:
+def possible() -> bool:
+    if reason := why_not():
         print(f"  a systemd cannot be booted here: {reason}", file=sys.stderr)
+    return not reason
+
+
+def as_a_service(quick: bool) -> list[Figure]:
+    if not possible():
         return []
     with service() as node:
         return _restarts(node, 2 if quick else 5)

@@ -174,8 +174,8 @@ class Machine:
         self._seen = [text for inside, here in (seen or {}).items() for text in (here, inside.lstrip("/"))]
         self.console = work.with_suffix(".console")
         self.pid1 = 0
-        self._group = _cgroup() / f"mpsagent-test-{uuid.uuid4().hex[:12]}"
-        self._group.mkdir()
+        self.group = _cgroup() / f"mpsagent-test-{uuid.uuid4().hex[:12]}"
+        self.group.mkdir()
         work.mkdir(parents=True, exist_ok=True)
         plain = _unpacked(tree, work.with_suffix(".tar")) if tree else ""
         self._holder = subprocess.Popen(
@@ -198,7 +198,7 @@ class Machine:
         with self.console.open("ab") as console:
             self._init = subprocess.Popen(
                 [
-                    *(*DIE_WITH_US, "sh", "-c", enter, "sh", str(self._group / "cgroup.procs")),
+                    *(*DIE_WITH_US, "sh", "-c", enter, "sh", str(self.group / "cgroup.procs")),
                     *("nsenter", "-t", str(self._holder.pid), "-m", "-r", "--", *NAMESPACES),
                     *("sh", "-c", BOOT, "sh", str(self.work / "root"), PATH, *self._seen),
                 ],
@@ -298,11 +298,11 @@ class Machine:
                 process.wait(60)
         for _ in range(300):
             # Emptied by the kernel a little after the last process has gone; deepest first.
-            groups = sorted(self._group.rglob("*/"), key=lambda group: -len(group.parts))
+            groups = sorted(self.group.rglob("*/"), key=lambda group: -len(group.parts))
             with contextlib.suppress(OSError):
                 for group in groups:
                     group.rmdir()
-                self._group.rmdir()
+                self.group.rmdir()
                 break
             time.sleep(0.1)
         with contextlib.suppress(OSError):
