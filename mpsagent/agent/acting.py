@@ -9,8 +9,8 @@ from contextlib import suppress
 from mpsagent.agent import lease_body, policies, policy_diff, requests
 from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
-from mpsagent.agent.orders import Those, no_client
 from mpsagent.agent.problem import Json, Problem
+from mpsagent.agent.requests import Those
 from mpsagent.mps.units import iso
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
@@ -23,8 +23,19 @@ GATE_WAIT, GATE_LOOK = 5.0, 0.005
 """Seconds for the gate to say that it goes by a new lease; between two looks whether it has."""
 
 
+def no_client(pid: int, held: bool) -> Problem:
+    """Nothing to end there; ``held``: it is a process that waits, which `clients` lists, too."""
+    if held:
+        what, hint = (
+            f"process {pid} waits at the gate: it is no client yet, and nothing runs",
+            f"kill {pid} takes it away",
+        )
+        return Problem(404, what, "pid", f"{hint}, for root and its user")
+    return Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
+
+
 class Acting:
-    """Of one node."""
+    """Of one node. ``by``: the uid that asked. Each order raises Problem where it cannot be done."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -43,13 +54,16 @@ class Acting:
         return found
 
     def owner(self, pid: int) -> int | None:
+        """The uid of a client (a process that passed the gate); None when there is no such client."""
         client = self._of_client(pid).state.clients.get(pid)
         return None if client is None else client.uid
 
     def waits(self, pid: int) -> bool:
+        """Whether the gate holds a connection of this process."""
         return any(one.state.held.of_pid(pid) for one in self._node.agents)
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
+        """End one client by the ladder."""
         found = requests.end_client(self._of_client(pid), pid, at_once=now, dry_run=dry_run, by=by)
         if not found["ok"]:
             raise no_client(pid, held=self.waits(pid))
@@ -69,6 +83,8 @@ class Acting:
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 
     async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
+        """End one server; its clients get ``timeout`` seconds to end by themselves (None: the policy's ``kill_grace``).
+        ``force``: it ends under them."""
         agents = self._node.agents
         there = next((one for one in agents if pid in one.state.servers), agents[0])
         found = requests.shutdown_server(there, pid, timeout, force=force, dry_run=dry_run, by=by)
@@ -80,6 +96,7 @@ class Acting:
         return {**found, "user": user, "clients": clients}
 
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
+        """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there."""
         until: float | None = None
 
         def order(one: Agent) -> None:
@@ -97,7 +114,8 @@ class Acting:
     async def restart(
         self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
     ) -> Json:
-        """All, or none."""
+        """Start the control daemon again, also out of the failed state; clients get ``timeout`` seconds to end by
+        themselves (None: the policy's ``kill_grace``). All, or none."""
         those = [each for one in self._those(instance) for each in (one, *self._node.apart.of(one))]
         if not all(requests.restart(one, timeout, by, dry_run=True) for one in those):
             hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
@@ -119,6 +137,7 @@ class Acting:
         await asyncio.gather(node.store.flushed(1.0), node.shown.written(1.0))
 
     async def give_lease(self, body: Json, by: int) -> Json:
+        """A share for a job."""
         node, first = self._node, self._node.agents[0]
         found = requests.give_lease(node, lease_body.asked(body, node.clock.now()), by)
         if isinstance(found, str):
@@ -147,6 +166,7 @@ class Acting:
     # --- the policy
 
     async def reload(self, by: int) -> Json:
+        """Read the policy again; a bad one leaves the old one in force and is in the answer."""
         node = self._node
         errors = await node.load_policy()
         if errors:
@@ -165,6 +185,7 @@ class Acting:
         }
 
     async def policy_diff(self) -> Json:
+        """What a reload would change, and for whom."""
         node = self._node
         fresh, errors = await policies.read(node.settings, remember=False)
         if fresh is None:

@@ -14,10 +14,12 @@ import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from mpsagent.agent import lease_body
+from mpsagent.agent.acting import Acting, no_client
 from mpsagent.agent.problem import Json, Problem
+from mpsagent.agent.requests import Those
 from mpsagent.gate.linger import accept_descriptors
 from mpsagent.mps.units import parse_duration
 
@@ -36,72 +38,10 @@ _INSTANCE: _Keys = {"instance": (str, type(None))}
 IsAdmin = Callable[[int], Awaitable[bool]]
 
 
-class Those(NamedTuple):
-    """Clients: of one user, if `uid` is given, and of a job, in a cgroup or below the process `below`, if that is."""
-
-    uid: int | None = None
-    job: str | None = None
-    cgroup: str | None = None
-    below: int | None = None
-
-
-class Takes(Protocol):
-    """Who carries orders out. ``by``: the uid that asked. Each raises Problem where it cannot be done."""
-
-    def owner(self, pid: int) -> int | None:
-        """The uid of a client (a process that passed the gate); None when there is no such client."""
-
-    def waits(self, pid: int) -> bool:
-        """Whether the gate holds a connection of this process."""
-
-    async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
-        """End one client by the ladder."""
-
-    async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
-        """End several clients, each by the ladder."""
-
-    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
-        """End one server; its clients get ``timeout`` seconds to end by themselves (None: the policy's ``kill_grace``).
-        ``force``: it ends under them."""
-
-    async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
-        """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there."""
-
-    async def resume(self, by: int, instance: str | None = None) -> Json: ...
-
-    async def restart(
-        self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
-    ) -> Json:
-        """Start the control daemon again, also out of the failed state; clients get ``timeout`` seconds to end by
-        themselves (None: the policy's ``kill_grace``)."""
-
-    async def reload(self, by: int) -> Json:
-        """Read the policy again; a bad one leaves the old one in force and is in the answer."""
-
-    async def policy_diff(self) -> Json:
-        """What a reload would change, and for whom."""
-
-    async def give_lease(self, body: Json, by: int) -> Json:
-        """A share for a job."""
-
-    async def end_lease(self, number: int, by: int) -> Json: ...
-
-
-def no_client(pid: int, held: bool) -> Problem:
-    """Nothing to end there; ``held``: it is a process that waits, which `clients` lists, too."""
-    if held:
-        what, hint = (
-            f"process {pid} waits at the gate: it is no client yet, and nothing runs",
-            f"kill {pid} takes it away",
-        )
-        return Problem(404, what, "pid", f"{hint}, for root and its user")
-    return Problem(404, f"process {pid} is not a client of MPS", "pid", "see `mpsagent-cli clients`")
-
-
 class Orders:
     """``failed`` is told of a mistake of ours."""
 
-    def __init__(self, takes: Takes, is_admin: IsAdmin, failed: Callable[[BaseException], None]) -> None:
+    def __init__(self, takes: Acting, is_admin: IsAdmin, failed: Callable[[BaseException], None]) -> None:
         self._takes, self._is_admin, self._failed = takes, is_admin, failed
         self._listening: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -245,28 +185,28 @@ def _types(kind: type | tuple[type, ...]) -> tuple[type, ...]:
     return kind if isinstance(kind, tuple) else (kind,)
 
 
-def _terminate(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+def _terminate(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
     now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
     return takes.terminate(body["pid"], now=now, dry_run=dry_run, by=by)
 
 
-def _terminate_each(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+def _terminate_each(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
     now, dry_run = bool(body.get("now")), bool(body.get("dry_run"))
     return takes.terminate_each(body["those"], now=now, dry_run=dry_run, by=by)
 
 
-def _shutdown(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+def _shutdown(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
     timeout, force, dry_run = _seconds(body), bool(body.get("force")), bool(body.get("dry_run"))
     if force and timeout is not None:
         raise Problem(400, "by force nobody is waited for", "timeout", "leave out timeout, or force")
     return takes.shutdown_server(body["pid"], timeout, force=force, dry_run=dry_run, by=by)
 
 
-def _restart(takes: Takes, body: Json, by: int) -> Coroutine[Any, Any, Json]:
+def _restart(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
     return takes.restart(_seconds(body), by, body.get("instance"), dry_run=bool(body.get("dry_run")))
 
 
-ORDERS: dict[str, tuple[str, _Keys, Callable[[Takes, Json, int], Coroutine[Any, Any, Json]]]] = {
+ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any, Any, Json]]]] = {
     "terminate": ("end client {pid}", {**_PID, "now": bool, "dry_run": bool}, _terminate),
     "terminate-each": ("end clients", {"job": str, "cgroup": str, "mine": bool, "below": bool, "now": bool,
                                        "dry_run": bool}, _terminate_each),

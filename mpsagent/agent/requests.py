@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpsagent.agent import kept
 from mpsagent.agent.host import Agent
 from mpsagent.agent.lease_body import Asked
 from mpsagent.agent.node import Node
-from mpsagent.agent.orders import Those
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Client, State
 from mpsagent.mps.units import duration_text
@@ -16,6 +15,15 @@ from mpsagent.policy.shares import Lease, Share, matches
 from mpsagent.system.processes import lineage
 
 MOST_LEASES = 1000
+
+
+class Those(NamedTuple):
+    """Clients: of one user, if `uid` is given, and of a job, in a cgroup or below the process `below`, if that is."""
+
+    uid: int | None = None
+    job: str | None = None
+    cgroup: str | None = None
+    below: int | None = None
 
 
 def end_client(agent: Agent, pid: int, *, at_once: bool, dry_run: bool, by: int) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from aiohttp import web
 
 from mpsagent.agent.problem import Problem
 from mpsagent.api import http, metrics
-from mpsagent.api.backend import Backend
 from mpsagent.api.connections import Bounds, Handler, Peers
 from mpsagent.api.events import Events
 from mpsagent.api.http import problem_answer
+from mpsagent.api.instances import Everything
 from mpsagent.api.reads import Reads
 from mpsagent.gate.linger import accept_descriptors
 
@@ -30,7 +30,7 @@ class Api:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Everything,
         bounds: Bounds | None = None,
         failed: Callable[[BaseException], None] = lambda error: None,
         metered: metrics.Metrics | None = None,

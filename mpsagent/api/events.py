@@ -9,8 +9,8 @@ from aiohttp import web
 
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import http
-from mpsagent.api.backend import Backend, CursorGone
 from mpsagent.api.http import json_answer, line
+from mpsagent.api.instances import CursorGone, Everything
 from mpsagent.api.query import FILTERS, number, parameters, wanted_records
 from mpsagent.api.reads import OneEach
 from mpsagent.mps.units import iso
@@ -20,7 +20,7 @@ _AT_ONCE = 100
 
 
 class Events:
-    def __init__(self, backend: Backend, heartbeat: float) -> None:
+    def __init__(self, backend: Everything, heartbeat: float) -> None:
         self._backend, self._heartbeat = backend, heartbeat
         self._questions = OneEach()
         self._streams: set[asyncio.Task[object]] = set()

@@ -13,7 +13,6 @@ from mpsagent.agent.conditions import Condition, problems
 from mpsagent.agent.page import Page
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import accounting, views
-from mpsagent.api.backend import CursorGone
 from mpsagent.api.database import Query
 from mpsagent.api.instance import Answers
 from mpsagent.api.received import Received
@@ -31,8 +30,25 @@ FORGET = 600.0
 """Seconds for which it is said what the history has found amiss."""
 
 
+class CursorGone(Problem):
+    """The reader's cursor is older than what the history keeps (or not of this history).
+
+    ``oldest`` is a cursor from which everything that is still kept can be read.
+    """
+
+    def __init__(self, cursor: int, oldest: int) -> None:
+        super().__init__(
+            410,
+            f"the events after cursor {cursor} are not kept (any more)",
+            "cursor",
+            f"go on with cursor={oldest}; what was between is lost",
+            oldest=oldest,
+        )
+
+
 class Everything:
-    """The backend of the API, on what was received of the agent."""
+    """What there is to read, of what was received of the agent. Most answer at once from memory; nothing here may block
+    the loop. The shapes of the answers are the TypedDicts in :mod:`mpsagent.api.shapes`."""
 
     def __init__(self, received: Received) -> None:
         self._received, self._history = received, received.history
@@ -114,9 +130,11 @@ class Everything:
                     yield {**row, "instance": name}
 
     async def first(self) -> None:
+        """Wait for a moment, where nothing is known yet."""
         await self._received.first()
 
     async def look_again(self, most: float) -> None:
+        """Have the GPUs asked who uses what memory, if the last answer is old. Waits for ``most`` seconds at most."""
         await self._received.look(most)
 
     def leases(self) -> Iterable[Json]:
@@ -124,6 +142,7 @@ class Everything:
         return (lease_body.shown(one, view, known.get(-1 if one.uid is None else one.uid)) for one in view.state.leases)
 
     def health(self) -> tuple[bool, list[str]]:
+        """Whether everything is as it should be, and otherwise what is not, one line each."""
         conditions = problems(self._conditions())
         return not conditions, [f"{one.what}; {one.do}" if one.do else one.what for one in conditions]
 
@@ -153,6 +172,7 @@ class Everything:
     # --- the policy ---------------------------------------------------------------------------------------------------
 
     def policy(self) -> Json:
+        """The policy in force: ``digest``, ``loaded``, ``files``, ``errors`` and its ``sections``."""
         page = self._page
         return {
             "digest": page.policy.digest or None,
@@ -163,7 +183,8 @@ class Everything:
         }
 
     async def explain(self, user: str) -> Json:
-        """With several instances, as it is where the user belongs."""
+        """What applies to a user (name or uid), where each value comes from, and what would happen to the user now.
+        With several instances, as it is where the user belongs. May ask the name service. Raises Problem(404)."""
         each, page, who = self._each, self._page, await self._identity(user)
         own = next((one.name for one in page.instances if one.view.policy.user == who.uid), None)
         name = next(iter(each))
@@ -191,6 +212,10 @@ class Everything:
     # --- what was -----------------------------------------------------------------------------------------------------
 
     async def records(self, cursor: int | None, limit: int) -> list[Json]:
+        """At most ``limit`` records after ``cursor``, oldest first; with None the newest ``limit``. Raises CursorGone.
+
+        As the history keeps them: ``seq`` (increasing integers), ``at`` (seconds), ``kind``.
+        """
         history = self._history
         if cursor is None:
             cursor = max(history.in_memory - 1, history.newest - limit)
@@ -203,11 +228,13 @@ class Everything:
         return history.since(cursor, limit)
 
     async def find(self, user: str | None, query: Query) -> list[Json]:
+        """Records, as :meth:`records` gives them, that answer the query; ``user``: a name or uid. Raises Problem."""
         if user is not None:
             query = query._replace(uid=(await self._identity(user)).uid)
         return await _kept(self._history.find(query))
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
+        """Sums of these days; ``job``: of this one alone. Raises Problem."""
         history, now, names = self._history, self._received.now(), self._received.names
         if by == "job":
             rows: list[Json] = await _kept(history.report_jobs(first, last, job, now))
@@ -226,9 +253,11 @@ class Everything:
         return {"by": by, "first": first, "last": last, "rows": rows}
 
     def newest(self) -> int:
+        """``seq`` of the newest record."""
         return self._history.newest
 
     def event(self, record: Json) -> Json:
+        """A record as the API shows it: ``cursor``, ``at`` (ISO time), ``kind``, ``sentence`` and its fields."""
         rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
         return {
             "cursor": record["seq"],
@@ -239,6 +268,7 @@ class Everything:
         }
 
     async def wait_events(self, cursor: int, timeout: float) -> None:
+        """Return when there is an event after ``cursor``, at the latest after ``timeout`` seconds."""
         try:
             async with asyncio.timeout(timeout):
                 await self._history.wait(cursor)

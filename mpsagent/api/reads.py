@@ -12,9 +12,9 @@ from aiohttp import web
 
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import http, metrics
-from mpsagent.api.backend import Backend
 from mpsagent.api.connections import Peers, uid_of
 from mpsagent.api.http import json_answer, line
+from mpsagent.api.instances import Everything
 from mpsagent.api.query import parameters, wanted_days
 
 _GPU_WAIT = 1.0
@@ -44,7 +44,7 @@ class OneEach:
 
 
 class Reads:
-    def __init__(self, backend: Backend, metered: metrics.Metrics, peers: Peers) -> None:
+    def __init__(self, backend: Everything, metered: metrics.Metrics, peers: Peers) -> None:
         self._backend, self._metered, self._peers = backend, metered, peers
         self._page: tuple[Json | None, bytes] = (None, b"")
         """The status page that was written last."""

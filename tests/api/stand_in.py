@@ -21,9 +21,9 @@ from mpsagent.agent.conditions import Condition
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.problem import Problem
 from mpsagent.api import views
-from mpsagent.api.backend import CursorGone
 from mpsagent.api.calls import Api
 from mpsagent.api.connections import Bounds
+from mpsagent.api.instances import CursorGone
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
@@ -78,7 +78,7 @@ def busy_state() -> State:
 
 
 class StandIn:
-    """Implements Backend, and takes orders. ``events_kept`` bounds the history as the agent's does."""
+    """Stands for Everything and for Acting. ``events_kept`` bounds the history as the agent's does."""
 
     def __init__(self, events_kept: int = 1000) -> None:
         self.state = busy_state()

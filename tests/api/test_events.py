@@ -15,11 +15,10 @@ import pytest
 
 from mpsagent.agent.problem import Problem
 from mpsagent.api import database, history
-from mpsagent.api.backend import CursorGone
 from mpsagent.api.connections import Bounds
 from mpsagent.api.database import NAME, Query
 from mpsagent.api.history import History
-from mpsagent.api.instances import Everything
+from mpsagent.api.instances import CursorGone, Everything
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import Received
 from mpsagent.cli import client
