@@ -17,7 +17,7 @@ WORKERS ?= 3
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm clean
+.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm release clean
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
@@ -30,6 +30,7 @@ help:
 	@echo 'make docs             README and docs/ as pages for a browser, in build/docs'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
 	@echo 'make test-gpu-system  the same under a systemd booted for it (root)'
+	@echo 'make release          wheel, .deb and .rpm, built twice and the same to the byte; their checksums'
 	@echo 'make venv | lint | format | schema | modules | lock | wheel | deb | rpm | clean'
 
 venv: $(STAMP)
@@ -127,14 +128,20 @@ lock:
 	@$(LOCK) pyproject.toml --extra dev --constraint requirements.lock packaging/build-requirements.in -o requirements-dev.lock
 
 wheel: $(STAMP)
-	@$(PY) -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir dist .
-	@ls -1 dist/*.whl
+	@# From a copy, with modes as git has them and nothing left over from the last time.
+	@. packaging/reproducible.sh; rm -rf build/source; mkdir -p build/source; \
+		cp -r --no-preserve=mode mpsagent pyproject.toml README.md LICENSE build/source; \
+		$(PY) -m pip --quiet wheel --no-deps --no-build-isolation --wheel-dir $${DIST:-dist} build/source/
+	@ls -1 $${DIST:-dist}/*.whl
 
 deb:
 	@packaging/debian/build.sh
 
 rpm:
 	@packaging/rpm/build.sh
+
+release:
+	@packaging/release.sh
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,8 @@
 #
 # The libraries are those of requirements.lock, hash for hash, as wheels for each Python version named; one package so serves
 # several releases. pystemd and lxml come from the distribution: they are bound to its libsystemd and libxml2.
-# Needs .venv (make venv) and the package index. ARCH: x86_64 or aarch64, this machine's without it.
+# Needs .venv (make venv), and the package index unless PIP_NO_INDEX is set, when build/wheels has to have them all.
+# ARCH: x86_64 or aarch64, this machine's without it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dest=$1
@@ -13,8 +14,9 @@ py=$PWD/.venv/bin/python
 lib=$dest/usr/lib/mpsagent/lib
 
 from_distribution='pystemd|lxml'
-lock=$(mktemp)
-trap 'rm -f "$lock"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+lock=$work/lock
 # A requirement is its first line and the indented ones after it.
 awk -v skip="^($from_distribution)==" '/^[A-Za-z]/ { keep = $0 !~ skip } /^#/ { next } keep' requirements.lock >"$lock"
 
@@ -22,12 +24,15 @@ platforms=()
 for glibc in 2_36 2_35 2_34 2_31 2_28 2_24 2_17 2_12 2_5; do platforms+=(--platform "manylinux_${glibc}_$arch"); done
 for old in 2014 2010 1; do platforms+=(--platform "manylinux${old}_$arch"); done
 
-mkdir -p "$lib"
+wheels=build/wheels
+mkdir -p "$lib" "$wheels"
 for version in "$@"; do
-    "$py" -m pip --quiet --disable-pip-version-check install --no-deps --require-hashes --only-binary :all: --no-compile \
-        --implementation cp --python-version "$version" "${platforms[@]}" --target "$lib/python$version" -r "$lock"
+    locked=(--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary :all: --implementation cp
+        --python-version "$version" "${platforms[@]}" -r "$lock")
+    [ -n "${PIP_NO_INDEX:-}" ] || flock "$wheels" "$py" -m pip download "${locked[@]}" --dest "$wheels"
+    "$py" -m pip install --no-index --find-links "$wheels" "${locked[@]}" --no-compile --target "$lib/python$version"
     # Programs and tests of others, and what only a compiler reads.
-    rm -rf "$lib/python$version/bin"
+    rm -rf "$lib/python$version"/{bin,example.py}
     find "$lib/python$version" \( -name '*.pyx' -o -name '*.pxd' -o -name '*.c' -o -name '*.h' -o -name '*.pyi' \) -delete
     find "$lib/python$version" -type d \( -name tests -o -name .hash \) -prune -exec rm -rf {} +
     # Which wheel it was matters; where pip put each file does not, and after the lines above it is not even true.
@@ -35,6 +40,13 @@ for version in "$@"; do
     # The agent beside its libraries: a helper process finds both in one place.
     find mpsagent -type f ! -path '*/__pycache__/*' -print0 | xargs -0 cp --parents -t "$lib/python$version"
 done
+
+# What is carried, with versions and licences: a Python that sees these libraries and no others is asked.
+install -d "$dest/usr/share/doc/mpsagent"
+printf '#!/bin/sh\nPYTHONPATH=%q exec %q -S "$@"\n' "$lib/python$1" "$py" >"$work/python"
+chmod +x "$work/python"
+"$py" -m cyclonedx_py environment --pyproject pyproject.toml --output-reproducible \
+    -o "$dest/usr/share/doc/mpsagent/sbom.cdx.json" "$work/python"
 
 install -d "$dest/usr/bin"
 "$py" - <<'PY' | while read -r name entry; do

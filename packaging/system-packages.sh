@@ -63,6 +63,11 @@ want slurmd command -v slurmd
 want slurm-client command -v sbatch
 want munge command -v munged
 want iproute2 command -v ip
+# What `make release` needs.
+want rpm command -v rpmbuild
+want lintian command -v lintian
+want rpmlint command -v rpmlint
+want faketime command -v faketime
 # The package is tried out in a systemd booted for it: what it depends on has to be there. It uses the system's Python.
 want python3-pystemd /usr/bin/python3 -I -c 'import pystemd'
 # shellcheck disable=SC2086

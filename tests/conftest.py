@@ -16,6 +16,7 @@ from tests.coroutines import play
 LONG = (
     # whole systems: a booted systemd, NVIDIA's daemons, Slurm, Kubernetes, the demo, the pages
     "booted", "nvidia", "slurm", "kubernetes", "bench", "scenes", "test_demo.py", "test_docs_built.py",
+    "test_release.py::test_two_builds_are_the_same_and_the_second_needs_no_network",
     # the same work ten times as large, or on two GPUs
     "test_linear.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py", "gate/test_hostile.py",
     "gate/test_kills.py::test_kills_at_random_under_load",

@@ -3,12 +3,11 @@
 # project's. PYTHONS: the Python versions to carry libraries for. DIST: where to put it. COMPRESSION: xz, or none in a hurry.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-[ -x .venv/bin/python ] || make venv
+. packaging/reproducible.sh
+[ -x .venv/bin/cyclonedx-py ] || make venv
 version=${VERSION:-$(.venv/bin/python -c 'import mpsagent; print(mpsagent.__version__)')}
 arch=$(dpkg --print-architecture)
 read -ra pythons <<<"${PYTHONS:-3.11 3.13}"
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct 2>/dev/null || date +%s)
-export SOURCE_DATE_EPOCH
 
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
@@ -30,7 +29,7 @@ install -d "$root/DEBIAN"
 (cd "$root" && find etc -type f -printf '/%p\n' | sort) >"$root/DEBIAN/conffiles"
 (cd "$root" && find . -path ./DEBIAN -prune -o -type f -printf '%P\0' | sort -z | xargs -0 md5sum) >"$root/DEBIAN/md5sums"
 sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" \
-    -e "s/@SIZE@/$(du -sk --apparent-size "$root" | cut -f1)/" packaging/debian/control.in >"$root/DEBIAN/control"
+    -e "s/@SIZE@/$(find "$root" -printf '%y %s\n' | awk '{ size += $1 == "f" ? int(($2 + 1023) / 1024) : 1 } END { print size }')/" packaging/debian/control.in >"$root/DEBIAN/control"
 for script in postinst prerm postrm; do install -m755 "packaging/debian/$script" "$root/DEBIAN/$script"; done
 install -m644 packaging/debian/triggers "$root/DEBIAN/triggers"
 chmod 644 "$root/DEBIAN/conffiles" "$root/DEBIAN/md5sums" "$root/DEBIAN/control"

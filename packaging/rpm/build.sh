@@ -5,7 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 command -v rpmbuild >/dev/null || { echo 'rpmbuild is missing (Debian: apt-get install rpm)' >&2; exit 1; }
-[ -x .venv/bin/python ] || make venv
+. packaging/reproducible.sh
+[ -x .venv/bin/cyclonedx-py ] || make venv
 version=${VERSION:-$(.venv/bin/python -c 'import mpsagent; print(mpsagent.__version__)')}
 read -ra pythons <<<"${PYTHONS:-3.12 3.13 3.14}"
 
@@ -18,7 +19,9 @@ mv "$work/stage/usr/share/zsh/vendor-completions" "$work/stage/usr/share/zsh/sit
 install -D -m644 LICENSE "$work/stage/usr/share/licenses/mpsagent/LICENSE"
 
 sed -e "s|@VERSION@|$version|" -e "s|@STAGE@|$work/stage|" packaging/rpm/mpsagent.spec.in >"$work/mpsagent.spec"
-rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "_rpmdir $work/out" --define '_build_id_links none' "$work/mpsagent.spec"
+rpmbuild -bb --quiet --define "_topdir $work/rpm" --define "_rpmdir $work/out" --define '_build_id_links none' \
+    --define '_buildhost localhost' --define 'use_source_date_epoch_as_buildtime 1' \
+    --define 'clamp_mtime_to_source_date_epoch 1' "$work/mpsagent.spec"
 dist=${DIST:-dist}
 mkdir -p "$dist"
 cp "$work"/out/*/*.rpm "$dist/"
