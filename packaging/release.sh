@@ -26,9 +26,11 @@ export GIT_DIR=$PWD/.git
     DIST=$again/dist PIP_NO_INDEX=1 LC_ALL=C TZ=Asia/Tokyo build \
         unshare --user --map-user=1234 --map-group=1234 --net faketime -f '+1000d'
 )
-for file in "$DIST"/*; do
-    cmp "$file" "$again/dist/${file##*/}"
+same=true
+for file in "$DIST"/*.{whl,deb,rpm}; do
+    cmp "$file" "$again/dist/${file##*/}" || same=false
 done
+$same || { echo 'The two builds differ; diffoscope shows where.' >&2; exit 1; }
 lintian --fail-on error "$DIST"/*.deb
 rpmlint -c packaging/rpm/rpmlint.toml "$DIST"/*.rpm
 cd "$DIST"
