@@ -14,11 +14,14 @@ from mpsagent.agent.requests import Those
 from mpsagent.mps.units import iso
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
+from mpsagent.system.threads import in_thread
 
 NAMES_WAIT = 5.0
 """Seconds for the name service to say who the users of a policy are."""
 WARNED = 2.0
 """Seconds that the answer to a reload waits for what is surely not meant in the policy."""
+LINEAGE_WAIT = 2.0
+"""Seconds for /proc to say which processes descend from another."""
 GATE_WAIT, GATE_LOOK = 5.0, 0.005
 """Seconds for the gate to say that it goes by a new lease; between two looks whether it has."""
 
@@ -64,22 +67,30 @@ class Acting:
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         """End one client by the ladder."""
-        found = requests.end_client(self._of_client(pid), pid, at_once=now, dry_run=dry_run, by=by)
+        agent = self._of_client(pid)
+        found = requests.ending(agent.state, pid, at_once=now, dry_run=dry_run)
         if not found["ok"]:
             raise no_client(pid, held=self.waits(pid))
+        if not dry_run:
+            requests.end_clients(agent, [agent.state.clients[pid]], at_once=now, by=by)
         await self._written_down()
         return {**found, "user": self._node.name_of(found["uid"])}
 
     async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
-        """Who has left the server, and lives on, is left alone: nothing of it can hurt a neighbour."""
-        each = [(one, client) for one in self._node.agents for client in one.state.clients.values()]
-        found = [
-            requests.end_client(one, client.pid, at_once=now, dry_run=dry_run, by=by)
-            for one, client in each if client.detached is None and requests.is_of(client, those)
-        ]  # fmt: skip
+        agents = self._node.agents
+        found = [one for agent in agents for one in agent.state.clients.values() if requests.is_of(one, those)]
+        if those.below is not None:
+            found = await in_thread(requests.below, those.below, found, deadline=LINEAGE_WAIT)
+        for agent in () if dry_run else agents:
+            there = ((agent.state.clients.get(one.pid), one.peer.start) for one in found)
+            fresh = [
+                one for one, start in there
+                if one is not None and one.peer.start == start and one.pid not in agent.view().ending
+            ]  # fmt: skip
+            if fresh:  # else who asks again and again fills the history
+                requests.end_clients(agent, fresh, at_once=now, by=by)
         await self._written_down()
-        ending = [one for one in found if one["ok"]]
-        rows = [{"pid": one["pid"], "uid": one["uid"], "user": self._node.name_of(one["uid"])} for one in ending]
+        rows = [{"pid": one.pid, "uid": one.uid, "user": self._node.name_of(one.uid)} for one in found]
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 
     async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpsagent.agent import kept
@@ -26,24 +27,26 @@ class Those(NamedTuple):
     below: int | None = None
 
 
-def end_client(agent: Agent, pid: int, *, at_once: bool, dry_run: bool, by: int) -> dict[str, Any]:
-    """Put a client on the ladder; ``dry_run``: only say what would be done."""
-    found = ending(agent.state, pid, at_once=at_once, dry_run=dry_run)
-    if found["ok"] and not dry_run:
-        now, client = agent.clock.now(), agent.state.clients[pid]
-        agent.record("client.end_ordered", now, pid=pid, uid=client.uid, start=client.peer.start, by=by)
-        agent.take([inp.EndClient(now, pid, by, at_once)])
-    return found
+def end_clients(agent: Agent, clients: Sequence[Client], *, at_once: bool, by: int) -> None:
+    """Put clients on the ladder."""
+    now = agent.clock.now()
+    for one in clients:
+        agent.record("client.end_ordered", now, pid=one.pid, uid=one.uid, start=one.peer.start, by=by)
+    agent.take([inp.EndClient(now, one.pid, by, at_once) for one in clients])
 
 
 def is_of(client: Client, those: Those) -> bool:
-    """Whether it is one of those who are to be ended."""
-    if those.uid not in (None, client.uid) or those.job not in (None, client.job):
+    """Whether it is one of those who are to be ended, wherever it descends from. Who has left its server, and lives on,
+    is none: nothing of it can hurt a neighbour."""
+    if client.detached is not None or those.uid not in (None, client.uid) or those.job not in (None, client.job):
         return False
-    if those.cgroup is not None and (client.peer.cgroup is None or not matches(those.cgroup, client.peer.cgroup)):
-        return False
-    line = lineage(client.pid) if those.below is not None else ()
-    return those.below is None or (line[:1] == ((client.pid, client.peer.start),) and those.below in dict(line))
+    return those.cgroup is None or (client.peer.cgroup is not None and matches(those.cgroup, client.peer.cgroup))
+
+
+def below(process: int, clients: Sequence[Client]) -> list[Client]:
+    """Those that descend from a process. Reads /proc."""
+    lines = [(one, lineage(one.pid)) for one in clients]
+    return [one for one, line in lines if line[:1] == ((one.pid, one.peer.start),) and process in dict(line)]
 
 
 def ending(state: State, pid: int, *, at_once: bool, dry_run: bool) -> dict[str, Any]:

@@ -22,8 +22,11 @@ def test_all_of_one_job_and_nobody_else(stage: Stage) -> None:
     status, answer = agent.api.order("terminate-each", job="one", dry_run=True)
     assert (status, {one["pid"] for one in answer["ending"]}) == (200, {one.pid for one in mine})
     assert [one.rc for one in mine] == [None, None]
-    agent.api.order("terminate-each", job="one")
+    for _ in range(5):
+        agent.api.order("terminate-each", job="one")
     assert all(one.ended() is not None for one in mine)
+    ordered = [one["pid"] for one in stage.records() if one["kind"] == "client.end_ordered"]
+    assert sorted(ordered) == sorted(one.pid for one in mine), "once each, however often it is asked"
     cgroup = Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2]
     assert agent.api.order("terminate-each", job="none")[1]["ending"] == []
     assert other.rc is None
