@@ -52,8 +52,8 @@ def test_a_user_ends_the_own_ones_alone_and_a_program_those_below_it(stage: Stag
         os.setuid(A)
         status = 1
         try:
-            below = agent.api.order("terminate-each", below=True)
-            asked = agent.api.order("terminate-each", cgroup="*")
+            below = agent.api.order("terminate-each", below=True, dry_run=True)
+            asked = agent.api.order("terminate-each", cgroup="*", dry_run=True)
             mine_ = agent.api.order("terminate-each", mine=True, dry_run=True)
             pids = [[one["pid"] for one in found["ending"]] for _, found in (below, asked, mine_)]
             status = 0 if pids[0] == [] and other.pid not in (*pids[1], *pids[2]) and pids[2] == [mine.pid] else 1
