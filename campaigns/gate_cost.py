@@ -120,7 +120,7 @@ def product(stage: Stage) -> dict[int, str]:
 
 
 def _what(arguments: str) -> str:
-    found = re.search(r"mpsagent[.-](gate\S*|system\S*|agent\S*)", arguments)
+    found = re.search(r"mpsagent[.-](gate\S*|system\S*|api\S*|agent\S*)", arguments)
     return found[1] if found else "agent"
 
 

@@ -15,6 +15,11 @@ STEP = 0.5
 """Seconds; clocks that differ by less are the same."""
 
 
+def until_next(span: float) -> float:
+    """Seconds until the next full ``span``: all who look from time to time wake the machine together."""
+    return span - time.monotonic() % span
+
+
 class SteadyClock:
     """Seconds since the epoch, as they were at the start, running evenly."""
 

@@ -203,11 +203,11 @@ class Executor:
             return True, ""  # it has ended, as it was told to: a restart that goes well is no failure
         if not reply.ok:
             return False, _why(reply)
-        listed = commands.pids(reply.out)
+        listed, now = commands.pids(reply.out), self._clock.now()
         # Only what was so before and after the question: a server may come or go while it is asked.
         known = before & self._state().servers.keys()
         servers = {pid: uid for pid in listed if (uid := _owner(pid)) is not None}
-        found: list[inp.Input] = [inp.ServersListed(self._clock.now(), servers, known)]
+        found: list[inp.Input] = [inp.ServersListed(now, servers, known)]
         fresh = [pid for pid in servers if pid not in before]
         for pid in (*action.servers, *fresh):
             found += await self._examine(pid)

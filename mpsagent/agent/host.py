@@ -18,7 +18,7 @@ from mpsagent.agent import gpus, kept, policies
 from mpsagent.agent.bypass import Bypass, Inside
 from mpsagent.agent.catch_up import Caught, catch_up, child_of, foreign
 from mpsagent.agent.clients import Clients
-from mpsagent.agent.clock import SteadyClock
+from mpsagent.agent.clock import SteadyClock, until_next
 from mpsagent.agent.conditions import note_conditions
 from mpsagent.agent.executor import Executor, control_runs, mps_environment
 from mpsagent.agent.gate_side import GateSide
@@ -322,7 +322,7 @@ class Agent(Recorder):
 
     async def _tick(self) -> None:
         while not self.stopping:
-            await asyncio.sleep(TICK)
+            await asyncio.sleep(until_next(TICK))
             try:
                 self.take(self.observer.once(self.logs.followers.values(), self.up_since))
                 if self.state.silent_since is not None and not self.executor.busy:

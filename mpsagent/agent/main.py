@@ -19,6 +19,7 @@ import structlog
 import mpsagent
 from mpsagent.agent.acting import Acting
 from mpsagent.agent.api_side import ENDS
+from mpsagent.agent.clock import until_next
 from mpsagent.agent.conditions import FILES, note_files
 from mpsagent.agent.host import MakeSupervisor
 from mpsagent.agent.line import one_line
@@ -180,18 +181,18 @@ async def _opened(agent: Node, stop: asyncio.Event) -> None:
 async def _until_stopped(agent: Node, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
     """Keep systemd informed until we are stopped. The watchdog hears from us only while the loop turns."""
     every = min(1.0, notifier.watchdog / 3) if notifier.watchdog else 1.0
-    said = ""
+    said, stopped = "", asyncio.ensure_future(stop.wait())
+    reloading = asyncio.ensure_future(reload.wait())
     while not stop.is_set():
-        waiters = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(reload.wait())]
-        await asyncio.wait(waiters, timeout=every, return_when=asyncio.FIRST_COMPLETED)
-        for waiter in waiters:
-            waiter.cancel()
+        await asyncio.wait((stopped, reloading), timeout=until_next(every), return_when=asyncio.FIRST_COMPLETED)
         if reload.is_set():
             reload.clear()
+            reloading = asyncio.ensure_future(reload.wait())
             agent.spawn(_reload(agent))  # aside: its files may be slow, and the watchdog is not
         line = one_line(agent)
         notifier.tell(*(["WATCHDOG=1"] if notifier.watchdog else []), *([f"STATUS={line}"] if line != said else []))
         said = line
+    reloading.cancel()
 
 
 async def _reload(agent: Node) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from mpsagent.agent import gpus, kept, policies
 from mpsagent.agent.apart import Apart
 from mpsagent.agent.api_side import ApiSide
-from mpsagent.agent.clock import SteadyClock
+from mpsagent.agent.clock import SteadyClock, until_next
 from mpsagent.agent.conditions import Condition, Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
@@ -264,7 +264,7 @@ class Node(Recorder):
 
     async def _look(self) -> None:
         while not self.stopping:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(until_next(LOOK))
             try:
                 self._look_around(self.clock.now())
             except Exception as error:
@@ -338,7 +338,7 @@ class Node(Recorder):
             os.getpid(), self.started, self.clock.at(0.0), self.moved, [self._instance(one) for one in self.agents],
             self.all_conditions(), self.policy, self.policy_loaded, [str(one) for one in self.policy_errors],
             self.environment, names, self.single, self.first, () if self.single else self.placing.places(),
-            seen.seen, nvml.xids, nvml.xids_seen, seen.at, seen.problem,
+            seen.seen, dict(nvml.xids), dict(nvml.xids_seen), seen.at, seen.problem,
         )  # fmt: skip
 
     def _instance(self, agent: Agent) -> Instance:

@@ -34,7 +34,8 @@ EVERY = 0.1
 SHARE = 50
 """And so many times as long as making one takes: with 2,000 clients at the gate that is 8 ms."""
 BEAT = 0.5
-"""Seconds after which the api hears of the agent again, although nothing has changed."""
+"""Seconds after which the api hears of the agent again, although nothing has changed; from half of that on when it is
+looked whether something has."""
 ROOM = 10_000
 """Records that wait for the api."""
 AT_ONCE = 1000
@@ -42,7 +43,7 @@ AGAIN, AGAIN_MOST = 0.25, 5.0
 """Seconds until an api that has gone is looked for again, doubling."""
 LENGTH, SAID = struct.Struct(">I"), struct.Struct(">cQ")
 HAS, SHOWS, LOOK = b"h", b"s", b"l"
-"""What the api says, with a number: it has the records up to it, shows this frame, wants the GPUs looked at."""
+"""What the api says, with a number: it has the records up to it, shows this page, wants the GPUs looked at."""
 
 
 class Instance(NamedTuple):
@@ -91,8 +92,9 @@ Record = tuple[int, str, float, str]
 
 
 class Frame(NamedTuple):
-    """``run``: which agent; ``found``: what its start found in the logs, which may be on record already, by instance;
-    ``page`` None: nothing has changed; ``looked``: the last look at the GPUs that is done; ``lost``: records in all."""
+    """``run``: which agent; ``number``: of the page; ``found``: what its start found in the logs, which may be on
+    record already, by instance; ``page`` None: nothing has changed; ``looked``: the last look at the GPUs that is done;
+    ``lost``: records in all."""
 
     version: str
     run: float
@@ -121,8 +123,11 @@ class Showing(asyncio.Protocol):
         self._said = b""
         self._transport: asyncio.Transport | None = None
         self._paused = self._changed = False
+        self._told: Page | None = None
+        """The last one that was sent on this connection."""
         self._timer: asyncio.TimerHandle | None = None
-        self._earliest = float("-inf")
+        self._earliest = self._quiet = float("-inf")
+        """Until when there is no frame, and none that says nothing."""
         self._task: asyncio.Task[None] | None = None
         self._looking: set[asyncio.Task[None]] = set()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
@@ -214,18 +219,32 @@ class Showing(asyncio.Protocol):
         records = [self._records[at] for at in range(skip, min(len(self._records), skip + AT_ONCE))]
         self._sent = records[-1][0] if records else self._sent
         found, self._found = self._found[:AT_ONCE], self._found[AT_ONCE:]
-        self._number += 1
         frame = Frame(mpsagent.__version__, self.run, self._number, self._looked, self.lost, records, found, None)
-        try:
-            data = pickle.dumps(frame._replace(page=self._page()) if changed else frame, protocol=5)
-        except Exception as error:  # a mistake of ours; the records have nothing to do with it
-            loop.call_exception_handler({"message": "a page could not be made", "exception": error})
-            data = pickle.dumps(frame, protocol=5)
+        data = self._with_page(frame) if changed else None
+        if data is None and not records and not found and begun < self._quiet:
+            self._at(self._quiet + BEAT / 2)
+            return
+        data = data or pickle.dumps(frame, protocol=5)
         now = loop.time()
-        self._earliest = now + max(EVERY, SHARE * (now - begun))
+        self._earliest, self._quiet = now + max(EVERY, SHARE * (now - begun)), now + BEAT / 2
         transport.write(LENGTH.pack(len(data)) + data)
         if self._transport is not None and not self._paused:
             self._at(self._earliest if self._found or self._sent < self._last else now + BEAT)
+
+    def _with_page(self, frame: Frame) -> bytes | None:
+        """None: the api has this page, or it could not be made."""
+        try:
+            page = self._page()
+            if page != self._told:
+                data = pickle.dumps(frame._replace(number=self._number + 1, page=page), protocol=5)
+                self._number, self._told = self._number + 1, page
+                return data
+        except Exception as error:  # a mistake of ours; the records have nothing to do with it
+            what = {"message": "a page could not be made", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(what)
+        self._waiting = [(min(number, self._number), last, done) for number, last, done in self._waiting]
+        self._wake()
+        return None
 
     # --- the connection
 
@@ -250,6 +269,7 @@ class Showing(asyncio.Protocol):
         self._transport, self.away, self._said, self._paused = transport, None, b"", False
         self._sent = self._has
         self._number = self._shown = 0
+        self._told, self._quiet = None, float("-inf")
         self.changed()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -290,7 +310,7 @@ class Showing(asyncio.Protocol):
         try:
             with suppress(TimeoutError):
                 await self._look()
-            self._looked = number
+            self._looked, self._quiet = number, float("-inf")
             self.changed()
         finally:
             self._looking.clear()

@@ -104,7 +104,7 @@ async def _serve(directory: str | None, public: socket.socket, pages: socket.soc
     while not stop.is_set():
         notifier.tell("WATCHDOG=1")
         with suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), 1.0)
+            await asyncio.wait_for(stop.wait(), notifier.watchdog / 3 if notifier.watchdog else None)
     notifier.tell("STOPPING=1")
     reading.cancel()
     await api.close()

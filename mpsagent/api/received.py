@@ -151,15 +151,16 @@ class Received:
             self._show(frame.page)
         self._find(frame)
         self._write(frame.records)
-        if frame.page is not None and not self._caught_up and len(frame.records) < 1000:
-            self._catch_up(frame.page)
+        if not self._caught_up and self.page is not None and len(frame.records) < 1000:
+            self._catch_up(self.page)
         if self._look is not None and frame.looked == self._looked and not self._look.done():
             self._look.set_result(None)
             self._look = None
-        self._say(SHOWS, frame.number)
-        if self.history.newest >= self.history.last:
+        if frame.page is not None:
+            self._say(SHOWS, frame.number)
+        if frame.records and self.history.newest >= self.history.last:
             self._say(HAS, self._last)
-        else:
+        elif frame.records:
             asyncio.get_running_loop().create_task(self._acknowledge(self._last, self.history.last))
 
     async def _acknowledge(self, number: int, last: int) -> None:
@@ -210,7 +211,7 @@ class Received:
 
     def _find(self, frame: Frame) -> None:
         """What the agent's start has found in the logs: what of it is not on record yet."""
-        old = self.history.since(0, NAMES)
+        old = self.history.since(0, NAMES) if frame.found else []
         for name in dict.fromkeys(name for name, _ in frame.found if old):
             since = float(str(old[-1]["at"])) - missed.OVERLAP
             happened = [one for where, one in frame.found if where == name and one.at > since]

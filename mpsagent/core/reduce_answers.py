@@ -59,12 +59,16 @@ def _listed(state: State, event: inp.ServersListed, out: Out) -> State:
     for pid in event.known_before - event.servers.keys():
         if pid in state.servers:
             state = server_ended(state, pid, event.at, None, out)
+    # One of a user begins as root, and becomes its user then: what is root's the next list says.
+    own = control is None or not control.multiuser
     for pid, uid in event.servers.items():
         if pid not in state.servers and pid not in event.known_before:
-            server = Server(pid, uid, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at, confirmed=True)
+            whose = None if own and uid == 0 else uid
+            server = Server(
+                pid, whose, Status.ACTIVE, event.at, ready=event.at, idle_since=event.at, confirmed=whose is not None
+            )
             state = replace(put(state, server), ended=without(state.ended, pid))
         elif (known := state.servers.get(pid)) is not None and (not known.confirmed or known.uid != uid):
-            # It begins as root, and becomes its user then.
             early = uid == 0 and (known.status is Status.INITIALIZING or event.at < (known.ready or 0.0))
             state = put(state, replace(known, confirmed=True, uid=known.uid if early else uid))
     return _confirmed(replace(state, listed_at=event.at))

@@ -105,8 +105,7 @@ class Process:
 
     def stopped(self) -> bool:
         """True when it is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
-        fields = _stat(self.pid)
-        return self.alive and fields is not None and fields[0] in ("T", "t")
+        return stopped(self.pid) and self.alive
 
     def cpu_seconds(self) -> float | None:
         """User and system time that it has used; None when it has ended."""
@@ -182,7 +181,7 @@ def _ended(fd: int) -> bool:
 
 def _stat(pid: int) -> list[str] | None:
     """The fields of /proc/PID/stat behind the command, which may hold blanks and brackets: field 3 comes first."""
-    with suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb") as file:
+    with suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         fields = file.read(4096).rpartition(b")")[2].decode("ascii").split()
         return fields if len(fields) > 19 else None
     return None

@@ -204,14 +204,14 @@ class Api:
         self.server.send(SAID.pack(what, number))
 
 
-def play(scenario: Callable[[Showing, Api], Any]) -> None:
+def play(scenario: Callable[[Showing, Api], Any], page: Callable[[], Any] = lambda: None) -> None:
     async def main() -> None:
         api, looked = Api(), []
 
         async def look() -> None:
             looked.append(1)
 
-        showing = Showing(api.connect, lambda: None, look)  # type: ignore[arg-type,return-value]
+        showing = Showing(api.connect, page, look)
         async with asyncio.timeout(60):
             await scenario(showing, api)
             api.server.close()
@@ -274,6 +274,49 @@ def test_an_order_is_answered_when_the_api_shows_it_or_is_away() -> None:
         await waiting
 
     play(scenario)
+
+
+def test_a_page_that_the_api_has_is_not_sent_again() -> None:
+    """The agent looks each second whether anything has changed: mostly nothing has. An order is answered all the same,
+    and the api goes on hearing of the agent."""
+    so = ["a page"]
+
+    async def scenario(showing: Showing, api: Api) -> None:
+        showing.start(1.0)
+        assert (await api.take()).page == ["a page"]
+        api.say(SHOWS, 1)
+        for _ in range(3):
+            showing.changed()
+            beat = await api.take()
+            assert (beat.page, beat.number, list(beat.records)) == (None, 1, [])
+        await showing.written(60.0)
+        so.append("with a change")
+        waiting = asyncio.ensure_future(showing.written(60.0))
+        frame = await api.take()
+        while frame.page is None:
+            frame = await api.take()
+        assert (frame.page, frame.number) == (["a page", "with a change"], 2)
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        api.say(SHOWS, 2)
+        await waiting
+
+    play(scenario, lambda: list(so))
+
+
+def test_an_order_that_changes_nothing_is_answered_when_the_api_goes_on_reading() -> None:
+    async def scenario(showing: Showing, api: Api) -> None:
+        showing.start(1.0)
+        await api.take()
+        api.say(SHOWS, 1)
+        showing.pause_writing()
+        waiting = asyncio.ensure_future(showing.written(60.0))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        showing.resume_writing()
+        await waiting
+
+    play(scenario, lambda: ["a page"])
 
 
 def test_a_page_is_made_of_our_own_values_alone() -> None:

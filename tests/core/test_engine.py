@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
-from mpsagent.core import engine, reduce
+from mpsagent.core import doubts, engine, reduce
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.queue import Held, Queue
@@ -34,6 +34,19 @@ def test_what_is_absorbed_is_decided_upon_later() -> None:
     core = Core()
     core.absorb([inp.PolicyChanged(0.0, policy("")), inp.ControlRuns(0.0, 10, 0.0, "/s")])
     assert [type(a) for a in core.receive(ev.ConnectionLine(1.0, "NEW UI"), 1.0).actions] == [act.Reconcile]
+
+
+def test_whose_a_server_is_that_was_listed_while_it_started_is_asked_again_soon() -> None:
+    """Not when MPS is asked next because nothing has happened for long."""
+    stage = Stage(PATIENT).up()
+    core = stage.core
+    assert core is not None
+    core.receive(inp.ServersListed(stage.now, {900: 0}, frozenset()), stage.now)
+    assert core.state.servers[900].uid is None
+    deadline = core.deadline()
+    assert deadline is not None
+    assert deadline <= stage.now + doubts.SERVER_FOR
+    assert act.Reconcile in [type(one) for one in core.tick(deadline).actions]
 
 
 def test_a_line_that_changes_nothing_is_no_reason_to_decide() -> None:

@@ -187,6 +187,18 @@ def test_a_server_that_is_just_starting_is_not_root_s_because_it_still_runs_as_r
     assert apply(ready, listed._replace(at=3)).servers[100].uid == 0, "the kernel counts, not the log"
 
 
+def test_a_server_that_mps_lists_before_its_log_does_is_not_root_s_because_it_still_runs_as_root() -> None:
+    listed = inp.ServersListed(1.05, {100: 0}, frozenset())
+    state = apply(daemon(), listed)
+    assert (state.servers[100].uid, state.servers[100].confirmed) == (None, False)
+    assert apply_all(state, READY).servers[100].uid == 1001
+    later = inp.ServersListed(3, {100: 1001}, frozenset({100}))
+    assert apply(state, later).servers[100].uid == 1001, "without its log, too"
+    assert apply(state, later._replace(servers={100: 0})).servers[100].uid == 0, "a server of root's own"
+    shared = apply_all(State(), [inp.ControlRuns(0, 10, 0, "/s", multiuser=True), listed])
+    assert (shared.servers[100].uid, shared.servers[100].confirmed) == (0, True), "all users' is root's from the first"
+
+
 def test_leaving_is_a_hint_until_mps_says_so() -> None:
     state = apply(passed(daemon(*READY)), ev.ContextConnected(2, 100, 200, 1))
     state = apply(state, ev.ClientDisconnected(3, 100, 200))
