@@ -95,7 +95,7 @@ install -D -m644 -t "$dest/usr/share/mpsagent/kubernetes" packaging/kubernetes/*
 install -D -m644 -t "$dest/usr/share/mpsagent/prometheus" packaging/prometheus/*
 install -D -m644 policies/policy.schema.json "$dest/usr/share/mpsagent/policy.schema.json"
 # README's names hold there, too: docs/ lies beside it.
-install -D -m644 -t "$dest/usr/share/doc/mpsagent" README.md CHANGELOG.md CONTRIBUTING.md
+install -D -m644 -t "$dest/usr/share/doc/mpsagent" README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md
 sed -i 's|\bpolicies/|examples/|g' "$dest/usr/share/doc/mpsagent/README.md"
 install -D -m644 -t "$dest/usr/share/doc/mpsagent/docs" docs/*.md
 cp -r docs/measured docs/develop "$dest/usr/share/doc/mpsagent/docs/"

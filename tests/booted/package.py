@@ -20,6 +20,7 @@ INGREDIENTS = (
     "README.md",
     "CHANGELOG.md",
     "CONTRIBUTING.md",
+    "SECURITY.md",
     "LICENSE",
     "requirements.lock",
     "pyproject.toml",
