@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import select
 import socket
-import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, LONGEST_MESSAGE, Credentials
+from mpsagent.wire.descriptors import SCM_CREDENTIALS, Ancillary, descriptors_in
 
-SCM_CREDENTIALS = 2
-SO_PASSCRED = 16
 MOST_WAITING = 4096
 """Messages that may wait for a peer that does not read; beyond it the channel closes."""
 AT_A_TIME = 16
 """Messages taken from one peer before the others have their turn."""
 
-Ancillary = Sequence[tuple[int, int, bytes]]
 Receive = Callable[[bytes, Credentials | None, list[int]], None]
 
 
@@ -29,11 +25,6 @@ def as_user(who: Credentials) -> Ancillary:
     """Sends a message with this user and group, and our own pid. Another pid would need CAP_SYS_ADMIN, and is not
     missed: a server learns its client's pid from the client itself (measured on an H100, answer 2)."""
     return ((socket.SOL_SOCKET, SCM_CREDENTIALS, Credentials(os.getpid(), who.uid, who.gid).pack()),)
-
-
-def with_descriptors(descriptors: Iterable[int]) -> Ancillary:
-    numbers = array.array("i", descriptors)
-    return ((socket.SOL_SOCKET, socket.SCM_RIGHTS, numbers.tobytes()),) if numbers else ()
 
 
 def take(
@@ -44,16 +35,9 @@ def take(
     space = socket.CMSG_SPACE(CREDENTIALS_SIZE) + (socket.CMSG_SPACE(4 * descriptors) if descriptors else 0)
     flags = socket.MSG_CMSG_CLOEXEC | (socket.MSG_PEEK if peek else 0)
     data, ancillary, _, _ = sock.recvmsg(longest, space, flags)
-    who: Credentials | None = None
-    taken: list[int] = []
-    for level, kind, content in ancillary:
-        if level != socket.SOL_SOCKET:
-            continue
-        if kind == SCM_CREDENTIALS and len(content) >= CREDENTIALS_SIZE:
-            who = Credentials.unpack(content)
-        elif kind == socket.SCM_RIGHTS:
-            taken += [number for (number,) in struct.iter_unpack("i", content[: len(content) // 4 * 4])]
-    return data, who, taken
+    said = (one for level, kind, one in ancillary if (level, kind) == (socket.SOL_SOCKET, SCM_CREDENTIALS))
+    who = next((Credentials.unpack(one) for one in said if len(one) >= CREDENTIALS_SIZE), None)
+    return data, who, descriptors_in(ancillary)
 
 
 class Channel:

@@ -14,7 +14,6 @@ from typing import Any
 
 from mpsagent.gate import handover, identity
 from mpsagent.gate.announcement import Announcement, Told, close_all
-from mpsagent.gate.channel import with_descriptors
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
@@ -32,6 +31,7 @@ from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, HELLO, SERVER_NOT_READY, Credentials
 from mpsagent.mps.session import How, Session
 from mpsagent.wire import link
+from mpsagent.wire.descriptors import with_descriptors
 from mpsagent.wire.link import Admissions
 
 UNSURE = 0.5

@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from mpsagent.wire.descriptors import SCM_CREDENTIALS, SO_PASSCRED, descriptors_in
+
 MOST_KEPT = 40_000
 BACKLOG = 4096
 FIRST_DESCRIPTOR = 3
@@ -29,8 +31,6 @@ STOPPING = 5.0
 LOOK = 1.0
 """Seconds between two looks whether the public sockets are still there."""
 NAME_SPACE = 120_000
-SCM_CREDENTIALS = 2
-SO_PASSCRED = 16
 
 
 PUBLIC_NAMES = ("control", "control_privileged")
@@ -262,13 +262,9 @@ class Keeper:
             except OSError as error:
                 say(f"a notification is lost: {error}")
                 return
-            sender, descriptors = 0, []
-            for _, kind, content in ancillary:
-                if kind == SCM_CREDENTIALS:
-                    sender = struct.unpack("iII", content[:12])[0]
-                elif kind == socket.SCM_RIGHTS:
-                    descriptors += [one for (one,) in struct.iter_unpack("i", content[: len(content) // 4 * 4])]
-            if sender != self._child or not sender:
+            senders = [struct.unpack("i", one[:4])[0] for _, kind, one in ancillary if kind == SCM_CREDENTIALS]
+            descriptors = descriptors_in(ancillary)
+            if not self._child or senders != [self._child]:
                 for descriptor in descriptors:
                     _close(descriptor)
                 continue

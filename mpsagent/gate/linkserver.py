@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.gate import identity
-from mpsagent.gate.channel import Ancillary, take, with_descriptors
+from mpsagent.gate.channel import take
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
+from mpsagent.wire.descriptors import Ancillary, with_descriptors
 from mpsagent.wire.link import FromAgent, FromGate, decode_from_agent
 
 MOST_WAITING = 65_536

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import SO_PASSCRED, take
+from mpsagent.gate.channel import take
 from mpsagent.gate.connection import Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Mark
@@ -16,6 +16,7 @@ from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.pacing import Account, Rates
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
+from mpsagent.wire.descriptors import SO_PASSCRED
 
 AT_A_TIME = 32
 """Connections accepted before everything else has its turn."""

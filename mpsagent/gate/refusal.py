@@ -10,10 +10,11 @@ import asyncio
 import os
 import socket
 
-from mpsagent.gate.channel import SO_PASSCRED, Channel, with_descriptors
+from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.rescue import READY
 from mpsagent.mps.rendezvous import DESCRIPTOR, TOO_MANY, Credentials
+from mpsagent.wire.descriptors import SO_PASSCRED, with_descriptors
 
 EXTRA_DESCRIPTORS = 4
 SAYINGS = 3

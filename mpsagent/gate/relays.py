@@ -8,13 +8,14 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import Ancillary, Channel, as_user, with_descriptors
+from mpsagent.gate.channel import Channel, as_user
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane
 from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.question import CONTROL, PRIVILEGED, connect
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import Credentials
+from mpsagent.wire.descriptors import Ancillary, with_descriptors
 
 MOST = 1024
 LONGEST = 65536

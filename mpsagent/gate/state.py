@@ -3,13 +3,12 @@ told last."""
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode, instance_name
+from mpsagent.system import whole_file
+from mpsagent.wire.codec import LONGEST_PACKET, encode, instance_name
 from mpsagent.wire.link import Admissions, decode_from_agent
 
 
@@ -39,20 +38,13 @@ def load(directory: Path, instance: str = "") -> Admissions | None:
     """None when there is none. Raises StateError."""
     path = place(directory, instance)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        message = decode_from_agent(whole_file.read(path, LONGEST_PACKET))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror}") from None
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
-            raise StateError(f"{path} is not a file of root's that nobody else may write; it is not used")
-        data = file.read(LONGEST_PACKET + 1)
-    try:
-        message = decode_from_agent(data)
-    except LinkError as error:
-        raise StateError(f"{path} is damaged and not used: {error}") from None
+    except ValueError as error:
+        raise StateError(f"{path} is not used: {error}") from None
     if not isinstance(message, Admissions):
         raise StateError(f"{path} holds no admissions and is not used")
     return message
@@ -60,10 +52,4 @@ def load(directory: Path, instance: str = "") -> Admissions | None:
 
 def save(directory: Path, admissions: Admissions) -> None:
     """In one step: a gate that is killed leaves the old file or the new one. Raises OSError."""
-    path = place(directory, admissions.instance)
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(encode(admissions))
-    temporary.replace(path)
+    whole_file.write(place(directory, admissions.instance), encode(admissions))

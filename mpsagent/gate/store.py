@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from mpsagent.gate.channel import with_descriptors
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.codec import instance_name
+from mpsagent.wire.descriptors import with_descriptors
 
 FIRST_DESCRIPTOR = 3
 NAMES_BUDGET = 116_000

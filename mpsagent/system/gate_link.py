@@ -7,7 +7,6 @@ is said anew by both sides.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import os
 import socket
@@ -15,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from mpsagent.gate.channel import take
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
 from mpsagent.system.processes import Process
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
@@ -29,7 +29,6 @@ AT_A_TIME = 64
 """Packets read before everything else has its turn."""
 MOST_UNSENT = 256
 _DESCRIPTORS = 8
-_INT = array.array("i").itemsize
 
 
 class GateLink:
@@ -182,14 +181,10 @@ class GateLink:
 
     def _take(self, sock: socket.socket) -> str | None:
         """Takes and delivers one packet. Why the link is at its end, or None."""
-        space = socket.CMSG_SPACE(_DESCRIPTORS * _INT)
-        data, ancillary, flags, _ = sock.recvmsg(LONGEST_PACKET + 1, space, socket.MSG_CMSG_CLOEXEC)
-        descriptors = _descriptors(ancillary)
+        data, _, descriptors = take(sock, LONGEST_PACKET + 1, _DESCRIPTORS)
         try:
             if not data:
                 return "the gate has closed the link: it ended, or another agent has taken it over"
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                return "the gate sent a packet that is longer than agreed"
             message = decode_from_gate(data)
             process = _process(message, descriptors)
         finally:
@@ -226,11 +221,3 @@ def _process(message: FromGate, descriptors: list[int]) -> Process | None:
     with suppress(ValueError):
         return Process.from_pidfd(descriptors.pop(0), message.pid, message.uid, message.start)
     return None
-
-
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    found = array.array("i")
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            found.frombytes(data[: len(data) - len(data) % _INT])
-    return list(found)

@@ -12,7 +12,6 @@ import asyncio
 import errno
 import json
 import os
-import stat
 import threading
 import time
 from pathlib import Path
@@ -169,23 +168,9 @@ class Part:
 
 def _read(path: Path) -> dict[str, Any]:
     """Raises ValueError with what is wrong, or OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a plain file")
-        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
-            mode = stat.S_IMODE(status.st_mode)
-            raise ValueError(f"others could have written it (owner {status.st_uid}, mode {mode:04o})")
-        if status.st_size > LARGEST:
-            raise ValueError(f"it has {status.st_size} bytes")
-        with os.fdopen(os.dup(fd), "rb") as file:
-            data = file.read(LARGEST + 1)
-    finally:
-        os.close(fd)
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
+        content = json.loads(whole_file.read(path, LARGEST))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not JSON ({error})") from None
     if not isinstance(content, dict) or not isinstance(content.get("values"), dict):
         raise ValueError("it is not a file of this agent's")

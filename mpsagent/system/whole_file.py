@@ -1,21 +1,22 @@
-"""A file that is there whole or not at all."""
+"""A file that is there whole or not at all, and is believed only where nobody else could have written it."""
 
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 
-def write(path: Path, text: str, mode: int = 0o600, *, lasting: bool = False) -> None:
+def write(path: Path, content: str | bytes, mode: int = 0o600, *, lasting: bool = False) -> None:
     """In one step, with this mode whatever the umask: who reads finds the file of before or this one. ``lasting``: on
     disk when this returns, also after a power cut. One process writes a file. Raises OSError."""
     fresh = path.with_name(f".{path.name}.new")
     fresh.unlink(missing_ok=True)
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        with os.fdopen(fd, "wb") as file:
             os.fchmod(fd, mode)
-            file.write(text)
+            file.write(content.encode() if isinstance(content, str) else content)
             if lasting:
                 file.flush()
                 os.fsync(fd)
@@ -29,3 +30,17 @@ def write(path: Path, text: str, mode: int = 0o600, *, lasting: bool = False) ->
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def read(path: Path, largest: int) -> bytes:
+    """Of ours or root's. No link is followed and no FIFO waited for. Raises OSError, and ValueError with what is wrong."""
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("it is not a plain file")
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            mode = stat.S_IMODE(status.st_mode)
+            raise ValueError(f"others could have written it (owner {status.st_uid}, mode {mode:04o})")
+        if status.st_size > largest:
+            raise ValueError(f"it has {status.st_size} bytes")
+        return file.read(largest)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import types
 import typing
 import zlib
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.mps.limits import Limits, Total
@@ -20,48 +22,79 @@ from mpsagent.wire.link import Admissions, User
 
 LIMITS = Limits(20.0, {0: 5 << 30, 1: 1 << 30})
 
-FROM_GATE: list[link.FromGate] = [
-    link.Hello(12, 1.5),
-    link.Knock(5, 6, 7, 8, 9, 10.5, "/user.slice", 4026531836, "python3"),
-    link.Knock(5, 6, 7, 8, 9, 10.5, None, None, ""),
-    link.Known(6, 7, 8, 9, 10.5, LIMITS, None, 3),
-    link.Known(6, 7, 8, 9, 10.5, None),
-    link.Synced(),
-    link.Left(5),
-    link.Handing(5, 6, 7, 8.5),
-    link.Passed(5, 6, 7, 8, LIMITS, 0.25, 9.5, True, False),
-    link.Failed(5, 6, 7, "why", "answer", True),
-    link.Unconfirmed(7, LIMITS, "why"),
-    link.FrontEnd(5, 0, "quit", 1.5),
-    link.HandshakeSeen(True, "4f55", 77),
-    link.Refused(5, 6, 7, "why"),
-]
-FROM_AGENT: list[link.FromAgent] = [
-    Admissions(),
-    Admissions(
-        3,
-        True,
-        48,
-        Limits(5.0, below_normal=True),
-        (0, 1),
-        False,
-        {7: User(7, "all", LIMITS), 8: User(8, "known", LIMITS, 3)},
-        User(0, "all", LIMITS),
-        True,
+
+_COUNT = st.integers(0, (1 << 63) - 1)
+_NAME = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
+_MEMORY = st.dictionaries(st.integers(0, 9999), _COUNT, max_size=4)
+_LIMITS = st.builds(Limits, st.floats(0.1, 100), _MEMORY, st.booleans())
+_ROWS = {
+    link.User: st.builds(
+        User, _COUNT, st.sampled_from(["all", "known"]), _LIMITS, st.none() | _COUNT,
+        st.none() | st.builds(Total, st.none() | st.floats(0, 100), _MEMORY), st.booleans(), st.none() | _COUNT,
     ),
-    link.Refuse(5, "why"),
-    link.Release(5, 6),
-]
+    link.Named: st.builds(link.Named, _COUNT, _COUNT, _LIMITS),
+}  # fmt: skip
+_VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    int: _COUNT, float: st.floats(-1e299, 1e299), bool: st.booleans(), str: st.text(max_size=20), Limits: _LIMITS,
+    tuple[int, ...]: st.lists(_COUNT, max_size=3).map(tuple), tuple[str, ...]: st.lists(_NAME, max_size=3).map(tuple),
+    **_ROWS,
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("message", FROM_GATE, ids=lambda message: message.kind)
-def test_the_gates_messages(message: link.FromGate) -> None:
-    assert link.decode_from_gate(codec.encode(message)) == message
+def _values(hint: Any, name: str) -> st.SearchStrategy[Any]:
+    if name in ("instance", "asked"):
+        return st.just("") | _NAME
+    if isinstance(hint, types.UnionType):
+        return st.none() | _values(typing.get_args(hint)[0], name)
+    if typing.get_origin(hint) is Mapping:
+        return st.lists(_ROWS[typing.get_args(hint)[1]], max_size=3).map(lambda rows: {one.key: one for one in rows})
+    return _VALUES[hint]
 
 
-@pytest.mark.parametrize("message", FROM_AGENT, ids=lambda message: message.kind)
-def test_the_agents_messages(message: link.FromAgent) -> None:
-    assert link.decode_from_agent(codec.encode(message)) == message
+def _messages(union: Any) -> st.SearchStrategy[Any]:
+    """Any that can be said, each field by its declared type."""
+    return st.one_of(
+        st.builds(cls, **{one: _values(hint, one) for one, hint in typing.get_type_hints(cls).items() if one != "kind"})
+        for cls in typing.get_args(union)
+    )
+
+
+_DECODERS = {"gate": link.decode_from_gate, "agent": link.decode_from_agent}
+_SAID = st.one_of(
+    st.tuples(st.just("gate"), _messages(link.FromGate)), st.tuples(st.just("agent"), _messages(link.FromAgent))
+)
+
+
+@given(_SAID)
+def test_every_message_arrives_as_it_was_sent(said: tuple[str, Any]) -> None:
+    who, message = said
+    assert _DECODERS[who](codec.encode(message)) == message
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@settings(max_examples=500)
+@given(_SAID, _JSON, st.data())
+def test_a_message_with_anything_in_a_place_of_it_is_right_or_an_error(
+    said: tuple[str, Any], other: Any, data: st.DataObject
+) -> None:
+    """What is taken in can be said again: nothing of another type or beyond the bounds has come through."""
+    who, message = said
+    content = json.loads(codec.encode(message))
+    place, key = content, data.draw(st.sampled_from(sorted(content)))
+    while isinstance(place[key], dict | list) and place[key] and data.draw(st.booleans()):
+        place = place[key]
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+    place[key] = other
+    try:
+        taken = _DECODERS[who](json.dumps(content).encode())
+    except LinkError:
+        return
+    assert _DECODERS[who](codec.encode(taken)) == taken
 
 
 def test_the_directions_are_not_mixed_up() -> None:
