@@ -33,7 +33,7 @@ def write(path: Path, content: str | bytes, mode: int = 0o600, *, lasting: bool 
 
 
 def read(path: Path, largest: int) -> bytes:
-    """Of ours or root's. No link is followed and no FIFO waited for. Raises OSError, and ValueError with what is wrong."""
+    """Of ours or root's. No link is followed, no FIFO waited for. Raises OSError, and ValueError with what is wrong."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
