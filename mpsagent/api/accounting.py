@@ -10,17 +10,6 @@ from mpsagent.policy.identity import Identity
 Row = dict[str, Any]
 
 
-def of_users(rows: Iterable[Mapping[str, Any]], who: Iterable[Identity]) -> list[Row]:
-    """With the users' names."""
-    return [{"uid": row["uid"], "user": one.name, **_sums(row)} for row, one in zip(rows, who, strict=True)]
-
-
-def of_jobs(rows: Iterable[Mapping[str, Any]], who: Iterable[Identity]) -> list[Row]:
-    """With the users' names."""
-    return [{"job": row["job"], "uid": row["uid"], "user": one.name, **_sums(row)}
-            for row, one in zip(rows, who, strict=True)]  # fmt: skip
-
-
 def of_groups(rows: Iterable[Mapping[str, Any]], who: Iterable[Identity], named: Sequence[str]) -> list[Row]:
     """Each user in one group: the first of those ``named`` by the policy that the user is in, else the user's first.
     None for users whose groups are not known."""

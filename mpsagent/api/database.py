@@ -1,4 +1,4 @@
-"""The history as an SQLite file: records by number, and the sums of each user, job and day. Every call blocks.
+"""The history as an SQLite file: records by number, and what they tell as sessions. Every call blocks.
 
 In write-ahead mode and without a flush for each commit: what was written outlives the death of the agent, and a crash
 of the machine costs at most the last records, never the file.
@@ -11,52 +11,47 @@ import os
 import sqlite3
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import astuple, fields
-from datetime import datetime, timedelta
+from dataclasses import fields
+from datetime import date, datetime, timedelta
 from datetime import time as midnight
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpsagent.system.accounts import Accounts, Job, Sums, divide, job_of, user_of
+from mpsagent.core.sessions import Session, Sessions
 
 NAME = "history.db"
-VERSION = 3
-"""``PRAGMA user_version``. No release had another one."""
+VERSION, BEFORE = 4, 3
+"""``PRAGMA user_version``, and that of a file without sessions, which are made from its records."""
 SCHEMA = """
     CREATE TABLE records (
         seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, uid INTEGER, pid INTEGER, fields TEXT NOT NULL
     );
     CREATE INDEX records_uid ON records (uid) WHERE uid IS NOT NULL;
     CREATE INDEX records_pid ON records (pid) WHERE pid IS NOT NULL;
-    CREATE TABLE days (
-        day TEXT NOT NULL, uid INTEGER NOT NULL, gpu REAL NOT NULL, waited REAL NOT NULL, longest REAL NOT NULL,
-        clients INTEGER NOT NULL, "left" INTEGER NOT NULL, refused INTEGER NOT NULL, faults INTEGER NOT NULL,
-        forced INTEGER NOT NULL, turns INTEGER NOT NULL, paused REAL NOT NULL, PRIMARY KEY (day, uid)
-    ) WITHOUT ROWID;
-    CREATE TABLE working (pid INTEGER PRIMARY KEY, uid INTEGER NOT NULL, busy REAL NOT NULL);
-    CREATE TABLE job_days (
-        day TEXT NOT NULL, job TEXT NOT NULL, uid INTEGER NOT NULL, gpu REAL NOT NULL, waited REAL NOT NULL,
-        longest REAL NOT NULL, clients INTEGER NOT NULL, "left" INTEGER NOT NULL, refused INTEGER NOT NULL,
-        faults INTEGER NOT NULL, forced INTEGER NOT NULL, turns INTEGER NOT NULL, threads REAL NOT NULL,
-        memory INTEGER NOT NULL, paused REAL NOT NULL, PRIMARY KEY (day, job, uid)
-    ) WITHOUT ROWID;
-    CREATE TABLE job_working (pid INTEGER PRIMARY KEY, job TEXT NOT NULL, uid INTEGER NOT NULL, busy REAL NOT NULL);
+    CREATE TABLE sessions (
+        number INTEGER PRIMARY KEY, kind TEXT NOT NULL, instance TEXT, uid INTEGER, pid INTEGER NOT NULL,
+        came REAL NOT NULL, passed REAL, ended REAL, outcome TEXT, why TEXT, job TEXT, more TEXT NOT NULL
+    );
+    CREATE INDEX sessions_kind ON sessions (kind, uid, passed, ended);
+    CREATE INDEX sessions_open ON sessions (number) WHERE ended IS NULL;
 """
 BUSY = 5.0
 """Seconds that a write waits for another program that holds the file."""
 TRIMMED = 2000
-"""Records that are removed at a time."""
+"""Records and sessions that are removed at a time."""
 WAL = 16 << 20
 """Bytes; a longer write-ahead log is cut again."""
 PATIENCE = 5.0
 """Seconds that a question may take."""
 MOST_JOBS = 1000
 """Jobs in a report: those of the last days."""
-_COLUMNS = [field.name for field in fields(Sums)]
-_LARGEST = frozenset({"longest", "threads", "memory"})
-"""Of several rows the largest counts; of the others the sum."""
+SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
+_SAVE = f"INSERT OR REPLACE INTO sessions VALUES ({','.join('?' * len(fields(Session)))})"  # noqa: S608 - our own words
+_LARGEST = frozenset({"longest", "threads", "memory", "at"})
+"""Of several the largest counts; of the others the sum."""
 _PASSING = ("FULL", "IOERR", "BUSY", "LOCKED", "READONLY", "CANTOPEN", "PERM", "AUTH", "NOMEM", "INTERRUPT", "PROTOCOL")
 """SQLite's errors that say nothing against the file itself."""
 
@@ -101,7 +96,23 @@ def _whole(value: object) -> bool:
 def local_day(at: float) -> tuple[str, float]:
     """The day on this machine, and when it ends."""
     day = datetime.fromtimestamp(at).date()
-    return day.isoformat(), datetime.combine(day + timedelta(days=1), midnight()).timestamp()
+    return day.isoformat(), _begins(day + timedelta(days=1))
+
+
+def _begins(day: date) -> float:
+    day = min(max(day, date(1970, 1, 1)), date(9999, 12, 30))  # what time stamps can say
+    return datetime.combine(day, midnight()).timestamp()
+
+
+def session_row(one: Session) -> tuple[Any, ...]:
+    """As it is stored."""
+    return (*(getattr(one, part.name) for part in fields(one)[:-1]), json.dumps(one.more, separators=(",", ":")))
+
+
+def session(found: Sequence[Any]) -> Session:
+    one = Session(*found)
+    one.more = json.loads(found[-1])
+    return one
 
 
 class Query(NamedTuple):
@@ -126,9 +137,8 @@ class Database:
         self._connection = sqlite3.connect(path, timeout=BUSY, isolation_level=None, check_same_thread=False)
         try:
             self._prepare()
-            self.oldest, self.last = 1, 0
-            self._accounts: tuple[Accounts[int], Accounts[Job]] | None = None
-            self._load()
+            newest = self._connection.execute("SELECT max(seq), min(seq) FROM records").fetchone()
+            self.last, self.oldest = newest[0] or 0, newest[1] or 1
         except BaseException:
             self.close()
             raise
@@ -141,62 +151,80 @@ class Database:
         found = self._connection.execute("SELECT * FROM records ORDER BY seq DESC LIMIT ?", (count,)).fetchall()
         return [record(one) for one in reversed(found)]
 
-    def write(self, records: Sequence[tuple[Row, Record]]) -> None:
-        """All or nothing; what is there already is passed over."""
-        users, jobs = self._accounts or self._load()
+    def sessions(self) -> list[Session]:
+        """Those that have not ended; and of each instance the last change of user and the last fault."""
+        last = "SELECT max(number) FROM sessions WHERE kind"
+        change = "json_extract(more, '$.before') IS NOT uid"
+        text = (
+            f"SELECT * FROM sessions WHERE ended IS NULL OR number IN ({last} = 'fault' GROUP BY instance)"  # noqa: S608
+            f" OR number IN ({last} = 'turn' AND {change} GROUP BY instance) ORDER BY number"
+        )
+        return list(map(session, self._connection.execute(text)))
+
+    def write(self, records: Sequence[tuple[Row, Sequence[tuple[Any, ...]]]]) -> None:
+        """Each with the sessions that it changes. All or nothing; what is there already is passed over."""
         records = [one for one in records if one[0].seq > self.last]
         if not records:
             return
-        try:
-            with self._transaction():
-                self._connection.executemany("INSERT INTO records VALUES (?,?,?,?,?,?)", [one for one, _ in records])
-                for _, one in records:
-                    users.take(one)
-                    jobs.take(one)
-                self._put_away(users, jobs)
-        except BaseException:
-            self._accounts = None  # what it has counted may not be on disk: all is read again
-            raise
+        with self._transaction():
+            self._connection.executemany("INSERT INTO records VALUES (?,?,?,?,?,?)", [one for one, _ in records])
+            self._connection.executemany(_SAVE, [row for _, changed in records for row in changed])
         if not self.last:
             self.oldest = records[0][0].seq
         self.last = records[-1][0].seq
 
+    def save(self, sessions: Iterable[tuple[Any, ...]]) -> None:
+        with self._transaction():
+            self._connection.executemany(_SAVE, sessions)
+
     def trim(self, now: float, keep: float, size: int) -> bool:
-        """Removes some of the oldest records if they are older than ``keep`` seconds, or if the file has more than
-        ``size`` bytes; the last one stays, because of its number. Sums of jobs go with the records, those of users with
-        their time. True when there may be more to remove."""
+        """Removes some of the oldest records and sessions if they are older than ``keep`` seconds. If the file has more
+        than ``size`` bytes, records go, or, when there are more of these, sessions of the user who has most: nobody can
+        push out what others had. The last record stays, because of its number. True when there may be more to
+        remove."""
         pages, free, page = (self._pragma(name) for name in ("page_count", "freelist_count", "page_size"))
         large = (pages - free) * page > size
-        step = min(self.oldest + TRIMMED, self.last)
-        cutoff = now - keep
+        ask, step, cutoff = self._connection.execute, min(self.oldest + TRIMMED, self.last), now - keep
+        sessions = large and self.last - self.oldest < ask("SELECT count(*) FROM sessions").fetchone()[0]
         with self._transaction():
-            removed = self._connection.execute(
-                "DELETE FROM records WHERE seq < ? AND (? OR at < ?)", (step, large, cutoff)
-            ).rowcount
-            self._connection.execute("DELETE FROM days WHERE day < ?", (local_day(max(0.0, cutoff))[0],))
-            if removed:
-                self.oldest, at = self._connection.execute(
-                    "SELECT seq, at FROM records ORDER BY seq LIMIT 1"
-                ).fetchone()
-                self._connection.execute("DELETE FROM job_days WHERE day < ?", (local_day(at)[0],))
+            removed = ask("DELETE FROM records WHERE seq < ? AND (? OR at < ?)", (step, large and not sessions, cutoff))
+            if removed.rowcount:
+                self.oldest = ask("SELECT min(seq) FROM records").fetchone()[0]
+            oldest = f"SELECT number FROM sessions{{}} ORDER BY number LIMIT {TRIMMED}"  # noqa: S608
+            old = ask(f"DELETE FROM sessions WHERE ended < ? AND number IN ({oldest.format('')})", (cutoff,))  # noqa: S608
+            count = removed.rowcount + old.rowcount
+            if sessions:
+                most = " WHERE uid IS (SELECT uid FROM sessions GROUP BY uid ORDER BY count(*) DESC LIMIT 1)"
+                gone = ask(f"DELETE FROM sessions WHERE ended > 0 AND number IN ({oldest.format(most)})")  # noqa: S608
+                count += gone.rowcount
         if large or pages * page > size:
             self._connection.executescript("PRAGMA incremental_vacuum(2000)")  # execute() would free one page
-        return removed > 0
+        return count > 0
 
     def _prepare(self) -> None:
         """Settings, and the schema of today."""
         version = self._pragma("user_version")
-        if version not in (0, VERSION):
+        if version not in (0, BEFORE, VERSION):
             raise Unusable(f"it has version {version}, this agent knows {VERSION}")
         if version == 0:
             self._connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         for setting in ("journal_mode=WAL", "synchronous=NORMAL", f"journal_size_limit={WAL}"):
             self._connection.execute(f"PRAGMA {setting}").fetchall()
-        if version == 0:
+        if version != VERSION:
             with self._transaction():
                 for statement in filter(str.strip, SCHEMA.split(";")):
-                    self._connection.execute(statement)
+                    if version == 0 or "sessions" in statement:
+                        self._connection.execute(statement)
+                if version == BEFORE:
+                    self._rebuild()
                 self._connection.execute(f"PRAGMA user_version={VERSION}")
+
+    def _rebuild(self) -> None:
+        for table in ("days", "working", "job_days", "job_working"):
+            self._connection.execute(f"DROP TABLE {table}")
+        found = Sessions()
+        for one in self._connection.execute("SELECT * FROM records ORDER BY seq"):
+            self._connection.executemany(_SAVE, list(map(session_row, found.take(record(one)))))
 
     def _pragma(self, name: str) -> int:
         return int(self._connection.execute(f"PRAGMA {name}").fetchone()[0])
@@ -211,57 +239,6 @@ class Database:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
-
-    def _load(self) -> tuple[Accounts[int], Accounts[Job]]:
-        """What the file says."""
-        ask = self._connection.execute
-        newest = ask("SELECT at, seq FROM records ORDER BY seq DESC LIMIT 1").fetchone()
-        at, self.last = newest or (0.0, 0)
-        self.oldest = ask("SELECT min(seq) FROM records").fetchone()[0] or 1
-        users = [(pid, uid, busy) for pid, uid, busy in ask("SELECT pid, uid, busy FROM working")]
-        jobs = [
-            (pid, Job(job, uid), busy) for pid, job, uid, busy in ask("SELECT pid, job, uid, busy FROM job_working")
-        ]
-        self._accounts = (
-            Accounts(
-                local_day, user_of, {pid: uid for pid, uid, _ in users}, {uid: busy for _, uid, busy in users}, at
-            ),
-            Accounts(local_day, job_of, {pid: job for pid, job, _ in jobs}, {job: busy for _, job, busy in jobs}, at),
-        )
-        return self._accounts
-
-    def _put_away(self, users: Accounts[int], jobs: Accounts[Job]) -> None:
-        self._add("days", ["uid"], [((day, uid), astuple(sums)) for (day, uid), sums in users.sums.items()])
-        none = (0.0, 0)
-        rows = [((day, *job), (*astuple(sums), *jobs.limits.get((day, job), none)))
-                for (day, job), sums in jobs.sums.items()]  # fmt: skip
-        self._add("job_days", ["job", "uid"], rows, "threads", "memory")
-        for accounts in (users, jobs):
-            accounts.sums.clear()
-            accounts.limits.clear()
-        if users.changed:
-            self._connection.execute("DELETE FROM working")
-            working = [(pid, uid, users.busy[uid]) for pid, uid in users.working.items()]
-            self._connection.executemany("INSERT INTO working VALUES (?,?,?)", working)
-        if jobs.changed:
-            self._connection.execute("DELETE FROM job_working")
-            of_jobs = [(pid, *job, jobs.busy[job]) for pid, job in jobs.working.items()]
-            self._connection.executemany("INSERT INTO job_working VALUES (?,?,?,?)", of_jobs)
-        users.changed = jobs.changed = False
-
-    def _add(
-        self, table: str, key: Sequence[str], rows: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], *more: str
-    ) -> None:
-        """Sums of a day and ``key`` to those that there are."""
-        sums = [*_COLUMNS, *more]
-        names = ", ".join(f'"{name}"' for name in ("day", *key, *sums))
-        added = ", ".join(
-            f'"{name}"=max("{name}", excluded."{name}")' if name in _LARGEST else f'"{name}"="{name}"+excluded."{name}"'
-            for name in sums
-        )
-        marks = ",".join("?" * (1 + len(key) + len(sums)))
-        text = f"INSERT INTO {table} ({names}) VALUES ({marks}) ON CONFLICT DO UPDATE SET {added}"  # noqa: S608 - our own words
-        self._connection.executemany(text, [(*whose, *values) for whose, values in rows])
 
 
 def _judge(path: Path) -> None:
@@ -344,39 +321,103 @@ def find(path: Path, query: Query) -> list[Record]:
     return found if order == "ASC" else found[::-1]
 
 
-def report(path: Path, first: str, last: str, by: str, now: float) -> list[Record]:
-    """Sums of the days from ``first`` to ``last`` (YYYY-MM-DD), ``by`` "uid" or "day", and of what is under way."""
-    assert by in ("uid", "day")
-    with _reading(path) as connection:
-        text = f"SELECT {by}, {_sums(_COLUMNS)} FROM days WHERE day BETWEEN ? AND ? GROUP BY {by}"  # noqa: S608 - as above
-        found: dict[Any, Sums] = {key: Sums(*sums) for key, *sums in connection.execute(text, (first, last))}
-        busy = connection.execute("SELECT DISTINCT uid, busy FROM working").fetchall()
-    for uid, since in busy:
-        for day, seconds in divide(since, now, local_day):
-            if first <= day <= last:
-                found.setdefault(uid if by == "uid" else day, Sums()).gpu += seconds
-    return [{by: key, **dict(zip(_COLUMNS, astuple(sums), strict=True))} for key, sums in sorted(found.items())]
+_LEFT = "passed IS NULL AND outcome = 'left'"
+_HAPPENED: dict[str, dict[str, str]] = {
+    "passed": {
+        "waited": "sum(passed - came)", "longest": "max(passed - came)",
+        "clients": "sum(kind = 'client')", "turns": "sum(kind = 'turn')",
+    },
+    "ended": {
+        "waited": f"sum(iif({_LEFT}, ended - came, 0))", "longest": f"max(iif({_LEFT}, ended - came, 0))",
+        "left": f"sum({_LEFT})", "refused": "sum(outcome = 'refused')",
+        "faults": "sum(outcome = 'faulted')", "forced": "sum(kind = 'client' AND outcome = 'ended')",
+    },
+}  # fmt: skip
+"""What is counted at the time when a session got the GPU, or ended."""
+_LIMITS = {
+    "threads": "max(json_extract(more, '$.limits.threads'))",
+    "memory": "max((SELECT max(value) FROM json_each(more, '$.limits.memory')))",
+}
+_AT_WORK = """
+    SELECT {key}, max(passed, :begin), min(coalesce(ended, :now), :end) FROM sessions
+    WHERE kind = '{kind}' AND passed < :end AND coalesce(ended, :now) > :begin AND {whose} ORDER BY {key}, passed
+"""
 
 
-def report_jobs(path: Path, first: str, last: str, job: str | None, now: float) -> list[Record]:
-    """The same for each job, or those of one name, of the last days first, at most MOST_JOBS. ``threads``, ``memory``:
-    the most that one of its clients had: percent, and bytes on a device (0: no limit, or none was let in)."""
-    columns = [*_COLUMNS, "threads", "memory"]
-    one, values = ("", [first, last]) if job is None else (" AND job = ?", [first, last, job])
+def report(path: Path, first: str, last: str, by: str, now: float, job: str | None = None) -> list[Record]:
+    """Sums of the days from ``first`` to ``last`` (YYYY-MM-DD), ``by`` "uid", "day" or "job" (of one name, or at most
+    MOST_JOBS, the last ones first). Time with the GPU is that with a client at work, however many, without pauses.
+    ``threads``, ``memory``: the most that one of a job's clients had: percent, and bytes on a device, 0: no limit."""
+    whose = "true" if by != "job" else "job IS NOT NULL" if job is None else "job = :job"
+    values = {"begin": _begins(date.fromisoformat(first)), "end": local_day(_begins(date.fromisoformat(last)))[1],
+              "now": now, "job": job}  # fmt: skip
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def of(*key: Any) -> dict[str, Any]:
+        return found.setdefault(key, {**dict.fromkeys(SUMS, 0), "at": 0.0, "threads": 0.0, "memory": 0})
+
+    owner = "uid, job" if by == "job" else "uid"
     with _reading(path) as connection:
-        text = (
-            f"SELECT job, uid, {_sums(columns)} FROM job_days WHERE day BETWEEN ? AND ?{one}"  # noqa: S608 - as above
-            f" GROUP BY job, uid ORDER BY max(day) DESC, job DESC LIMIT {MOST_JOBS}"
-        )
-        found = [{"job": row[0], "uid": row[1], **dict(zip(columns, row[2:], strict=True))}
-                 for row in connection.execute(text, values)]  # fmt: skip
-        busy = connection.execute("SELECT DISTINCT job, uid, busy FROM job_working").fetchall()
-    spent = {(name, uid): sum(seconds for day, seconds in divide(since, now, local_day) if first <= day <= last)
-             for name, uid, since in busy}  # fmt: skip
-    for row in found:
-        row["gpu"] += spent.get((row["job"], row["uid"]), 0.0)
+        for at, counted in _HAPPENED.items():
+            wanted = {**counted, "at": f"max({at})"}
+            if by == "job" and at == "passed":
+                wanted |= _LIMITS
+            key = f"date({at}, 'unixepoch', 'localtime')" if by == "day" else owner
+            text = (
+                f"SELECT {', '.join(wanted.values())}, {key} FROM sessions"  # noqa: S608 - our own words
+                f" WHERE +kind IN ('client', 'turn') AND {at} >= :begin AND {at} < :end AND {whose} GROUP BY {key}"
+            )
+            for row in connection.execute(text, values):
+                sums = of(*row[len(wanted) :])
+                for name, value in zip(wanted, row, strict=False):
+                    sums[name] = max(sums[name], value or 0) if name in _LARGEST else sums[name] + value
+        pauses: dict[int, list[tuple[float, float]]] = {}
+        for (uid,), begin, end in _stretches(
+            connection.execute(_AT_WORK.format(key="uid", kind="pause", whose="true"), values)
+        ):
+            pauses.setdefault(uid, []).append((begin, end))
+        for who, begin, end in _stretches(
+            connection.execute(_AT_WORK.format(key=owner, kind="client", whose=whose), values)
+        ):
+            for day, start, until in _days(begin, end) if by == "day" else [("", begin, end)]:
+                paused = _overlap(pauses.get(who[0], []), start, until)
+                row = of(*([day] if by == "day" else who))
+                row["gpu"] += until - start - paused
+                row["paused"] += paused
+    if by != "job":
+        return [{by: one, **{name: found[one,][name] for name in SUMS}} for (one,) in sorted(found)]
+    jobs = sorted(found, key=lambda one: (found[one]["at"], one[1]), reverse=True)[:MOST_JOBS]
+    columns = (*SUMS, "threads", "memory")
+    return [{"job": one[1], "uid": one[0], **{name: found[one][name] for name in columns}} for one in jobs]
+
+
+def _stretches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], float, float]]:
+    """Those of one owner that overlap are one. ``rows``: whose, begin, end, in this order."""
+    whose, begin, end = None, 0.0, 0.0
+    for *owner, start, until in rows:
+        if owner == whose and start <= end:
+            end = max(end, until)
+        else:
+            if whose is not None:
+                yield tuple(whose), begin, end
+            whose, begin, end = owner, start, until
+    if whose is not None:
+        yield tuple(whose), begin, end
+
+
+def _days(begin: float, end: float) -> Iterator[tuple[str, float, float]]:
+    while begin < end:
+        day, over = local_day(begin)
+        until = min(end, max(over, begin + 1.0))
+        yield day, begin, until
+        begin = until
+
+
+def _overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
+    """Seconds of the spans, which are in order, that lie between begin and end."""
+    found = 0.0
+    for number in range(bisect_right(spans, begin, key=lambda one: one[1]), len(spans)):
+        if spans[number][0] >= end:
+            break
+        found += min(end, spans[number][1]) - max(begin, spans[number][0])
     return found
-
-
-def _sums(columns: Sequence[str]) -> str:
-    return ", ".join(f'{"max" if name in _LARGEST else "sum"}("{name}")' for name in columns)

@@ -11,16 +11,19 @@ import asyncio
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mpsagent.api import database
-from mpsagent.api.database import NAME, Database, Query, Record, Row, Unusable
+from mpsagent.api.database import NAME, Database, Query, Record, Row, Unusable, session_row
+from mpsagent.core.sessions import Key, Sessions
 from mpsagent.system.threads import in_thread
 
 T = TypeVar("T")
+Written = tuple[Row, Sequence[tuple[Any, ...]]]
+"""A record, and the sessions that it changes."""
 
 WRITE_STEP = 1000
 """Records of one transaction."""
@@ -55,7 +58,9 @@ class History:
         self._path = Path(directory, NAME).absolute() if directory is not None else None
         self._capacity = capacity
         self._records: deque[Record] = deque(maxlen=capacity)
-        self._pending: deque[tuple[Row, Record]] = deque()
+        self._pending: deque[Written] = deque()
+        self.sessions = Sessions()
+        self._settled: list[tuple[Any, ...]] = []
         self._last = 0
         self._shown = 0
         self._database: Database | None = None
@@ -108,10 +113,12 @@ class History:
             row = database.row(record)
         self._last = number
         self._records.append(record)
+        changed = self.sessions.take(record)
         if self._path is None:
             self._show(self._last)
             return self._last
-        self._pending.append((row, record))
+        self._pending.append((row, [*map(session_row, changed), *self._settled]))
+        self._settled.clear()
         if len(self._pending) > self._capacity:
             del self._pending[self._in_flight]
             self.lost += 1
@@ -120,6 +127,11 @@ class History:
         if self._scheduled is None and self._writing is None:
             self._schedule(0 if self.problem is None else self._retry)
         return self._last
+
+    def settle(self, there: Collection[Key], at: float) -> None:
+        """Sessions that are not there have ended, although no record says so; written with the next record."""
+        self._settled += map(session_row, self.sessions.settle(there, at))
+        del self._settled[: -self._capacity]
 
     def since(self, cursor: int, limit: int = 1000) -> list[Record]:
         """At most ``limit`` records behind number ``cursor``, oldest first, as far as they are in memory."""
@@ -138,13 +150,9 @@ class History:
         """Records from the database. Raises OSError when there is none, TimeoutError when it takes too long."""
         return await self._ask(lambda path: database.find(path, query))
 
-    async def report(self, first: str, last: str, by: str, now: float) -> list[Record]:
+    async def report(self, first: str, last: str, by: str, now: float, job: str | None = None) -> list[Record]:
         """See :func:`mpsagent.api.database.report`. Raises OSError and TimeoutError."""
-        return await self._ask(lambda path: database.report(path, first, last, by, now))
-
-    async def report_jobs(self, first: str, last: str, job: str | None, now: float) -> list[Record]:
-        """See :func:`mpsagent.api.database.report_jobs`. Raises OSError and TimeoutError."""
-        return await self._ask(lambda path: database.report_jobs(path, first, last, job, now))
+        return await self._ask(lambda path: database.report(path, first, last, by, now, job))
 
     async def _ask(self, question: Callable[[Path], T]) -> T:
         path = self._path
@@ -182,6 +190,8 @@ class History:
             if not self._account():
                 break
         if self._database is not None:
+            with suppress(OSError, sqlite3.Error):
+                self._database.save([*self._settled, *map(session_row, self.sessions.open.values())])
             self._database.close()
             self._database = None
 
@@ -224,17 +234,17 @@ class History:
             self._schedule(self._retry)
             self._retry = min(self._retry * 2, RETRY_LAST)
 
-    def _batch(self) -> Sequence[tuple[Row, Record]]:
+    def _batch(self) -> Sequence[Written]:
         """What the next step writes."""
         self._in_flight = min(WRITE_STEP, len(self._pending))
         return [self._pending[number] for number in range(self._in_flight)]
 
-    def _put_in_thread(self, batch: Sequence[tuple[Row, Record]]) -> None:
+    def _put_in_thread(self, batch: Sequence[Written]) -> None:
         with self._disk:
             if not self._closed:
                 self._put(batch)
 
-    def _put(self, batch: Sequence[tuple[Row, Record]]) -> None:
+    def _put(self, batch: Sequence[Written]) -> None:
         """Blocks. Leaves what came of it in ``_landed``."""
         assert self._path is not None
         try:
@@ -249,7 +259,7 @@ class History:
         except (OSError, sqlite3.Error, Unusable, ValueError) as error:
             self._landed = error
 
-    def _write_to(self, path: Path, batch: Sequence[tuple[Row, Record]]) -> None:
+    def _write_to(self, path: Path, batch: Sequence[Written]) -> None:
         if self._database is None:
             opened = Database(path)
             if opened.last >= batch[0][0].seq:  # it could not be read when the agent was started
@@ -299,11 +309,12 @@ class History:
             why = getattr(error, "strerror", None) or error
             self.problem = f"{path}: {why}; the history is only in memory"
         self._records.extend(found)
+        self.sessions.last = float(str(found[-1]["at"])) if found else 0.0
         self._last = max(self._last, _number(found[-1]) if found else 0)
 
     def _open(self, path: Path) -> list[Record]:
         self._database = Database(path)
-        self._last = self._database.last
+        self._last, self.sessions = self._database.last, Sessions(self._database.sessions())
         return self._database.newest(self._capacity)
 
     def _set_aside(self, path: Path, why: Exception) -> None:

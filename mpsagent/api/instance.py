@@ -9,8 +9,7 @@ import mpsagent
 from mpsagent.agent.conditions import Condition
 from mpsagent.agent.page import Instance, Page
 from mpsagent.api import gpus, views
-from mpsagent.api.received import Json, Received, is_of_family
-from mpsagent.api.recent import Recent
+from mpsagent.api.received import Json, Received
 from mpsagent.core import usage
 from mpsagent.core.view import View
 from mpsagent.policy.identity import Identity
@@ -23,15 +22,9 @@ PAGE_AGE = 0.1
 class Answers:
     """``conditions``: what is wrong anywhere, for people."""
 
-    def __init__(self, received: Received, name: str, recent: Recent | None = None) -> None:
+    def __init__(self, received: Received, name: str) -> None:
         self._received, self.name = received, name
         self._page: tuple[Page | None, tuple[Condition, ...], float, Json] | None = None
-        history = received.history
-        self.recent = recent or Recent(lambda cursor: history.since(cursor, history.last), self._is_mine)
-
-    def _is_mine(self, record: Mapping[str, Any]) -> bool:
-        page = self._received.page
-        return page is not None and is_of_family(page, self.name, record)
 
     @property
     def one(self) -> Instance:
@@ -80,11 +73,11 @@ class Answers:
         }
 
     def _about(self, conditions: tuple[Condition, ...]) -> views.About:
-        received, one, page, recent = self._received, self.one, self._received.page, self.recent.look()
+        received, one, page = self._received, self.one, self._received.page
         assert page is not None
-        users = [found.uid for found in (recent.change, recent.fault) if found is not None]
-        if recent.change is not None:
-            users.append(recent.change.before)
+        sessions = received.history.sessions
+        change, fault = received.last(sessions.changes, self.name), received.last(sessions.faults, self.name)
+        users = [uid for found in (change, fault) if found is not None for uid in (found.uid, found.more.get("before"))]
         users += [found.seen.uid for found in one.outside]
         return views.About(
             version=mpsagent.__version__,
@@ -98,8 +91,8 @@ class Answers:
             outside=one.outside,
             memory=one.memory,
             names={uid: name for uid in users if uid is not None and (name := received.name(uid)) is not None},
-            last_change=recent.change,
-            last_fault=recent.fault,
+            last_change=change,
+            last_fault=fault,
             policy_loaded=page.policy_loaded,
             policy_errors=tuple(page.policy_errors),
             oldest_cursor=received.history.oldest - 1,

@@ -70,8 +70,7 @@ class Everything:
         if name not in self._made:
             there = {one.name for one in self._page.instances}
             self._made = {name: one for name, one in self._made.items() if name in there}
-            user = apart.split(name) if self._user(name) is not None else None
-            self._made[name] = Answers(self._received, name, None if user is None else self._of(user[0]).recent)
+            self._made[name] = Answers(self._received, name)
         return self._made[name]
 
     def _user(self, name: str) -> int | None:
@@ -236,20 +235,13 @@ class Everything:
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
         """Sums of these days; ``job``: of this one alone. Raises Problem."""
         history, now, names = self._history, self._received.now(), self._received.names
-        if by == "job":
-            rows: list[Json] = await _kept(history.report_jobs(first, last, job, now))
-            uids = sorted({row["uid"] for row in rows})
-            who = dict(zip(uids, await asyncio.gather(*map(names.look_up, uids)), strict=True))
-            rows = accounting.of_jobs(rows, [who[row["uid"]] for row in rows])
-            return {"by": by, "first": first, "last": last, "rows": rows}
-        rows = await _kept(history.report(first, last, "day" if by == "day" else "uid", now))
-        if by != "day":
-            users = await asyncio.gather(*(names.look_up(row["uid"]) for row in rows))
-            rows = (
-                accounting.of_users(rows, users)
-                if by == "user"
-                else accounting.of_groups(rows, users, self._page.policy.groups)
-            )
+        kept: list[Json] = await _kept(history.report(first, last, by if by in ("day", "job") else "uid", now, job))
+        uids = sorted({row["uid"] for row in kept if by != "day"})
+        who = dict(zip(uids, await asyncio.gather(*map(names.look_up, uids)), strict=True))
+        if by == "group":
+            rows = accounting.of_groups(kept, [who[row["uid"]] for row in kept], self._page.policy.groups)
+        else:
+            rows = kept if by == "day" else [{**row, "user": who[row["uid"]].name} for row in kept]
         return {"by": by, "first": first, "last": last, "rows": rows}
 
     def newest(self) -> int:

@@ -7,14 +7,12 @@ known, once, and nothing that is on record already.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
 
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import State
+from mpsagent.core.sessions import Session
 
-Mark = tuple[int, float]
-"""pid and the time when it came, to the millisecond: as the gate said it, so equal each time it is said."""
 OVERLAP = 600.0
 """Seconds before the newest record in which transitions are held against the records: the newest record may be of an
 action, and lines from before it may not have been read when the last agent was killed."""
@@ -22,74 +20,33 @@ SLACK = 2.0
 """Seconds between a hand-over by the gate's clock and its record."""
 
 
-class Open(NamedTuple):
-    """What the records leave open. ``clients``: by pid, the record of a client that has not ended; ``waiting``: by
-    mark, of one that has neither passed nor left; ``before``: what is older than this is not in sight any more."""
-
-    clients: Mapping[int, Mapping[str, Any]]
-    waiting: Mapping[Mark, Mapping[str, Any]]
-    before: float
-
-
-def mark(pid: int, at: float) -> Mark:
-    return pid, round(at, 3)
-
-
-def open_ends(records: Sequence[Mapping[str, Any]]) -> Open:
-    """``records``: the newest ones, oldest first; when the first of them is not number 1, there were others."""
-    clients: dict[int, Mapping[str, Any]] = {}
-    waiting: dict[int, dict[Mark, Mapping[str, Any]]] = {}
-    for record in records:
-        kind, pid = record["kind"], record.get("pid")
-        if kind == "user.moved":  # to another instance, where all that waits is written down anew
-            for of_pid in waiting.values():
-                for key in [key for key, one in of_pid.items() if one["uid"] == record["uid"]]:
-                    del of_pid[key]
-        if not isinstance(pid, int):
-            continue
-        if kind == tr.ClientWaiting.kind:
-            waiting.setdefault(pid, {})[mark(pid, record["at"])] = record
-        elif kind == tr.ClientConnected.kind:
-            clients[pid] = record
-            waiting.pop(pid, None)
-        elif kind in (tr.ClientLeft.kind, tr.ClientRefused.kind):
-            waiting.pop(pid, None)
-        elif kind == tr.ClientEnded.kind:
-            clients.pop(pid, None)
-    first = records[0] if records else None
-    before = float("-inf") if first is None or first["seq"] == 1 else float(first["at"])
-    return Open(clients, {key: one for by in waiting.values() for key, one in by.items()}, before)
-
-
-def missed(known: Open, state: State, started: float, now: float) -> list[tr.Transition]:
-    """What to write down once the gate has told everything and ``state`` has it. What happened since the agent
+def missed(known: Iterable[Session], state: State, started: float, now: float) -> list[tr.Transition]:
+    """What to write down once the gate has told everything and ``state`` has it. ``known``: the clients that have not
+    ended by what is on record; the gate says the same time of coming each time. What happened since the agent
     ``started`` that has written down itself."""
+    clients = {one.pid: (one, one.passed) for one in known if one.passed is not None}
+    waiting = {(one.pid, round(one.came, 3)): one for one in known if one.passed is None}
+    held = {wait.peer.pid: wait for wait in reversed([*state.held.values()]) if not wait.of_client}
     found: list[tr.Transition] = []
-    for one in state.clients.values():
-        record = known.clients.get(one.pid)
-        if (
-            known.before < one.since < started
-            and not one.unseen
-            and (record is None or one.since > float(record["at"]) + SLACK)
-        ):
-            told_of = (one.since, one.pid, one.uid, 0.0, one.limits, False, None)
-            found.append(tr.ClientConnected(*told_of, *state.job(one.peer)))
-    for wait in {one.process: one for one in reversed([*state.held.values()]) if not one.of_client}.values():
-        if known.before < wait.since < started and mark(wait.peer.pid, wait.since) not in known.waiting:
-            found.append(tr.ClientWaiting(wait.since, wait.peer.pid, wait.uid, wait.connection))
-    for pid, record in known.clients.items():
-        client, at = state.clients.get(pid), float(record["at"])
-        if client is None or client.since > at + SLACK:
-            outcome, seconds = "unknown", max(0.0, now - at)
-            waited = float(record.get("waited", 0.0))
-            told_of_end = (now, pid, int(record["uid"]), None, outcome, seconds, waited)
-            found.append(tr.ClientEnded(*told_of_end, record.get("lease"), record.get("job")))
-    held = {mark(one.peer.pid, one.since) for one in state.held.values()}
-    passed = set(state.clients)
-    for key, record in known.waiting.items():
-        if key not in held and key[0] not in passed:
-            waited = max(0.0, now - float(record["at"]))
-            found.append(tr.ClientLeft(now, key[0], int(record["uid"]), waited))
+    for pid, (one, passed) in clients.items():
+        later = state.clients.get(pid)
+        if later is None or later.since > passed + SLACK:
+            at = now if later is None else later.since
+            told_of_end = (at, pid, one.uid or 0, None, "unknown", max(0.0, at - passed), passed - one.came)
+            found.append(tr.ClientEnded(*told_of_end, one.more.get("lease"), one.job))
+    for (pid, came), one in waiting.items():
+        again = held.get(pid)
+        if pid not in state.clients and (again is None or round(again.since, 3) != came):
+            at = now if again is None else again.since
+            found.append(tr.ClientLeft(at, pid, one.uid or 0, max(0.0, at - one.came)))
+    for client in state.clients.values():
+        there = clients.get(client.pid)
+        if client.since < started and not client.unseen and (there is None or client.since > there[1] + SLACK):
+            told_of = (client.since, client.pid, client.uid, 0.0, client.limits, False, None)
+            found.append(tr.ClientConnected(*told_of, *state.job(client.peer)))
+    for pid, wait in held.items():
+        if wait.since < started and (pid, round(wait.since, 3)) not in waiting:
+            found.append(tr.ClientWaiting(wait.since, pid, wait.uid, wait.connection))
     return sorted(found, key=lambda one: one.at)
 
 

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -21,11 +22,14 @@ from mpsagent.api import missed
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
 from mpsagent.core.sentences import sentence
+from mpsagent.core.sessions import Key, Session
 from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 from mpsagent.system.names import Names
 
+SETTLE = 5.0
+"""Seconds after which it is looked again whether all that is open is still there."""
 SILENT = 1.5
 """Seconds after which an agent that says nothing is said to be silent; it says something twice a second."""
 FIRST = 3.0
@@ -74,6 +78,9 @@ class Received:
         self._there: dict[tuple[object, ...], list[int]] = {}
         """What was on record when this run of the agent was met: an api that was killed had not said so yet."""
         self._caught_up = False
+        self._before_this: dict[int, tuple[float, float | None]] = {}
+        """What was open then, as the agent before has said it, by its clock."""
+        self._settled = 0.0
         self._known: dict[int, Identity] = {}
 
     # --- what is known
@@ -142,6 +149,9 @@ class Received:
         if frame.run != self._run:
             self._run, self._last, self._before, self._caught_up = frame.run, 0, self.history.last, False
             self._numbers.clear()
+            sessions = self.history.sessions
+            self._before_this = {one.number: (one.came, one.passed) for one in sessions.open.values()}
+            sessions.seen = sessions.last
             self._there = {}
             for one in self.history.since(0, NAMES):
                 mark = one["kind"], one["at"], one.get("pid"), one.get("action")
@@ -151,8 +161,14 @@ class Received:
             self._show(frame.page)
         self._find(frame)
         self._write(frame.records)
-        if not self._caught_up and self.page is not None and len(frame.records) < 1000:
-            self._catch_up(self.page)
+        page = self.page
+        views = [] if page is None or len(frame.records) == 1000 else [one.view for one in page.instances]
+        if page is not None and views and all(view.synced for view in views):
+            if not self._caught_up:
+                self._catch_up(page)
+            elif frame.page is not None and self._heard > self._settled + SETTLE:
+                self.history.settle(self._there_now(page), self.now())
+                self._settled = self._heard
         if self._look is not None and frame.looked == self._looked and not self._look.done():
             self._look.set_result(None)
             self._look = None
@@ -178,6 +194,11 @@ class Received:
         for one in page.instances:
             paused, there = one.view.suspended, users.setdefault(apart.family(one.view.policy), [])
             there += [uid for uid in one.view.state.users() if uid not in paused]
+            where = None if page.single else one.name
+            for pid, size in one.memory.items():
+                client = self.history.sessions.open.get(("client", where, pid))
+                if client is not None:
+                    client.more["memory"] = max(size, client.more.get("memory", 0))
         for name, there in users.items():
             self._metered.work(name, there)
 
@@ -219,19 +240,39 @@ class Received:
 
     def _catch_up(self, page: Page) -> None:
         """What happened at the gate while no agent was there, once the gate has told the agent everything."""
-        views = [one.view for one in page.instances]
-        if not views or not all(view.synced for view in views):
-            return
-        self._caught_up = True
-        if not self._before:
-            return  # there was no agent before
-        records = [
-            {**one, "at": float(str(one["at"])) + (page.moved if int(str(one["seq"])) <= self._before else 0.0)}
-            for one in self.history.since(0, NAMES)
-        ]
+        self._caught_up, sessions = True, self.history.sessions
+        for one in page.instances if self._before else ():  # else there was no agent before
+            known = [
+                replace(mine, came=mine.came + page.moved, passed=mine.passed and mine.passed + page.moved)
+                if self._before_this.get(mine.number) == (mine.came, mine.passed) else mine
+                for mine in sessions.open.values()
+                if mine.kind == "client" and (page.single or (mine.instance or page.first) == one.name)
+            ]  # fmt: skip
+            self._tell(one.name, missed.missed(known, one.view.state, page.started, self.now()))
+        sessions.seen = None
+
+    def _there_now(self, page: Page) -> set[Key]:
+        """What may be open."""
+        found: set[Key] = set()
         for one in page.instances:
-            mine = [record for record in records if is_mine(page, one.name, record)]
-            self._tell(one.name, missed.missed(missed.open_ends(mine), one.view.state, page.started, self.now()))
+            name, state = None if page.single else one.name, one.view.state
+            found |= {
+                ("client", name, pid) for pid in (*state.clients, *(held.peer.pid for held in state.held.values()))
+            }
+            found |= {("fault", name, pid) for pid in state.servers} | {
+                ("pause", name, uid) for uid in one.view.suspended
+            }
+            if one.view.turn is not None:
+                found.add(("turn", name, one.view.turn.uid))
+        return found
+
+    def last(self, of: Mapping[str | None, Session], name: str) -> Session | None:
+        """The last one of an instance, or where that is apart, of one of its users'."""
+        page = self.page
+        assert page is not None
+        mine = [one for where, one in of.items()
+                if page.single or name in (where or page.first, (apart.split(where or "") or "?")[0])]  # fmt: skip
+        return max(mine, key=lambda one: one.came, default=None)
 
     def _tell(self, instance: str, happened: Iterable[Transition]) -> None:
         named = {} if self.page is None or self.page.single else {"instance": instance}
@@ -239,14 +280,3 @@ class Received:
             fields = {**named, **transition_fields(one)}
             self.append(one.kind, one.at, **fields)
             log.info(one.kind, **fields, sentence=sentence({"kind": one.kind, **fields}, self.name))
-
-
-def is_mine(page: Page, name: str, record: Mapping[str, Any]) -> bool:
-    """Whether a record is about this instance."""
-    return page.single or name in (record.get("instance", page.first), record.get("before"))
-
-
-def is_of_family(page: Page, name: str, record: Mapping[str, Any]) -> bool:
-    """Whether it is about this instance or, where that is apart, about one of its users'."""
-    user = apart.split(str(record.get("instance")))
-    return is_mine(page, name, record) or (user is not None and user[0] == name)

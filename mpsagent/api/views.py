@@ -17,6 +17,7 @@ from mpsagent.api import gpus, waits
 from mpsagent.core import pause_room
 from mpsagent.core.model import Client, Held, Server, State
 from mpsagent.core.outside import Outsider
+from mpsagent.core.sessions import Session
 from mpsagent.core.view import SHARED_UID, View
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import iso as iso
@@ -30,25 +31,6 @@ _NOT_KNOWN: Mapping[int, int] = {}
 _NOT_SUSPENDED: Mapping[int, float] = {}
 STATUS_USERS = 100
 """Waiting users that the status names; the queue has all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A change of user, ``before`` None: not known."""
-
-    at: float
-    uid: int
-    before: int | None = None
-    gap: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    at: float
-    server: int
-    uid: int | None = None
-    seconds: float | None = None
-    recovered: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +51,8 @@ class About:
     outside: Sequence[Outsider] = ()
     memory: Mapping[int, int] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
-    last_change: Change | None = None
-    last_fault: Fault | None = None
+    last_change: Session | None = None
+    last_fault: Session | None = None
     policy_loaded: float | None = None
     policy_errors: tuple[str, ...] = ()
     oldest_cursor: int = 0
@@ -360,26 +342,26 @@ def status(view: View, about: About, now: float) -> shapes.Status:
         "waiting_processes": sum(len(group.pids) for group in waiting),
         "outside": [gpus.outside(one, name(state, one.seen.uid, about.names)) for one in about.outside[:STATUS_USERS]],
         "outside_processes": len(about.outside),
-        "last_switch": None if change is None else iso(change.at),
+        "last_switch": None if change is None else iso(change.came),
         "last_change": None
         if change is None
         else {
-            "at": iso(change.at),
-            "before": change.before,
-            "before_user": name(state, change.before, about.names),
-            "uid": change.uid,
+            "at": iso(change.came),
+            "before": change.more["before"],
+            "before_user": name(state, change.more["before"], about.names),
+            "uid": change.uid or 0,
             "user": name(state, change.uid, about.names),
-            "gap": change.gap,
+            "gap": change.more["gap"],
         },
         "last_fault": None
         if fault is None
         else {
-            "at": iso(fault.at),
-            "server": fault.server,
+            "at": iso(fault.came),
+            "server": fault.pid,
             "uid": fault.uid,
             "user": name(state, fault.uid, about.names),
-            "seconds": fault.seconds,
-            "recovered": fault.recovered,
+            "seconds": None if fault.ended is None else round(fault.ended - fault.came, 3),
+            "recovered": None if fault.ended is None else fault.outcome == "recovered",
         },
         "limits": {
             "verified": [s["pid"] for s in all_servers if s["verified"] is True],

@@ -325,11 +325,11 @@ KEYS: tuple[Key, ...] = (
     ),
     # --- what happened
     Key(
-        "history", "keep", kinds.duration(3600, LONG), _ALL, "how long what happened is kept, and the sums for reports",
+        "history", "keep", kinds.duration(3600, LONG), _ALL, "how long what happened is kept",
         400 * DAY, attribute="history_keep",
     ),
     Key(
-        "history", "size", kinds.SIZE, _ALL, "how large its file may get; the oldest records go first, sums stay",
+        "history", "size", kinds.SIZE, _ALL, "how large its file may get; the oldest records go first, then sessions",
         1 << 30, attribute="history_size",
     ),
     # --- pods

@@ -113,7 +113,7 @@ def test_after_ten_thousand_records_nothing_is_written_twice(stage: Stage) -> No
         {"seq": newest["seq"] + 1 + n, "at": newest["at"] + n / 1e6, "kind": "log.unknown", "text": f"{n}"}
         for n in range(10_000)
     ]
-    history.write([(row(one), one) for one in more])
+    history.write([(row(one), []) for one in more])
     history.close()
     os.chown(place, owner.st_uid, owner.st_gid)
     agent = stage.again()

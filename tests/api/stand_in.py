@@ -28,6 +28,7 @@ from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
+from mpsagent.core.sessions import Session
 from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
@@ -37,6 +38,7 @@ from mpsagent.system import listen
 
 START = 1795219200.0
 USER, OTHER, ADMIN = 20001, 20002, 20003
+CHANGE = Session(1, "turn", None, USER, 0, START, START, more={"before": ADMIN, "gap": 0.1})
 POLICY = """
 [limits]
 threads = 20
@@ -112,7 +114,7 @@ class StandIn:
         oldest = self.history[0]["seq"] - 1 if self.history else self.last
         return views.About(
             version="0.0-test", pid=os.getpid(), started=START, conditions=self.conditions, checked=self.checked,
-            memory=self.memory, last_change=views.Change(START, USER, ADMIN, 0.1), policy_loaded=START,
+            memory=self.memory, last_change=CHANGE, policy_loaded=START,
             policy_errors=self.errors,
             oldest_cursor=oldest, newest_cursor=self.last,
         )  # fmt: skip

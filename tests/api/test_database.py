@@ -10,8 +10,7 @@ import pytest
 from mpsagent.api import database
 from mpsagent.api.database import NAME, Database, Query
 from mpsagent.api.history import History
-from mpsagent.system.accounts import Sums
-from tests.api.history_files import lines, row
+from tests.api.history_files import lines, row, write
 
 pytestmark = pytest.mark.usefixtures("no_leak")
 
@@ -44,20 +43,21 @@ def test_old_records_go_by_age_and_the_last_stays(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_file_keeps_to_its_size_and_the_sums_stay(tmp_path: Path) -> None:
+def test_the_file_keeps_to_its_size_and_sessions_stay(tmp_path: Path) -> None:
     """A full disk is the worst a history could do; who had what is still known when the records have gone."""
     size = 4 << 20
     file = Database(tmp_path / NAME)
+    write(file, row(1, 1.0, "turn.began", uid=1000))
     for step in range(40):
-        first = step * 1000
-        file.write([row(first + n, float(n), "turn.began", uid=1000, text="z" * 200) for n in range(1, 1001)])
+        first = step * 1000 + 1
+        write(file, *(row(first + n, float(n), "a", uid=1000, text="z" * 200) for n in range(1, 1001)))
         file.trim(1.0, 1e9, size)
     file.close()
     assert (tmp_path / NAME).stat().st_size < 1.5 * size
-    assert lines(tmp_path / NAME)[-1]["seq"] == 40_000
+    assert lines(tmp_path / NAME)[-1]["seq"] == 40_001
     assert len(lines(tmp_path / NAME)) < 30_000
     day = database.local_day(1.0)[0]
-    assert database.report(tmp_path / NAME, day, day, "uid", 1.0)[0]["turns"] == 40_000
+    assert database.report(tmp_path / NAME, day, day, "uid", 1.0)[0]["turns"] == 1
     file = Database(tmp_path / NAME)
     while file.trim(1.0, 1e9, size // 4):
         pass
@@ -65,11 +65,53 @@ def test_the_file_keeps_to_its_size_and_the_sums_stay(tmp_path: Path) -> None:
     assert (tmp_path / NAME).stat().st_size <= size // 4 + 65536, "a smaller size gives the space back"
 
 
+def test_who_comes_and_goes_pushes_out_no_other_users_sessions(tmp_path: Path) -> None:
+    """Of too many the oldest go of the user who has most."""
+    path, size = tmp_path / NAME, 1 << 20
+    file = Database(path)
+    write(file, row(1, 1.0, "client.connected", uid=1, pid=1), row(2, 2.0, "client.ended", uid=1, pid=1, outcome="ok"))
+    for first in range(3, 40_000, 1000):
+        write(file, *(row(first + n, 3.0, "client.left", uid=2, pid=n, waited=1.0) for n in range(1000)))
+        file.trim(3.0, 1e9, size)
+    while file.trim(3.0, 1e9, size):
+        pass
+    file.close()
+    assert path.stat().st_size <= 1.1 * size
+    day = database.local_day(1.0)[0]
+    mine, other = database.report(path, day, day, "uid", 3.0)
+    assert (mine["gpu"], mine["clients"]) == (1.0, 1)
+    assert 0 < other["left"] < 20_000
+
+
+def test_a_file_of_the_version_before_gets_sessions_from_its_records(tmp_path: Path) -> None:
+    """An upgrade loses nothing that is on record."""
+    path = tmp_path / NAME
+    file = Database(path)
+    job = {"uid": 1000, "pid": 5, "job": "slurm-7"}
+    write(
+        file, row(1, 100.0, "client.connected", waited=2.5, **job), row(2, 160.0, "client.ended", outcome="ok", **job)
+    )
+    write(file, row(3, 170.0, "client.waiting", uid=1001, pid=6))
+    file.close()
+    with sqlite3.connect(path) as other:
+        for table in ("days", "working", "job_days", "job_working"):
+            other.execute(f"CREATE TABLE {table} (x)")
+        other.execute("DROP TABLE sessions")
+        other.execute("PRAGMA user_version=3")
+    other.close()
+    history = History(str(tmp_path))
+    assert (history.notes, history.last, list(history.sessions.open)) == ([], 3, [("client", None, 6)])
+    history.close()
+    day = database.local_day(100.0)[0]
+    [found] = database.report(path, day, day, "job", 200.0)
+    assert (found["job"], found["gpu"], found["waited"]) == ("slurm-7", 60.0, 2.5)
+
+
 def test_questions_by_user_process_kind_and_time(tmp_path: Path) -> None:
     """What there is for a user or a client, since when; the newest, oldest first."""
     file = Database(tmp_path / NAME)
     kinds = ("client.waiting", "client.ended", "turn.began")
-    file.write([row(n, float(n), kinds[n % 3], uid=1000 + n % 2, pid=n // 10) for n in range(1, 101)])
+    write(file, *(row(n, float(n), kinds[n % 3], uid=1000 + n % 2, pid=n // 10) for n in range(1, 101)))
     file.close()
     path = tmp_path / NAME
 
@@ -88,10 +130,10 @@ def test_questions_by_user_process_kind_and_time(tmp_path: Path) -> None:
 def test_the_report_counts_what_is_under_way(tmp_path: Path) -> None:
     """A client that trains for a week is not left out until it ends; after a SIGKILL nothing is counted twice."""
     file = Database(tmp_path / NAME)
-    file.write([row(1, 100.0, "client.connected", uid=1000, pid=5, waited=2.5)])
+    write(file, row(1, 100.0, "client.connected", uid=1000, pid=5, waited=2.5))
     file.close()
     file = Database(tmp_path / NAME)  # another agent
-    file.write([row(2, 160.0, "client.connected", uid=1000, pid=6, waited=0.5)])
+    write(file, row(2, 160.0, "client.connected", uid=1000, pid=6, waited=0.5))
     day = database.local_day(100.0)[0]
 
     def sums(now: float) -> object:
@@ -100,15 +142,15 @@ def test_the_report_counts_what_is_under_way(tmp_path: Path) -> None:
     both = {"uid": 1000, "gpu": 100.0, "waited": 3.0, "longest": 2.5, "clients": 2}
     rest = {"left": 0, "refused": 0, "faults": 0, "forced": 0, "turns": 0, "paused": 0}
     assert sums(200.0) == [{**both, **rest}]
-    file.write([row(3, 300.0, "client.ended", uid=1000, pid=5, outcome="ok"), row(4, 400.0, "turn.began", uid=1000)])
-    file.write([row(5, 500.0, "client.ended", uid=1000, pid=6, outcome="ended")])
+    write(file, row(3, 300.0, "client.ended", uid=1000, pid=5, outcome="ok"), row(4, 400.0, "turn.began", uid=1000))
+    write(file, row(5, 500.0, "client.ended", uid=1000, pid=6, outcome="ended"))
     file.close()
     assert sums(900.0) == [{**both, **rest, "gpu": 400.0, "forced": 1, "turns": 1}]
     assert database.report(tmp_path / NAME, day, day, "day", 0.0) == [
         {"day": day, **{k: v for k, v in both.items() if k != "uid"}, **rest, "gpu": 400.0, "forced": 1, "turns": 1}
     ]
     assert database.report(tmp_path / NAME, "1980-01-01", "1990-01-01", "uid", 0.0) == []
-    assert list(Sums.__slots__) == [*[*both][1:], *rest]
+    assert list(database.SUMS) == [*[*both][1:], *rest]
 
 
 def test_the_report_of_jobs(tmp_path: Path) -> None:
@@ -117,37 +159,68 @@ def test_the_report_of_jobs(tmp_path: Path) -> None:
     job = {"uid": 1000, "job": "slurm-7"}
     file = Database(path)
     limits = {"threads": 30.0, "memory": {"0": 4096}}
-    file.write([row(1, 100.0, "client.connected", pid=5, waited=2.5, limits=limits, **job)])
+    write(file, row(1, 100.0, "client.connected", pid=5, waited=2.5, limits=limits, **job))
     file.close()
     file = Database(path)  # another agent
     later = {"threads": 20.0, "memory": {"0": 8192}}
-    file.write([row(2, 160.0, "client.connected", pid=6, waited=0.5, limits=later, **job), row(3, 165.0, uid=1)])
+    write(file, row(2, 160.0, "client.connected", pid=6, waited=0.5, limits=later, **job), row(3, 165.0, uid=1))
     day = database.local_day(100.0)[0]
     rest = {"left": 0, "refused": 0, "faults": 0, "forced": 0, "turns": 0, "paused": 0, "threads": 30.0, "memory": 8192}
     found = {**job, "gpu": 100.0, "waited": 3.0, "longest": 2.5, "clients": 2, **rest}
-    assert database.report_jobs(path, day, day, None, 200.0) == [found]
+    assert database.report(path, day, day, "job", 200.0) == [found]
     ends = [row(4, 200.0, "client.ended", uid=1000, pid=5, outcome="ok"),
             row(5, 300.0, "client.ended", uid=1000, pid=6, outcome="ok")]  # fmt: skip
-    file.write([*ends, row(6, 310.0, "client.left", uid=2, pid=9, waited=1.0, job="slurm-8")])
-    assert database.report_jobs(path, day, day, "slurm-7", 900.0) == [{**found, "gpu": 200.0}]
-    assert [one["job"] for one in database.report_jobs(path, day, day, None, 900.0)] == ["slurm-8", "slurm-7"]
+    write(file, *ends, row(6, 310.0, "client.left", uid=2, pid=9, waited=1.0, job="slurm-8"))
+    assert database.report(path, day, day, "job", 900.0, "slurm-7") == [{**found, "gpu": 200.0}]
+    assert [one["job"] for one in database.report(path, day, day, "job", 900.0)] == ["slurm-8", "slurm-7"]
     days = 86400.0 * 3
-    file.write([row(7, days, "client.left", uid=2, pid=9, waited=1.0, job="slurm-9")])
+    write(file, row(7, days, "client.left", uid=2, pid=9, waited=1.0, job="slurm-9"))
     file.trim(days, 86400.0, 1 << 40)
     file.close()
-    assert [one["job"] for one in database.report_jobs(path, "1970-01-01", "1990-01-01", None, days)] == ["slurm-9"]
+    assert [one["job"] for one in database.report(path, "1970-01-01", "1990-01-01", "job", days)] == ["slurm-9"]
 
 
-def test_what_a_failed_write_has_counted_is_not_counted_twice(tmp_path: Path) -> None:
-    """The sums are in the transaction of their records."""
+def test_what_a_failed_write_has_told_is_not_told_twice(tmp_path: Path) -> None:
+    """Sessions are in the transaction of their records."""
     file = Database(tmp_path / NAME)
-    file.write([row(1, 100.0, "client.connected", uid=1000, pid=5, waited=1.0)])
+    write(file, row(1, 100.0, "client.connected", uid=1000, pid=5, waited=1.0))
     twice = [row(2, 150.0, "client.ended", uid=1000, pid=5, outcome="ok"), row(2, 150.0)]
     with pytest.raises(sqlite3.IntegrityError):
-        file.write(twice)
-    file.write(twice[:1])
-    file.write(twice[:1])  # as after a commit of which nothing was heard
+        write(file, *twice)
+    write(file, *twice[:1])
+    write(file, *twice[:1])  # as after a commit of which nothing was heard
     file.close()
     day = database.local_day(100.0)[0]
     [sums] = database.report(tmp_path / NAME, day, day, "uid", 1000.0)
     assert (sums["gpu"], sums["clients"]) == (50.0, 1)
+
+
+def test_time_with_the_gpu_is_divided_at_midnight_and_pauses_are_none_of_it(tmp_path: Path) -> None:
+    """Also where a pause lasts over midnight, or a client ends in it; forty-six processes do not have the GPU forty-six
+    times; and a fault of which nobody knows whose it is belongs to no user."""
+    path = tmp_path / NAME
+    day, end = database.local_day(1e9)
+    file = Database(path)
+    write(
+        file,
+        row(1, end - 50, "client.connected", uid=1, pid=1, job="train"),
+        row(2, end - 45, "client.connected", uid=1, pid=2),
+        row(3, end - 40, "user.paused", uid=1, clients=2),
+        row(4, end - 30, "client.connected", uid=2, pid=3, job="train"),
+        row(5, end - 10, "client.ended", uid=2, pid=3, outcome="ok"),
+        row(6, end + 30, "client.ended", uid=1, pid=2, outcome="ended"),
+        row(7, end + 30, "user.resumed", uid=1, seconds=70.0),
+        row(8, end + 50, "client.ended", uid=1, pid=1, outcome="faulted"),
+        row(9, end + 60, "server.fault", server=9),
+    )
+    file.close()
+    then = database.local_day(end)[0]
+
+    def had(by: str, first: str = day) -> list[tuple[object, ...]]:
+        rows = database.report(path, first, then, by, end + 100)
+        return [(one[by], one["gpu"], one["paused"], one["forced"], one["faults"]) for one in rows]
+
+    assert had("uid") == [(1, 30.0, 70.0, 1, 1), (2, 20.0, 0, 0, 0)]
+    assert had("day") == [(day, 30.0, 40.0, 0, 0), (then, 20.0, 30.0, 1, 1)]
+    assert had("uid", then) == [(1, 20.0, 30.0, 1, 1)]
+    assert had("job") == [("train", 30.0, 70.0, 0, 1), ("train", 20.0, 0, 0, 0)]

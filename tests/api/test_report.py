@@ -19,6 +19,7 @@ from mpsagent.api.database import Query
 from mpsagent.cli import report as cli_report
 from mpsagent.cli.main import cli
 from mpsagent.policy.identity import Identity
+from tests.api.history_files import row, write
 from tests.api.stand_in import Served, StandIn, serve
 
 ROW = {
@@ -164,10 +165,9 @@ def test_the_sums_have_the_names_of_the_database(tmp_path: Path) -> None:
     from mpsagent.api import database
 
     file = database.Database(tmp_path / "history.db")
-    one: dict[str, object] = {"seq": 1, "at": 5.0, "kind": "turn.began", "uid": os.getuid()}
-    file.write([(database.row(one), one)])
+    write(file, row(1, 5.0, "turn.began", uid=os.getuid()))
     file.close()
     day = database.local_day(5.0)[0]
     rows = database.report(tmp_path / "history.db", day, day, "uid", 5.0)
-    body = {"by": "user", "first": day, "last": day, "rows": accounting.of_users(rows, [Identity(os.getuid(), "me")])}
+    body = {"by": "user", "first": day, "last": day, "rows": [{**one, "user": "me"} for one in rows]}
     assert cli_report.table(body)[1].split()[-1] == "1"

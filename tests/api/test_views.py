@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mpsagent.api import metrics, views
-from mpsagent.api.recent import Recent
 from mpsagent.cli import answers, wording
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Drain, Gate, Held, Server, StartFailure, State, Status
+from mpsagent.core.sessions import Sessions
 from mpsagent.core.view import Ending, Turn, View
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.loglines import LogParser
@@ -259,14 +259,20 @@ def test_the_last_change_and_the_last_fault_come_from_the_records() -> None:
         {"seq": 4, "at": 4.0, "kind": "server.fault", "server": 5, "uid": OTHER},
         {"seq": 5, "at": 5.0, "kind": "turn.began"},
     ]
-    recent = Recent(lambda cursor: [one for one in records if one["seq"] > cursor]).look()
-    assert recent.change == views.Change(2.0, OTHER, USER, 0.1)
-    assert recent.fault == views.Fault(4.0, 5, OTHER)
-    records.append({"seq": 6, "at": 6.5, "kind": "server.fault_over", "server": 5, "seconds": 2.5, "recovered": True})
-    assert recent.look().fault == views.Fault(4.0, 5, OTHER, 2.5, True)
-    body = views.status(
-        View(busy_state()), views.About(last_change=recent.change, last_fault=recent.fault, names={}), 1.0
-    )
+    sessions = Sessions()
+
+    def told() -> Any:
+        about = views.About(last_change=sessions.changes[None], last_fault=sessions.faults[None], names={})
+        return views.status(View(busy_state()), about, 1.0)
+
+    for one in records:
+        sessions.take(one)
+    change, fault = told()["last_change"], told()["last_fault"]
+    assert (change["at"], change["uid"], change["before"], change["gap"]) == (views.iso(2.0), OTHER, USER, 0.1)
+    assert (fault["at"], fault["server"], fault["uid"], fault["seconds"]) == (views.iso(4.0), 5, OTHER, None)
+    sessions.take({"seq": 6, "at": 6.5, "kind": "server.fault_over", "server": 5, "seconds": 2.5, "recovered": True})
+    body = told()
+    assert (body["last_fault"]["seconds"], body["last_fault"]["recovered"]) == (2.5, True)
     assert (body["last_change"] or {})["before_user"] == "alice"
     assert "on server 5 of bob, over after 2.50s" in page(body)
 
@@ -279,13 +285,13 @@ def test_a_turn_and_a_fault_at_another_instance_are_no_change_and_no_fault_here(
         {"seq": 3, "at": 3.0, "kind": "server.fault", "server": 5, "uid": OTHER, "instance": "gpu1"},
     ]
 
-    def at(name: str) -> Recent:
-        return Recent(
-            lambda cursor: [one for one in records if one["seq"] > cursor], lambda one: one["instance"] == name
-        ).look()
-
-    assert (at("gpu0").change, at("gpu0").fault) == (views.Change(1.0, USER, None, None), None)
-    assert (at("gpu1").change, at("gpu1").fault) == (views.Change(2.0, OTHER, None, None), views.Fault(3.0, 5, OTHER))
+    sessions = Sessions()
+    for one in records:
+        sessions.take(one)
+    assert {name: (one.came, one.uid) for name, one in sessions.changes.items()} == {
+        "gpu0": (1.0, USER), "gpu1": (2.0, OTHER),
+    }  # fmt: skip
+    assert {name: (one.came, one.pid) for name, one in sessions.faults.items()} == {"gpu1": (3.0, 5)}
 
 
 def test_a_long_queue_is_named_in_part_and_counted_in_full() -> None:

@@ -26,12 +26,14 @@ from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
+from mpsagent.api.received import Received
 from mpsagent.cli import ask, client, event_lines, main
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.outside import Outsider
+from mpsagent.core.sessions import Sessions
 from mpsagent.core.transitions import transition_fields
 from mpsagent.policy import apart, instances
 from mpsagent.policy.identity import Identity
@@ -49,11 +51,13 @@ class Records:
         self.metrics, self.first = metrics, ""
         self.notes: list[str] = []
         self.rows: list[dict[str, Any]] = []
+        self.sessions = Sessions()
 
     def append(self, kind: str, at: float, **fields: object) -> int:
         self.rows.append(json.loads(json.dumps({"seq": self.last + 1, "at": at, "kind": kind, **fields})))
         instance = str(fields.get("instance", self.first))
         user = apart.split(instance)
+        self.sessions.take(self.rows[-1])
         self.metrics.hear(instance if user is None else user[0], self.rows[-1])
         return self.last
 
@@ -72,6 +76,7 @@ class Machine:
     """A node with its instances, and what the api has received of it: for its pages it is a Node."""
 
     silent, started, moved = None, 1000.0, 0.0
+    last = Received.last
 
     def __init__(self, text: str = POLICY, **how: Any) -> None:
         self.policy = policy(text)

@@ -1,0 +1,213 @@
+"""The history in rows: a session for each process from its coming to its end, and for each turn, pause and fault. Pure.
+
+They are made of records in the order of time; only what has not ended is kept here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mpsagent.core.sentences import sentence
+
+Record = Mapping[str, Any]
+Key = tuple[str, str | None, int]
+"""Kind, instance, and the process, user or server. No two sessions of the same are open at a time."""
+
+
+@dataclass(slots=True)
+class Session:
+    """``number``: of the record with which it began. ``kind``: client, turn, pause or fault. ``instance`` None: there
+    is one. ``pid``: of a fault, the server's; 0 for users. ``passed``: let in, or begun; None: it waited and no more.
+    ``outcome``: of a client :class:`mpsagent.core.model.Outcome`, left or refused; of a turn forced or left; of a fault
+    recovered or ended; unknown: nobody has seen the end. ``more``: limits, lease and the most memory seen of a client;
+    gap and user before of a turn; number of clients of a pause."""
+
+    number: int
+    kind: str
+    instance: str | None
+    uid: int | None
+    pid: int
+    came: float
+    passed: float | None = None
+    ended: float | None = None
+    outcome: str | None = None
+    why: str | None = None
+    job: str | None = None
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        who = self.pid if self.kind in ("client", "fault") else self.uid
+        return self.kind, self.instance, -1 if who is None else who
+
+    def end(self, at: float, outcome: str, why: str | None = None) -> None:
+        self.ended, self.outcome, self.why = max(at, self.passed or self.came), outcome, why or self.why
+
+
+class Sessions:
+    """``open``: what has not ended. ``changes``, ``faults``: by instance, the last turn of another user than before,
+    and the last fault. ``last``: time of the last record. ``seen``: when the agent before was last heard of, while it
+    is looked what happened since: who ended while no agent saw it is counted until then."""
+
+    def __init__(self, rows: Iterable[Session] = ()) -> None:
+        self.open: dict[Key, Session] = {}
+        self.changes: dict[str | None, Session] = {}
+        self.faults: dict[str | None, Session] = {}
+        self.last = 0.0
+        self.seen: float | None = None
+        self._ordered: dict[str | None, tuple[float, str]] = {}
+        """The last order that ends servers: who loses one by it has had no fault."""
+        for one in rows:
+            self._put(one)
+
+    def take(self, record: Record) -> list[Session]:
+        """What a record changes. One of another kind, or one that lacks something, changes nothing."""
+        rule = _RULES.get(record["kind"])
+        try:
+            self.last = float(record["at"])
+            found = [] if rule is None else rule(self, record, self.last)
+        except (KeyError, TypeError, ValueError):
+            return []
+        for one in found:
+            self._put(one)
+        return found
+
+    def settle(self, there: Collection[Key], at: float) -> list[Session]:
+        """Ends what is not there any more although no record says so."""
+        gone = [one for key, one in self.open.items() if key not in there]
+        for one in gone:
+            one.end(at, "left" if one.passed is None else "unknown")
+            self._put(one)
+        return gone
+
+    def _put(self, one: Session) -> None:
+        if one.ended is None:
+            self.open[one.key] = one
+        elif self.open.get(one.key) is one:
+            del self.open[one.key]
+        if one.kind == "fault":
+            self.faults[one.instance] = one
+        elif one.kind == "turn" and one.more.get("before") != one.uid:
+            self.changes[one.instance] = one
+
+    def _new(self, kind: str, record: Record, began: float) -> Session:
+        uid = None if kind == "fault" and record.get("uid") is None else int(record["uid"])
+        pid = int(record["server"]) if kind == "fault" else int(record["pid"]) if kind == "client" else 0
+        passed = None if kind == "client" else began
+        return Session(record["seq"], kind, record.get("instance"), uid, pid, began, passed)
+
+    def _of(self, kind: str, record: Record, began: float) -> Session:
+        """The open one that the record is about, or a new one that began then."""
+        new = self._new(kind, record, began)
+        return self.open.get(new.key, new)
+
+    # --- clients
+
+    def _waiting(self, record: Record, at: float) -> list[Session]:
+        one = self._of("client", record, at)
+        if one.passed is None and one.came == at:
+            return [one]
+        one.end(at, "left" if one.passed is None else "unknown")  # its number is used again
+        return [one, self._new("client", record, at)]
+
+    def _connected(self, record: Record, at: float) -> list[Session]:
+        waited = float(record.get("waited", 0.0))
+        one, found = self._of("client", record, at), []
+        if one.passed is not None:  # as above
+            one.end(at, "unknown")
+            found, one = [one], self._new("client", record, at)
+        one.came, one.passed, one.job = at - waited if waited else one.came, at, record.get("job")
+        one.more = {name: record[name] for name in ("limits", "lease") if record.get(name) is not None}
+        return [*found, one]
+
+    def _ended(self, record: Record, at: float) -> list[Session]:
+        outcome, began = str(record["outcome"]), at - float(record.get("seconds", 0.0))
+        one = self._of("client", record, began - float(record.get("waited", 0.0)))
+        if one.passed is None:
+            one.passed, one.job = began, record.get("job")
+        ordered, why = self._ordered.get(one.instance, (-1.0, ""))
+        until = at if outcome != "unknown" or self.seen is None else min(at, self.seen)
+        one.end(until, outcome, why if outcome == "lost" and ordered >= one.passed else None)
+        return [one]
+
+    def _left(self, record: Record, at: float) -> list[Session]:
+        return self._turned_away(record, at, float(record["waited"]), "left")
+
+    def _refused(self, record: Record, at: float) -> list[Session]:
+        return self._turned_away(record, at, 0.0, "refused")
+
+    def _turned_away(self, record: Record, at: float, waited: float, outcome: str) -> list[Session]:
+        one = self._of("client", record, at - waited)
+        if one.passed is not None:  # another connection of a client
+            one = self._new("client", record, at - waited)
+        one.job = record.get("job")
+        one.end(at, outcome, record.get("why"))
+        return [one]
+
+    def _done(self, record: Record, at: float) -> list[Session]:
+        """Why a client is ended."""
+        one = self.open.get(("client", record.get("instance"), int(record.get("pid", 0))))
+        if one is None or record["action"] not in ("TerminateClient", "SignalClient"):
+            return []
+        one.why = str(record.get("reason") or "") or None
+        return [one]
+
+    def _order(self, record: Record, at: float) -> list[Session]:
+        self._ordered[record.get("instance")] = at, sentence(record)
+        return []
+
+    def _moved(self, record: Record, at: float) -> list[Session]:
+        """What waits is at another instance."""
+        what = "client", record["before"], record["uid"], None
+        found = [one for one in self.open.values() if (one.kind, one.instance, one.uid, one.passed) == what]
+        for one in found:
+            del self.open[one.key]
+            one.instance = record["instance"]
+        return found
+
+    # --- turns, pauses, faults
+
+    def _began(self, record: Record, at: float) -> list[Session]:
+        new, before = self._new("turn", record, at), self.changes.get(record.get("instance"))
+        found = [one for one in self.open.values() if (one.kind, one.instance) == ("turn", new.instance)]
+        for one in found:
+            one.end(at, "unknown")
+        new.more = {"gap": record.get("gap"), "before": None if before is None else before.uid}
+        return [*found, new]
+
+    def _over(self, record: Record, at: float) -> list[Session]:
+        kind = {"turn.ended": "turn", "user.resumed": "pause"}.get(record["kind"], "fault")
+        one = self._of(kind, record, at - float(record["seconds"]))
+        outcome = {"turn": "forced" if record.get("forced") else "left", "pause": "resumed"}.get(kind)
+        one.end(at, outcome or ("recovered" if record.get("recovered") else "ended"))
+        return [one]
+
+    def _paused(self, record: Record, at: float) -> list[Session]:
+        one = self._of("pause", record, at)
+        one.more = {"clients": record["clients"]}
+        return [one]
+
+    def _fault(self, record: Record, at: float) -> list[Session]:
+        return [self._of("fault", record, at)]
+
+
+_RULES: dict[str, Callable[[Sessions, Record, float], list[Session]]] = {
+    "client.waiting": Sessions._waiting,
+    "client.connected": Sessions._connected,
+    "client.ended": Sessions._ended,
+    "client.left": Sessions._left,
+    "client.refused": Sessions._refused,
+    "user.moved": Sessions._moved,
+    "action.done": Sessions._done,
+    "control.restart_ordered": Sessions._order,
+    "server.shutdown_ordered": Sessions._order,
+    "drain.ordered": Sessions._order,
+    "turn.began": Sessions._began,
+    "turn.ended": Sessions._over,
+    "user.paused": Sessions._paused,
+    "user.resumed": Sessions._over,
+    "server.fault": Sessions._fault,
+    "server.fault_over": Sessions._over,
+}

@@ -1,0 +1,122 @@
+"""Records as sessions: each process, turn, pause and fault once, with when it began and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpsagent.core.sessions import Session, Sessions
+
+
+def told(*records: tuple[float, str, dict[str, Any]], sessions: Sessions | None = None) -> dict[int, Session]:
+    """All that there are, by number."""
+    found: dict[int, Session] = {}
+    fold = Sessions() if sessions is None else sessions
+    for number, (at, kind, fields) in enumerate(records, 1):
+        for one in fold.take({"seq": number, "at": at, "kind": kind, **fields}):
+            found[one.number] = one
+    return found
+
+
+def client(at: float, kind: str, pid: int = 5, uid: int = 1, **more: Any) -> tuple[float, str, dict[str, Any]]:
+    return at, f"client.{kind}", {"pid": pid, "uid": uid, **more}
+
+
+def row(one: Session) -> tuple[Any, ...]:
+    return one.came, one.passed, one.ended, one.outcome
+
+
+def test_a_process_is_one_session_from_its_coming_to_its_end() -> None:
+    """With what it was given, and why it was ended."""
+    limits = {"threads": 20.0, "memory": {"0": 1}}
+    found = told(
+        client(10.0, "waiting"),
+        client(14.0, "connected", waited=4.0, limits=limits, lease=3, job="train"),
+        (20.0, "action.done", {"action": "TerminateClient", "pid": 5, "ok": True, "reason": "its turn is over"}),
+        client(21.0, "ended", outcome="ended", seconds=7.0),
+    )  # fmt: skip
+    (one,) = found.values()
+    assert row(one) == (10.0, 14.0, 21.0, "ended")
+    assert (one.why, one.job, one.more) == ("its turn is over", "train", {"limits": limits, "lease": 3})
+
+
+def test_who_was_not_let_in_is_a_session_too() -> None:
+    """Also where its coming is not on record; another connection of a client ends nothing."""
+    found = told(
+        client(10.0, "waiting"), client(14.0, "left", waited=4.0), client(20.0, "left", waited=5.0),
+        client(30.0, "refused", why="denied"), client(40.0, "connected"), client(41.0, "refused", why="full"),
+    )  # fmt: skip
+    assert [row(one) for one in found.values()] == [
+        (10.0, None, 14.0, "left"), (15.0, None, 20.0, "left"), (30.0, None, 30.0, "refused"),
+        (40.0, 40.0, None, None), (41.0, None, 41.0, "refused"),
+    ]  # fmt: skip
+    assert found[4].why == "denied"
+
+
+def test_a_number_that_is_used_again_is_another_session() -> None:
+    found = told(client(10.0, "waiting"), client(12.0, "waiting"), client(13.0, "connected"), client(19.0, "connected"))
+    assert [row(found[number]) for number in (1, 2, 4)] == [
+        (10.0, None, 12.0, "left"), (12.0, 13.0, 19.0, "unknown"), (19.0, 19.0, None, None),
+    ]  # fmt: skip
+
+
+def test_who_loses_a_server_by_an_order_knows_why() -> None:
+    found = told(
+        client(10.0, "connected"), client(20.0, "ended", outcome="lost", seconds=10.0), client(30.0, "connected"),
+        (40.0, "control.restart_ordered", {"by": 0, "timeout": None}),
+        client(41.0, "ended", outcome="lost", seconds=11.0),
+    )  # fmt: skip
+    assert (found[1].why, found[3].outcome) == (None, "lost")
+    assert "ordered a restart" in (found[3].why or "")
+
+
+def test_an_end_that_no_agent_has_seen_counts_until_the_last_record() -> None:
+    """The machine was off for a week: nobody had the GPU then."""
+    sessions = Sessions([Session(1, "client", None, 7, 5, 30.0, 30.0)])
+    sessions.seen = 60.0
+    (one,) = sessions.take({"seq": 9, "at": 90.0, "kind": "client.ended", "pid": 5, "uid": 7, "outcome": "unknown"})
+    assert row(one) == (30.0, 30.0, 60.0, "unknown")
+    assert not sessions.open
+
+
+def test_turns_pauses_and_faults_are_sessions() -> None:
+    """What began before the first record is known from its end."""
+    found = told(
+        (10.0, "turn.began", {"uid": 1}), (20.0, "turn.ended", {"uid": 1, "seconds": 10.0, "forced": True}),
+        (20.0, "user.paused", {"uid": 1, "clients": 2}), (20.1, "turn.began", {"uid": 2, "gap": 0.1}),
+        (30.0, "server.fault", {"server": 9, "uid": 2}),
+        (31.0, "server.fault_over", {"server": 9, "seconds": 1.0, "recovered": False}),
+        (40.0, "turn.began", {"uid": 1, "gap": 0.2}), (40.0, "user.resumed", {"uid": 1, "seconds": 20.0}),
+        (50.0, "user.resumed", {"uid": 3, "seconds": 45.0}),
+    )  # fmt: skip
+    assert [(one.kind, one.uid, *row(one)[1:]) for one in found.values()] == [
+        ("turn", 1, 10.0, 20.0, "forced"), ("pause", 1, 20.0, 40.0, "resumed"), ("turn", 2, 20.1, 40.0, "unknown"),
+        ("fault", 2, 30.0, 31.0, "ended"), ("turn", 1, 40.0, None, None), ("pause", 3, 5.0, 50.0, "resumed"),
+    ]  # fmt: skip
+    assert (found[7].more, found[3].more) == ({"gap": 0.2, "before": 2}, {"clients": 2})
+
+
+def test_who_waits_at_an_instance_that_is_not_idle_may_be_moved() -> None:
+    sessions = Sessions()
+    told(client(10.0, "waiting", instance="a"), (11.0, "user.moved", {"uid": 1, "before": "a", "instance": "b"}),
+         client(10.0, "waiting", instance="b"), sessions=sessions)  # fmt: skip
+    assert list(sessions.open) == [("client", "b", 5)]
+
+
+def test_what_is_not_there_any_more_has_ended() -> None:
+    """Of a flood of processes not every leaving is on record: what is open is bounded by what is there."""
+    sessions = Sessions()
+    told(client(10.0, "waiting"), client(11.0, "connected", pid=6), client(12.0, "connected", pid=7), sessions=sessions)
+    gone = sessions.settle({("client", None, 7)}, 20.0)
+    assert [(one.pid, one.outcome, one.ended) for one in gone] == [(5, "left", 20.0), (6, "unknown", 20.0)]
+    assert list(sessions.open) == [("client", None, 7)]
+
+
+@pytest.mark.parametrize("broken", [{}, {"uid": None}, {"uid": 1, "pid": "x"}, {"uid": 1, "pid": 5, "outcome": None}])
+def test_a_record_that_lacks_something_is_no_mistake(broken: dict[str, Any]) -> None:
+    """Of an agent of another version."""
+    sessions = Sessions()
+    told(*((1.0, kind, broken) for kind in ("client.ended", "client.left", "turn.ended", "server.fault_over")),
+         sessions=sessions)  # fmt: skip
+    assert not sessions.open
