@@ -53,6 +53,7 @@ class Api:
         get("/v1/policy", reads.policy)
         get("/v1/policy/explain", reads.explain)
         get("/v1/events", events.events)
+        get("/v1/sessions", events.sessions)
         get("/v1/report", reads.report)
         get("/v1/leases", reads.leases)
         app.on_response_prepare.append(http.unannounced)

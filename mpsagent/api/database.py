@@ -116,8 +116,9 @@ def session(found: Sequence[Any]) -> Session:
 
 
 class Query(NamedTuple):
-    """Records that are asked for: ``after`` this number, of a user, of a process, of kinds that begin so, of a time in
-    seconds since the epoch; the ``limit`` newest, or, with ``after``, the oldest."""
+    """Records or sessions that are asked for: ``after`` this number, of a user, of a process, of kinds that begin so
+    (several, with commas), of a time in seconds since the epoch; the ``limit`` newest, or, with ``after``, the
+    oldest."""
 
     after: int | None = None
     limit: int = 1000
@@ -300,24 +301,32 @@ def _reading(path: Path) -> Iterator[sqlite3.Connection]:
         raise OSError(0, str(error), str(path)) from error
 
 
-_WANTED = {
-    "after": "seq > {}",
-    "uid": "uid = {}",
-    "pid": "pid = {}",
-    "kind": "substr(kind, 1, length({0})) = {0}",
-    "since": "at >= {}",
-    "until": "at < {}",
+_WANTED = {"after": "{} > :after", "uid": "uid = :uid", "pid": "pid = :pid"}
+_IN_TIME = {
+    "records": {"since": "at >= :since", "until": "at < :until"},
+    "sessions": {"since": "(ended IS NULL OR ended >= :since)", "until": "came < :until"},
 }
 
 
 def find(path: Path, query: Query) -> list[Record]:
     """Oldest first."""
+    return list(map(record, _found(path, "records", "seq", query)))
+
+
+def sessions(path: Path, query: Query) -> list[Session]:
+    """Those of which a part lies in the time, in the order of their beginning."""
+    return list(map(session, _found(path, "sessions", "number", query)))
+
+
+def _found(path: Path, table: str, number: str, query: Query) -> list[tuple[Any, ...]]:
     values = {name: value for name, value in query._asdict().items() if value is not None}
-    where = " AND ".join(_WANTED[name].format(f":{name}") for name in values if name in _WANTED)
+    where = [text.format(number) for name, text in {**_WANTED, **_IN_TIME[table]}.items() if name in values]
+    kinds = {f"kind{at}": kind for at, kind in enumerate((query.kind or "").split(","))}
+    where.append(f"({' OR '.join(f'substr(kind, 1, length(:{name})) = :{name}' for name in kinds)})")
     order = "DESC" if query.after is None else "ASC"
-    text = f"SELECT * FROM records WHERE {where or 'true'} ORDER BY seq {order} LIMIT :limit"  # noqa: S608 - our own words
+    text = f"SELECT * FROM {table} WHERE {' AND '.join(where)} ORDER BY {number} {order} LIMIT :limit"  # noqa: S608 - our own words
     with _reading(path) as connection:
-        found = [record(one) for one in connection.execute(text, values)]
+        found = connection.execute(text, {**values, **kinds}).fetchall()
     return found if order == "ASC" else found[::-1]
 
 

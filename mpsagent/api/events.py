@@ -52,6 +52,14 @@ class Events:
             found = await self._backend.records(cursor, 100 if limit is None else limit)
         return json_answer({"events": list(map(self._backend.event, found)), "cursor": self._after(found, cursor)})
 
+    async def sessions(self, request: web.Request) -> web.Response:
+        query = parameters(request, {"cursor", "limit", *FILTERS})
+        cursor = number(query, "cursor", 0, 1 << 62)
+        wanted = wanted_records(query, cursor, number(query, "limit", 1, http.MOST) or 100)
+        async with self._questions.of(request):
+            found = await self._backend.sessions(query.get("user"), wanted)
+        return json_answer({"sessions": found, "cursor": found[-1]["cursor"] if found else cursor or 0})
+
     def _after(self, found: list[Json], cursor: int | None) -> int:
         """The cursor to go on with."""
         if found:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from mpsagent.api import database
 from mpsagent.api.database import NAME, Database, Query, Record, Row, Unusable, session_row
-from mpsagent.core.sessions import Key, Sessions
+from mpsagent.core.sessions import Key, Session, Sessions
 from mpsagent.system.threads import in_thread
 
 T = TypeVar("T")
@@ -149,6 +149,10 @@ class History:
     async def find(self, query: Query) -> list[Record]:
         """Records from the database. Raises OSError when there is none, TimeoutError when it takes too long."""
         return await self._ask(lambda path: database.find(path, query))
+
+    async def find_sessions(self, query: Query) -> list[Session]:
+        """Sessions, as far as they are written. Raises OSError and TimeoutError."""
+        return await self._ask(lambda path: database.sessions(path, query))
 
     async def report(self, first: str, last: str, by: str, now: float, job: str | None = None) -> list[Record]:
         """See :func:`mpsagent.api.database.report`. Raises OSError and TimeoutError."""

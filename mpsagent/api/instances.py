@@ -232,6 +232,13 @@ class Everything:
             query = query._replace(uid=(await self._identity(user)).uid)
         return await _kept(self._history.find(query))
 
+    async def sessions(self, user: str | None, query: Query) -> list[Json]:
+        if user is not None:
+            query = query._replace(uid=(await self._identity(user)).uid)
+        now, live = self._received.now(), {one.number: one for one in self._history.sessions.open.values()}
+        found = await _kept(self._history.find_sessions(query))  # those that go on have used more memory since
+        return [views.session(live.get(one.number, one), now, self._received.name) for one in found]
+
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
         """Sums of these days; ``job``: of this one alone. Raises Problem."""
         history, now, names = self._history, self._received.now(), self._received.names

@@ -27,6 +27,7 @@ _READ: dict[str, tuple[str, type | None]] = {
     "/v1/policy": ("The policy in force", None),
     "/v1/policy/explain": ("What applies to a user, where it comes from, what would happen now", None),
     "/v1/events": ("Events after a cursor; with follow=1 a stream of lines (application/x-ndjson)", shapes.Events),
+    "/v1/sessions": ("Who worked and waited when: processes, turns, pauses and faults", shapes.Sessions),
     "/v1/report": ("What users had on some days: time with the GPU, waiting, clients, faults", shapes.Report),
 }
 _Parameter = tuple[str, str, Json, str]
@@ -37,20 +38,27 @@ _PAGE: list[_Parameter] = [
     ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "a page of at most so many; else all"),
     ("after", "query", {"type": "string", "maxLength": 100}, "`next` of the page before; 410 when that entry has gone"),
 ]
+_FILTERS: list[_Parameter] = [
+    ("user", "query", {"type": "string", "minLength": 1, "maxLength": 256}, "only of this user: name or uid"),
+    ("pid", "query", {"type": "integer", "minimum": 1, "maximum": 1 << 31}, "only of this process"),
+    ("kind", "query", {"type": "string"}, "only kinds that begin so: client.ended; several with commas"),
+    ("since", "query", _TIME, "not before this time"),
+    ("until", "query", _TIME, "before this time"),
+]
+_CURSOR: list[_Parameter] = [
+    ("cursor", "query", {"type": "integer", "minimum": 0}, "what comes after this one; without it the newest"),
+    ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "at most this many (100)"),
+]
 _PARAMETERS: dict[str, list[_Parameter]] = {
     "/v1/clients": _PAGE,
     "/v1/queue": _PAGE,
     "/v1/policy/explain": [("user", "query!", {"type": "string", "minLength": 1, "maxLength": 256}, "name or uid")],
     "/v1/events": [
-        ("cursor", "query", {"type": "integer", "minimum": 0}, "events after this one; without it the newest"),
-        ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "at most this many (100)"),
+        *_CURSOR,
         ("follow", "query", {"type": "integer", "enum": [0, 1]}, "1: go on with what comes; without those below"),
-        ("user", "query", {"type": "string", "minLength": 1, "maxLength": 256}, "only of this user: name or uid"),
-        ("pid", "query", {"type": "integer", "minimum": 1, "maximum": 1 << 31}, "only of this process"),
-        ("kind", "query", {"type": "string"}, "only kinds that begin so: client.ended, server."),
-        ("since", "query", _TIME, "not before this time"),
-        ("until", "query", _TIME, "before this time"),
+        *_FILTERS,
     ],
+    "/v1/sessions": [*_CURSOR, *_FILTERS],
     "/v1/report": [
         ("by", "query", {"type": "string", "enum": ["user", "group", "day", "job"]}, "of whom each row is (user)"),
         ("job", "query", {"type": "string", "maxLength": 100}, "only of the job with this name; with by=job"),

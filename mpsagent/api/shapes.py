@@ -10,7 +10,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from mpsagent.api.shapes_gpus import Device, Outside
-from mpsagent.api.shapes_rows import Client, Lease, Server, Turn, User, Waiting
+from mpsagent.api.shapes_rows import Client, Lease, Server, Session, Turn, User, Waiting
 
 
 class Condition(TypedDict):
@@ -209,6 +209,13 @@ class Events(TypedDict):
     read on."""
 
     events: list[dict[str, Any]]
+    cursor: int
+
+
+class Sessions(TypedDict):
+    """``cursor``: pass it to read on."""
+
+    sessions: list[Session]
     cursor: int
 
 

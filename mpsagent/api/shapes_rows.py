@@ -17,6 +17,35 @@ class Limits(TypedDict):
     below_normal: NotRequired[bool]
 
 
+class Session(TypedDict):
+    """A process from its coming to its end, or a turn, a pause or a fault: ``kind`` is client, turn, pause or fault.
+    ``pid``: of a fault, the server's. ``began``: let in, null: not so far. ``ended`` null: it goes on. ``waited``,
+    ``worked``: seconds until then, and from then on. ``outcome``: how it ended (of a client ok, ended, faulted, lost,
+    left, refused, unknown), and ``why``. Of a client: ``limits`` and ``lease`` that it came with, ``memory``: the most
+    that was seen. Of a turn: ``before``, who had the GPU, and the ``gap`` in seconds. Of a pause: ``clients``."""
+
+    cursor: int
+    kind: str
+    instance: str | None
+    uid: int | None
+    user: str | None
+    pid: int | None
+    came: str
+    began: str | None
+    ended: str | None
+    waited: float
+    worked: float
+    outcome: str | None
+    why: str | None
+    job: str | None
+    limits: NotRequired[Limits]
+    lease: NotRequired[int]
+    memory: NotRequired[int]
+    before: NotRequired[int | None]
+    gap: NotRequired[float | None]
+    clients: NotRequired[int]
+
+
 class Turn(TypedDict):
     """Who has the GPU.
 

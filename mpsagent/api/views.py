@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mpsagent.agent.conditions import Condition, problems
 from mpsagent.api import gpus, waits
 from mpsagent.core import pause_room
 from mpsagent.core.model import Client, Held, Server, State
 from mpsagent.core.outside import Outsider
+from mpsagent.core.sentences import Names
 from mpsagent.core.sessions import Session
 from mpsagent.core.view import SHARED_UID, View
 from mpsagent.mps.limits import Limits
@@ -395,6 +396,28 @@ def status(view: View, about: About, now: float) -> shapes.Status:
 
 def _condition(one: Condition) -> shapes.Condition:
     return {"what": one.what, "since": iso_or_none(one.since), "do": one.do}
+
+
+def session(one: Session, now: float, names: Names) -> dict[str, Any]:
+    """See :class:`mpsagent.api.shapes_rows.Session`."""
+    until = now if one.ended is None else one.ended
+    return {
+        "cursor": one.number,
+        "kind": one.kind,
+        "instance": one.instance,
+        "uid": one.uid,
+        "user": None if one.uid is None else names(one.uid),
+        "pid": one.pid or None,
+        "came": iso(one.came),
+        "began": iso_or_none(one.passed),
+        "ended": iso_or_none(one.ended),
+        "waited": span(one.came, until if one.passed is None else one.passed),
+        "worked": 0.0 if one.passed is None else span(one.passed, until),
+        "outcome": one.outcome,
+        "why": one.why,
+        "job": one.job,
+        **one.more,
+    }
 
 
 def span(start: float, end: float) -> float:

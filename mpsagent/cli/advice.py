@@ -32,7 +32,8 @@ class Seen:
     many were at work or waited. ``waited``: users' seconds at the gate, ``behind``: of these while another user was at
     work, ``longest``: one process's. ``overlap``: users' seconds that turns would have made them wait. ``handed``: the
     mean share of threads that was in use, percent, at most 100 at a time. ``faulted``, ``forced``: clients that ended
-    so. ``policies``: how often one was loaded."""
+    so. ``policies``: how often one was loaded. ``memory``: the most that a client used, and its limit, where
+    both are known."""
 
     begin: float
     end: float
@@ -50,6 +51,7 @@ class Seen:
     faulted: int = 0
     forced: int = 0
     policies: int = 0
+    memory: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def hours(self) -> float:
@@ -66,39 +68,32 @@ class Seen:
         return max(self.wanted, default=0)
 
 
-def seen(events: Iterable[Mapping[str, Any]]) -> Seen:
-    """Events of one instance, oldest first, as the API gives them."""
-    found = Seen(0.0, 0.0)
-    working: dict[int, tuple[int, float, float]] = {}
+def seen(sessions: Iterable[Mapping[str, Any]], policies: int = 0) -> Seen:
+    """Of one instance, as the API gives them."""
+    found = Seen(0.0, 0.0, policies=policies)
     steps: list[tuple[float, int, int, float, int]] = []  # at, uid, clients more, percent more, waiting more
-    for one in events:
-        at, pid, uid = datetime.fromisoformat(one["at"]).timestamp(), one.get("pid"), one.get("uid")
-        found.begin, found.end = found.begin or at, max(found.end, at)
-        found.faults += one["kind"] == "server.fault"
-        found.policies += one["kind"] == "policy.loaded"
-        if pid is None or uid is None:
+    for one in sessions:
+        found.faults += one["kind"] == "fault"
+        if one["kind"] != "client" or one["outcome"] == "refused":
             continue
-        if one["kind"] in ("client.connected", "client.left"):
-            waited = float(one.get("waited", 0.0))
-            found.longest = max(found.longest, waited)
-            steps += [(at - waited, uid, 0, 0.0, 1), (at, uid, 0, 0.0, -1)]
-        if one["kind"] == "client.connected":
+        came, uid, waited = datetime.fromisoformat(one["came"]).timestamp(), one["uid"], one["waited"]
+        passed = came + waited
+        end = passed + one["worked"]
+        found.begin, found.end = min(found.begin or came, came), max(found.end, end)
+        found.longest = max(found.longest, waited)
+        steps += [(came, uid, 0, 0.0, 1), (passed, uid, 0, 0.0, -1)]
+        if one["began"] is not None:
+            threads = float((one.get("limits") or {}).get("threads", 100.0))
+            steps += [(passed, uid, 1, threads, 0), (end, uid, -1, -threads, 0)]
             found.clients += 1
             found.users.add(uid)
-            working[pid] = (uid, at, float((one.get("limits") or {}).get("threads", 100.0)))
-        elif one["kind"] == "client.ended":
-            found.faulted += one.get("outcome") == "faulted"
-            found.forced += one.get("outcome") == "ended"
-            if pid in working:
-                steps += _work(*working.pop(pid), at)
-    for left in working.values():
-        steps += _work(*left, found.end)
+            found.faulted += one["outcome"] == "faulted"
+            found.forced += one["outcome"] == "ended"
+            sizes = list(((one.get("limits") or {}).get("memory") or {}).values())
+            if sizes and one.get("memory"):
+                found.memory.append((one["memory"], max(sizes)))
     _sweep(found, sorted(steps))
     return found
-
-
-def _work(uid: int, begin: float, threads: float, end: float) -> list[tuple[float, int, int, float, int]]:
-    return [(begin, uid, 1, threads, 0), (end, uid, -1, -threads, 0)]
 
 
 def _sweep(found: Seen, steps: list[tuple[float, int, int, float, int]]) -> None:
@@ -138,11 +133,11 @@ def facts(one: Seen) -> Json:
     }  # fmt: skip
 
 
-def advise(one: Seen, sharing: str, now: Iterable[Mapping[str, Any]] = ()) -> Json:
-    """``sharing``: the way that was in force; ``now``: the clients at work, for their memory, of which the history has
-    nothing. ``advice``: each with ``what``, ``why`` and what it costs; none where nothing better is to be seen."""
+def advise(one: Seen, sharing: str) -> Json:
+    """``sharing``: the way that was in force. ``advice``: each with ``what``, ``why`` and what it costs; none where
+    nothing better is to be seen."""
     enough = one.clients >= CLIENTS and one.hours >= HOURS
-    found = [*(_turns(one) if sharing == "turns" else _at_once(one, sharing)), *_memory(now)] if enough else []
+    found = [*(_turns(one) if sharing == "turns" else _at_once(one, sharing)), *_memory(one)] if enough else []
     return {"sharing": sharing, "enough": enough, "facts": facts(one), "advice": found}
 
 
@@ -199,19 +194,14 @@ def _each(users: int) -> int:
     return max(1, round(100 / max(1, users)))
 
 
-def _memory(now: Iterable[Mapping[str, Any]]) -> list[Json]:
-    parts = []
-    for one in now:
-        sizes = list(((one.get("limits") or {}).get("memory") or {}).values())
-        if sizes and one.get("memory"):
-            parts.append((one["memory"] / max(sizes), one["memory"], max(sizes)))
-    if not parts or max(parts)[0] >= MEMORY:
+def _memory(one: Seen) -> list[Json]:
+    part, used, limit = max(((used / limit, used, limit) for used, limit in one.memory), default=(1.0, 0, 0))
+    if part >= MEMORY:
         return []
-    part, used, limit = max(parts)
-    why = f"of {len(parts)} clients at work now the fullest uses {limit_text(used)} of {limit_text(limit)} ({part:.0%})"
-    return [
-        _advice("lower memory in [limits], if that is so at other times", why, "who needs more then cannot have it")
-    ]
+    why = (
+        f"of {many(len(one.memory), 'client')} the fullest used {limit_text(used)} of {limit_text(limit)} ({part:.0%})"
+    )
+    return [_advice("lower memory in [limits]", why, "who needs more then cannot have it")]
 
 
 def _advice(what: str, why: str, cost: str) -> Json:

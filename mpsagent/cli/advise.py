@@ -26,24 +26,23 @@ def advise(path: str, since: float, as_json: bool) -> None:
     from mpsagent.policy import apart
 
     status = ask.asked(path, "/v1/status")[0]
-    clients = ask.asked(path, "/v1/clients")[0]["clients"]
-    read = Reader(path, status["history"]["oldest"], since, None)
-    events = list(read.events())
+    read = Reader(path, "sessions", 0, since, None)
+    sessions = list(read.rows())
+    loaded = len([*Reader(path, "events", status["history"]["oldest"], since, None, "policy.loaded").rows()])
     found = []
     parts = status.get("instances") or [status]
     names = {part.get("name") for part in parts}
 
-    def section(event: Json) -> str | None:
-        """Of an event's instance, which may be a user's of one that is apart."""
-        instance = event.get("instance")
+    def section(session: Json) -> str | None:
+        """Of a session's instance, which may be a user's of one that is apart."""
+        instance = session["instance"]
         of = None if instance is None or instance in names else apart.split(instance)
         return instance if of is None else of[0]
 
     for part in parts:
         name = part.get("name")
-        mine = [one for one in events if section(one) in (None, name)]
-        now = [one for one in clients if one.get("instance") in (None, name)]
-        found.append({"instance": name, **advice.advise(advice.seen(mine), part["mode"]["sharing"], now)})
+        mine = [one for one in sessions if section(one) in (None, name)]
+        found.append({"instance": name, **advice.advise(advice.seen(mine, loaded), part["mode"]["sharing"])})
     if as_json:
         click.echo(json.dumps({"note": read.note or None, "instances": found}))
         return

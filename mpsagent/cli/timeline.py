@@ -1,4 +1,4 @@
-"""`mpsagent-cli timeline`: the events of a time as a page or a picture."""
+"""`mpsagent-cli timeline`: the sessions and events of a time as a page or a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpsagent.cli.ask import Json, iso, moment
 from mpsagent.cli.report import target
 
 PAGE, MOST = 1000, 200_000
-"""Events that are asked for at a time, and in all."""
+"""Sessions or events that are asked for at a time, and in all."""
 
 
 @click.command()
@@ -50,9 +50,9 @@ def timeline(
     if since >= end:
         raise click.UsageError("--since is not before --until")
     status = ask.asked(path, "/v1/status")[0]
-    clients = ask.asked(path, "/v1/clients")[0]["clients"] if end == now else []
-    names = {one["uid"]: one["user"] for one in [*status["users"], *status["waiting"], *clients] if one["user"]}
-    read = Reader(path, status["history"]["oldest"], since, until)
+    names = {one["uid"]: one["user"] for one in [*status["users"], *status["waiting"]] if one["user"]}
+    sessions = Reader(path, "sessions", 0, since, until)
+    read = Reader(path, "events", status["history"]["oldest"], since, until, story.KINDS)
 
     def name(uid: int) -> str:
         if uid not in names:
@@ -62,39 +62,40 @@ def timeline(
                 names[uid] = f"user {uid}"
         return str(names[uid])
 
-    with Progress("reading events"):
-        picture = story.picture(read.events(), clients, name, since, end, _clock)
+    with Progress("reading sessions"):
+        picture = story.picture(sessions.rows(), read.rows(), name, since, end, _clock)
     offset = datetime.fromtimestamp(since).astimezone().utcoffset()
     assert offset is not None
     east = offset.total_seconds()
     zone = datetime.fromtimestamp(since).astimezone().strftime("%Z (UTC%z)")
+    note = sessions.note or read.note
     if html is not None:
         host = os.uname().nodename
-        _write(html, timeline_page.page(picture, host, _clock, zone, east, read.note))
+        _write(html, timeline_page.page(picture, host, _clock, zone, east, note))
     if svg is not None:
         _write(svg, timeline_svg.svg(picture, _clock, zone, east, alone=True))
     if as_json:
         click.echo(json.dumps(picture, default=_parts))
-    if read.note:
-        click.echo(f"mpsagent-cli: {read.note}", err=True)
+    if note:
+        click.echo(f"mpsagent-cli: {note}", err=True)
 
 
 class Reader:
-    """Pages of events, oldest first."""
+    """Pages of ``what`` (events or sessions), oldest first."""
 
-    def __init__(self, path: str, oldest: int, since: float, until: float | None) -> None:
-        self._path, self._cursor = path, oldest
-        self._query = {"since": iso(since), "until": iso(until), "limit": PAGE}
+    def __init__(self, path: str, what: str, oldest: int, since: float, until: float | None, kind: str = "") -> None:
+        self._path, self._what, self._cursor = path, what, oldest
+        self._query = {"since": iso(since), "until": iso(until), "kind": kind or None, "limit": PAGE}
         self.note = ""
 
-    def events(self) -> Iterator[Json]:
+    def rows(self) -> Iterator[Json]:
         for _ in range(MOST // PAGE):
-            body = ask.asked(self._path, target("/v1/events", {**self._query, "cursor": self._cursor}))[0]
-            yield from body["events"]
-            if len(body["events"]) < PAGE:
+            body = ask.asked(self._path, target(f"/v1/{self._what}", {**self._query, "cursor": self._cursor}))[0]
+            yield from body[self._what]
+            if len(body[self._what]) < PAGE:
                 return
             self._cursor = body["cursor"]
-        self.note = f"only the first {MOST} events are in it; ask for a shorter time"
+        self.note = f"only the first {MOST} {self._what} are in it; ask for a shorter time"
 
 
 def _parts(one: Any) -> Json:

@@ -1,7 +1,4 @@
-"""Who had the GPU when: events of the API as rows of spans and marks, for `mpsagent-cli timeline` to draw. Pure.
-
-What began before the first event is known from its end, which says how long it took, or from the present clients.
-"""
+"""Who had the GPU when: sessions of the API as rows of spans and marks, for `mpsagent-cli timeline` to draw. Pure."""
 
 from __future__ import annotations
 
@@ -23,6 +20,8 @@ NODE = {
     "policy.loaded": "policy", "policy.rejected": "policy", "bypass": "outside", "bypass.ended": "outside",
 }  # fmt: skip
 """Kinds of events that concern all users, and the marks that stand for them."""
+KINDS = ",".join((*NODE, "lease.", "limits.unconfirmed"))
+"""Of all events that are marks; the others are told by sessions."""
 NAMED = 5
 """Users, or clients, that a text names; more are counted."""
 FINE, CELLS, MARKS = 5000, 1000, 1000
@@ -92,137 +91,108 @@ _Part = tuple[float, float, str, bool]
 """Of one process: start, end, words, whether it goes on."""
 
 
-class _Fold:
-    """Events in the order of time."""
+class _Told:
+    """What each user's sessions and the events say, by kind."""
 
-    def __init__(self) -> None:
-        self.last = 0.0
+    def __init__(self, until: float) -> None:
+        self.until = until
         self.work: dict[Who, list[_Part]] = {}
         self.wait: dict[Who, list[_Part]] = {}
         self.pauses: dict[Who, list[_Part]] = {}
         self.faults: dict[Who, list[_Part]] = {}
         self.marks: dict[Who, list[Mark]] = {}
         self.node: list[Mark] = []
-        self.open: dict[tuple[str, int], tuple[float, int, str]] = {}
-        self._standing: dict[Who, tuple[float, int]] = {}
-        self._faulty: dict[tuple[str, int], tuple[float, int]] = {}
-        self._ordered: dict[str, tuple[float, str]] = {}
-        """The last order that ends servers, by instance: who loses one by it has had no fault."""
         self._leases: dict[int, Who] = {}
-        self._reasons: dict[int, str] = {}
-        self._several = False
 
-    def take(self, event: Json) -> None:
-        at, kind, name = datetime.fromisoformat(event["at"]).timestamp(), event["kind"], event.get("instance") or ""
-        self.last, pid = max(self.last, at), int(event.get("pid") or 0)
-        uid = -1 if event.get("uid") is None else int(event["uid"])
-        who = (name, uid)
-        self._several = self._several or bool(name)
-        if kind == "client.connected":
-            job = f", job {event['job']}" if event.get("job") else ""
-            self.open[name, pid] = (at, uid, safe(f"{limits_words(event['limits'])}{job}"))
-            self._waited(who, at, event)
-        elif kind == "client.left":
-            self._waited(who, at, event)
-        elif kind == "client.ended":
-            start, _, limits = self.open.pop((name, pid), (at - event["seconds"], uid, ""))
-            self.work.setdefault(who, []).append((start, at, f"{pid}{f' ({limits})' if limits else ''}", False))
-            if event["outcome"] == "ended":
-                why = self._reasons.pop(pid, "")
-                self._mark(who, "forced", at, f"{safe(event['sentence'])}{f' ({why})' if why else ''}")
-            elif event["outcome"] == "lost" and (order := self._ordered.get(name)) and order[0] >= start:
-                self._mark(who, "forced", at, f"{safe(event['sentence'])} ({order[1]})")
-            elif event["outcome"] in ("faulted", "lost"):
-                self._mark(who, "faulted", at, safe(event["sentence"]))
-        elif kind in ("client.refused", "limits.unconfirmed") or (kind == "turn.ended" and event["forced"]):
-            mark = {"client.refused": "refused", "turn.ended": "turn"}.get(kind, "limits")
-            self._mark(who, mark, at, safe(event["sentence"], 400))
-        elif kind == "user.paused":
-            self._standing.setdefault(who, (at, event["clients"]))
-            if (ended := self.marks.get(who)) and (ended[-1].kind, ended[-1].start) == ("turn", at):
-                ended.pop()  # the pause says the same
-        elif kind == "user.resumed":
-            start, count = self._standing.pop(who, (at - event["seconds"], 0))
-            self._paused(who, start, at, count)
+    def session(self, one: Json) -> None:
+        who = (one.get("instance") or "", -1 if one["uid"] is None else int(one["uid"]))
+        came, end, goes_on = (
+            _at(one["came"]),
+            self.until if one["ended"] is None else _at(one["ended"]),
+            not one["ended"],
+        )
+        if one["kind"] == "client":
+            self._client(who, one, came, end, goes_on)
+        elif one["kind"] == "pause":
+            count = one.get("clients")
+            words = f"{many(count, 'process')} frozen" if count else "frozen"
+            self.pauses.setdefault(who, []).append((came, end, words, goes_on))
+        elif one["kind"] == "fault":
+            words = {"recovered": "over", "ended": "over, the server ended"}.get(one["outcome"], "not over")
+            self.faults.setdefault(who, []).append((came, end, f"a fault of server {one['pid']}, {words}", goes_on))
+        elif one["outcome"] == "forced":
+            self._mark(who, "turn", end, f"its turn was ended after {duration_text(one['worked'])}")
+
+    def _client(self, who: Who, one: Json, came: float, end: float, goes_on: bool) -> None:
+        pid, outcome = one["pid"], one["outcome"]
+        why = f" ({safe(one['why'], 400)})" if one["why"] else ""
+        began = end if one["began"] is None else _at(one["began"])
+        if began - came >= 0.005 and outcome != "refused":
+            self.wait.setdefault(who, []).append((came, began, str(pid), goes_on and not one["began"]))
+        if one["began"]:
+            job = f", job {one['job']}" if one["job"] else ""
+            limits = f" ({safe(limits_words(one['limits']))}{safe(job)})" if one.get("limits") else ""
+            unknown = ", whose end is not on record" if outcome == "unknown" else ""
+            self.work.setdefault(who, []).append((began, end, f"{pid}{limits}{unknown}", goes_on))
+        if outcome == "refused":
+            self._mark(who, "refused", end, f"process {pid} was refused{why}")
+        elif outcome == "ended" or (outcome == "lost" and why):
+            self._mark(who, "forced", end, f"process {pid} was ended{why}")
+        elif outcome in ("faulted", "lost"):
+            self._mark(
+                who,
+                "faulted",
+                end,
+                f"process {pid} {'ended in a fault' if outcome == 'faulted' else 'lost its server'}",
+            )
+
+    def event(self, event: Json) -> None:
+        at, kind, uid = _at(event["at"]), event["kind"], event.get("uid")
+        who, text = (event.get("instance") or "", -1 if uid is None else int(uid)), safe(event["sentence"], 400)
+        if kind == "limits.unconfirmed":
+            self._mark(who, "limits", at, text)
         elif kind in ("lease.given", "lease.ended"):
-            self._lease(who, at, event)
-        elif kind == "server.fault":
-            self._faulty[name, event["server"]] = (at, uid)
-        elif kind == "server.fault_over":
-            start, uid = self._faulty.pop((name, event["server"]), (at - event["seconds"], -1))
-            self.faults.setdefault((name, uid), []).append((start, at, safe(event["sentence"]), False))
-        elif kind == "action.done" and event.get("action") in ("TerminateClient", "SignalClient"):
-            self._reasons[pid] = safe(event.get("reason", ""))
-        if kind in ("control.restart_ordered", "server.shutdown_ordered", "drain.ordered"):
-            self._ordered[name] = at, safe(event["sentence"])
-        if kind in NODE:
-            self.node.append(Mark(NODE[kind], at, safe(event["sentence"], 400)))
-
-    def _waited(self, who: Who, at: float, event: Json) -> None:
-        if event["waited"] >= 0.005:
-            self.wait.setdefault(who, []).append((at - event["waited"], at, str(event["pid"]), False))
-
-    def _paused(self, who: Who, start: float, end: float, count: int, *, goes_on: bool = False) -> None:
-        words = f"{many(count, 'process')} frozen" if count else "frozen"
-        self.pauses.setdefault(who, []).append((start, end, words, goes_on))
-
-    def _lease(self, who: Who, at: float, event: Json) -> None:
-        """At the user whom it is for; one that names a cgroup or a process is for all to see."""
-        number, text = event["number"], safe(event["sentence"], 400)
-        if event["kind"] == "lease.given":
-            if number in self._leases:  # told to another instance, or to another agent
+            number = event["number"]
+            if kind == "lease.given" and number in self._leases:  # told to another instance, or to another agent
                 return
-            self._leases[number] = who
-        who = self._leases.get(number, who)
-        if who[1] >= 0:
-            self._mark(who, "lease", at, text)
-        else:
-            self.node.append(Mark("lease", at, text))
+            who = self._leases.setdefault(number, who)
+            if who[1] >= 0:
+                self._mark(who, "lease", at, text)
+            else:  # one that names a cgroup or a process is for all to see
+                self.node.append(Mark("lease", at, text))
+        elif kind in NODE:
+            self.node.append(Mark(NODE[kind], at, text))
 
     def _mark(self, who: Who, kind: str, at: float, text: str) -> None:
         self.marks.setdefault(who, []).append(Mark(kind, at, text))
 
-    def present(self, clients: Iterable[Json], now: float) -> None:
-        """What goes on: the processes that the agent has now. What has begun and is not among them has ended, at the
-        latest after the last event."""
-        found = list(clients)
-        frozen: dict[Who, list[float]] = {}
-        several = self._several or len({one.get("instance") for one in found}) > 1  # else no event names the one
-        for one in found:
-            since = datetime.fromisoformat(one["since"]).timestamp()
-            who = (one.get("instance") or "" if several else "", one["uid"])
-            if one["state"] == "waiting":
-                self.wait.setdefault(who, []).append((since, now, str(one["pid"]), True))
-                continue
-            start, _, limits = self.open.pop((who[0], one["pid"]), (since, 0, safe(limits_words(one["limits"]))))
-            self.work.setdefault(who, []).append((start, now, f"{one['pid']} ({limits})", True))
-            if one.get("paused"):
-                frozen.setdefault(who, []).append(datetime.fromisoformat(one["paused"]).timestamp())
-        for (name, pid), (start, uid, limits) in self.open.items():
-            words = f"{pid} ({limits}), whose end is not on record"
-            self.work.setdefault((name, uid), []).append((start, max(start, self.last), words, False))
-        for who, stand in frozen.items():
-            start, _ = self._standing.pop(who, (min(stand), 0))
-            self._paused(who, start, now, len(stand), goes_on=True)
-        for who, (start, count) in self._standing.items():  # its end is not on record
-            self._paused(who, start, max(start, self.last), count)
-        for (name, _), (start, uid) in self._faulty.items():
-            self.faults.setdefault((name, uid), []).append((start, now, "a fault that is not over", True))
+    def in_order(self) -> None:
+        for who, marks in self.marks.items():
+            paused = {part[0] for part in self.pauses.get(who, [])}  # a pause says itself that the turn was over
+            marks[:] = sorted(
+                (one for one in marks if one.kind != "turn" or one.start not in paused), key=lambda one: one.start
+            )
+
+
+def _at(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
 
 
 def picture(
+    sessions: Iterable[Json],
     events: Iterable[Json],
-    clients: Iterable[Json],
     name: Callable[[int], str],
     since: float,
     until: float,
     clock: Callable[[float], str],
 ) -> Picture:
-    """``clock``: a time as people read it; ``clients``: those of now, none for a picture of the past alone."""
-    fold = _Fold()
-    for event in events:
-        fold.take(event)
-    fold.present(clients, until)
+    """``events``: those of KINDS; ``clock``: a time as people read it."""
+    fold = _Told(until)
+    for one in sessions:
+        fold.session(one)
+    for one in events:
+        fold.event(one)
+    fold.in_order()
     whose = sorted({*fold.work, *fold.wait, *fold.pauses, *fold.marks, *fold.faults})
     several = len({instance for instance, _ in whose if instance}) > 1
 

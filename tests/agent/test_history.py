@@ -46,6 +46,11 @@ def test_a_turn_is_in_the_report_the_history_and_the_metrics(stage: Stage) -> No
     assert rows[B]["waited"] > at_work
     assert rows[B]["longest"] == rows[B]["waited"]
 
+    (one,) = agent.api.get(f"/v1/sessions?pid={first.pid}")["sessions"]
+    assert (one["kind"], one["uid"], one["worked"]) == ("client", A, pytest.approx(ended["seconds"], abs=1.0))
+    (two,) = agent.api.get(f"/v1/sessions?user={B}&kind=client")["sessions"]
+    assert (two["pid"], two["ended"], two["waited"]) == (second.pid, None, pytest.approx(rows[B]["waited"], abs=0.01))
+
     status, text = stage.cli(agent, "history", "--pid", str(first.pid), "--json")
     events = [json.loads(line) for line in text.splitlines()]
     assert status == 0
@@ -74,6 +79,9 @@ def test_a_forced_end_counts_for_its_user_and_its_rule(stage: Stage) -> None:
     assert stage.cli(agent, "client", "terminate", str(client.pid))[0] == 0
     stage.record("client.ended", pid=client.pid)
     assert report(stage, agent)[A]["forced"] == 1
+    (one,) = agent.api.get("/v1/sessions?kind=client")["sessions"]
+    assert (one["pid"], one["outcome"], "threads" in one["limits"]) == (client.pid, "ended", True)
+    assert one["why"]
     [row] = csv.DictReader(io.StringIO(stage.cli(agent, "report", "--csv")[1]))
     assert (row["uid"], row["forced"]) == (str(A), "1")
     ends = [

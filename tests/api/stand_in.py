@@ -28,7 +28,7 @@ from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
-from mpsagent.core.sessions import Session
+from mpsagent.core.sessions import Session, Sessions
 from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
@@ -185,6 +185,15 @@ class StandIn:
         if user == "not-there":
             raise Problem(404, "there is no such user", "user", "a name or a uid")
         return self.history[-query.limit :]
+
+    async def sessions(self, user: str | None, query: Any) -> Any:
+        """Of the records that there are, and of who works and waits now."""
+        fold = Sessions()
+        fold.take({"seq": 1, "at": START, "kind": "client.connected", "pid": 501, "uid": USER, "waited": 0.0})
+        fold.take({"seq": 2, "at": START, "kind": "client.waiting", "pid": 601, "uid": OTHER})
+        names = {USER: "alice", OTHER: "bob"}.get
+        rows = [views.session(one, START + 40, names) for one in fold.open.values() if one.number > (query.after or 0)]
+        return rows[: query.limit]
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Any:
         return {"by": by, "first": first, "last": last, "rows": []}

@@ -224,3 +224,27 @@ def test_time_with_the_gpu_is_divided_at_midnight_and_pauses_are_none_of_it(tmp_
     assert had("day") == [(day, 30.0, 40.0, 0, 0), (then, 20.0, 30.0, 1, 1)]
     assert had("uid", then) == [(1, 20.0, 30.0, 1, 1)]
     assert had("job") == [("train", 30.0, 70.0, 0, 1), ("train", 20.0, 0, 0, 0)]
+
+
+def test_sessions_by_time_user_and_kind(tmp_path: Path) -> None:
+    """Those of which a part lies in the time, in pages; several kinds at once."""
+    path = tmp_path / NAME
+    file = Database(path)
+    write(
+        file,
+        row(1, 10.0, "turn.began", uid=1),
+        row(2, 10.0, "client.connected", uid=1, pid=5),
+        row(3, 20.0, "client.ended", uid=1, pid=5, outcome="ok"),
+        row(4, 30.0, "client.waiting", uid=2, pid=6),
+        row(5, 40.0, "server.fault", server=9),
+    )
+    file.close()
+
+    def numbers(**query: object) -> list[int]:
+        return [one.number for one in database.sessions(path, Query(**query))]  # type: ignore[arg-type]
+
+    assert (numbers(), numbers(limit=1), numbers(after=0, limit=2)) == ([1, 2, 4, 5], [5], [1, 2])
+    assert (numbers(since=15.0, until=25.0), numbers(since=20.5)) == ([1, 2], [1, 4, 5])
+    assert (numbers(uid=1), numbers(pid=6), numbers(kind="client,fault")) == ([1, 2], [4], [2, 4, 5])
+    found = database.find(path, Query(kind="turn.,server."))
+    assert [one["seq"] for one in found] == [1, 5]

@@ -15,9 +15,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from mpsagent.api import views
 from mpsagent.cli import timeline_page, timeline_rows, timeline_svg
 from mpsagent.core.sentences import sentence
-from tests.api.stand_in import OTHER, START, USER, serve
+from mpsagent.core.sessions import Session, Sessions
+from tests.api.stand_in import serve
 from tests.cli.browser import PROGRAM, Browser
 from tests.cli.program import run
 
@@ -46,6 +48,17 @@ def connected(at: float, pid: int, uid: int, waited: float = 0.0, **more: Any) -
 def ended(at: float, pid: int, uid: int, seconds: float, outcome: str = "ok") -> dict[str, Any]:
     more = {"server": 5, "outcome": outcome, "seconds": seconds, "waited": 0.0}
     return event(at, "client.ended", pid=pid, uid=uid, **more)
+
+
+def of(events: list[dict[str, Any]], until: float) -> timeline_rows.Picture:
+    """By the sessions that these events tell of, as the API shows them."""
+    fold, found = Sessions(), dict[int, Session]()
+    for one in events:
+        at = datetime.fromisoformat(one["at"]).timestamp()
+        found |= {changed.number: changed for changed in fold.take({**one, "seq": one["cursor"], "at": at})}
+    rows = [views.session(one, T + until, NAMES.get) for one in found.values()]
+    marks = [one for one in events if one["kind"].startswith(tuple(timeline_rows.KINDS.split(",")))]
+    return timeline_rows.picture(rows, marks, lambda uid: NAMES[uid], T, T + until, clock)
 
 
 def story() -> list[dict[str, Any]]:
@@ -100,26 +113,13 @@ def slices() -> list[dict[str, Any]]:
     ]
 
 
-def frozen_now() -> list[dict[str, Any]]:
-    since, stands = (datetime.fromtimestamp(T + at, UTC).isoformat() for at in (20, 3000))
-    works = datetime.fromtimestamp(T + 3000, UTC).isoformat()
-    return [
-        {"pid": 10, "uid": 1001, "state": "paused", "since": since, "limits": LIMITS, "paused": stands},
-        {"pid": 30, "uid": 1003, "state": "running", "since": works, "limits": LIMITS, "paused": None},
-    ]
-
-
 def sliced() -> timeline_rows.Picture:
-    return timeline_rows.picture(slices(), frozen_now(), lambda uid: NAMES[uid], T, T + 3600, clock)
-
-
-def held_now() -> list[dict[str, Any]]:
-    since = datetime.fromtimestamp(T + 5400, UTC).isoformat()
-    return [{"pid": 40, "uid": 1002, "state": "waiting", "since": since, "limits": None}]
+    return of(slices(), 3600)
 
 
 def drawn() -> timeline_rows.Picture:
-    return timeline_rows.picture(story(), held_now(), lambda uid: NAMES[uid], T, T + 6000, clock)
+    waits = event(5400, "client.waiting", pid=40, uid=1002, connection=1)
+    return of([*story(), waits], 6000)
 
 
 def test_who_had_the_gpu_when_alone_and_together() -> None:
@@ -158,7 +158,7 @@ def test_who_loses_a_server_by_an_order_has_had_no_fault() -> None:
         event(100, "control.restart_ordered", by=0, timeout=None),
         ended(110, 11, 1001, 40.0, "lost"),
     ]
-    (alice,) = timeline_rows.picture(events, [], lambda uid: NAMES[uid], T, T + 200, clock).users
+    (alice,) = of(events, 200).users
     assert [(one.kind, one.start - T) for one in alice.marks] == [("faulted", 60), ("forced", 110)]
     assert "ordered a restart" in alice.marks[1].text
 
@@ -194,7 +194,7 @@ def test_who_is_paused_has_no_time_with_the_gpu() -> None:
         ("alone", 3000, "<script>alert(1)</script> alone"),
     ]
     assert alice.spans[4].text == "alice was paused from 00:10:00 until 00:20:00 (10m00s), 2 processes frozen"
-    assert "1 process frozen" in alice.spans[6].text
+    assert "2 processes frozen" in alice.spans[6].text
     assert alice.marks == [], "a pause says itself that the turn was over"
 
 
@@ -208,21 +208,13 @@ def test_leases_are_marks_and_name_the_job() -> None:
     assert "20 (20 %, 1G, job 4711)" in bob.spans[0].text
 
 
-def test_a_pause_whose_end_no_agent_has_seen() -> None:
-    """It is drawn until the last event, not until now."""
-    events = [*slices()[1:7], event(700, "policy.loaded", files=["policy.toml"], digest="abc")]
-    picture = timeline_rows.picture(events, [], lambda uid: NAMES[uid], T, T + 3600, clock)
-    pauses = [one for one in picture.users[0].spans if one.kind == "pause"]
-    assert [(one.start - T, one.end - T, one.goes_on) for one in pauses] == [(600, 700, False)]
-
-
 def test_a_day_of_slices_is_drawn_in_less_detail_and_counted_exactly() -> None:
     """Two users in slices of 10 s: their sums are right, and the words say how often."""
     events = [connected(0, 10, 1001), *change(10, 1001, 10.0, None), connected(10, 20, 1002)]
     for number in range(2, 8640):
         off = 1001 + (number + 1) % 2
         events += change(number * 10, off, 10.0, 2003 - off, 10.0)
-    picture = timeline_rows.picture(events, [], lambda uid: NAMES[uid], T, T + 86400, clock)
+    picture = of(events, 86400)
     alice, bob = picture.users
     assert (alice.gpu, bob.paused) == (43200.0, 43190.0)
     assert len(alice.entries) + len(bob.entries) < 100
@@ -237,14 +229,15 @@ def test_very_much_is_drawn_in_less_detail_and_counted_exactly() -> None:
 
     def process(at: float, pid: int, uid: int, seconds: float) -> list[dict[str, Any]]:
         begun, over = (datetime.fromtimestamp(T + one, UTC).isoformat() for one in (at, at + seconds))
+        first["cursor"], second["cursor"] = next(numbers), next(numbers)
         return [{**first, "at": begun, "pid": pid, "uid": uid},
                 {**second, "at": over, "pid": pid, "uid": uid, "seconds": seconds}]  # fmt: skip
 
     events = [one for number in range(10_000) for one in process(number * 8, number + 10, 1001 + number % 2, 4.0)]
     events += [*process(82_000, 20_010, 1001, 3600), *process(82_000, 20_011, 1002, 3600)]
     events.sort(key=lambda one: str(one["at"]))
-    refused = [{**story()[13], "at": events[0]["at"]} for _ in range(5000)]
-    picture = timeline_rows.picture([*refused, *events], [], lambda uid: NAMES[uid], T, T + 86400, clock)
+    refused = [{**story()[13], "cursor": next(numbers), "at": events[0]["at"]} for _ in range(5000)]
+    picture = of([*refused, *events], 86400)
     assert sum(len(row.entries) for row in [*picture.gpus, *picture.users]) < 5000
     assert [(row.gpu, row.clients) for row in picture.users] == [(23600.0, 5001)] * 2
     assert picture.users[1].counts["refused"] == 5000
@@ -255,17 +248,16 @@ def test_very_much_is_drawn_in_less_detail_and_counted_exactly() -> None:
 
 def test_a_process_that_came_with_the_last_event_is_no_mistake() -> None:
     """Its work has no length so far."""
-    picture = timeline_rows.picture(story()[1:2], [], lambda uid: NAMES[uid], T, T + 6000, clock)
+    picture = of(story()[1:2], 60)
     assert [(one.start - T, one.end - T) for one in picture.users[0].spans] == [(60, 60)]
     assert picture.gpus[0].spans == []
 
 
 def test_each_instance_has_its_gpu_and_its_users() -> None:
-    """Bob works at both; what is there now is matched with its beginning."""
+    """Bob works at both, at one of them still."""
     events = [{**one, "instance": name} for one in story()[7:8] for name in ("left", "right")]
-    since = datetime.fromtimestamp(T + 2402, UTC).isoformat()
-    client = {"pid": 20, "uid": 1002, "state": "running", "since": since, "limits": LIMITS, "instance": "right"}
-    picture = timeline_rows.picture(events, [client], lambda uid: NAMES[uid], T, T + 6000, clock)
+    events[1]["cursor"] = next(numbers)
+    picture = of([*events, {**ended(5000, 20, 1002, 2598.0), "instance": "left"}], 6000)
     assert [row.label for row in picture.gpus] == ["GPU of left", "GPU of right"]
     work = {row.label: [one for one in row.spans if one.kind == "work"] for row in picture.users}
     assert {who: [one.goes_on for one in spans] for who, spans in work.items()} == {
@@ -274,11 +266,9 @@ def test_each_instance_has_its_gpu_and_its_users() -> None:
     }
 
 
-def test_an_end_that_no_agent_has_seen_is_not_drawn_as_work_until_now() -> None:
-    """It is known until the last event, and the text says so."""
-    events = [*story()[1:2], *story()[12:13]]
-    picture = timeline_rows.picture(events, [], lambda uid: NAMES[uid], T, T + 6000, clock)
-    (span,) = picture.users[0].spans
+def test_an_end_that_no_agent_has_seen_is_said_as_that() -> None:
+    """It is known until the last record before."""
+    (span,) = of([*story()[1:2], ended(4000, 10, 1001, 3940.0, "unknown")], 6000).users[0].spans
     assert (span.end - T, "not on record" in span.text) == (4000, True)
 
 
@@ -403,14 +393,3 @@ def test_on_paper_it_is_whole(browser: Browser, page: Path, tmp_path: Path) -> N
     assert paper.startswith(b"%PDF")
     (Path(PHOTOGRAPHS) if PHOTOGRAPHS else tmp_path).joinpath("timeline_rows.pdf").write_bytes(paper)
     browser.ask("Emulation.setEmulatedMedia", media="")
-
-
-def test_the_stand_ins_clients_are_drawn(tmp_path: Path) -> None:
-    """Who works and who waits now, although no event tells of it."""
-    with serve() as served:
-        clients = [dict(one) for one in served.backend.clients()]
-    picture = timeline_rows.picture([], clients, {USER: "alice", OTHER: "bob"}.get, START, START + 40, clock)  # type: ignore[arg-type]
-    assert {row.label: [one.kind for one in row.spans] for row in picture.users if row.label} == {
-        "alice": ["work"],
-        "bob": ["wait"],
-    }
