@@ -10,13 +10,12 @@ enough behind for the next one to go on.
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 from enum import IntEnum
 
-from mpsagent.gate.channel import as_user, take
+from mpsagent.gate.channel import as_user, close_all, take
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.rendezvous import CREDENTIALS, Credentials, Kind, kind_bytes
 
@@ -153,9 +152,3 @@ class Announcement:
             self.open = False
             self._store.drop(str(self.name))
             self.sock.close()
-
-
-def close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        with suppress(OSError):
-            os.close(descriptor)

@@ -7,7 +7,7 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, LONGEST_MESSAGE, Credentials
@@ -38,6 +38,12 @@ def take(
     said = (one for level, kind, one in ancillary if (level, kind) == (socket.SOL_SOCKET, SCM_CREDENTIALS))
     who = next((Credentials.unpack(one) for one in said if len(one) >= CREDENTIALS_SIZE), None)
     return data, who, descriptors_in(ancillary)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)
 
 
 class Channel:
@@ -142,9 +148,7 @@ class Channel:
                 self._end()
                 return
             if not data:
-                for descriptor in descriptors:
-                    with suppress(OSError):
-                        os.close(descriptor)
+                close_all(descriptors)
                 self._end()
                 return
             self._receive(data, who, descriptors)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.gate import handover, identity
-from mpsagent.gate.announcement import Announcement, Told, close_all
+from mpsagent.gate.announcement import Announcement, Told
+from mpsagent.gate.channel import close_all
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark

@@ -11,9 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.gate import identity
-from mpsagent.gate.channel import take
+from mpsagent.gate.channel import close_all, take
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
-from mpsagent.wire.descriptors import Ancillary, with_descriptors
+from mpsagent.wire.descriptors import with_descriptors
 from mpsagent.wire.link import FromAgent, FromGate, decode_from_agent
 
 MOST_WAITING = 65_536
@@ -113,9 +113,9 @@ class LinkServer:
                 break
             message, pidfd = self._waiting[0]
             descriptor = pidfd() if pidfd is not None else None
-            ancillary: Ancillary = with_descriptors(() if descriptor is None else (descriptor,))
+            descriptors = () if descriptor is None else (descriptor,)
             try:
-                self._agent.sendmsg([encode(message)], ancillary)
+                self._agent.sendmsg([encode(message)], with_descriptors(descriptors))
             except (BlockingIOError, InterruptedError):
                 break
             except (OSError, LinkError) as error:
@@ -124,9 +124,7 @@ class LinkServer:
                     return
                 self._report(f"a message to the agent is left out: {error}")
             finally:
-                if descriptor is not None:
-                    with suppress(OSError):
-                        os.close(descriptor)
+                close_all(descriptors)
             self._waiting.popleft()
         if self._agent is None:
             return

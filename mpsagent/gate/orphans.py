@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 
-from mpsagent.gate.announcement import Announcement, Told, close_all
+from mpsagent.gate.announcement import Announcement, Told
+from mpsagent.gate.channel import close_all
 from mpsagent.gate.rescue import Rescuer
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, DESCRIPTOR
 

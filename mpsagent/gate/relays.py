@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import Channel, as_user
+from mpsagent.gate.channel import Channel, as_user, close_all
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane
 from mpsagent.gate.linger import accept_descriptors
@@ -56,9 +55,7 @@ class Relay:
     def _pass(self, to: Channel, data: bytes, ancillary: Ancillary, descriptors: list[int]) -> None:
         error = to.send(data, (*ancillary, *with_descriptors(descriptors)))
         # a message that is kept for later would have its descriptors closed under it; peers read at once or are closed
-        for descriptor in descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
+        close_all(descriptors)
         if error is not None or to.busy:
             self._end()
 

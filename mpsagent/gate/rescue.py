@@ -19,12 +19,11 @@ once, for channels and contexts, their other clients unharmed; nothing else that
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import Channel, as_user
+from mpsagent.gate.channel import Channel, as_user, close_all
 from mpsagent.mps.rendezvous import CREDENTIALS, DESCRIPTOR, Credentials
 
 READY = b"\0"
@@ -124,9 +123,7 @@ class Rescuer:
         self._timer = self._loop.call_later(self._machine.patience, self._silent)
 
     def _receive(self, data: bytes, _who: Credentials | None, descriptors: list[int]) -> None:
-        for descriptor in descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
+        close_all(descriptors)
         self._go_on(self._machine.message(data))
 
     def _silent(self) -> None:

@@ -12,7 +12,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mpsagent.mps.limits import Limits
 from mpsagent.wire.codec import instance_name
@@ -23,6 +23,8 @@ NAMES_BUDGET = 116_000
 """Bytes of all names with their separators, and what of it is for hand-overs that are under way."""
 RESERVED = 4_000
 MOST_WAITING = 32_768
+LONGEST_NAME = 250
+"""systemd takes names of at most 255 characters."""
 BELOW_NORMAL = "-"
 """In a name, after the limits: the client has the lower priority."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -53,11 +55,8 @@ class KnownName:
     unseen: bool = False
 
     def __str__(self) -> str:
-        words = [_short(self.uid), _short(self.gid), _short(self.start), _short(round(self.since * 1000))]
-        if self.limits is not None:
-            words += _limit_words(self.limits)
-        text = ("u" if self.unseen else "k") + ".".join(words) + _at(self.instance)
-        return text if len(text) < 250 else str(replace(self, limits=None))
+        numbers = self.uid, self.gid, self.start, round(self.since * 1000)
+        return _name("u" if self.unseen else "k", numbers, self.limits, self.instance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +74,14 @@ class DaemonName:
 
     def __str__(self) -> str:
         numbers = (self.number, self.generation, self.uid, self.gid, int(self.fail_safe))
-        words = [_short(number) for number in numbers]
-        if self.limits is not None:
-            words += _limit_words(self.limits)
-        text = "d" + ".".join(words) + _at(self.instance)
-        return text if len(text) < 250 else str(replace(self, limits=None))
+        return _name("d", numbers, self.limits, self.instance)
 
 
-def _at(instance: str) -> str:
-    return f"@{instance}" if instance else ""
+def _name(letter: str, numbers: Iterable[int], limits: Limits | None, instance: str) -> str:
+    """Without the limits where it would be too long with them."""
+    words = [*map(_short, numbers), *([] if limits is None else _limit_words(limits))]
+    text = letter + ".".join(words) + (f"@{instance}" if instance else "")
+    return text if limits is None or len(text) < LONGEST_NAME else _name(letter, numbers, None, instance)
 
 
 def _limit_words(limits: Limits) -> list[str]:
@@ -100,23 +98,22 @@ def _limits_of(words: list[str]) -> Limits:
 def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
     """None for a name that is not ours."""
     text, at, instance = text.partition("@")
-    words = text[1:].split(".")
-    if at and not instance_name(instance):
+    letter, words = text[:1], text[1:].split(".")
+    count = {"c": 2, "p": 2, "k": 4, "u": 4, "d": 5}.get(letter)
+    if count is None or len(words) < count or (at and not instance_name(instance)):
         return None
     try:
-        if text[:1] in ("c", "p") and len(words) == 2:
-            return ConnectionName(_long(words[0]), _long(words[1]), text[0] == "p")
-        if text[:1] in ("k", "u") and len(words) >= 4:
-            uid, gid, start, since = map(_long, words[:4])
-            limits = _limits_of(words[4:]) if len(words) > 4 else None
-            return KnownName(uid, gid, start, since / 1000, limits, instance, text[:1] == "u")
-        if text[:1] == "d" and len(words) >= 5:
-            number, generation, uid, gid, fail_safe = map(_long, words[:5])
-            limits = _limits_of(words[5:]) if len(words) > 5 else None
-            return DaemonName(number, generation, uid, gid, fail_safe == 1, limits, instance)
+        numbers = [_long(word) for word in words[:count]]
+        limits = _limits_of(words[count:]) if len(words) > count else None
     except ValueError:
-        pass
-    return None
+        return None
+    if letter == "d":
+        number, generation, uid, gid, fail_safe = numbers
+        return DaemonName(number, generation, uid, gid, fail_safe == 1, limits, instance)
+    if count == 4:
+        uid, gid, start, since = numbers
+        return KnownName(uid, gid, start, since / 1000, limits, instance, letter == "u")
+    return ConnectionName(numbers[0], numbers[1], letter == "p") if limits is None else None
 
 
 def _short(number: int) -> str:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import take
+from mpsagent.gate.channel import close_all, take
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
 from mpsagent.system.processes import Process
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
@@ -188,8 +188,7 @@ class GateLink:
             message = decode_from_gate(data)
             process = _process(message, descriptors)
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(descriptors)
         return self._deliver(message, process)
 
     def _deliver(self, message: FromGate, process: Process | None) -> str | None:

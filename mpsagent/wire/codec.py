@@ -6,6 +6,7 @@ field. A long packet is compressed (zlib).
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import types
@@ -158,24 +159,18 @@ def _reader(hint: Any) -> Read:
     if is_dataclass(hint):
         return _object(hint)
     if typing.get_origin(hint) is typing.Literal:
-        return _one_of(typing.get_args(hint))
-    return _table(_object(typing.get_args(hint)[1]))
+        return functools.partial(_one_of, words=typing.get_args(hint))
+    return functools.partial(_table, row=_object(typing.get_args(hint)[1]))
 
 
-def _one_of(words: tuple[str, ...]) -> Read:
-    def read(value: Any, name: str) -> str:
-        if value not in words:
-            raise LinkError(f'"{name}" is none of {", ".join(words)}')
-        return str(value)
-
-    return read
+def _one_of(value: Any, name: str, words: tuple[str, ...]) -> str:
+    if value not in words:
+        raise LinkError(f'"{name}" is none of {", ".join(words)}')
+    return str(value)
 
 
-def _table(row: Read) -> Read:
-    def read(value: Any, name: str) -> dict[Any, Any]:
-        return {one.key: one for one in (row(each, name) for each in _list(value, name, MOST_ENTRIES))}
-
-    return read
+def _table(value: Any, name: str, row: Read) -> dict[Any, Any]:
+    return {one.key: one for one in (row(each, name) for each in _list(value, name, MOST_ENTRIES))}
 
 
 def _object(cls: Any) -> Read:
