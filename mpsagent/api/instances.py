@@ -12,7 +12,7 @@ from mpsagent.agent import lease_body
 from mpsagent.agent.conditions import Condition, problems
 from mpsagent.agent.page import Page
 from mpsagent.agent.problem import Json, Problem
-from mpsagent.api import accounting, views
+from mpsagent.api import database, views
 from mpsagent.api.database import Query
 from mpsagent.api.instance import Answers
 from mpsagent.api.received import Received
@@ -237,7 +237,10 @@ class Everything:
             query = query._replace(uid=(await self._identity(user)).uid)
         now, live = self._received.now(), {one.number: one for one in self._history.sessions.open.values()}
         found = await _kept(self._history.find_sessions(query))  # those that go on have used more memory since
-        return [views.session(live.get(one.number, one), now, self._received.name) for one in found]
+        uids = {one.uid for one in found if one.uid is not None}
+        who = await asyncio.gather(*map(self._received.names.look_up, uids))
+        names = {one.uid: one.name for one in who}
+        return [views.session(live.get(one.number, one), now, names.get) for one in found]
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
         """Sums of these days; ``job``: of this one alone. Raises Problem."""
@@ -246,7 +249,7 @@ class Everything:
         uids = sorted({row["uid"] for row in kept if by != "day"})
         who = dict(zip(uids, await asyncio.gather(*map(names.look_up, uids)), strict=True))
         if by == "group":
-            rows = accounting.of_groups(kept, [who[row["uid"]] for row in kept], self._page.policy.groups)
+            rows = of_groups(kept, [who[row["uid"]] for row in kept], self._page.policy.groups)
         else:
             rows = kept if by == "day" else [{**row, "user": who[row["uid"]].name} for row in kept]
         return {"by": by, "first": first, "last": last, "rows": rows}
@@ -273,6 +276,19 @@ class Everything:
                 await self._history.wait(cursor)
         except TimeoutError:
             return
+
+
+def of_groups(rows: Iterable[Json], who: Iterable[Identity], named: Iterable[str]) -> list[Json]:
+    """Each user in one group: the first of those ``named`` by the policy that the user is in, else the user's first.
+    None for users whose groups are not known."""
+    found: dict[str | None, Json] = {}
+    for row, one in zip(rows, who, strict=True):
+        group = next((name for name in (*named, *one.groups) if name in one.groups), None)
+        total = found.setdefault(group, {"group": group, "users": 0, **dict.fromkeys(database.SUMS, 0)})
+        total["users"] += 1
+        for name in database.SUMS:
+            total[name] = max(total[name], row[name]) if name == "longest" else total[name] + row[name]
+    return sorted(found.values(), key=lambda row: str(row["group"]))
 
 
 async def _kept(answer: Awaitable[T]) -> T:

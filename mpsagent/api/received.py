@@ -184,6 +184,8 @@ class Received:
         self._say(HAS, number)
 
     def _show(self, page: Page) -> None:
+        if self.page is None or (self.page.single, self.page.first) != (page.single, page.first):
+            self.history.sessions.place(None if page.single else page.first)
         self.page = page
         self._first.set()
         self.history.keep, self.history.size = page.policy.history_keep, page.policy.history_size
@@ -256,12 +258,9 @@ class Received:
         found: set[Key] = set()
         for one in page.instances:
             name, state = None if page.single else one.name, one.view.state
-            found |= {
-                ("client", name, pid) for pid in (*state.clients, *(held.peer.pid for held in state.held.values()))
-            }
-            found |= {("fault", name, pid) for pid in state.servers} | {
-                ("pause", name, uid) for uid in one.view.suspended
-            }
+            pids = [*state.clients, *(held.peer.pid for held in state.held.values())]
+            for kind, these in (("client", pids), ("fault", state.servers), ("pause", one.view.suspended)):
+                found.update((kind, name, which) for which in these)
             if one.view.turn is not None:
                 found.add(("turn", name, one.view.turn.uid))
         return found

@@ -26,9 +26,9 @@ def advise(path: str, since: float, as_json: bool) -> None:
     from mpsagent.policy import apart
 
     status = ask.asked(path, "/v1/status")[0]
-    read = Reader(path, "sessions", 0, since, None)
+    read = Reader(path, "sessions", since, None)
     sessions = list(read.rows())
-    loaded = len([*Reader(path, "events", status["history"]["oldest"], since, None, "policy.loaded").rows()])
+    loaded = len([*Reader(path, "events", since, None, "policy.loaded").rows()])
     found = []
     parts = status.get("instances") or [status]
     names = {part.get("name") for part in parts}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -49,26 +48,15 @@ def timeline(
     end = now if until is None else min(until, now)
     if since >= end:
         raise click.UsageError("--since is not before --until")
-    status = ask.asked(path, "/v1/status")[0]
-    names = {one["uid"]: one["user"] for one in [*status["users"], *status["waiting"]] if one["user"]}
-    sessions = Reader(path, "sessions", 0, since, until)
-    read = Reader(path, "events", status["history"]["oldest"], since, until, story.KINDS)
-
-    def name(uid: int) -> str:
-        if uid not in names:
-            try:
-                names[uid] = pwd.getpwuid(uid).pw_name
-            except KeyError:
-                names[uid] = f"user {uid}"
-        return str(names[uid])
-
+    sessions = Reader(path, "sessions", since, until)
+    events = Reader(path, "events", since, until, story.KINDS)
     with Progress("reading sessions"):
-        picture = story.picture(sessions.rows(), read.rows(), name, since, end, _clock)
+        picture = story.picture(sessions.rows(), events.rows(), since, end, _clock)
     offset = datetime.fromtimestamp(since).astimezone().utcoffset()
     assert offset is not None
     east = offset.total_seconds()
     zone = datetime.fromtimestamp(since).astimezone().strftime("%Z (UTC%z)")
-    note = sessions.note or read.note
+    note = sessions.note or events.note
     if html is not None:
         host = os.uname().nodename
         _write(html, timeline_page.page(picture, host, _clock, zone, east, note))
@@ -83,8 +71,8 @@ def timeline(
 class Reader:
     """Pages of ``what`` (events or sessions), oldest first."""
 
-    def __init__(self, path: str, what: str, oldest: int, since: float, until: float | None, kind: str = "") -> None:
-        self._path, self._what, self._cursor = path, what, oldest
+    def __init__(self, path: str, what: str, since: float, until: float | None, kind: str = "") -> None:
+        self._path, self._what, self._cursor = path, what, 0
         self._query = {"since": iso(since), "until": iso(until), "kind": kind or None, "limit": PAGE}
         self.note = ""
 

@@ -103,14 +103,17 @@ class _Told:
         self.marks: dict[Who, list[Mark]] = {}
         self.node: list[Mark] = []
         self._leases: dict[int, Who] = {}
+        self._names: dict[int, str] = {}
+
+    def name(self, uid: int) -> str:
+        return "not known whose" if uid < 0 else self._names.get(uid, f"user {uid}")
 
     def session(self, one: Json) -> None:
+        if one["user"]:
+            self._names[one["uid"]] = one["user"]
         who = (one.get("instance") or "", -1 if one["uid"] is None else int(one["uid"]))
-        came, end, goes_on = (
-            _at(one["came"]),
-            self.until if one["ended"] is None else _at(one["ended"]),
-            not one["ended"],
-        )
+        came, goes_on = _at(one["came"]), one["ended"] is None
+        end = self.until if goes_on else _at(one["ended"])
         if one["kind"] == "client":
             self._client(who, one, came, end, goes_on)
         elif one["kind"] == "pause":
@@ -139,12 +142,8 @@ class _Told:
         elif outcome == "ended" or (outcome == "lost" and why):
             self._mark(who, "forced", end, f"process {pid} was ended{why}")
         elif outcome in ("faulted", "lost"):
-            self._mark(
-                who,
-                "faulted",
-                end,
-                f"process {pid} {'ended in a fault' if outcome == 'faulted' else 'lost its server'}",
-            )
+            how = "ended in a fault" if outcome == "faulted" else "lost its server"
+            self._mark(who, "faulted", end, f"process {pid} {how}")
 
     def event(self, event: Json) -> None:
         at, kind, uid = _at(event["at"]), event["kind"], event.get("uid")
@@ -169,9 +168,8 @@ class _Told:
     def in_order(self) -> None:
         for who, marks in self.marks.items():
             paused = {part[0] for part in self.pauses.get(who, [])}  # a pause says itself that the turn was over
-            marks[:] = sorted(
-                (one for one in marks if one.kind != "turn" or one.start not in paused), key=lambda one: one.start
-            )
+            marks[:] = [one for one in marks if one.kind != "turn" or one.start not in paused]
+            marks.sort(key=lambda one: one.start)
 
 
 def _at(text: str) -> float:
@@ -181,7 +179,6 @@ def _at(text: str) -> float:
 def picture(
     sessions: Iterable[Json],
     events: Iterable[Json],
-    name: Callable[[int], str],
     since: float,
     until: float,
     clock: Callable[[float], str],
@@ -197,7 +194,7 @@ def picture(
     several = len({instance for instance, _ in whose if instance}) > 1
 
     def label(who: Who) -> str:
-        user = name(who[1]) if who[1] >= 0 else "not known whose"
+        user = fold.name(who[1])
         return f"{user} at {who[0]}" if several and who[0] else user
 
     def span_text(kind: str, who: str, start: float, end: float, parts: list[_Part], goes_on: bool) -> str:
@@ -255,7 +252,7 @@ def picture(
         row.clients = sum(part[1] >= since for part in fold.work.get(who, []))
         if row.spans or row.marks:
             users.append(row)
-            by_instance.setdefault(who[0], []).extend((one, name(who[1])) for one in exact if one.end > one.start)
+            by_instance.setdefault(who[0], []).extend((one, fold.name(who[1])) for one in exact if one.end > one.start)
     gpus = []
     for instance, had in by_instance.items():
         stages = _at_once(had)

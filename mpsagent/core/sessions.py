@@ -82,6 +82,13 @@ class Sessions:
             self._put(one)
         return gone
 
+    def place(self, first: str | None) -> None:
+        """There is one instance (None) now, or several, of which the first has what no instance had."""
+        for one in [*self.open.values()]:
+            del self.open[one.key]
+            one.instance = first and (one.instance or first)
+            self.open[one.key] = one
+
     def _put(self, one: Session) -> None:
         if one.ended is None:
             self.open[one.key] = one
@@ -132,16 +139,11 @@ class Sessions:
         one.end(until, outcome, why if outcome == "lost" and ordered >= one.passed else None)
         return [one]
 
-    def _left(self, record: Record, at: float) -> list[Session]:
-        return self._turned_away(record, at, float(record["waited"]), "left")
-
-    def _refused(self, record: Record, at: float) -> list[Session]:
-        return self._turned_away(record, at, 0.0, "refused")
-
-    def _turned_away(self, record: Record, at: float, waited: float, outcome: str) -> list[Session]:
-        one = self._of("client", record, at - waited)
+    def _turned_away(self, record: Record, at: float) -> list[Session]:
+        came, outcome = at - float(record.get("waited", 0.0)), record["kind"].removeprefix("client.")
+        one = self._of("client", record, came)
         if one.passed is not None:  # another connection of a client
-            one = self._new("client", record, at - waited)
+            one = self._new("client", record, came)
         one.job = record.get("job")
         one.end(at, outcome, record.get("why"))
         return [one]
@@ -184,21 +186,19 @@ class Sessions:
         one.end(at, outcome or ("recovered" if record.get("recovered") else "ended"))
         return [one]
 
-    def _paused(self, record: Record, at: float) -> list[Session]:
-        one = self._of("pause", record, at)
-        one.more = {"clients": record["clients"]}
+    def _opened(self, record: Record, at: float) -> list[Session]:
+        one = self._of("fault" if record["kind"] == "server.fault" else "pause", record, at)
+        if one.kind == "pause":
+            one.more = {"clients": record["clients"]}
         return [one]
-
-    def _fault(self, record: Record, at: float) -> list[Session]:
-        return [self._of("fault", record, at)]
 
 
 _RULES: dict[str, Callable[[Sessions, Record, float], list[Session]]] = {
     "client.waiting": Sessions._waiting,
     "client.connected": Sessions._connected,
     "client.ended": Sessions._ended,
-    "client.left": Sessions._left,
-    "client.refused": Sessions._refused,
+    "client.left": Sessions._turned_away,
+    "client.refused": Sessions._turned_away,
     "user.moved": Sessions._moved,
     "action.done": Sessions._done,
     "control.restart_ordered": Sessions._order,
@@ -206,8 +206,8 @@ _RULES: dict[str, Callable[[Sessions, Record, float], list[Session]]] = {
     "drain.ordered": Sessions._order,
     "turn.began": Sessions._began,
     "turn.ended": Sessions._over,
-    "user.paused": Sessions._paused,
+    "user.paused": Sessions._opened,
     "user.resumed": Sessions._over,
-    "server.fault": Sessions._fault,
+    "server.fault": Sessions._opened,
     "server.fault_over": Sessions._over,
 }

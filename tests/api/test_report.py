@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from mpsagent.api import accounting
+from mpsagent.api import instances
 from mpsagent.api.database import Query
 from mpsagent.cli import report as cli_report
 from mpsagent.cli.main import cli
@@ -151,13 +151,13 @@ def test_a_wrong_question_is_400(served: Served, target: str) -> None:
 
 def test_users_are_counted_in_one_group_each() -> None:
     """The first that the policy has a section for, else the user's own; the longest wait is not a sum."""
-    rows = [{"uid": uid, **ROW} for uid in (1, 2, 3, 4)]
+    rows = [{"uid": uid, **ROW, "paused": 0.0} for uid in (1, 2, 3, 4)]
     who = [Identity(1, "a", ("a", "lab")), Identity(2, "b", ("lab", "x")), Identity(3, "c", ("c",)), Identity(4)]
-    found = accounting.of_groups(rows, who, ["x", "lab"])
+    found = instances.of_groups(rows, who, ["x", "lab"])
     assert [(one["group"], one["users"], one["gpu"], one["longest"]) for one in found] == [
         (None, 1, 3661.0, 60.0), ("c", 1, 3661.0, 60.0), ("lab", 1, 3661.0, 60.0), ("x", 1, 3661.0, 60.0),
     ]  # fmt: skip
-    assert accounting.of_groups(rows, who, ["lab"])[-1]["gpu"] == 2 * 3661.0
+    assert instances.of_groups(rows, who, ["lab"])[-1]["gpu"] == 2 * 3661.0
 
 
 def test_the_sums_have_the_names_of_the_database(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def of(events: list[dict[str, Any]], until: float) -> timeline_rows.Picture:
         found |= {changed.number: changed for changed in fold.take({**one, "seq": one["cursor"], "at": at})}
     rows = [views.session(one, T + until, NAMES.get) for one in found.values()]
     marks = [one for one in events if one["kind"].startswith(tuple(timeline_rows.KINDS.split(",")))]
-    return timeline_rows.picture(rows, marks, lambda uid: NAMES[uid], T, T + until, clock)
+    return timeline_rows.picture(rows, marks, T, T + until, clock)
 
 
 def story() -> list[dict[str, Any]]:

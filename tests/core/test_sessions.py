@@ -104,6 +104,17 @@ def test_who_waits_at_an_instance_that_is_not_idle_may_be_moved() -> None:
     assert list(sessions.open) == [("client", "b", 5)]
 
 
+def test_with_a_second_instance_what_goes_on_is_at_the_first_and_back() -> None:
+    """Records name an instance only where there are several: a client's end must find its session."""
+    sessions = Sessions()
+    told(client(10.0, "connected"), sessions=sessions)
+    sessions.place("left")
+    assert list(sessions.open) == [("client", "left", 5)]
+    sessions.place(None)
+    assert [one.outcome for one in told(client(20.0, "ended", outcome="ok"), sessions=sessions).values()] == ["ok"]
+    assert not sessions.open
+
+
 def test_what_is_not_there_any_more_has_ended() -> None:
     """Of a flood of processes not every leaving is on record: what is open is bounded by what is there."""
     sessions = Sessions()
