@@ -1,0 +1,74 @@
+"""What earlier versions left on disk (tests/data/released/VERSION, written by them beside the simulator) is taken over:
+an upgrade with a drain, a lease and a turn. These files are never changed; each release adds a directory."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from mpsagent.agent import kept
+from mpsagent.api import database
+from mpsagent.core.inputs import DrainOrdered, Peer
+from mpsagent.gate import state
+from mpsagent.mps.limits import Limits
+from mpsagent.system.store import Store
+from tests.agent.test_kept import core, told
+from tests.core.said import known
+
+RELEASED = sorted((Path(__file__).resolve().parent.parent / "data/released").iterdir())
+FIRST, SECOND, THIRD = 20001, 20002, 20003
+"""The first user had a turn, the second has it, and the third has a lease."""
+
+pytestmark = pytest.mark.parametrize("released", RELEASED, ids=lambda path: path.name)
+
+
+def test_an_agent_goes_on_with_drain_lease_and_turn(released: Path, tmp_path: Path) -> None:
+    file = tmp_path / "state.json"
+    shutil.copyfile(released / file.name, file)
+    file.chmod(0o600)
+    store = Store(file)
+    values = store.load()
+    assert store.notes == []
+    now = values["drain"]["since"] + 1.0
+    (drain,) = kept.drain(values, now)
+    assert isinstance(drain, DrainOrdered)
+    assert drain.until == values["drain"]["until"]
+
+    one = core()
+    one.receive_all(kept.leases(values, now), now)
+    (lease,) = one.state.leases
+    assert (lease.uid, lease.name, lease.share.threads) == (THIRD, "job-7", 30.0)
+    assert kept.lease_rows(one) == values["leases"]
+    kept.take_up_turn(one, values, told(known(now, Peer(71, SECOND, SECOND, 5), now - 2.0, Limits(10.0))), now)
+    assert kept.turn_row(one) == values["turn"]
+    assert kept.served_rows(one) == values["served"]
+    kept.take_up_usage(one, values, now)
+    assert {uid for uid, _ in kept.usage_rows(one)["hours"]} == {FIRST, SECOND}
+
+
+def test_a_gate_goes_on_with_what_it_was_told_last(released: Path, tmp_path: Path) -> None:
+    shutil.copyfile(released / "admissions.json", tmp_path / "admissions.json")
+    (tmp_path / "admissions.json").chmod(0o600)
+    told_last = state.load(tmp_path)
+    assert told_last is not None
+    assert told_last.fail_safe.threads == 10.0
+    assert told_last.users[SECOND].limits == Limits(10.0, {0: 2 << 30})
+
+
+def test_the_history_goes_on(released: Path, tmp_path: Path) -> None:
+    """With its records and the time of each user."""
+    path = tmp_path / database.NAME
+    with sqlite3.connect(path) as file:
+        file.executescript((released / "history.sql").read_text())
+    file.close()
+    path.chmod(0o640)
+    opened = database.Database(path)
+    newest = opened.newest(10_000)
+    opened.close()
+    assert [one["seq"] for one in newest] == list(range(1, len(newest) + 1))
+    day, _ = database.local_day(float(str(newest[0]["at"])))
+    report = database.report(path, day, day, "uid", float(str(newest[-1]["at"])))
+    assert {one["uid"] for one in report if one["gpu"] > 1.0} == {FIRST, SECOND}
