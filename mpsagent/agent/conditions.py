@@ -180,7 +180,7 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
     since = view.suspended.get(uid) or min(h.since for h in view.state.held_of(uid))
     turn = view.turn
     if turn is not None:
-        end = pause_room.ends(view, turn)
+        end = turn.ends
         if end is None:
             return None if turn.contested is not None or now < since + WAIT_SLACK else _stuck(uid, now - since)
         late = end + view.rules(turn.uid).kill_grace + view.policy.hang_terminate + WAIT_SLACK

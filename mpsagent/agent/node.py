@@ -27,6 +27,7 @@ from mpsagent.agent.recorder import Recorder, log
 from mpsagent.agent.settings import Settings
 from mpsagent.agent.telling import Telling
 from mpsagent.core import inputs as inp
+from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Device
 from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories
 from mpsagent.policy.origins import PolicyError
@@ -347,6 +348,7 @@ class Node(Recorder):
             agent.name, agent.view(), agent.core.memories.usage,
             {pid: pid not in limits.differs for pid in limits.seen}, bool(agent.devices), agent.observer.memory(),
             tuple(agent.bypass.found.values()), self.environment_of(agent.name),
+            waiting(agent.view(), agent.clock.now()),
         )  # fmt: skip
 
     async def _look_again(self) -> None:

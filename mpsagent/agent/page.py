@@ -25,6 +25,7 @@ from mpsagent.core.placement import Place
 from mpsagent.core.transitions import Transition
 from mpsagent.core.usage import Memory
 from mpsagent.core.view import View
+from mpsagent.core.waiting import Waiting
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.system.nvml import Gpu, Xid
@@ -48,7 +49,7 @@ HAS, SHOWS, LOOK = b"h", b"s", b"l"
 
 class Instance(NamedTuple):
     """One instance of MPS. ``checked``: by server, whether it started with its first client's limits; ``memory``:
-    bytes by pid; ``devices_known`` False: the state's GPUs are only assumed."""
+    bytes by pid; ``devices_known`` False: the state's GPUs are only assumed; ``waiting``: who waits, and why."""
 
     name: str
     view: View
@@ -58,6 +59,7 @@ class Instance(NamedTuple):
     memory: Mapping[int, int]
     outside: Sequence[Outsider]
     environment: Mapping[str, str]
+    waiting: Sequence[Waiting] = ()
 
 
 class Page(NamedTuple):

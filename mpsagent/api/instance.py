@@ -50,7 +50,7 @@ class Answers:
         return views.clients(self.view, self._received.now(), self.one.memory)
 
     def queue(self) -> Iterable[Mapping[str, Any]]:
-        return views.queue(self.view, self._received.now())
+        return views.queue(self.view.state, self.one.waiting, self._received.now())
 
     def explain(self, who: Identity) -> Json:
         one, sharing = self.one, self.view.policy.sharing
@@ -67,7 +67,7 @@ class Answers:
         turn = views.turn(view, now) if view.turn is not None and view.turn.uid == uid else None
         return {
             "clients": len(view.state.clients_of_user(uid)),
-            "waiting": next((one for one in views.queue(view, now) if one["uid"] == uid), None),
+            "waiting": next((one for one in self.queue() if one["uid"] == uid), None),
             "turn": turn,
             "gpu_seconds_last_day": round(usage.spent(self.one.usage, uid, now), 1),
         }
@@ -89,6 +89,7 @@ class Answers:
             devices_known=one.devices_known,
             gpus=gpus.Seen(page.gpus, page.xids, page.xids_seen, page.gpus_at, page.gpus_problem),
             outside=one.outside,
+            waiting=one.waiting,
             memory=one.memory,
             names={uid: name for uid in users if uid is not None and (name := received.name(uid)) is not None},
             last_change=change,

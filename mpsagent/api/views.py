@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from mpsagent.agent.conditions import Condition, problems
-from mpsagent.api import gpus, waits
+from mpsagent.api import gpus
 from mpsagent.core import pause_room
 from mpsagent.core.model import Client, Held, Server, State
 from mpsagent.core.outside import Outsider
-from mpsagent.core.sentences import Names
+from mpsagent.core.sentences import Names, named
 from mpsagent.core.sessions import Session
 from mpsagent.core.view import SHARED_UID, View
+from mpsagent.core.waiting import Waiting
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import iso as iso
 from mpsagent.policy.containers import container
@@ -50,6 +50,7 @@ class About:
     devices_known: bool = True
     gpus: gpus.Seen = field(default_factory=gpus.Seen)
     outside: Sequence[Outsider] = ()
+    waiting: Sequence[Waiting] = ()
     memory: Mapping[int, int] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     last_change: Session | None = None
@@ -195,24 +196,21 @@ def _held(state: State, one: Held, now: float) -> shapes_rows.Client:
     }
 
 
-def queue(view: View, now: float, waiting: list[waits.Group] | None = None) -> Iterator[shapes_rows.Waiting]:
-    """Users who wait, in the order in which they are served. ``waiting``: the groups, where they are known already."""
-    found = waits.groups(view) if waiting is None else waiting
-    turns = waits.expected_turns(view, found, now)
-    for position, (group, why) in enumerate(zip(found, waits.reasons(view, found, now), strict=True), 1):
-        turn = turns.get(group.uid)
+def queue(state: State, waiting: Sequence[Waiting], now: float) -> Iterator[shapes_rows.Waiting]:
+    """Users who wait, in the order in which they are served."""
+    for position, one in enumerate(waiting, 1):
         yield {
             "position": position,
-            "uid": group.uid,
-            "user": name(view.state, group.uid),
-            "processes": len(group.pids),
-            "clients": list(islice(group.pids, waits.SHOWN_PIDS)),
-            "since": iso(group.since),
-            "seconds": span(group.since, now),
-            "reason": why.reason,
-            "why": why.text,
-            "turn": iso_or_none(turn),
-            "turn_seconds": None if turn is None else span(now, turn),
+            "uid": one.uid,
+            "user": name(state, one.uid),
+            "processes": one.processes,
+            "clients": list(one.pids),
+            "since": iso(one.since),
+            "seconds": span(one.since, now),
+            "reason": one.why.word,
+            "why": named(one.why.text, lambda uid: name(state, uid)),
+            "turn": iso_or_none(one.turn),
+            "turn_seconds": None if one.turn is None else span(now, one.turn),
         }
 
 
@@ -226,8 +224,7 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
     mine = view.state.clients_of_user(one.uid)
     used = [memory[client.pid] for client in mine if client.pid in memory]
     rules = view.rules(one.uid)
-    has_to = waits.has_to_leave(view, one.uid)
-    ends = pause_room.ends(view, one)
+    has_to = pause_room.has_to_leave(view, one.uid)
     return {
         "uid": one.uid,
         "user": name(view.state, one.uid),
@@ -238,8 +235,8 @@ def turn(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> shap
         "limits": _each(mine, view.limits(one.uid)),
         "contested": iso_or_none(one.contested),
         "warned": iso_or_none(one.warned),
-        "ends": iso_or_none(ends),
-        "ends_in": None if ends is None else span(now, ends),
+        "ends": iso_or_none(one.ends),
+        "ends_in": None if one.ends is None else span(now, one.ends),
         "after": rules.switch_after if has_to else None,
         "slice": rules.switch_slice if view.may_pause(one.uid) else None,
         "grace": rules.switch_grace,
@@ -300,7 +297,7 @@ def gate(view: View) -> shapes.Gate:
 def status(view: View, about: About, now: float) -> shapes.Status:
     """Everything that matters, on one page."""
     state, control, holds = view.state, view.state.control, holder(view)
-    all_servers, waiting = list(servers(view, about)), waits.groups(view)
+    all_servers, waiting = list(servers(view, about)), about.waiting
     change, fault, policy, drain = about.last_change, about.last_fault, view.policy, state.drain
     wrong = problems(about.conditions)
     return {
@@ -338,9 +335,9 @@ def status(view: View, about: About, now: float) -> shapes.Status:
         "clients": len(state.clients),
         "clients_by_uid": dict(Counter(str(client.uid) for client in state.clients.values())),
         "users": users(state, about, view.suspended),
-        "waiting": list(islice(queue(view, now, waiting), STATUS_USERS)),
+        "waiting": list(queue(state, waiting[:STATUS_USERS], now)),
         "waiting_users": len(waiting),
-        "waiting_processes": sum(len(group.pids) for group in waiting),
+        "waiting_processes": sum(one.processes for one in waiting),
         "outside": [gpus.outside(one, name(state, one.seen.uid, about.names)) for one in about.outside[:STATUS_USERS]],
         "outside_processes": len(about.outside),
         "last_switch": None if change is None else iso(change.came),

@@ -8,15 +8,14 @@ while the instance has failed: these get their CUDA error at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
-from typing import NamedTuple
 
 from mpsagent.core import actions as act
 from mpsagent.core import over
-from mpsagent.core.model import CLIENTS_PER_SERVER, Status, user_text
-from mpsagent.core.rule import Decision
+from mpsagent.core.model import CLIENTS_PER_SERVER, Status
+from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.policy import Rules
@@ -36,14 +35,7 @@ AGAIN = 0.2
 """Seconds until the gate is told again what it did not read."""
 
 
-class Why(NamedTuple):
-    """Why a user is held: ``reason``, a word for programs; ``text``, for people. ``known``: processes that have passed
-    may have further contexts; ``until``: it is over by itself then."""
-
-    reason: str
-    text: str
-    known: bool = False
-    until: float | None = None
+NEXT = Reason("next", "is let in next")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,47 +78,67 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     )
 
 
-def holds(view: View, now: float) -> Iterator[Why]:
+def holds(view: View, now: float) -> Iterator[Reason]:
     """What holds all users alike, in the order in which it is told to who waits."""
     state, control, fault = view.state, view.state.control, view.faulted(now)
     if state.gate is not None and not state.gate.synced:
-        yield Why("gate", "the gate is still telling what it holds")
+        yield Reason("gate", "the gate is still telling what it holds")
     if view.given_up is not None:
-        yield Why("failed", f"is turned away: {view.given_up}")
+        yield Reason("failed", f"is turned away: {view.given_up}")
     if state.drain is not None:
-        yield Why("drain", "maintenance (drain): nothing new is let in", known=True)
+        yield Reason("drain", "maintenance (drain): nothing new is let in", known=True)
     if view.elsewhere:
-        yield Why("apart", state.apart_held or "a control daemon of this user's own is being started")
+        yield Reason("apart", state.apart_held or "a control daemon of this user's own is being started")
     if control is None or not control.proven:
-        yield Why("control", "the control daemon does not run")
+        yield Reason("control", "the control daemon does not run")
     elif control.quitting is not None or view.retiring:
-        yield Why("control", "the control daemon is quitting")
+        yield Reason("control", "the control daemon is quitting")
     if fault[0]:
         server = next((one.pid for one in state.servers.values() if one.status is Status.FAULT), None)
         what = "a server is only just out of its FAULT" if server is None else f"server {server} is in FAULT"
-        yield Why("fault", what, until=fault[1])
+        yield Reason("fault", what, until=fault[1])
     for one in state.servers.values():
         if (order := one.shutdown) is not None:
-            by = "root" if order.by == 0 else user_text(state, order.by)
-            yield Why("server", f"server {one.pid} is being shut down, as {by} ordered", known=not order.force)
+            what = f"server {one.pid} is being shut down, as user {order.by} ordered"
+            yield Reason("server", what, known=not order.force)
     if view.pause_until is not None and now < view.pause_until:
         failure = state.start_failure
         said = f": {failure.reason}" if failure is not None and failure.reason else ""
-        yield Why("starts", f"MPS's servers do not start{said}", until=view.pause_until)
+        yield Reason("starts", f"MPS's servers do not start{said}", until=view.pause_until)
+
+
+def hold(view: View, uid: int) -> Reason | None:
+    """Why the table does not name a user, beside what holds all; None: it does."""
+    turn = view.turn
+    if view.denied(uid):
+        return Reason("denied", "is turned away: the policy denies this user MPS")
+    if not view.identified(uid):
+        return Reason("name", "the name service has not said who this is")
+    if view.together:
+        return None
+    if turn is None:
+        return view.turn_waits or NEXT
+    if turn.uid == uid:
+        return None if turn.let_in else Reason("turn", "this user's own turn is over")
+    whose = f"it is the turn of user {turn.uid}"
+    if uid in view.suspended:
+        count = len(view.state.clients_of_user(uid))
+        what = "its process is" if count == 1 else f"its {count} processes are"
+        return Reason("paused", f"{what} paused (stopped, with their memory): {whose}")
+    if turn.no_room is not None and uid == view.waiting()[0]:
+        whose += f", who cannot be paused for it: {turn.no_room}"
+    return Reason("turn", whose)
 
 
 def _admitted(view: View) -> list[int]:
-    """The users who may pass: whose turn it is; or, together, all who work or wait. Each has to be identified."""
-    state, turn = view.state, view.turn
-    users: Iterable[int] = ()
+    """The users who may pass: whose turn it is; or, together, all who work or wait."""
+    users = {view.turn.uid: None} if view.turn is not None else {}
     if view.together:
-        users = dict.fromkeys((*state.users(), *state.held.users()))
-    elif turn is not None and turn.let_in:
-        users = (turn.uid,)
-    return list(islice((uid for uid in users if view.identified(uid) and not view.denied(uid)), MOST_USERS))
+        users = dict.fromkeys((*view.state.users(), *view.state.held.users()))
+    return list(islice((uid for uid in users if hold(view, uid) is None), MOST_USERS))
 
 
-def _admissions(view: View, held: Sequence[Why]) -> Admissions:
+def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     """The table that follows from the state."""
     fail_safe, is_open = view.fail_safe(), all(one.known for one in held)
     devices = tuple(device.ordinal for device in view.state.devices)

@@ -181,6 +181,7 @@ class Core:
             given_up=failed or m.starts.given_up,
             pause_until=m.starts.until,
             retiring=m.apart.quit is not None,
+            turn_waits=m.turns.waits,
         )
         self._view = self.state, m, view
         return view

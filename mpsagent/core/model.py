@@ -362,11 +362,3 @@ class State:
 
     def held_of(self, uid: int) -> tuple[Held, ...]:
         return self.held.line(uid)
-
-
-def user_text(state: State, uid: int | None) -> str:
-    """``alice``, or ``user 1001`` while the name is not known."""
-    known = state.identities.get(uid) if uid is not None else None
-    if known is not None and known.name is not None:
-        return known.name
-    return "an unknown user" if uid is None else f"user {uid}"

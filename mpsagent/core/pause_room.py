@@ -34,11 +34,14 @@ def misfit(view: View, uid: int) -> str | None:
     return None
 
 
+def no_room(view: View, turn: Turn) -> str | None:
+    """Why a user whom the policy would pause cannot be paused for who comes next."""
+    return misfit(view, view.waiting()[0]) if view.waiting() and view.may_pause(turn.uid) else None
+
+
 def pausable(view: View, turn: Turn) -> bool:
-    """The present turn can end in a pause: who comes next has room beside its processes."""
-    if turn.unpausable or not view.may_pause(turn.uid):
-        return False
-    return not view.waiting() or misfit(view, view.waiting()[0]) is None
+    """The present turn can end in a pause."""
+    return not turn.unpausable and view.may_pause(turn.uid) and no_room(view, turn) is None
 
 
 def deadlines(view: View, turn: Turn) -> tuple[float, float] | None:
@@ -56,6 +59,11 @@ def ends(view: View, turn: Turn) -> float | None:
     times = deadlines(view, turn)
     taken = view.state.drain is None and (pausable(view, turn) or view.rules(turn.uid).has_to_leave)
     return times[1] if times is not None and taken else None
+
+
+def has_to_leave(view: View, uid: int) -> bool:
+    """Whether the policy takes the GPU from this user at some time while others wait. In a drain it does not."""
+    return view.state.drain is None and (view.may_pause(uid) or view.rules(uid).has_to_leave)
 
 
 def unlimited(view: View, uid: int) -> bool:

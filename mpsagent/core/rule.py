@@ -6,7 +6,7 @@ A rule keeps its own memory and nothing else. What it needs of another rule it a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 from mpsagent.core.actions import Action
 from mpsagent.core.model import Client
@@ -15,6 +15,16 @@ from mpsagent.core.transitions import Transition
 M = TypeVar("M", covariant=True)
 Section = Literal["limits", "switch", "hang", "order"]
 """Whose policy it is: with its enforcement off the request is dropped. ``order``: a person asked for it."""
+
+
+class Reason(NamedTuple):
+    """Why users wait, by the rule that holds them: ``word`` for programs, ``text`` for people. ``known``: processes
+    that have passed may have further contexts; ``until``: it is over by itself then."""
+
+    word: str
+    text: str
+    known: bool = False
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

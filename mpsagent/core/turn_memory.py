@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Client, Control
-from mpsagent.core.rule import EndClient
+from mpsagent.core.rule import EndClient, Reason
 from mpsagent.core.view import Phase, Turn, View
 
 AGAIN = 20.0
@@ -32,7 +32,8 @@ class Memory:
     """``turn``: who has the GPU; ``left``: when the user before had it last; ``served``: when the last turn of users
     ended, as far as that counts for the queue; ``suspended``: users whose processes stand, or are being frozen, since
     when; ``shutdown``: the server that is in the next user's way; ``quit``: control daemon that was asked to quit, and
-    when; ``signalled``: clients that were sent the warning of this turn's end."""
+    when; ``signalled``: clients that were sent the warning of this turn's end; ``waits``: why the next turn does not
+    begin yet."""
 
     turn: Turn | None = None
     left: float | None = None
@@ -41,6 +42,7 @@ class Memory:
     shutdown: Asked | None = None
     quit: tuple[int, float] | None = None
     signalled: frozenset[tuple[int, int]] = frozenset()
+    waits: Reason | None = None
 
 
 class Moment:

@@ -6,6 +6,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Server, Status
 from mpsagent.core.pause_room import misfit
+from mpsagent.core.rule import Reason
 from mpsagent.core.turn_memory import Asked, Moment
 
 PROMISE = "promise 2: the GPU is never idle while a user waits"
@@ -24,7 +25,7 @@ def following(m: Moment) -> float | None:
     """The first in the queue, once the way is free. Returns until when it waits for that."""
     view, state, waiting = m.view, m.view.state, m.view.waiting()
     asked, suspended = m.memory.shutdown, m.memory.suspended
-    m.remember(shutdown=None)
+    m.remember(shutdown=None, waits=None)
     if not (waiting or view.outdated) or not view.control_alive or view.given_up is not None:
         return None
     if state.drain is not None or (state.control is not None and state.control.quitting is not None):
@@ -70,7 +71,7 @@ def _make_way(m: Moment, server: Server, asked: Asked | None, uid: int) -> float
     back-off grows to seconds (recording 02, R3). One that starts, stops, is in FAULT or ordered to end is waited for:
     other rules see to that, and to one that never makes way."""
     view, now, asked = m.view, m.now, asked if asked is not None and asked.server == server.pid else None
-    m.remember(shutdown=asked)
+    m.remember(shutdown=asked, waits=Reason("server", f"{view.server_text(server)} is ending"))
     if server.status is not Status.ACTIVE or server.shutdown is not None:
         return None
     due = server.idle_since

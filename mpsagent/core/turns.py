@@ -32,7 +32,7 @@ from dataclasses import replace
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.pause import may_freeze
-from mpsagent.core.pause_room import deadlines, pausable
+from mpsagent.core.pause_room import deadlines, ends, no_room, pausable
 from mpsagent.core.rule import Decision, EndClient
 from mpsagent.core.turn_memory import AGAIN, Memory, Moment, ended
 from mpsagent.core.turn_next import SHUTDOWN_AGAIN, following
@@ -60,6 +60,8 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     until = None if m.memory.turn is None else _present(m)
     if m.memory.turn is None and m.view.synced and m.view.turn is None:  # else the view is of the turn that is over
         until = following(m)
+    if m.memory.turn is not None:
+        m.remember(turn=replace(m.turn, ends=ends(m.view, m.turn), no_room=no_room(m.view, m.turn)))
     return Decision(m.memory, tuple(m.actions), tuple(m.requests), tuple(m.told), until)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Server, State, Status
+from mpsagent.core.rule import Reason
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy, Rules
@@ -40,7 +41,8 @@ Phase = Literal["idle", "open", "contested", "warned", "late", "pausing", "endin
 class Turn:
     """Who has the GPU. ``contested``: since when another user waits for it; ``warned``, ``ending``: when the end of
     the turn was announced and begun; ``began``: since when its user works; ``tried``: since when the gate has tried to
-    hand its next process over; ``unpausable``: its processes were to be paused, which did not work."""
+    hand its next process over; ``unpausable``: its processes were to be paused, which did not work;
+    ``no_room``: why they cannot be for who is next; ``ends``: when the policy takes the GPU from it, as things are."""
 
     uid: int
     since: float
@@ -51,6 +53,8 @@ class Turn:
     tried: float | None = None
     unpausable: bool = False
     phase: Phase = "open"
+    no_room: str | None = None
+    ends: float | None = None
 
     @property
     def let_in(self) -> bool:
@@ -77,7 +81,8 @@ class View:
     seconds of users in the last day; ``sent``: the admissions that the gate was told last, and their number;
     ``in_the_way``: the server that is asked to make way for the next user, and since when; ``given_up``: why the agent
     no longer tries to start the control daemon or its servers; ``pause_until``: until when servers that did not start
-    are not tried; ``retiring``: the control daemon of a user apart was asked to quit, because it is idle."""
+    are not tried; ``retiring``: the control daemon of a user apart was asked to quit, because it is idle;
+    ``turn_waits``: why the next turn does not begin yet."""
 
     state: State
     ending: Mapping[int, Ending] = field(default_factory=dict)
@@ -90,6 +95,7 @@ class View:
     given_up: str | None = None
     pause_until: float | None = None
     retiring: bool = False
+    turn_waits: Reason | None = None
     _found: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
     _times: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
     """What was asked before: the rules ask for the queue several times in a row."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from mpsagent.api import views
 from mpsagent.api.calls import Api
 from mpsagent.api.connections import Bounds
 from mpsagent.api.instances import CursorGone
+from mpsagent.core import pause_room
+from mpsagent.core import waiting as waits
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
 from mpsagent.core.queue import Queue
@@ -79,6 +82,16 @@ def busy_state() -> State:
     )
 
 
+def decided(view: View) -> View:
+    """With what the rule of turns says of the present one."""
+    ends = None if view.turn is None else pause_room.ends(view, view.turn)
+    return view if view.turn is None else replace(view, turn=replace(view.turn, ends=ends))
+
+
+def queue(view: View, now: float) -> Any:
+    return views.queue(view.state, waits.waiting(decided(view), now), now)
+
+
 class StandIn:
     """Stands for Everything and for Acting. ``events_kept`` bounds the history as the agent's does."""
 
@@ -108,7 +121,7 @@ class StandIn:
         return self.last
 
     def view(self) -> View:
-        return View(self.state, turn=self.turn)
+        return decided(View(self.state, turn=self.turn))
 
     def about(self) -> views.About:
         oldest = self.history[0]["seq"] - 1 if self.history else self.last
@@ -116,7 +129,7 @@ class StandIn:
             version="0.0-test", pid=os.getpid(), started=START, conditions=self.conditions, checked=self.checked,
             memory=self.memory, last_change=CHANGE, policy_loaded=START,
             policy_errors=self.errors,
-            oldest_cursor=oldest, newest_cursor=self.last,
+            oldest_cursor=oldest, newest_cursor=self.last, waiting=waits.waiting(self.view(), START + 40),
         )  # fmt: skip
 
     def status(self) -> Any:
@@ -135,7 +148,7 @@ class StandIn:
         pass
 
     def queue(self) -> Any:
-        return views.queue(self.view(), START + 40)
+        return queue(self.view(), START + 40)
 
     def owner(self, pid: int) -> int | None:
         client = self.state.clients.get(pid)

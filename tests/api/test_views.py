@@ -10,9 +10,11 @@ from typing import Any
 from mpsagent.api import metrics, views
 from mpsagent.cli import answers, wording
 from mpsagent.core import inputs as inp
+from mpsagent.core import waiting as waits
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Client, Control, Drain, Gate, Held, Server, StartFailure, State, Status
+from mpsagent.core.rule import Reason
 from mpsagent.core.sessions import Sessions
 from mpsagent.core.view import Ending, Turn, View
 from mpsagent.mps.limits import Device, Limits
@@ -21,7 +23,7 @@ from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.wire import link
 from tests import recordings
-from tests.api.stand_in import OTHER, USER, busy_state
+from tests.api.stand_in import OTHER, USER, busy_state, decided, queue
 from tests.core.said import knocked
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -121,7 +123,7 @@ def test_a_process_with_several_connections_is_shown_once() -> None:
 def test_a_user_with_several_waiting_processes_has_one_place() -> None:
     """In the order of the first connection's arrival."""
     held = queue_of(waiting(1, 1, 7, 10.0), waiting(2, 2, 8, 11.0), waiting(3, 3, 7, 12.0), waiting(4, 3, 7, 13.0))
-    found = list(views.queue(View(State(held=held)), 20.0))
+    found = list(queue(View(State(held=held)), 20.0))
     assert [(w["position"], w["uid"], w["processes"], w["clients"], w["seconds"]) for w in found] == [
         (1, 7, 2, [1, 3], 10.0),
         (2, 8, 1, [2], 9.0),
@@ -131,11 +133,11 @@ def test_a_user_with_several_waiting_processes_has_one_place() -> None:
 def test_the_next_user_stands_first() -> None:
     """Who had a turn since it came is behind those who have waited for its end, as the engine has it."""
     view = View(state_of("", 8, 9), turn=TURN, served={8: 50.0})
-    assert [w["uid"] for w in views.queue(view, 60.0)] == [9, 8] == list(view.waiting())
+    assert [w["uid"] for w in queue(view, 60.0)] == [9, 8] == list(view.waiting())
 
 
 def _turns(view: View, now: float) -> dict[int, float]:
-    return {one["uid"]: now + one["turn_seconds"] for one in views.queue(view, now) if one["turn_seconds"] is not None}
+    return {one["uid"]: now + one["turn_seconds"] for one in queue(view, now) if one["turn_seconds"] is not None}
 
 
 def test_expected_turns_add_up_what_each_user_ahead_may_keep() -> None:
@@ -158,7 +160,8 @@ def test_there_is_no_expected_turn_behind_who_never_has_to_leave() -> None:
 def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
     """A turn does not end then, and the page said when it would."""
     view = View(state_of('[switch]\nafter = "100s"\ngrace = "10s"\n', 8), turn=TURN)
-    told = [views.turn(one, 30.0) for one in (view, replace(view, state=replace(view.state, drain=Drain(20.0, None))))]
+    drained = replace(view, state=replace(view.state, drain=Drain(20.0, None)))
+    told = [views.turn(decided(one), 30.0) for one in (view, drained)]
     assert [one["ends"] is None for one in told if one is not None] == [False, True]
 
 
@@ -177,7 +180,7 @@ def test_a_turn_has_the_limits_that_its_clients_were_let_in_with() -> None:
 
 
 def _why(view: View, uid: int = 8) -> str:
-    return next(one["reason"] for one in views.queue(view, 30.0) if one["uid"] == uid)
+    return next(one["reason"] for one in queue(view, 30.0) if one["uid"] == uid)
 
 
 def test_each_reason_for_being_held_is_told_apart() -> None:
@@ -187,7 +190,8 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     assert gate is not None
     assert control is not None
     server = state.servers[5]
-    table = link.Admissions(open=True, users={10: link.User(10, "all", Limits())}, room=1)
+    table = link.Admissions(open=True, users={10: link.User(10, "all", Limits(), max_clients=1)}, room=1)
+    full = (1, replace(table, users={10: link.User(10, "all", Limits())}))
     mine = Turn(10, 1.0)
     at_work = {80: Client(Peer(80, 10, 10, 1), 1.0)}
     held = {one.connection: one for one in state.held.values()}
@@ -201,7 +205,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
         "denied": (View(state, turn=TURN), 9),
         "turn": (View(state, turn=TURN), 8),
         "name": (View(replace(state, identities={}, servers={})), 8),
-        "server": (View(state), 8),
+        "server": (View(state, turn_waits=Reason("server", "server 5 of user 7 is ending")), 8),
         "next": (View(replace(state, servers={})), 8),
         "max_clients": (View(replace(state, clients=at_work), turn=mine, sent=(1, replace(table, room=9))), 10),
         "max_contexts": (
@@ -212,7 +216,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
             ),
             10,
         ),
-        "full": (View(replace(state_of("", 10), clients=at_work), turn=mine, sent=(1, table)), 10),
+        "full": (View(replace(state_of("", 10), clients=at_work), turn=mine, sent=full), 10),
         "handover": (
             View(replace(state, held=state.held.put(replace(held[8], handing=20.0))), turn=Turn(8, 20.0)),
             8,
@@ -247,7 +251,7 @@ def test_a_clock_set_back_gives_no_negative_spans() -> None:
     """A person reading -3600 s thinks of a fault."""
     state = State(clients={1: Client(Peer(1, 7, 7, 1), since=100.0)}, held=queue_of(waiting(1, 2, 8, 300.0)))
     assert [one["seconds"] for one in views.clients(View(state), 50.0)] == [0.0, 0.0]
-    assert [one["seconds"] for one in views.queue(View(state), 50.0)] == [0.0]
+    assert [one["seconds"] for one in queue(View(state), 50.0)] == [0.0]
 
 
 def test_the_last_change_and_the_last_fault_come_from_the_records() -> None:
@@ -298,10 +302,10 @@ def test_a_long_queue_is_named_in_part_and_counted_in_full() -> None:
     """The status is a page; the queue has all."""
     many = queue_of(*(waiting(number, 1000 + number, 5000 + number, float(number)) for number in range(300)))
     view = View(replace(busy_state(), held=many), turn=Turn(USER, 0.0))
-    body = views.status(view, views.About(), 999.0)
+    body = views.status(view, views.About(waiting=waits.waiting(view, 999.0)), 999.0)
     assert (len(body["waiting"]), body["waiting_users"], body["waiting_processes"]) == (100, 300, 300)
     assert "and 295 users more" in page(body)
-    assert len(list(views.queue(view, 999.0))) == 300
+    assert len(list(queue(view, 999.0))) == 300
 
 
 def test_every_state_of_every_recording_can_be_shown() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.api.waits import groups, reasons
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Drain
+from mpsagent.core.waiting import waiting
 from mpsagent.mps import events as ev
 from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, CAROL, PATIENT, POLICY, Stage
@@ -58,10 +58,9 @@ def test_no_user_takes_all_places_of_a_server_for_all() -> None:
     assert sum(stage.working(p) for p in crowd) == 12
     assert stage.core is not None
     view = stage.core.view()
-    waiting = groups(view)
-    told = {one.uid: why for one, why in zip(waiting, reasons(view, waiting, stage.now), strict=True)}
+    told = {one.uid: one.why for one in waiting(view, stage.now)}
     assert told[ALICE].text == "this user may have 36 contexts on a server at a time"
-    assert told[BOB].text == "the server is full: 36 contexts of alice, 12 contexts of bob"
+    assert told[BOB].text == f"the server is full: 36 contexts of user {ALICE}, 12 contexts of user {BOB}"
     assert stage.mps.refused == []
     assert stage.gate.turned_away == []
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.api import waits
 from mpsagent.core import actions as act
+from mpsagent.core.waiting import waiting
 from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
 from tests.core.harness import ALICE, BOB, CAROL, POLICY, Stage, policy
@@ -135,5 +135,5 @@ def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:
     view = stage.core.view()
     assert view.state.control is not None
     assert view.state.control.quitting is None
-    (why,) = waits.reasons(view, waits.groups(view), stage.now)
+    (why,) = (one.why for one in waiting(view, stage.now))
     assert why.text == "the control daemon is quitting"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpsagent.api import waits
 from mpsagent.core import actions as act
 from mpsagent.core import caps
 from mpsagent.core import inputs as inp
+from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import MIB
 from tests.core.harness import ALICE, BOB, CAROL, GIB, PATIENT, Stage
@@ -174,7 +174,7 @@ def test_a_total_counts_what_is_really_in_use_where_that_is_more() -> None:
     assert not stage.working(second)
     assert stage.core is not None
     view = stage.core.view()
-    (why,) = waits.reasons(view, waits.groups(view), stage.now)
+    (why,) = (one.why for one in waiting(view, stage.now))
     assert why.text == "this user's total is in use: 15G of 20G on device 0, the next process needs 10G"
     looks(stage, carol, LIMIT)
     stage.run(5)
@@ -195,5 +195,5 @@ def test_an_environment_that_would_lift_the_limit_is_said_to_who_waits() -> None
     assert words in told.reason
     assert stage.core is not None
     view = stage.core.view()
-    (why,) = waits.reasons(view, waits.groups(view), stage.now)
+    (why,) = (one.why for one in waiting(view, stage.now))
     assert why.text.endswith(f"; process {bob.pid}: its environment {words}")

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpsagent.api import views, waits
+from mpsagent.api import views
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import pause_room
 from mpsagent.core import transitions as tr
+from mpsagent.core.waiting import waiting
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, GIB, NAMES, USERS, Stage
 from tests.core.toy import Proc
 
@@ -170,7 +171,7 @@ def test_behind_a_turn_that_neither_pauses_nor_ends_no_time_is_promised() -> Non
     assert stage.at_work() == {ALICE}
     assert stage.core is not None
     view = stage.core.view()
-    assert waits.expected_turns(view, waits.groups(view), stage.now) == {}
+    assert [one.turn for one in waiting(view, stage.now)] == [None]
     shown = views.turn(view, stage.now)
     assert shown is not None
     assert shown["ends"] is None

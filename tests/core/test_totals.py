@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from mpsagent.api import waits
+from mpsagent.core.rule import Reason
+from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Total
 from tests.core.harness import ALICE, BOB, USERS, Stage
 
@@ -27,13 +28,9 @@ after = "never"
 both = pytest.mark.parametrize("together", [False, True], ids=["turns", "together"])
 
 
-def why(stage: Stage, uid: int) -> waits.Why:
+def why(stage: Stage, uid: int) -> Reason:
     assert stage.core is not None
-    view = stage.core.view()
-    groups = waits.groups(view)
-    return next(
-        one for group, one in zip(groups, waits.reasons(view, groups, stage.now), strict=True) if group.uid == uid
-    )
+    return next(one.why for one in waiting(stage.core.view(), stage.now) if one.uid == uid)
 
 
 @both
@@ -43,7 +40,7 @@ def test_the_next_process_waits_until_its_own_limits_fit(together: bool) -> None
     stage.run(1)
     assert [stage.working(one) for one in crowd] == [True, True, False, False]
     reason = why(stage, ALICE)
-    assert reason.reason == "total"
+    assert reason.word == "total"
     assert "40 of 50 % of threads" in reason.text
     assert "needs 20" in reason.text
     stage.run(1000)

@@ -1,0 +1,146 @@
+"""Who waits, next one first, and why: the reason of the rule that holds them, and how the table's bounds are used up.
+
+One pass over the held connections: thousands may be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from mpsagent.core import caps, over, pause_room
+from mpsagent.core.admission import NEXT, hold, holds
+from mpsagent.core.model import Held
+from mpsagent.core.rule import Reason
+from mpsagent.core.view import View
+from mpsagent.mps.limits import Limits, Total
+from mpsagent.mps.units import limit_text
+from mpsagent.wire.link import User
+
+SHOWN_PIDS = 64
+
+
+class Waiting(NamedTuple):
+    """A user with held connections or paused processes. ``pids``: of the first of these ``processes``; ``turn``: when
+    the policy gives this user the GPU at the latest, None: it says no time."""
+
+    uid: int
+    since: float
+    processes: int
+    pids: tuple[int, ...]
+    why: Reason
+    turn: float | None
+
+
+class _Use(NamedTuple):
+    """Of the server's places. ``processes``, ``contexts``: of each user; ``full``: there is no place left."""
+
+    table: Mapping[int, User]
+    processes: dict[int, int]
+    contexts: dict[int, int]
+    full: Reason | None
+
+
+def waiting(view: View, now: float) -> tuple[Waiting, ...]:
+    """Whose turn it is, then those who wait for theirs, then those who are denied."""
+    state, found = view.state, list[Waiting]()
+    present = state.queue()
+    mine = [view.turn.uid] if view.turn is not None and view.turn.uid in present else []
+    everybody, use = next(holds(view, now), None), _use(view)
+    at = None if everybody is not None else _free(view, now)
+    for uid in dict.fromkeys([*mine, *view.waiting(), *present]):
+        line = state.held_of(uid)
+        paused = [client.pid for client in state.clients_of_user(uid)] if uid in view.suspended else []
+        pids = dict.fromkeys([*paused, *(one.peer.pid for one in line)])
+        why, turn = _why(view, uid, line, everybody, use), None
+        if at is not None and uid not in mine and not view.denied(uid) and view.identified(uid):
+            turn, at = at, _after(view, uid, at)
+        lifted = ((pid, caps.lifted(view, pid)[1]) for pid in pids if pid in state.lifts) if state.lifts else ()
+        words = next((f"; process {pid}: {words}" for pid, words in lifted if words), None)
+        why = why if words is None else why._replace(text=why.text + words)
+        since = view.suspended[uid] if uid in view.suspended else line[0].since
+        shown = tuple(islice(pids, SHOWN_PIDS))
+        found.append(Waiting(uid, since, len(pids), shown, why, turn))
+    return tuple(found)
+
+
+def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, use: _Use) -> Reason:
+    if any(one.handing is not None for one in line):
+        return Reason("handover", "is being handed over to MPS")
+    own = hold(view, uid)
+    if everybody is not None and not view.denied(uid):
+        return everybody
+    if own is not None:
+        return own
+    return _bound(view, uid, line, use) or NEXT
+
+
+def _free(view: View, now: float) -> float | None:
+    """When the policy takes the GPU from the present user; None: it says no time, or users may overtake others."""
+    if view.together or view.ranked:
+        return None
+    if view.turn is None:
+        return now
+    return None if view.turn.ends is None else max(now, view.turn.ends)
+
+
+def _after(view: View, uid: int, at: float) -> float | None:
+    """When a user who is let in then has to go: each may keep its turn for as long as its own rules say."""
+    rules = view.rules(uid)
+    if not pause_room.has_to_leave(view, uid):
+        return None
+    return at + (rules.switch_slice if view.may_pause(uid) else (rules.switch_after or 0.0) + rules.switch_grace)
+
+
+# --- bounds of the table, which the gate keeps ------------------------------------------------------------------------
+
+
+def _use(view: View) -> _Use:
+    processes: dict[int, int] = {}
+    for client in view.state.clients.values():
+        processes[client.uid] = processes.get(client.uid, 0) + 1
+    contexts, full = view.contexts(), None
+    if view.full:
+        most = sorted(contexts.items(), key=lambda one: -one[1])
+        whose = [f"{count} context{'s' * (count > 1)} of user {uid}" for uid, count in most[:3]]
+        others = [f"{sum(count for _, count in most[3:])} of others"] if most[3:] else []
+        full = Reason("full", f"the server is full: {', '.join([*whose, *others])}")
+    table = {} if view.sent is None else view.sent[1].users
+    return _Use(table, processes, contexts, full)
+
+
+def _bound(view: View, uid: int, line: Sequence[Held], use: _Use) -> Reason | None:
+    """What keeps the gate from handing over the next connection of a user whom the table names."""
+    user = use.table.get(uid)
+    if user is not None and user.max_contexts is not None and use.contexts.get(uid, 0) >= (most := user.max_contexts):
+        return Reason("max_contexts", f"this user may have {most} context{'s' * (most > 1)} on a server at a time")
+    new = next((one for one in line if not one.of_client), None)
+    if new is None:
+        return use.full or Reason("next", "a further context of a client is let in next")
+    if user is not None and user.max_clients is not None and use.processes.get(uid, 0) >= (most := user.max_clients):
+        count = "1 process" if most == 1 else f"{most} processes"
+        return Reason("max_clients", f"this user may have {count} at a time")
+    total = None if user is None or user.total is None else view.rules(uid).total(view.state.devices)
+    if total is not None:
+        used = [over.counted(view.state, client) for client in view.state.clients_of_user(uid)]
+        more = view.limits_of(new.peer)
+        if not total.fits((), more):
+            return Reason("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")
+        if not total.fits(used, more):
+            return Reason("total", f"this user's total is in use: {_total_text(total, used, more)}")
+    if use.full is None and line[0].failed is not None:
+        return Reason("handover_failed", f"could not be handed over to MPS, and is tried again: {line[0].failed}")
+    return use.full
+
+
+def _total_text(total: Total, used: Sequence[Limits], more: Limits) -> str:
+    parts = []
+    if total.threads is not None:
+        has = sum(one.threads for one in used)
+        parts.append(f"{has:g} of {total.threads:g} % of threads, the next process needs {more.threads:g}")
+    for device, most in sorted(total.memory.items()):
+        has_bytes = sum(one.memory.get(device, 0) for one in used)
+        has_text, needs = (limit_text(size) if size else "0" for size in (has_bytes, more.memory.get(device, 0)))
+        parts.append(f"{has_text} of {limit_text(most)} on device {device}, the next process needs {needs}")
+    return "; ".join(parts)
