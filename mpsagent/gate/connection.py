@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mpsagent.gate import identity
 from mpsagent.gate.handshake import Handshake, Mark
-from mpsagent.gate.queue import Held
+from mpsagent.gate.queue import Held, Process
 from mpsagent.gate.store import ConnectionName
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.wire.link import Knock
@@ -41,6 +41,10 @@ class Connection:
     @property
     def since(self) -> float:
         return self.number / 1e6
+
+    @property
+    def process(self) -> Process:
+        return self.peer.pid, self.start
 
     @property
     def name(self) -> str:

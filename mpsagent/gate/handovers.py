@@ -143,9 +143,9 @@ class Instance:
     def released(self, process: Process) -> bool:
         """Whether a connection of it is being handed over all the same, because the daemon has been told of it."""
         current = self.current
-        if current is not None and _process_of(current.connection) == process:
+        if current is not None and current.connection.process == process:
             current.withdraw()
-        return process in map(_process_of, self.under_way())
+        return any(one.process == process for one in self.under_way())
 
     def under_way(self) -> Iterator[Connection]:
         """Clients that the daemon has been told of, or is about to be."""
@@ -377,7 +377,7 @@ class Instance:
         current = self.current
         if current is not None and current.machine.stage is Stage.ACKNOWLEDGEMENT:
             connection = current.connection
-            if _process_of(connection) == process:
+            if connection.process == process:
                 self._holding.look(connection)
                 if self.current is current and current.machine.stage is Stage.ACKNOWLEDGEMENT:
                     self._holding.unwatch(connection)
@@ -451,7 +451,7 @@ class Instance:
 
     def was_passed(self, connection: Connection) -> None:
         """By an earlier gate, and it has gone on."""
-        known = self._queue.known_process(_process_of(connection))
+        known = self._queue.known_process(connection.process)
         self._queue.places(self.name).doubtful = True
         if known is None and self._processes.prepare(connection, Limits(), self.name):
             self._processes.passed(connection, Limits(), self.name).limits = None
@@ -680,10 +680,6 @@ class Handing:
             self._do(self.machine.session(None))  # it has not been asked, and MPS speaks with others
         else:
             self._do(self.machine.expired())
-
-
-def _process_of(connection: Connection) -> Process:
-    return connection.peer.pid, connection.start
 
 
 def _wanted(table: Admissions, uid: int) -> tuple[object, ...]:

@@ -37,7 +37,7 @@ class KnownProcesses:
     def prepare(self, connection: Connection, limits: Limits, instance: str) -> bool:
         """Before the descriptor goes out: from then on the process counts, whatever happens to this gate. False when it
         has ended."""
-        process = (connection.peer.pid, connection.start)
+        process = connection.process
         known = self._queue.known_process(process)
         if known is not None and (known.limits == limits or known.limits is None):
             return True
@@ -66,12 +66,12 @@ class KnownProcesses:
 
     def lives(self, connection: Connection) -> bool:
         """Whether the process of a connection that was prepared has not ended yet."""
-        watched = self._watched.get((connection.peer.pid, connection.start))
+        watched = self._watched.get(connection.process)
         return watched is not None and not identity.has_ended(watched.pidfd)
 
     def passed(self, connection: Connection, limits: Limits, instance: str) -> KnownProcess:
         """The hand-over is done."""
-        process = (connection.peer.pid, connection.start)
+        process = connection.process
         known = self._queue.known_process(process)
         if known is None:
             who = connection.peer
@@ -87,7 +87,7 @@ class KnownProcesses:
 
     def not_passed(self, connection: Connection) -> None:
         """The hand-over came to nothing after :meth:`prepare`."""
-        process = (connection.peer.pid, connection.start)
+        process = connection.process
         if self._queue.known_process(process) is None:
             self._forget(process)
 

@@ -221,6 +221,13 @@ def test_leaving_is_a_hint_until_mps_says_so() -> None:
     assert (back.clients[200].detached, back.clients[200].connections) == (None, 2)
 
 
+def test_a_gate_that_cannot_say_the_limits_of_a_known_process_changes_none() -> None:
+    """It took the process over from an earlier gate. Unlimited, as it was taken for, it is nowhere else."""
+    what = link.Known(PEER.pid, PEER.uid, PEER.gid, PEER.start, 1.0, None, connections=2)
+    client = apply(passed(State()), inp.GateSaid(4.0, what)).clients[200]
+    assert (client.connections, client.limits) == (2, Limits(20.0))
+
+
 def test_who_was_refused_by_its_server_says_so_itself() -> None:
     """At the gate, as its last word. A line of a log may name any process."""
     state, happened = reduce(knocked(State()), ev.ClientRefused(2, 100, 200, "status 807"))
