@@ -23,10 +23,12 @@ from mpsagent.api.http import PROBLEM, line
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Sizes in bytes, spans in seconds. ``connections``: places of all users together."""
+    """Sizes in bytes, spans in seconds. ``connections``: places of all users together; ``ahead``: requests of one
+    connection that wait behind another one's answer."""
 
     connections: int = 256
     connections_per_uid: int = 16
+    ahead: int = 16
     header_size: int = 16 * 1024
     header_time: float = 5.0
     idle_time: float = 15.0
@@ -105,6 +107,7 @@ class Handler(web.RequestHandler):
         except OSError:
             transport.abort()
             return
+        transport.max_size = self._peers.bounds.header_size  # type: ignore[attr-defined]  # of a read; else 256 KiB
         super().connection_made(transport)
         self._late = asyncio.get_running_loop().call_later(self._peers.bounds.header_time, transport.abort)
         if refused is None:
@@ -116,6 +119,8 @@ class Handler(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         if self._refusal is None:
             super().data_received(data)
+            if len(self._messages) > self._peers.bounds.ahead and self.transport is not None:
+                self.transport.abort()
         elif self.transport is not None and not self.transport.is_closing():  # it has asked, and will read
             self.transport.write(self._refusal)
             self.transport.close()

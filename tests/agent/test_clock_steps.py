@@ -68,6 +68,28 @@ def test_who_comes_after_the_clock_was_set_back_has_waited_since_then(stage: Sta
 
 
 @pytest.mark.parametrize("step", [-HOURS, HOURS])
+def test_a_lease_and_a_drain_end_when_their_time_has_passed_and_not_with_the_clock(stage: Stage, step: int) -> None:
+    """Their ends were times of the wall clock: set ahead, a lease was over and a drain ended its clients at once."""
+    clock = Clock(stage)
+    stage.policy("[limits]\nthreads = 50\n", control=str(clock.control), extra='sharing = "together"')
+    agent = clock.agent()
+    alice = stage.client(A, "sleep", LONG)
+    stage.record("client.connected", pid=alice.pid)
+    assert agent.api.order("lease", uid=B, threads=20, until="1h")[0] == 200
+    clock.set(step)
+    stage.exact(B, 20)
+    assert agent.api.order("drain", timeout="1h")[0] == 200
+    clock.set(2 * step)
+    stage.rig.pause(3)
+    assert alice.rc is None
+    assert agent.api.order("resume")[0] == 200
+    stage.exact(B, 20)
+    assert not stage.records("client.end_ordered")
+    assert agent.api.order("drain", timeout="2s")[0] == 200
+    stage.record("client.ended", pid=alice.pid)
+
+
+@pytest.mark.parametrize("step", [-HOURS, HOURS])
 def test_an_agent_that_comes_after_the_clock_was_set_goes_on(stage: Stage, step: int) -> None:
     """Nobody's wait ends or begins anew, and nothing is on record twice."""
     clock = Clock(stage)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import pytest
@@ -178,6 +178,25 @@ sys.stdin.read()
             child.communicate("", timeout=60)
         assert served.api is not None
         assert served.api.peers.dropped >= 5
+
+
+def test_who_asks_on_and_on_without_reading_is_dropped_and_a_few_requests_ahead_are_answered() -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: m\r\n\r\n"
+    with serve() as served:
+        with connect(served) as sock:
+            sock.sendall(10 * request)
+            got = b""
+            while got.count(b'"problems":[]}\n') < 10:
+                data = sock.recv(65536)
+                assert data, "closed"
+                got += data
+        with connect(served) as sock:
+            answers = 0
+            with suppress(ConnectionError):
+                sock.sendall(4000 * request)
+                while (data := sock.recv(65536)) and answers < 4000:
+                    answers += data.count(b'"problems":[]}\n')
+            assert answers < 4000
 
 
 def test_requests_one_after_the_other_on_one_connection() -> None:
