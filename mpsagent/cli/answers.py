@@ -117,9 +117,6 @@ def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
         rows.append(("not sure" if i == 0 else "", safe(text, 400 if most > 1 else 200), "warn"))
     if len(body["not_guaranteed"]) > most:
         rows.append(("", f"and {len(body['not_guaranteed']) - most} more (mpsagent-cli doctor)", "warn"))
-    if body["limits"]["drifted"]:
-        which = ", ".join(str(pid) for pid in body["limits"]["drifted"])
-        rows.append(("limits", f"server {which} started with other limits than its first client's", "bad"))
     if body["last_change"]:
         rows.append(("change", _change(body["last_change"], now), ""))
     if body["last_fault"]:

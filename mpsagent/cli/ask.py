@@ -1,6 +1,6 @@
 """What all verbs of the command line share: asking the agent, showing the answer, exit statuses.
 
-Exit status: 0 fine, 1 unhealthy or drifted, 2 usage or configuration, 3 the agent cannot be reached.
+Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 the agent cannot be reached.
 """
 
 from __future__ import annotations

@@ -161,17 +161,13 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
     if status is None:
         yield Finding(PROBLEM, "mpsagent", f"no answer on {path}", "systemctl status mpsagent")
         return
-    if status["health"]["ok"] and not status["limits"]["drifted"]:
+    if status["health"]["ok"]:
         controls = [part["control"] for part in status.get("instances", [status]) if part["control"]]
         version = controls[0]["version"] if controls else None
         mps = f", MPS of CUDA {version // 1000}.{version % 1000 // 10}" if isinstance(version, int) else ""
         yield Finding(OK, "mpsagent", f"{status['agent']['version']}{mps}, healthy")
     for one in status["health"]["problems"]:
         yield Finding(PROBLEM, "mpsagent", one["what"], one["do"])
-    if status["limits"]["drifted"]:
-        which = ", ".join(str(pid) for pid in status["limits"]["drifted"])
-        yield Finding(PROBLEM, "limits", f"server {which} started with other limits than its first client's",
-                      "mpsagent-cli events")  # fmt: skip
     for error in status["policy"]["errors"]:
         yield Finding(PROBLEM, "policy", error, "mpsagent-cli policy check")
     for one in status["not_guaranteed"]:

@@ -2,7 +2,7 @@
 
 Imports are late on purpose: a status must cost little more than a bare interpreter.
 
-Exit status: 0 fine, 1 unhealthy or drifted, 2 usage or configuration, 3 the agent cannot be reached.
+Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 the agent cannot be reached.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _beginning(*value: Any) -> Any:
 def cli(ctx: click.Context, path: str) -> None:
     """See and steer NVIDIA MPS on this node, as mpsagent runs it.
 
-    Exit status: 0 fine, 1 unhealthy or drifted, 2 usage or configuration, 3 mpsagent cannot be reached.
+    Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 mpsagent cannot be reached.
     """
     ctx.obj = path
 
@@ -60,7 +60,7 @@ def status(path: str, as_json: bool, every: float | None) -> None:
     from mpsagent.cli import answers
 
     body = ask.show(path, "/v1/status", as_json, lambda body: answers.status(body, ask.paint(), ask.now()), every)
-    if not body["health"]["ok"] or body["limits"]["drifted"]:
+    if not body["health"]["ok"]:
         sys.exit(UNHEALTHY)
 
 

@@ -44,6 +44,15 @@ def test_one_is_not_said_in_the_plural() -> None:
         assert [one.what for one in problems(conditions.all())] == [f"MPS's servers do not start{often}: no device"]
 
 
+def test_a_server_that_started_with_other_limits_is_a_problem() -> None:
+    """Even when all else is well: `status` ends with 1."""
+    core, conditions = Core(busy_state()), Conditions()
+    core.memories = replace(core.memories, limits=replace(core.memories.limits, differs=frozenset({500})))
+    note_conditions(conditions, core, START)
+    (found,) = problems(conditions.all())
+    assert "server 500 started with other limits" in found.what
+
+
 def test_the_line_of_several_instances_says_one_as_one() -> None:
     """Seen in `systemctl status`: "2 instances, 1 clients, 1 users wait"."""
 

@@ -155,14 +155,6 @@ def test_exit_1_when_something_needs_a_person(served: Served) -> None:
     assert done.stdout.splitlines()[2] == "      mpsagent-cli restart"
 
 
-def test_exit_1_when_limits_have_drifted(served: Served) -> None:
-    """A server that did not start with its first client's limits is not fine, even when all else is."""
-    served.backend.checked = {500: False}
-    done = run(served, "status")
-    assert done.returncode == 1
-    assert "server 500 started with other limits than its first client's" in done.stdout
-
-
 def test_what_is_not_guaranteed_stands_in_the_status(served: Served) -> None:
     """Not a fault that needs a person, so the exit status is 0."""
     served.backend.conditions = (Condition("2 clients were refused", START, "use hostPID", bad="not sure"),)
