@@ -32,7 +32,7 @@ for number in range(int(count)):
     one = them[number % len(them)]
     one.stdin.write("\\n")
     took.append(float(one.stdout.readline()) / 1000)
-    time.sleep(0.02)
+    time.sleep(0.05)
 print(json.dumps(took))
 """
 """Processes of users, by turns: seconds from the credentials of each to its descriptor."""

@@ -82,7 +82,6 @@ def _by_turns(count: int, first: Callable[[], float], second: Callable[[], float
     for _ in range(count):
         ours.append(first())
         theirs.append(second())
-        time.sleep(0.005)
     return ours, theirs
 
 

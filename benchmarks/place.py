@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from demo.stage import Stage, StageError
+from mpsagent.gate.pacing import NEW_CLIENTS
 
 ALICE, BOB, CAROL, DAVE, ERIN = USERS = (20001, 20002, 20003, 20004, 20005)
 POLICY = """\
@@ -52,13 +53,16 @@ def busy_cores() -> Iterator[None]:
 
 
 class Knocker:
-    """Processes of one user that knock one after the other; see knock.py."""
+    """Processes of one user that knock one after the other, no faster than the gate lets them in; see knock.py."""
 
     def __init__(self, node: Stage, uid: int) -> None:
         self._process = knocking(node, uid, 0)
+        self._next = 0.0
 
     def knock(self) -> float:
         """Seconds from a new process's credentials to its descriptor."""
+        time.sleep(max(0.0, self._next - time.monotonic()))
+        self._next = time.monotonic() + 1 / NEW_CLIENTS.rate
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(b"\n")
