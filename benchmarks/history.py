@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.figure import Figure
 from mpsagent.api import database
 from mpsagent.api.database import Database, Query, Record
+from mpsagent.core.sessions import Sessions
 
 YEAR = 365 * 86400.0
 USERS = 40
@@ -23,9 +24,9 @@ def a_year(quick: bool) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="mpsagent-bench-") as name:
         path = Path(name, database.NAME)
         file, begun = Database(path), time.perf_counter()
-        batch: list[tuple[database.Row, Record]] = []
+        sessions, batch = Sessions(), list[tuple[database.Row, list[tuple[object, ...]]]]()
         for record in _records(turns):
-            batch.append((database.row(record), record))
+            batch.append((database.row(record), list(map(database.session_row, sessions.take(record)))))
             if len(batch) == STEP:
                 file.write(batch)
                 batch.clear()
@@ -33,7 +34,10 @@ def a_year(quick: bool) -> list[Figure]:
         took, count = time.perf_counter() - begun, file.last
         file.close()
         size = path.stat().st_size
-        report = {by: _timed(lambda by=by: database.report(path, "0", "9", by, BEGIN + YEAR)) for by in ("uid", "day")}
+        report = {
+            by: _timed(lambda by=by: database.report(path, "1970-01-01", "2100-01-01", by, BEGIN + YEAR))
+            for by in ("uid", "day")
+        }
         user = _timed(lambda: database.find(path, Query(uid=1003, limit=100)))
         try:
             scan = f"{_timed(lambda: database.find(path, Query(kind='server.fault', limit=100))) * 1000:.0f} ms"

@@ -349,7 +349,7 @@ _LIMITS = {
 }
 _AT_WORK = """
     SELECT {key}, max(passed, :begin), min(coalesce(ended, :now), :end) FROM sessions
-    WHERE kind = '{kind}' AND passed < :end AND coalesce(ended, :now) > :begin AND {whose} ORDER BY {key}, passed
+    WHERE kind = '{kind}' AND passed < :end AND coalesce(ended, :now) > :begin AND {whose} ORDER BY 1, passed
 """
 
 
@@ -363,7 +363,9 @@ def report(path: Path, first: str, last: str, by: str, now: float, job: str | No
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def of(*key: Any) -> dict[str, Any]:
-        return found.setdefault(key, {**dict.fromkeys(SUMS, 0), "at": 0.0, "threads": 0.0, "memory": 0})
+        if key not in found:
+            found[key] = {**dict.fromkeys(SUMS, 0), "at": 0.0, "threads": 0.0, "memory": 0}
+        return found[key]
 
     owner = "uid, job" if by == "job" else "uid"
     with _reading(path) as connection:
@@ -381,18 +383,18 @@ def report(path: Path, first: str, last: str, by: str, now: float, job: str | No
                 for name, value in zip(wanted, row, strict=False):
                     sums[name] = max(sums[name], value or 0) if name in _LARGEST else sums[name] + value
         pauses: dict[int, list[tuple[float, float]]] = {}
-        for (uid,), begin, end in _stretches(
+        for uid, begin, end in _stretches(
             connection.execute(_AT_WORK.format(key="uid", kind="pause", whose="true"), values)
         ):
             pauses.setdefault(uid, []).append((begin, end))
-        for who, begin, end in _stretches(
-            connection.execute(_AT_WORK.format(key=owner, kind="client", whose=whose), values)
-        ):
-            for day, start, until in _days(begin, end) if by == "day" else [("", begin, end)]:
-                paused = _overlap(pauses.get(who[0], []), start, until)
-                row = of(*([day] if by == "day" else who))
-                row["gpu"] += until - start - paused
-                row["paused"] += paused
+        key = "json_array(uid, job)" if by == "job" else "uid"
+        at_work = _stretches(connection.execute(_AT_WORK.format(key=key, kind="client", whose=whose), values))
+        for who, day, begin, end in _by_day(at_work) if by == "day" else ((*one[:1], "", *one[1:]) for one in at_work):
+            uid, *job_name = json.loads(who) if by == "job" else [who]
+            paused = _overlap(pauses[uid], begin, end) if uid in pauses else 0.0
+            row = of(day) if by == "day" else of(uid, *job_name)
+            row["gpu"] += end - begin - paused
+            row["paused"] += paused
     if by != "job":
         return [{by: one, **{name: found[one,][name] for name in SUMS}} for (one,) in sorted(found)]
     jobs = sorted(found, key=lambda one: (found[one]["at"], one[1]), reverse=True)[:MOST_JOBS]
@@ -400,26 +402,29 @@ def report(path: Path, first: str, last: str, by: str, now: float, job: str | No
     return [{"job": one[1], "uid": one[0], **{name: found[one][name] for name in columns}} for one in jobs]
 
 
-def _stretches(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...], float, float]]:
+def _stretches(rows: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any, float, float]]:
     """Those of one owner that overlap are one. ``rows``: whose, begin, end, in this order."""
-    whose, begin, end = None, 0.0, 0.0
-    for *owner, start, until in rows:
-        if owner == whose and start <= end:
-            end = max(end, until)
-        else:
+    whose, begin, end = None, 0.0, -1.0
+    for owner, start, until in rows:
+        if start > end or owner != whose:
             if whose is not None:
-                yield tuple(whose), begin, end
+                yield whose, begin, end
             whose, begin, end = owner, start, until
+        elif until > end:
+            end = until
     if whose is not None:
-        yield tuple(whose), begin, end
+        yield whose, begin, end
 
 
-def _days(begin: float, end: float) -> Iterator[tuple[str, float, float]]:
-    while begin < end:
-        day, over = local_day(begin)
-        until = min(end, max(over, begin + 1.0))
-        yield day, begin, until
-        begin = until
+def _by_day(stretches: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any, str, float, float]]:
+    day, since, over = "", 0.0, 0.0
+    for uid, begin, end in stretches:
+        while begin < end:
+            if not since <= begin < over:
+                since, (day, over) = begin, local_day(begin)
+            until = min(end, max(over, begin + 1.0))
+            yield uid, day, begin, until
+            begin = until
 
 
 def _overlap(spans: Sequence[tuple[float, float]], begin: float, end: float) -> float:
