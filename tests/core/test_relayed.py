@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mpsagent.core import actions as act
+from mpsagent.core import doubts, relayed
 from mpsagent.core import inputs as inp
-from mpsagent.core import relayed
-from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client
+from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client, State
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
@@ -94,6 +96,26 @@ def test_who_is_listed_before_and_after_the_kernel_showed_it_is_told_to_the_gate
 def test_who_is_not_surely_the_one_that_mps_means_is_not(second: tuple[float, inp.Seen | None]) -> None:
     first = (1000.3, SEEN)
     assert found(*dict.fromkeys([first, second])) == []
+
+
+def test_who_the_gate_has_not_told_of_yet_is_not_asked_about() -> None:
+    """A daemon that was just adopted has clients whom the gate still has to name, by another way than the log."""
+    stage = Stage(PATIENT).up()
+    stage.client(ALICE)
+    stage.run(1)
+    assert stage.core is not None
+    state = stage.core.state
+    assert state.gate is not None
+    state, _ = reduce(state, ev.ContextConnected(stage.now, next(iter(state.servers)), 77, 1))
+    met = replace(state, gate=replace(state.gate, since=stage.now))
+
+    def asked(state: State, seconds: float) -> bool:
+        made = doubts.decide(View(state), doubts.Memory(), stage.now + seconds).actions
+        return any("process 77" in one.reason for one in made)
+
+    assert asked(state, 0.1)
+    assert not asked(met, doubts.ADOPTED_FOR - 0.1)
+    assert asked(met, doubts.ADOPTED_FOR)
 
 
 def test_the_next_user_of_the_number_is_not_taken_for_the_one_that_was_seen() -> None:
