@@ -20,8 +20,8 @@ NAMES_WAIT = 5.0
 """Seconds for the name service to say who the users of a policy are."""
 WARNED = 2.0
 """Seconds that the answer to a reload waits for what is surely not meant in the policy."""
-LINEAGE_WAIT = 2.0
-"""Seconds for /proc to say which processes descend from another."""
+LOOK_WAIT = 2.0
+"""Seconds for /proc to say which processes descend from another, and to compare cgroups."""
 GATE_WAIT, GATE_LOOK = 5.0, 0.005
 """Seconds for the gate to say that it goes by a new lease; between two looks whether it has."""
 
@@ -78,18 +78,20 @@ class Acting:
 
     async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
         agents = self._node.agents
-        found = [one for agent in agents for one in agent.state.clients.values() if requests.is_of(one, those)]
-        if those.below is not None:
-            found = await in_thread(requests.below, those.below, found, deadline=LINEAGE_WAIT)
+        clients = [one for agent in agents for one in agent.state.clients.values()]
+        found = await in_thread(requests.those_of, those, clients, deadline=LOOK_WAIT)
+        ordered = False
         for agent in () if dry_run else agents:
-            there = ((agent.state.clients.get(one.pid), one.peer.start) for one in found)
+            there, ending = agent.state.clients, agent.view().ending
             fresh = [
-                one for one, start in there
-                if one is not None and one.peer.start == start and one.pid not in agent.view().ending
+                there[one.pid] for one in found
+                if one.pid in there and there[one.pid].peer.start == one.peer.start and one.pid not in ending
             ]  # fmt: skip
             if fresh:  # else who asks again and again fills the history
+                ordered = True
                 requests.end_clients(agent, fresh, at_once=now, by=by)
-        await self._written_down()
+        if ordered:
+            await self._written_down()
         rows = [{"pid": one.pid, "uid": one.uid, "user": self._node.name_of(one.uid)} for one in found]
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 

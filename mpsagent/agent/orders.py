@@ -22,6 +22,7 @@ from mpsagent.agent.problem import Json, Problem
 from mpsagent.agent.requests import Those
 from mpsagent.gate.linger import accept_descriptors
 from mpsagent.mps.units import parse_duration
+from mpsagent.policy import parse
 
 LONGEST, LONGEST_ANSWER = 16 << 10, 128 << 10
 """Bytes of a message; of an answer, which has to fit into the socket's buffer."""
@@ -137,8 +138,14 @@ class Orders:
         """Whose clients they are is not asked: who is no administrator ends the own ones among them."""
         if sum(bool(body.get(key)) for key in ("job", "cgroup", "mine", "below")) != 1:
             raise Problem(400, "which clients?", "order", 'one of "job", "cgroup", "mine" and "below"')
+        cgroup = body.get("cgroup") or None
+        try:
+            if cgroup not in (None, "/"):
+                parse.cgroup(cgroup)
+        except parse.Wrong as error:
+            raise Problem(400, error.faults[0].problem, "cgroup", error.faults[0].hint) from None
         own = bool(body.get("mine") or body.get("below")) or not await self._all_may(by)
-        return Those(by if own else None, body.get("job"), body.get("cgroup"), pid if body.get("below") else None)
+        return Those(by if own else None, body.get("job") or None, cgroup, pid if body.get("below") else None)
 
     async def _all_may(self, uid: int) -> bool:
         """Root and the admin group may do everything."""

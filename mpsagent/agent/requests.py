@@ -35,18 +35,18 @@ def end_clients(agent: Agent, clients: Sequence[Client], *, at_once: bool, by: i
     agent.take([inp.EndClient(now, one.pid, by, at_once) for one in clients])
 
 
-def is_of(client: Client, those: Those) -> bool:
-    """Whether it is one of those who are to be ended, wherever it descends from. Who has left its server, and lives on,
-    is none: nothing of it can hurt a neighbour."""
-    if client.detached is not None or those.uid not in (None, client.uid) or those.job not in (None, client.job):
-        return False
-    return those.cgroup is None or (client.peer.cgroup is not None and matches(those.cgroup, client.peer.cgroup))
-
-
-def below(process: int, clients: Sequence[Client]) -> list[Client]:
-    """Those that descend from a process. Reads /proc."""
-    lines = [(one, lineage(one.pid)) for one in clients]
-    return [one for one, line in lines if line[:1] == ((one.pid, one.peer.start),) and process in dict(line)]
+def those_of(those: Those, clients: Sequence[Client]) -> list[Client]:
+    """Those who are to be ended. Who has left its server, and lives on, is none: nothing of it can hurt a neighbour.
+    Reads /proc."""
+    found = [
+        one for one in clients
+        if one.detached is None and those.uid in (None, one.uid) and those.job in (None, one.job)
+        and (those.cgroup is None or (one.peer.cgroup is not None and matches(those.cgroup, one.peer.cgroup)))
+    ]  # fmt: skip
+    if those.below is None:
+        return found
+    lines = [(one, lineage(one.pid)) for one in found]
+    return [one for one, line in lines if line[:1] == ((one.pid, one.peer.start),) and those.below in dict(line)]
 
 
 def ending(state: State, pid: int, *, at_once: bool, dry_run: bool) -> dict[str, Any]:

@@ -40,6 +40,9 @@ def test_which_ones_must_be_said(stage: Stage) -> None:
     for body in ({}, {"mine": False}, {"job": "x", "mine": True}):
         status, answer = agent.api.order("terminate-each", **body)
         assert (status, "one of" in answer["hint"]) == (400, True), body
+    for pattern in ("*a" * 300, "a[b]", "a/b"):
+        status, answer = agent.api.order("terminate-each", cgroup=pattern)
+        assert (status, answer["where"]) == (400, "cgroup"), pattern
 
 
 def test_a_user_ends_the_own_ones_alone_and_a_program_those_below_it(stage: Stage) -> None:
