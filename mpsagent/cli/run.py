@@ -26,6 +26,7 @@ WAITED_TOO_LONG, NOT_FOUND, NOT_EXECUTABLE = 75, 127, 126
 """Exit statuses: EX_TEMPFAIL of sysexits.h, and those that shells use."""
 ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 PASSED_ON = {signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT, signal.SIGWINCH, signal.SIGCONT}
+OF_TERMINAL = {signal.SIGTTIN, signal.SIGTTOU, signal.SIGTSTP}
 TOO_LONG = signal.SIGALRM
 TAKEN = ENDS | PASSED_ON | {signal.SIGCHLD, signal.SIGTSTP, TOO_LONG}
 SHOWN = 0.3
@@ -34,8 +35,11 @@ LOOK = 1.0
 """Seconds between two looks at the queue, while the program waits."""
 AGAIN = 10.0
 """Seconds until an api that is away, or that has too many readers, is asked again."""
-ENDED_FOR, ENDED_LOOK = 10.0, 0.05
+ENDED_FOR, ENDED_LOOK = 10.0, 0.1
 """Seconds in which MPS ends clients; a signal is passed on after that anyhow."""
+BUSY = (429, 503)
+TOGETHER = 1.0
+"""Seconds in which signals are one: a terminal that is closed sends SIGHUP twice, `timeout` SIGTERM."""
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """The kernel's number of it (PROC_PID_INIT_INO); in another one pids are not those that the agent knows."""
 
@@ -68,10 +72,13 @@ class Program:
     def __init__(self, path: str, command: tuple[str, ...]) -> None:
         self._path = path
         self._ending = self._too_long = False
-        signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it is not told of a child's end
+        ignored = {one for one in TAKEN - {TOO_LONG} if signal.getsignal(one) == signal.SIG_IGN}  # by nohup, or `sh &`
+        self._taken = TAKEN - ignored
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._taken)
         try:
             self.pid = os.posix_spawnp(command[0], command, os.environ, setpgroup=0, setsigmask=(), setsigdef=[
-                signal.SIGPIPE,  # Python ignores it
+                signal.SIGPIPE, signal.SIGXFSZ,  # Python ignores them
             ])  # fmt: skip
         except OSError as error:
             say(f"{command[0]}: {error.strerror}")
@@ -80,14 +87,13 @@ class Program:
     def wait(self) -> int:
         """Until it has ended; its wait status."""
         while True:
-            number = signal.sigwait(TAKEN)
+            number = signal.sigwait(self._taken)
             if number == signal.SIGCHLD:
                 if (status := self._children()) is not None:
                     return status
             elif number == signal.SIGTSTP:
                 self._send(signal.SIGTSTP)
-                os.kill(os.getpid(), signal.SIGSTOP)
-                self._send(signal.SIGCONT)
+                self._stand(signal.SIGTSTP)
             elif number in PASSED_ON:
                 self._send(number)
             else:
@@ -95,6 +101,7 @@ class Program:
                 self._end(signal.SIGTERM if number == TOO_LONG else number)
 
     def exit_as_it_does(self, status: int) -> None:
+        terminal_goes(self.pid, os.getpgrp())
         if self._too_long:
             sys.exit(WAITED_TOO_LONG)
         if not os.WIFSIGNALED(status):
@@ -116,42 +123,63 @@ class Program:
             while (found := os.waitpid(-1, os.WNOHANG | os.WUNTRACED))[0]:
                 pid, status = found
                 if os.WIFSTOPPED(status):
-                    if os.WSTOPSIG(status) in (signal.SIGTTIN, signal.SIGTTOU):
-                        self._give_terminal()
+                    if os.WSTOPSIG(status) in OF_TERMINAL:
+                        self._stand(os.WSTOPSIG(status))
                 elif pid == self.pid:
                     ended = status
         return ended
 
-    def _give_terminal(self) -> None:
-        """It reads the terminal, so it gets it, and Ctrl-C goes to it alone from now on."""
-        with suppress(OSError), open("/dev/tty", "rb", 0) as terminal:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-            if os.tcgetpgrp(terminal.fileno()) == os.getpgrp():
-                os.tcsetpgrp(terminal.fileno(), self.pid)
+    def _stand(self, number: int) -> None:
+        """Both stand until the shell lets them go on, with all of a job that waits for the terminal or had it. One that
+        needs the terminal gets it where it is ours, and Ctrl-C goes to it alone from then on."""
+        needs = number != signal.SIGTSTP
+        if not (needs and terminal_goes(os.getpgrp(), self.pid)):
+            needs |= terminal_goes(self.pid, os.getpgrp())
+            (os.killpg if needs else os.kill)(os.getpgrp() if needs else os.getpid(), signal.SIGSTOP)
+            if needs:
+                terminal_goes(os.getpgrp(), self.pid)
         self._send(signal.SIGCONT)
 
     def _end(self, number: int) -> None:
         """A second signal is passed on at once."""
+        numbers = {number}
         if not self._ending:
             self._ending = True
-            self._end_clients()
-        self._send(number)
+            numbers |= self._end_clients()
+        for one in numbers:
+            self._send(one)
 
-    def _end_clients(self) -> None:
-        try:
-            answer, _ = client.order(self._path, "terminate-each", {"below": True, "now": True}, ENDED_FOR)
-            there = {one["pid"] for one in answer["ending"]}
-            latest = time.monotonic() + ENDED_FOR
-            while there and time.monotonic() < latest and not signal.sigpending() & ENDS:
-                time.sleep(ENDED_LOOK)
-                rows = client.ask(self._path, "/v1/clients")[0]["clients"]
-                there &= {one["pid"] for one in rows if one["server"] is not None and one["detached"] is None}
-        except (client.Unreachable, client.Refused, KeyError) as error:
-            say(f"its clients are not ended through MPS: {safe(error, 200)}")
+    def _end_clients(self) -> set[int]:
+        """Returns the signals that came meanwhile. The order is given until it finds none: there may be new ones."""
+        begun, came = time.monotonic(), set[int]()
+        while (gone := time.monotonic() - begun) < ENDED_FOR:
+            try:
+                body = {"below": True, "now": True}
+                if not client.order(self._path, "terminate-each", body, ENDED_FOR - gone)[0]["ending"]:
+                    break
+            except (client.Unreachable, client.Refused, KeyError) as error:
+                if not isinstance(error, client.Refused) or error.status not in BUSY:
+                    say(f"its clients are not ended through MPS: {safe(error, 200)}")
+                    break
+            if (another := signal.sigtimedwait(ENDS & self._taken, ENDED_LOOK)) is not None:
+                came.add(another.si_signo)
+                if gone > TOGETHER:
+                    break
+        return came
 
     def _send(self, number: int) -> None:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # it has gone, or sudo has made it another's
             os.killpg(self.pid, number)
+
+
+def terminal_goes(giver: int, taker: int) -> bool:
+    """From one process group to another, if the first has it."""
+    with suppress(OSError), open("/dev/tty", "rb", 0) as terminal:
+        if os.tcgetpgrp(terminal.fileno()) == giver:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+            os.tcsetpgrp(terminal.fileno(), taker)
+            return True
+    return False
 
 
 class Told:
@@ -160,6 +188,7 @@ class Told:
     def __init__(self, path: str, pid: int, most: float | None) -> None:
         self._path, self._pid, self._most = path, pid, most
         self._said = ""
+        self._since: float | None = None
         self._all_mine = Path("/proc/self/ns/pid").stat().st_ino != FIRST_PID_NAMESPACE
 
     def follow(self) -> None:
@@ -167,6 +196,7 @@ class Told:
         while True:
             try:
                 cursor = client.ask(self._path, "/v1/events?limit=1")[0]["cursor"]
+                self._wait()  # also where there is no place for one more stream
                 for line in client.lines(self._path, f"/v1/events?follow=1&limit=1000&cursor={cursor}"):
                     event = json.loads(line)
                     mine = event.get("uid") == os.getuid()
@@ -182,17 +212,17 @@ class Told:
 
     def _wait(self) -> None:
         """Until none of its processes waits."""
-        since, waited = time.monotonic(), False
         time.sleep(SHOWN)
         while (mine := self._mine()) is not None:
-            waited = True
+            self._since = time.monotonic() if self._since is None else self._since
             self._say(place(mine[0], mine[1]))
-            if self._most is not None and time.monotonic() - since >= self._most:
+            if self._most is not None and time.monotonic() - self._since >= self._most:
                 say("it has waited too long (--wait-at-most), and is ended")
                 os.kill(os.getpid(), TOO_LONG)
                 return
             time.sleep(LOOK)
-        if waited:
+        if self._since is not None:
+            self._since = None
             self._say("it has the GPU")
 
     def _mine(self) -> tuple[Json, int] | None:
