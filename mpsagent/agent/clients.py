@@ -56,7 +56,7 @@ class Clients:
         """A process that passed."""
         self.forget(process.pid)
         self._clients[process.pid] = process
-        process.when_gone(lambda: self._gone(process))
+        process.when_gone(lambda: self.lose(process))
 
     def get(self, pid: int, start: int) -> Process | None:
         """The client with this pid, if it is the one that started then."""
@@ -101,16 +101,13 @@ class Clients:
         for pid in pids:
             self._cpu.pop(pid, None)
 
-    def lose(self, process: Process) -> None:
-        """It is a client no more, though it lives."""
-        self._gone(process)
-
     def close(self) -> None:
         self.forget_waiting()
         for pid in list(self._clients):
             self.forget(pid)
 
-    def _gone(self, process: Process) -> None:
+    def lose(self, process: Process) -> None:
+        """It has ended, or is a client no more though it lives."""
         if self._clients.get(process.pid) is process:
             self.forget(process.pid)
             self._on_end(process.pid, process.started)

@@ -98,10 +98,6 @@ class Node(Recorder):
         self._checking = False
         self._foreign_at, self._foreign_busy = float("-inf"), False
 
-    def find(self, name: str) -> Agent | None:
-        """An instance by its name; empty: the first one."""
-        return self.apart.find(name)
-
     @property
     def where(self) -> Directories:
         """Of the first instance."""
@@ -119,7 +115,7 @@ class Node(Recorder):
 
     def environment_of(self, name: str) -> dict[str, str]:
         """What programs need that are for this instance. Where all share one directory that is the same."""
-        agent = self.find(name)
+        agent = self.apart.find(name)
         return environment([agent.policy]) if self.own and agent is not None else self.environment
 
     def name_of(self, uid: int) -> str | None:
