@@ -167,7 +167,7 @@ class Received:
             if not self._caught_up:
                 self._catch_up(page)
             elif frame.page is not None and self._heard > self._settled + SETTLE:
-                self.history.settle(self._there_now(page), self.now())
+                self.history.settle(there_now(page), self.now())
                 self._settled = self._heard
         if self._look is not None and frame.looked == self._looked and not self._look.done():
             self._look.set_result(None)
@@ -253,18 +253,6 @@ class Received:
             self._tell(one.name, missed.missed(known, one.view.state, page.started, self.now()))
         sessions.seen = None
 
-    def _there_now(self, page: Page) -> set[Key]:
-        """What may be open."""
-        found: set[Key] = set()
-        for one in page.instances:
-            name, state = None if page.single else one.name, one.view.state
-            pids = [*state.clients, *(held.peer.pid for held in state.held.values())]
-            for kind, these in (("client", pids), ("fault", state.servers), ("pause", one.view.suspended)):
-                found.update((kind, name, which) for which in these)
-            if one.view.turn is not None:
-                found.add(("turn", name, one.view.turn.uid))
-        return found
-
     def last(self, of: Mapping[str | None, Session], name: str) -> Session | None:
         """The last one of an instance, or where that is apart, of one of its users'."""
         page = self.page
@@ -279,3 +267,16 @@ class Received:
             fields = {**named, **transition_fields(one)}
             self.append(one.kind, one.at, **fields)
             log.info(one.kind, **fields, sentence=sentence({"kind": one.kind, **fields}, self.name))
+
+
+def there_now(page: Page) -> set[Key]:
+    """What may be open: other sessions have ended."""
+    found: set[Key] = set()
+    for one in page.instances:
+        name, state = None if page.single else one.name, one.view.state
+        pids = [*state.clients, *(held.peer.pid for held in state.held.values())]
+        for kind, these in (("client", pids), ("fault", state.servers), ("pause", one.view.suspended)):
+            found.update((kind, name, which) for which in these)
+        if one.view.turn is not None:
+            found.add(("turn", name, one.view.turn.uid))
+    return found

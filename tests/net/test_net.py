@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.api.received import there_now
 from tests.net.machine import seen, words_of_metrics
 from tests.net.states import STATES, WIRED, idle
 
@@ -49,3 +50,11 @@ def test_metrics_keep_their_names() -> None:
 def test_there_is_no_file_of_a_state_that_is_gone() -> None:
     names = {f"{one.parent.name}/{one.name}" for one in HERE.glob("*/*.txt")}
     assert names == {"seen/metrics.txt", *(f"seen/{one}.txt" for one in STATES), *(f"link/{one}.txt" for one in WIRED)}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_is_open_on_record_is_there(name: str) -> None:
+    """Or it would be said to have ended while nobody looked."""
+    machine, _ = STATES[name]()
+    if all(one.view.synced and one.view.policy.user is None for one in machine.page.instances):
+        assert set(machine.history.sessions.open) <= there_now(machine.page)
