@@ -223,12 +223,14 @@ class Showing(asyncio.Protocol):
         found, self._found = self._found[:AT_ONCE], self._found[AT_ONCE:]
         frame = Frame(mpsagent.__version__, self.run, self._number, self._looked, self.lost, records, found, None)
         data = self._with_page(frame) if changed else None
-        if data is None and not records and not found and begun < self._quiet:
-            self._at(self._quiet + BEAT / 2)
-            return
+        empty = data is None and not records and not found and begun < self._quiet
         data = data or pickle.dumps(frame, protocol=5)
         now = loop.time()
-        self._earliest, self._quiet = now + max(EVERY, SHARE * (now - begun)), now + BEAT / 2
+        self._earliest = now + max(EVERY, SHARE * (now - begun))
+        if empty:
+            self._at(self._quiet + BEAT / 2)
+            return
+        self._quiet = now + BEAT / 2
         transport.write(LENGTH.pack(len(data)) + data)
         if self._transport is not None and not self._paused:
             self._at(self._earliest if self._found or self._sent < self._last else now + BEAT)
