@@ -345,11 +345,11 @@ def status(view: View, about: About, now: float) -> shapes.Status:
         if change is None
         else {
             "at": iso(change.came),
-            "before": change.more["before"],
-            "before_user": name(state, change.more["before"], about.names),
+            "before": change.more.get("before"),
+            "before_user": name(state, change.more.get("before"), about.names),
             "uid": change.uid or 0,
             "user": name(state, change.uid, about.names),
-            "gap": change.more["gap"],
+            "gap": change.more.get("gap"),
         },
         "last_fault": None
         if fault is None

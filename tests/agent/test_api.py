@@ -342,6 +342,24 @@ def test_a_page_that_the_api_has_is_not_sent_again() -> None:
     play(scenario, lambda: list(so))
 
 
+def test_lines_without_end_that_change_nothing_do_not_have_a_page_made_for_each() -> None:
+    made = []
+
+    async def scenario(showing: Showing, api: Api) -> None:
+        showing.start(1.0)
+        await api.take()
+        for _ in range(200):
+            showing.changed()
+            await asyncio.sleep(0.001)
+        assert len(made) < 100
+
+    def page() -> list[str]:
+        made.append(1)
+        return ["a page"]
+
+    play(scenario, page)
+
+
 def test_an_order_that_changes_nothing_is_answered_when_the_api_goes_on_reading() -> None:
     async def scenario(showing: Showing, api: Api) -> None:
         showing.start(1.0)
