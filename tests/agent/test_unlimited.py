@@ -127,7 +127,7 @@ def test_one_that_does_so_in_itself_is_named_by_the_memory_that_it_uses(stage: S
     assert f"client {client.pid} of user {A} uses 8516M on device 0, and was given 4G" in problem
     assert MEMORY not in problem
     assert stage.records("client.environment") == []
-    counted = "mpsagent_clients_over_limits_total{mps_instance=\"scene\"} 1.0"
+    counted = 'mpsagent_clients_over_limits_total{mps_instance="scene"} 1.0'
     stage.until(lambda: counted in stage.cli(agent, "metrics")[1], "it is counted")
     assert alive(client.pid)
 
