@@ -33,7 +33,7 @@ from mpsagent.system.nvml import Gpu, Xid
 EVERY = 0.1
 """Seconds between two pages at least, so that a reader's is hardly older."""
 SHARE = 50
-"""And so many times as long as making one takes: with 2,000 clients at the gate that is 8 ms."""
+"""And so many times as long as making one takes: with 2,000 users at the gate that is 14 to 24 ms."""
 BEAT = 0.5
 """Seconds after which the api hears of the agent again, although nothing has changed; from half of that on when it is
 looked whether something has."""
