@@ -24,7 +24,8 @@ def service(policy: str = "") -> Iterator[Machine]:
     """Booted, installed, enabled. ``policy``: what it has besides the users' limits."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place, booted(Path(place) / "machine") as node:
         install(node, build())
-        node.write("/etc/mpsagent/policy.d/20-bench.toml", policy)
+        if policy:
+            node.write("/etc/mpsagent/policy.d/20-bench.toml", policy)
         enable(node)
         yield node
 
