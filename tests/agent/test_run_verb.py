@@ -102,6 +102,29 @@ def test_a_signal_ends_its_clients_through_mps_first_and_no_neighbour_is_hurt(
 
 
 @root
+def test_programs_that_are_stopped_all_at_once_hurt_no_neighbour(stage: Stage, start: Callable[..., Run]) -> None:
+    """More than the orders that a user may give at a time."""
+    agent = stage.with_agent("", extra='sharing = "together"')
+    neighbour = stage.client(A, "mind", 600)
+    neighbour.known()
+    programs = [start(agent, B, "--", *stage.backend.client, "spin", "600") for _ in range(12)]
+
+    def working() -> int:
+        rows = agent.api.get("/v1/clients")["clients"]
+        return sum(row["uid"] == B and row["state"] == "running" for row in rows)
+
+    stage.until(lambda: working() == len(programs), "all work")
+    for one in programs:
+        os.kill(one.pid, signal.SIGTERM)
+    for one in programs:
+        one.ended()
+    assert "not ended through MPS" not in "".join(one.said() for one in programs)
+    assert not any(one["kind"].startswith("server.fault") for one in stage.records())
+    assert neighbour.rc is None
+    neighbour.kill()
+
+
+@root
 def test_without_an_agent_it_runs_all_the_same(stage: Stage, start: Callable[..., Run], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mpsagent.cli.main", "--socket", str(tmp_path / "none"), "run", "--"]
     env = {**os.environ, **stage.python_environment()}
