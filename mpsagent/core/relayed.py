@@ -6,8 +6,8 @@ or at another user's own control daemon, and the youngest beyond ``max_clients``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from mpsagent.core import actions as act
 from mpsagent.core.admission import at_most
@@ -21,14 +21,18 @@ Wrong = tuple[Client, str, str, Section]
 """Why it may not work now, and by which rule."""
 
 
+BEYOND_FOR = 1.0
+"""Seconds for which a user has had too many before one is ended: the gate gives a place on in the moment in which its
+process ends, and the agent may hear of who got it before it hears of that end."""
 RULE = "whom MPS lists and the gate has not seen counts, too"
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """``told``: whoever was seen until then the gate has been told of."""
+    """``told``: whoever was seen until then the gate has been told of; ``beyond``: since when a client is too many."""
 
     told: float = float("-inf")
+    beyond: Mapping[int, float] = field(default_factory=dict)
 
 
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
@@ -40,14 +44,17 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         )
         for pid, one in fresh.items()
     )  # fmt: skip
-    memory = Memory(max((one.at for one in fresh.values()), default=memory.told))
-    if not any(one.unseen for one in view.state.clients.values()):
-        return Decision(memory, count)
+    unseen = any(one.unseen for one in view.state.clients.values())
+    wrong, crowd = (list(_wrong(view)), list(_crowd(view))) if unseen else ([], [])
+    beyond = {one.pid: memory.beyond.get(one.pid, now) for one, *_ in crowd}
+    later = [since + BEYOND_FOR for since in beyond.values() if now < since + BEYOND_FOR]
+    wrong += [each for each in crowd if now >= beyond[each[0].pid] + BEYOND_FOR]
     requests = tuple(
         EndClient.of(one, f"{why}; client {one.pid} came through another process", rule, section)
-        for one, why, rule, section in _wrong(view)
+        for one, why, rule, section in wrong
     )
-    return Decision(memory, count, requests)
+    memory = Memory(max((one.at for one in fresh.values()), default=memory.told), beyond)
+    return Decision(memory, count, requests, wake=min(later, default=None))
 
 
 def _confirmed(view: View, told: float) -> dict[int, Seen]:
@@ -65,11 +72,7 @@ def _limits(view: View, uid: int) -> Limits:
 
 
 def _wrong(view: View) -> Iterator[Wrong]:
-    for uid in filter(view.identified, view.state.users()):
-        mine = [one for one in view.state.clients_of_user(uid) if one.detached is None]
-        unseen = [one for one in mine if one.unseen]
-        if not unseen:
-            continue
+    for uid, unseen in _unseen(view):
         rules, turn = view.rules(uid), view.turn
         if rules.access == "deny":
             rule = rules.origin("access").key
@@ -81,8 +84,13 @@ def _wrong(view: View) -> Iterator[Wrong]:
             rule = rules.origin("switch.after").key
             late = (one for one in unseen if _came_late(view, one))
             yield from ((one, f"it is the turn of user {turn.uid}", rule, "switch") for one in late)
-        else:
-            yield from _too_many(view, uid, mine)
+
+
+def _unseen(view: View) -> Iterator[tuple[int, list[Client]]]:
+    for uid in filter(view.identified, view.state.users()):
+        found = [one for one in view.state.clients_of_user(uid) if one.unseen and one.detached is None]
+        if found:
+            yield uid, found
 
 
 def _came_late(view: View, client: Client) -> bool:
@@ -90,6 +98,11 @@ def _came_late(view: View, client: Client) -> bool:
     gate, server = view.state.gate, view.state.server_of(client.pid)
     since = client.since if server is None else server.attached[client.pid].since
     return gate is not None and since > gate.since
+
+
+def _crowd(view: View) -> Iterator[Wrong]:
+    for uid, _ in _unseen(view):
+        yield from _too_many(view, uid, [one for one in view.state.clients_of_user(uid) if one.detached is None])
 
 
 def _too_many(view: View, uid: int, mine: list[Client]) -> Iterator[Wrong]:

@@ -249,6 +249,25 @@ def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate() -
     assert older.pid in stage.procs
 
 
+def test_a_place_that_was_given_on_a_moment_before_the_end_is_heard_of_is_nobodys_fault() -> None:
+    """The gate let the next one in as soon as the process before had ended; an innocent one was ended for that."""
+    stage = Stage(PATIENT + "[user.carol]\nmax_clients = 2\n", together=True).up()
+    first = at_work(stage, 1003)
+    for _ in range(2):
+        stage.relayed(1003, first)
+    while len(stage.core.state.clients) < 3:
+        stage.run(0.1)
+    state, now, memory = stage.core.state, stage.now, relayed.Memory()
+    decision = relayed.decide(View(state), memory, now)
+    assert (decision.requests, decision.wake) == ((), now + relayed.BEYOND_FOR)
+    late = relayed.decide(View(state), decision.memory, now + relayed.BEYOND_FOR)
+    assert len(late.requests) == 1
+    assert first.server is not None
+    state, _ = reduce(state, inp.ProcessEnded(now, first.pid, first.start))
+    heard = relayed.decide(View(state), decision.memory, now + relayed.BEYOND_FOR)
+    assert (heard.requests, heard.memory.beyond) == ((), {})
+
+
 def test_only_who_is_listed_long_after_its_end_has_left_its_place_to_another() -> None:
     stage = Stage(PATIENT, shared=True).up()
     first = at_work(stage)
