@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mpsagent.agent import kept
+from mpsagent.agent import saved
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.people import People
@@ -19,15 +19,15 @@ from mpsagent.system.store import Part, Store
 from mpsagent.wire import link
 
 _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
-    ("ending", lambda core: core.memories.ladder, kept.ending_rows),
-    ("shutdowns", lambda core: core.state.servers, kept.shutdown_rows),
-    ("turn", lambda core: core.memories.turns, kept.turn_row),
-    ("served", lambda core: core.memories.turns, kept.served_rows),
-    ("suspended", lambda core: core.memories.turns, kept.suspended_rows),
-    ("usage", lambda core: core.memories.usage, kept.usage_rows),
-    ("leases", lambda core: core.state.leases, kept.lease_rows),
-    ("waiting", lambda core: core.state.held, kept.waiting_rows),
-    ("waited", lambda core: core.state.clients, kept.waited_rows),
+    ("ending", lambda core: core.memories.ladder, saved.ending_rows),
+    ("shutdowns", lambda core: core.state.servers, saved.shutdown_rows),
+    ("turn", lambda core: core.memories.turns, saved.turn_row),
+    ("served", lambda core: core.memories.turns, saved.served_rows),
+    ("suspended", lambda core: core.memories.turns, saved.suspended_rows),
+    ("usage", lambda core: core.memories.usage, saved.usage_rows),
+    ("leases", lambda core: core.state.leases, saved.lease_rows),
+    ("waiting", lambda core: core.state.held, saved.waiting_rows),
+    ("waited", lambda core: core.state.clients, saved.waited_rows),
 )
 """What is kept on disk: its name, what it is made of, and how."""
 
@@ -67,7 +67,7 @@ class GateSide:
     def take_up(self, earlier: dict[str, Any] | None) -> None:
         """What an earlier agent has kept; None: there was none."""
         self.earlier = earlier
-        self._waiting, self._waited = kept.waits(earlier or {})
+        self._waiting, self._waited = saved.waits(earlier or {})
 
     def is_new(self, one: ClientWaiting) -> bool:
         """False for who came before this agent."""
@@ -149,9 +149,9 @@ class GateSide:
         if first is None:
             self._take(told)
             return
-        kept.take_up_turn(self._core, first, told, now)
-        kept.take_up_usage(self._core, first, now)
-        self._take([*told, *kept.shutdowns(first, self._core, now), kept.ending(first, now)])
+        saved.take_up_turn(self._core, first, told, now)
+        saved.take_up_usage(self._core, first, now)
+        self._take([*told, *saved.shutdowns(first, self._core, now), saved.ending(first, now)])
         self.keep()
 
     def lost(self) -> None:

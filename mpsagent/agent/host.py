@@ -14,7 +14,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from mpsagent.agent import gpus, kept, policies
+from mpsagent.agent import gpus, policies, saved
 from mpsagent.agent.bypass import Bypass, Inside
 from mpsagent.agent.catch_up import Caught, catch_up, child_of, foreign
 from mpsagent.agent.clients import Clients
@@ -22,7 +22,8 @@ from mpsagent.agent.clock import SteadyClock, until_next
 from mpsagent.agent.conditions import note_conditions
 from mpsagent.agent.executor import Executor, control_runs, mps_environment
 from mpsagent.agent.gate_side import GateSide
-from mpsagent.agent.lifted import Lifted
+from mpsagent.agent.journaling import Telling
+from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.agent.log_side import LogSide
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.page import Showing
@@ -30,7 +31,6 @@ from mpsagent.agent.people import People
 from mpsagent.agent.recorder import FORGET, Recorder, log
 from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
 from mpsagent.agent.settings import Settings
-from mpsagent.agent.telling import Telling
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
@@ -186,7 +186,7 @@ class Agent(Recorder):
         await self._adopt()
         for name, (position, parser) in (await self._read_logs()).items():
             await self.logs.follow(name, position, parser)
-        self.absorb([*kept.drain(earlier, self.clock.now()), *kept.leases(earlier, self.clock.now())])
+        self.absorb([*saved.drain(earlier, self.clock.now()), *saved.leases(earlier, self.clock.now())])
         self._forget_drain()
         if looking is not None and not self.devices:
             await asyncio.wait({looking}, timeout=GPU_WAIT)

@@ -22,11 +22,11 @@ from mpsagent.agent.api_side import ENDS
 from mpsagent.agent.clock import until_next
 from mpsagent.agent.conditions import FILES, note_files
 from mpsagent.agent.host import MakeSupervisor
-from mpsagent.agent.line import one_line
 from mpsagent.agent.node import Node
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.settings import Settings
-from mpsagent.gate import linger
+from mpsagent.agent.status_line import one_line
+from mpsagent.gate import sent_descriptors
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import ControlSupervisor
 from mpsagent.system.control_child import ControlChild
@@ -96,7 +96,7 @@ async def _serve(settings: Settings, files: int) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reload.set)
-    linger.watch_over()
+    sent_descriptors.watch_over()
     try:
         held = _lock(settings)
         given = inherited()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpsagent.agent import gpus, kept, policies
+from mpsagent.agent import gpus, policies, saved
 from mpsagent.agent.apart import Apart
 from mpsagent.agent.api_side import ApiSide
 from mpsagent.agent.clock import SteadyClock, until_next
@@ -20,12 +20,12 @@ from mpsagent.agent.conditions import Condition, Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
 from mpsagent.agent.host import Agent, MakeSupervisor
+from mpsagent.agent.journaling import Telling
 from mpsagent.agent.page import Instance, Page, Showing
 from mpsagent.agent.people import People
 from mpsagent.agent.placing import Placing
 from mpsagent.agent.recorder import Recorder, log
 from mpsagent.agent.settings import Settings
-from mpsagent.agent.telling import Telling
 from mpsagent.core import inputs as inp
 from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Device
@@ -133,19 +133,19 @@ class Node(Recorder):
         for text in self.store.notes:
             log.warning("store", text=text)
         self.inherited = bool(earlier)
-        self.moved = self.clock.carry_on(earlier.pop(kept.CLOCK, None))
+        self.moved = self.clock.carry_on(earlier.pop(saved.CLOCK, None))
         if self.moved:
-            earlier = kept.moved(earlier, self.moved)
+            earlier = saved.moved(earlier, self.moved)
             for key, value in earlier.items():
                 self.store.put(key, value)
-        self.store.put(kept.CLOCK, self.clock.kept())
+        self.store.put(saved.CLOCK, self.clock.kept())
         await self._first_policy()
         self.make_supervisor = make_supervisor
         found = self.apart.found(await self._instances())
         self.single, self.first = len(found) == 1, found[0].instance
         self.placing.begin(own=self.own, how=lambda: self.policy.placement)
         self.agents += [self._make(policy, self.inherited) for policy in found]
-        for name in kept.gone(earlier, {agent.name for agent in self.agents}):
+        for name in saved.gone(earlier, {agent.name for agent in self.agents}):
             self.store.clear(f"{name}/")
         for agent in self.agents:
             agent.prepare()
@@ -216,7 +216,7 @@ class Node(Recorder):
         moved, because what stays behind comes back one day (seen: a drain that had been over for long)."""
         prefix = f"{agent.name}/"
         mine = {key.removeprefix(prefix): value for key, value in everything.items() if key.startswith(prefix)}
-        plain = {key: value for key, value in everything.items() if "/" not in key and key != kept.LEASE}
+        plain = {key: value for key, value in everything.items() if "/" not in key and key != saved.LEASE}
         here, there = (plain, mine) if self.single else (mine, plain if agent is self.agents[0] else {})
         for key, value in there.items():
             self.store.put(f"{prefix}{key}" if self.single else key, None)

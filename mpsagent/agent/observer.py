@@ -7,11 +7,11 @@ import asyncio
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from mpsagent.agent import bypass, lifted
+from mpsagent.agent import bypass, lifted_limits
 from mpsagent.agent.bypass import Bypass, Inside
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.gpus import Gpus, known
-from mpsagent.agent.lifted import Lifted
+from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.agent.recorder import FORGET, Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
@@ -81,7 +81,7 @@ class Observer:
         conditions.set("bypass", self._bypass.trouble(), now, bypass.advice(state.policy.pipe_directory))
         self._lifted.look()
         do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, or the policy's over_limits"
-        conditions.set("over limits", lifted.trouble(self._core.view()), now, do)
+        conditions.set("over limits", lifted_limits.trouble(self._core.view()), now, do)
         conditions.expire(now)
         if self._other is not None and start_time(self._other) is None:
             self._other = None

@@ -20,7 +20,7 @@ from mpsagent.agent import lease_body
 from mpsagent.agent.acting import Acting, no_client
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.agent.requests import Those
-from mpsagent.gate.linger import accept_descriptors
+from mpsagent.gate.sent_descriptors import accept_descriptors
 from mpsagent.mps.units import parse_duration
 from mpsagent.policy import parse
 

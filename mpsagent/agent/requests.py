@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from mpsagent.agent import kept
+from mpsagent.agent import saved
 from mpsagent.agent.host import Agent
 from mpsagent.agent.lease_body import Asked
 from mpsagent.agent.node import Node
@@ -134,15 +134,15 @@ def give_lease(node: Node, asked: Asked, by: int) -> Lease | str:
         if not line:
             return f"there is no process {asked.pid}"
         process = line[0]
-    number = int(node.store.get(kept.LEASE, 0)) + 1
+    number = int(node.store.get(saved.LEASE, 0)) + 1
     share = Share(f"lease {number}", asked.threads, asked.memory)
     until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + node.clock.shift()
     lease = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
-    node.store.put(kept.LEASE, number)
+    node.store.put(saved.LEASE, number)
     ended = [inp.LeaseEnded(now, one.number, by) for one in earlier]
     for one in node.agents:  # the job may be placed at any instance
         one.take([*ended, inp.LeaseGiven(now, lease)])
-        one.store.put("leases", kept.lease_rows(one.core))
+        one.store.put("leases", saved.lease_rows(one.core))
     return lease
 
 
@@ -151,7 +151,7 @@ def end_lease(node: Node, number: int, by: int) -> bool:
         return False
     for one in node.agents:
         one.take([inp.LeaseEnded(one.clock.now(), number, by)])
-        one.store.put("leases", kept.lease_rows(one.core))
+        one.store.put("leases", saved.lease_rows(one.core))
     return True
 
 

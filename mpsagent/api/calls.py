@@ -17,7 +17,7 @@ from mpsagent.api.events import Events
 from mpsagent.api.http import problem_answer
 from mpsagent.api.instances import Everything
 from mpsagent.api.reads import Reads
-from mpsagent.gate.linger import accept_descriptors
+from mpsagent.gate.sent_descriptors import accept_descriptors
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _silent = logging.getLogger("mpsagent.http")

@@ -21,7 +21,7 @@ from mpsagent.api.history import History
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import OtherVersion, Received
-from mpsagent.gate import linger
+from mpsagent.gate import sent_descriptors
 from mpsagent.system.journal import configure_log
 from mpsagent.system.listen import inherited
 from mpsagent.system.lock import AlreadyLocked, take
@@ -43,7 +43,7 @@ def main() -> None:
     words.add_argument("--user", type=int, metavar="UID", help="become this user")
     asked = words.parse_args()
     configure_log("auto")
-    linger.watch_over()  # while it may: a process that has changed its user may not open what that needs
+    sent_descriptors.watch_over()  # while it may: a process that has changed its user may not open what that needs
     if asked.user is not None and os.geteuid() == 0:
         _become(asked.user)
     given = inherited()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 
 from mpsagent.core import actions as act
-from mpsagent.core import over
+from mpsagent.core import memory_use
 from mpsagent.core.model import CLIENTS_PER_SERVER, Status
 from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
@@ -168,7 +168,7 @@ def _user(view: View, uid: int, *, known_only: bool) -> User:
         max_clients=rules.max_clients if rules.enforce_limits else None,
         max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
         named=view.shares,
-        total=None if total is None else over.left(view.state, uid, total),
+        total=None if total is None else memory_use.left(view.state, uid, total),
     )
 
 

@@ -15,10 +15,9 @@ from mpsagent.core import (
     admission,
     apart,
     caps,
-    doubts,
+    confirmation,
     drain,
     faults,
-    handovers,
     hangs,
     ladder,
     limits,
@@ -26,6 +25,7 @@ from mpsagent.core import (
     relayed,
     shutdown,
     starts,
+    stopped_handovers,
     turn_memory,
     turns,
     usage,
@@ -66,7 +66,7 @@ class Memories:
     pause: pause.Memory = field(default_factory=pause.Memory)
     faults: faults.Memory = field(default_factory=faults.Memory)
     hangs: hangs.Memory = field(default_factory=hangs.Memory)
-    handovers: handovers.Memory = field(default_factory=handovers.Memory)
+    handovers: stopped_handovers.Memory = field(default_factory=stopped_handovers.Memory)
     starts: starts.Memory = field(default_factory=starts.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
     relayed: relayed.Memory = field(default_factory=relayed.Memory)
@@ -76,7 +76,7 @@ class Memories:
     limits: limits.Memory = field(default_factory=limits.Memory)
     admission: admission.Memory = field(default_factory=admission.Memory)
     ladder: ladder.Memory = field(default_factory=ladder.Memory)
-    doubts: doubts.Memory = field(default_factory=doubts.Memory)
+    doubts: confirmation.Memory = field(default_factory=confirmation.Memory)
 
 
 class Core:
@@ -308,10 +308,10 @@ _RULES = (
     ("drain", drain),
     ("shutdown", shutdown),
     ("apart", apart),
-    ("handovers", handovers),
+    ("handovers", stopped_handovers),
     ("hangs", hangs),
     ("starts", starts),
     ("limits", limits),
     ("admission", admission),
-    ("doubts", doubts),
+    ("doubts", confirmation),
 )

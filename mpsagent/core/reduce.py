@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpsagent.core import inputs as inp
-from mpsagent.core import over, reduce_answers, reduce_logs, reduce_people
+from mpsagent.core import memory_use, reduce_answers, reduce_logs, reduce_people
 from mpsagent.core import transitions as tr
 from mpsagent.core.actions import (
     Done,
@@ -362,7 +362,7 @@ def _frozen(state: State, pid: int, start: int, since: float | None) -> State:
 
 
 def _memory(state: State, event: inp.MemorySeen, out: Out) -> State:
-    found = over.seen(state, event.at, event.memory)
+    found = memory_use.seen(state, event.at, event.memory)
     if (state.memory, state.over) == (event.memory, found):
         return state
     return replace(state, memory=event.memory, over=found)

@@ -1,5 +1,5 @@
 """What MPS itself answers: its servers, their status, their clients. It outweighs what was read from the logs, and it
-is what confirms it (:mod:`mpsagent.core.doubts`)."""
+is what confirms it (:mod:`mpsagent.core.confirmation`)."""
 
 from __future__ import annotations
 

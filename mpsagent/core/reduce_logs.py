@@ -1,8 +1,8 @@
 """What control.log and server.log say, into the state.
 
 Lines never make a process a client: they tell what happened to pids that passed the gate, and to servers. That a
-client has left, or that a server hangs, is a hint until MPS's own answers confirm it (:mod:`mpsagent.core.doubts`):
-lines can be forged. The two logs are two files and may be read in another order than they were written, so each rule
+client has left, or that a server hangs, is a hint until MPS's own answers confirm it (`confirmation`): lines can be
+forged. The two logs are two files and may be read in another order than they were written, so each rule
 looks at the times that it knows.
 """
 

@@ -1,6 +1,6 @@
 """GPU time of each user in the last day, for ``queue = "fair"``: the time in which a user had a client at work.
 
-Counted in whole hours that are forgotten one by one, for a bounded number of users; durable, see `agent.kept`.
+Counted in whole hours that are forgotten one by one, for a bounded number of users; durable, see `agent.saved`.
 """
 
 from __future__ import annotations

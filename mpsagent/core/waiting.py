@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from mpsagent.core import caps, over, pause_room
+from mpsagent.core import caps, memory_use, pause_room
 from mpsagent.core.admission import NEXT, hold, holds
 from mpsagent.core.model import Held
 from mpsagent.core.rule import Reason
@@ -123,7 +123,7 @@ def _bound(view: View, uid: int, line: Sequence[Held], use: _Use) -> Reason | No
         return Reason("max_clients", f"this user may have {count} at a time")
     total = None if user is None or user.total is None else view.rules(uid).total(view.state.devices)
     if total is not None:
-        used = [over.counted(view.state, client) for client in view.state.clients_of_user(uid)]
+        used = [memory_use.counted(view.state, client) for client in view.state.clients_of_user(uid)]
         more = view.limits_of(new.peer)
         if not total.fits((), more):
             return Reason("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")

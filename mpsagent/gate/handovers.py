@@ -18,6 +18,7 @@ from mpsagent.gate.channel import close_all
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.handover import HandOver, Plan, Stage
 from mpsagent.gate.handshake import Mark
+from mpsagent.gate.handshake_rescue import SETTLING, Rescuer
 from mpsagent.gate.holding import Holding
 from mpsagent.gate.lane import FIRST_PAUSE, LONGEST_PAUSE, Lane, Run
 from mpsagent.gate.orphans import Orphans
@@ -26,7 +27,6 @@ from mpsagent.gate.processes import KnownProcesses
 from mpsagent.gate.question import CONTROL, connect
 from mpsagent.gate.queue import Held, Process, Queue
 from mpsagent.gate.refusal import Refusal
-from mpsagent.gate.rescue import SETTLING, Rescuer
 from mpsagent.gate.store import DaemonName, Store
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, HELLO, SERVER_NOT_READY, Credentials

@@ -7,7 +7,7 @@ import asyncio
 
 from mpsagent.gate.announcement import Announcement, Told
 from mpsagent.gate.channel import close_all
-from mpsagent.gate.rescue import Rescuer
+from mpsagent.gate.handshake_rescue import Rescuer
 from mpsagent.mps.rendezvous import ACKNOWLEDGED, DESCRIPTOR
 
 MOST = 256

@@ -12,8 +12,8 @@ from mpsagent.gate.channel import take
 from mpsagent.gate.connection import Connection, Numbers, accepted
 from mpsagent.gate.counts import Counts
 from mpsagent.gate.handshake import Mark
-from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.pacing import Account, Rates
+from mpsagent.gate.sent_descriptors import accept_descriptors
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import HELLO, Kind, kind_bytes
 from mpsagent.wire.descriptors import SO_PASSCRED

@@ -12,7 +12,7 @@ import socket
 
 from mpsagent.gate.channel import Channel
 from mpsagent.gate.connection import Connection
-from mpsagent.gate.rescue import READY
+from mpsagent.gate.handshake_rescue import READY
 from mpsagent.mps.rendezvous import DESCRIPTOR, TOO_MANY, Credentials
 from mpsagent.wire.descriptors import SO_PASSCRED, with_descriptors
 

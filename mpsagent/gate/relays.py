@@ -10,8 +10,8 @@ from contextlib import suppress
 from mpsagent.gate.channel import Channel, as_user, close_all
 from mpsagent.gate.connection import Connection
 from mpsagent.gate.lane import Lane
-from mpsagent.gate.linger import accept_descriptors
 from mpsagent.gate.question import CONTROL, PRIVILEGED, connect
+from mpsagent.gate.sent_descriptors import accept_descriptors
 from mpsagent.gate.store import Store
 from mpsagent.mps.rendezvous import Credentials
 from mpsagent.wire.descriptors import Ancillary, with_descriptors

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpsagent.gate import keeper, linger, state
+from mpsagent.gate import keeper, sent_descriptors, state
 from mpsagent.gate.loop import Gate, Options, say
 from mpsagent.gate.store import inherited
 from mpsagent.mps.limits import Limits
@@ -58,7 +58,7 @@ def serve(options: Options, given: list[tuple[str, int]] | None = None) -> None:
     loop.set_exception_handler(_unexpected(time.monotonic()))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, loop.stop)
-    linger.watch_over()
+    sent_descriptors.watch_over()
     gate = checked(lambda: Gate(loop, options, descriptors))
     gc.freeze()  # a collection need not look at what the modules are made of, for longer than a hand-over takes
     loop.run_forever()

@@ -10,7 +10,7 @@ import pytest
 
 from mpsagent.agent.bypass import mode_doubts
 from mpsagent.agent.conditions import WAIT_SLACK, Condition, Conditions, _old_sharing, note_conditions, problems
-from mpsagent.agent.line import one_line
+from mpsagent.agent.status_line import one_line
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Control, Held, StartFailure

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.agent import kept
+from mpsagent.agent import saved
 from mpsagent.api import database
 from mpsagent.core.inputs import DrainOrdered, Peer
 from mpsagent.gate import state
 from mpsagent.mps.limits import Limits
 from mpsagent.system.store import Store
-from tests.agent.test_kept import core, told
+from tests.agent.test_saved import core, told
 from tests.core.said import known
 
 RELEASED = sorted((Path(__file__).resolve().parent.parent / "data/released").iterdir())
@@ -33,20 +33,20 @@ def test_an_agent_goes_on_with_drain_lease_and_turn(released: Path, tmp_path: Pa
     values = store.load()
     assert store.notes == []
     now = values["drain"]["since"] + 1.0
-    (drain,) = kept.drain(values, now)
+    (drain,) = saved.drain(values, now)
     assert isinstance(drain, DrainOrdered)
     assert drain.until == values["drain"]["until"]
 
     one = core()
-    one.receive_all(kept.leases(values, now), now)
+    one.receive_all(saved.leases(values, now), now)
     (lease,) = one.state.leases
     assert (lease.uid, lease.name, lease.share.threads) == (THIRD, "job-7", 30.0)
-    assert kept.lease_rows(one) == values["leases"]
-    kept.take_up_turn(one, values, told(known(now, Peer(71, SECOND, SECOND, 5), now - 2.0, Limits(10.0))), now)
-    assert kept.turn_row(one) == values["turn"]
-    assert kept.served_rows(one) == values["served"]
-    kept.take_up_usage(one, values, now)
-    assert {uid for uid, _ in kept.usage_rows(one)["hours"]} == {FIRST, SECOND}
+    assert saved.lease_rows(one) == values["leases"]
+    saved.take_up_turn(one, values, told(known(now, Peer(71, SECOND, SECOND, 5), now - 2.0, Limits(10.0))), now)
+    assert saved.turn_row(one) == values["turn"]
+    assert saved.served_rows(one) == values["served"]
+    saved.take_up_usage(one, values, now)
+    assert {uid for uid, _ in saved.usage_rows(one)["hours"]} == {FIRST, SECOND}
 
 
 def test_a_gate_goes_on_with_what_it_was_told_last(released: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import pytest
 
-from mpsagent.agent import lifted
+from mpsagent.agent import lifted_limits
 from mpsagent.agent.host import Agent
-from mpsagent.agent.lifted import Lifted
+from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.core.inputs import Lifts
 from mpsagent.system.processes import start_time
 from mpsagent.system.threads import THREADS, in_thread
@@ -148,7 +148,7 @@ def test_who_waits_learns_that_its_environment_would_lift_its_limit(stage: Stage
 
 def test_thousands_that_wait_with_such_an_environment_are_not_all_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each decision goes through them; a client is always one of them."""
-    monkeypatch.setattr(lifted.outsider, "lifts", lambda fresh, devices: [(True, "x")] * len(fresh))
+    monkeypatch.setattr(lifted_limits.outsider, "lifts", lambda fresh, devices: [(True, "x")] * len(fresh))
     held = {pid: SimpleNamespace(peer=SimpleNamespace(pid=pid, start=1)) for pid in range(10_000, 11_000)}
     state = cast("Any", SimpleNamespace(clients={}, held=held, devices=()))
 
@@ -163,7 +163,7 @@ def test_thousands_that_wait_with_such_an_environment_are_not_all_spoken_of(monk
         return one.found
 
     found = asyncio.run(scenario())
-    assert len(found) == lifted.MOST_FOUND + 1
+    assert len(found) == lifted_limits.MOST_FOUND + 1
     assert found[20_000] == Lifts(1, True, "x")
 
 
@@ -190,7 +190,7 @@ def test_clients_whose_environment_never_comes_do_not_take_the_threads_of_all_el
 ) -> None:
     """A look at such a page waits for as long as its process lives; after 32 of them no name was asked and no history
     written any more."""
-    monkeypatch.setattr(lifted, "DEADLINE", 0.02)
+    monkeypatch.setattr(lifted_limits, "DEADLINE", 0.02)
 
     async def scenario(pid: int) -> None:
         peer = SimpleNamespace(start=start_time(pid))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
-from mpsagent.core import doubts, engine, reduce
+from mpsagent.core import confirmation, engine, reduce
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.queue import Held, Queue
@@ -45,7 +45,7 @@ def test_whose_a_server_is_that_was_listed_while_it_started_is_asked_again_soon(
     assert core.state.servers[900].uid is None
     deadline = core.deadline()
     assert deadline is not None
-    assert deadline <= stage.now + doubts.SERVER_FOR
+    assert deadline <= stage.now + confirmation.SERVER_FOR
     assert act.Reconcile in [type(one) for one in core.tick(deadline).actions]
 
 

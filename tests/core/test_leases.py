@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mpsagent.agent import kept
+from mpsagent.agent import saved
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.mps.limits import Limits
@@ -135,12 +135,12 @@ def test_another_agent_goes_on_with_them() -> None:
         inp.LeaseGiven(stage.now, whole), inp.LeaseGiven(stage.now, Lease(4, share, 0.0, stage.now + 9, 0, uid=1))
     )
     assert stage.core is not None
-    rows = json.loads(json.dumps({"leases": kept.lease_rows(stage.core)}))
-    (found,) = kept.leases(rows, stage.now + 10)
+    rows = json.loads(json.dumps({"leases": saved.lease_rows(stage.core)}))
+    (found,) = saved.leases(rows, stage.now + 10)
     assert isinstance(found, inp.LeaseGiven)
     assert found.lease == whole
 
 
 @pytest.mark.parametrize("rows", [None, 3, [3], [{}], [{"number": 1}], {"a": 1}])
 def test_what_is_damaged_is_left_out(rows: object) -> None:
-    assert kept.leases({"leases": rows}, 0.0) == []
+    assert saved.leases({"leases": rows}, 0.0) == []

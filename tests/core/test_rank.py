@@ -7,7 +7,7 @@ import json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpsagent.agent import kept
+from mpsagent.agent import saved
 from mpsagent.core import transitions as tr
 from mpsagent.core import usage
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, USERS, Stage
@@ -171,11 +171,11 @@ def test_another_agent_counts_on() -> None:
     stage.client(BOB)
     stage.run(100)
     assert stage.core is not None
-    rows = json.loads(json.dumps({"usage": kept.usage_rows(stage.core)}))
+    rows = json.loads(json.dumps({"usage": saved.usage_rows(stage.core)}))
     stage.kill_agent()
     stage.start_agent()
     stage.run(1)
-    kept.take_up_usage(stage.core, rows, stage.now)
+    saved.take_up_usage(stage.core, rows, stage.now)
     stage.client(CAROL)
     stage.run(50)
     spent = stage.core.memories.usage
@@ -192,7 +192,7 @@ def test_whatever_stands_in_the_store_the_agent_starts() -> None:
         {"usage": {"hours": [[1]], "since": []}},
         {"usage": {"hours": [], "since": [["x", 1]]}},
     ):
-        kept.take_up_usage(stage.core, rows, stage.now)
+        saved.take_up_usage(stage.core, rows, stage.now)
     assert stage.core.memories.usage.spent == {}
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpsagent.core import actions as act
-from mpsagent.core import doubts, relayed
+from mpsagent.core import confirmation, relayed
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client, State
 from mpsagent.core.reduce import reduce
@@ -110,12 +110,12 @@ def test_who_the_gate_has_not_told_of_yet_is_not_asked_about() -> None:
     met = replace(state, gate=replace(state.gate, since=stage.now))
 
     def asked(state: State, seconds: float) -> bool:
-        made = doubts.decide(View(state), doubts.Memory(), stage.now + seconds).actions
+        made = confirmation.decide(View(state), confirmation.Memory(), stage.now + seconds).actions
         return any("process 77" in one.reason for one in made)
 
     assert asked(state, 0.1)
-    assert not asked(met, doubts.ADOPTED_FOR - 0.1)
-    assert asked(met, doubts.ADOPTED_FOR)
+    assert not asked(met, confirmation.ADOPTED_FOR - 0.1)
+    assert asked(met, confirmation.ADOPTED_FOR)
 
 
 def test_the_next_user_of_the_number_is_not_taken_for_the_one_that_was_seen() -> None:

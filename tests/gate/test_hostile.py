@@ -267,7 +267,7 @@ def test_where_it_cannot_be_refused_nobody_waits_for_it(
     rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 6.16. The gate is stopped meanwhile, so that the last one who has the descriptor is the gate."""
-    (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.linger as one; one.SO_PASSRIGHTS = 9999")
+    (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.sent_descriptors as one; one.SO_PASSRIGHTS = 9999")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
     rig.start_daemon()
     rig.start_gate()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent import telling
-from mpsagent.agent.telling import Telling
+from mpsagent.agent import journaling
+from mpsagent.agent.journaling import Telling
 from mpsagent.policy.identity import Identity
 from mpsagent.system import names as name_service
 from mpsagent.system.names import Names
@@ -28,7 +28,7 @@ class Lines:
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     found = Lines()
-    monkeypatch.setattr(telling, "log", found)
+    monkeypatch.setattr(journaling, "log", found)
     return found
 
 
@@ -60,7 +60,7 @@ def play(names: Names, *records: dict[str, Any], until: int, lines: Lines) -> No
 
 def test_the_first_line_about_a_user_has_the_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what comes behind it does not overtake it."""
-    monkeypatch.setattr(telling, "PATIENCE", 30.0)
+    monkeypatch.setattr(journaling, "PATIENCE", 30.0)
     monkeypatch.setattr(name_service, "identity_of", lambda uid: Identity(uid, "alice"))
     play(Names(), waiting(1), {"kind": "control.ended", "pid": 9}, waiting(1), until=3, lines=lines)
     alice = "process 7 of alice waits at the gate"
@@ -84,11 +84,11 @@ def test_a_name_service_that_hangs_keeps_no_line(lines: Lines, monkeypatch: pyte
 
 def test_a_crowd_of_lines_waits_for_no_name(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory is bounded, and nothing is left out."""
-    monkeypatch.setattr(telling, "PATIENCE", 60.0)
+    monkeypatch.setattr(journaling, "PATIENCE", 60.0)
     over = threading.Event()
     monkeypatch.setattr(name_service, "identity_of", lambda uid: Identity(uid, str(over.wait(60))))
     try:
-        play(Names(), *(waiting(1) for _ in range(telling.MOST + 1)), until=telling.MOST + 1, lines=lines)
+        play(Names(), *(waiting(1) for _ in range(journaling.MOST + 1)), until=journaling.MOST + 1, lines=lines)
     finally:
         over.set()
-    assert len(lines.said) == telling.MOST + 1
+    assert len(lines.said) == journaling.MOST + 1

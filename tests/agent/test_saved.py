@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent import kept
+from mpsagent.agent import saved
 from mpsagent.agent.node import Node
 from mpsagent.api import missed
 from mpsagent.core import actions as act
@@ -26,7 +26,7 @@ from mpsagent.wire import link
 from tests.core.said import knocked, known
 
 NOW = 1000.0
-KEYS = ("drain", "served", kept.LEASE, "left/drain", "left/served", "right/drain", "right/served")
+KEYS = ("drain", "served", saved.LEASE, "left/drain", "left/served", "right/drain", "right/served")
 DRAIN = {"since": 10.0, "until": None, "restart": False}
 ALICE, BOB = Peer(71, 1001, 1001, 5), Peer(72, 1002, 1002, 6)
 
@@ -71,15 +71,15 @@ def kinds(actions: tuple[act.Action, ...]) -> list[str]:
 
 
 def test_a_drain_goes_on() -> None:
-    (order,) = kept.drain({"drain": {"since": 10.0, "until": 70.0}}, NOW)
+    (order,) = saved.drain({"drain": {"since": 10.0, "until": 70.0}}, NOW)
     assert order == inp.DrainOrdered(NOW, 10.0, 70.0)
-    assert kept.drain({"drain": {"since": 10, "until": None}}, NOW) == [inp.DrainOrdered(NOW, 10.0, None)]
-    assert kept.drain({}, NOW) == []
+    assert saved.drain({"drain": {"since": 10, "until": None}}, NOW) == [inp.DrainOrdered(NOW, 10.0, None)]
+    assert saved.drain({}, NOW) == []
 
 
 @pytest.mark.parametrize("broken", [None, 7, [], {"since": 1.0}, {"since": "x", "until": None}, {"until": 3.0}])
 def test_what_is_no_drain_is_none(broken: object) -> None:
-    assert kept.drain({"drain": broken}, NOW) == []
+    assert saved.drain({"drain": broken}, NOW) == []
 
 
 # --- who is being ended -----------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ def ladder(asked: bool, peer: Peer = ALICE, start: int | None = None) -> dict[st
 
 def resumed(kept_values: dict[str, Any], *clients: inp.Input) -> tuple[act.Action, ...]:
     one = core()
-    return one.receive_all([*told(*clients), kept.ending(kept_values, NOW)], NOW).actions
+    return one.receive_all([*told(*clients), saved.ending(kept_values, NOW)], NOW).actions
 
 
 def test_what_mps_was_asked_is_not_asked_again() -> None:
@@ -113,7 +113,7 @@ def test_no_other_process_is_put_on_the_ladder() -> None:
 
 @pytest.mark.parametrize("broken", [None, 7, "x", [7], [["x"] * 6], [[1, 2]], {"a": 1}])
 def test_what_is_no_ladder_is_none(broken: object) -> None:
-    assert kept.ending({"ending": broken}, NOW).ending == ()
+    assert saved.ending({"ending": broken}, NOW).ending == ()
 
 
 def test_what_is_kept_is_what_the_next_one_reads() -> None:
@@ -121,9 +121,9 @@ def test_what_is_kept_is_what_the_next_one_reads() -> None:
     one = core()
     one.receive_all(told(at_work()), NOW)
     one.receive(inp.EndClient(NOW, ALICE.pid, 0, True), NOW)
-    rows = kept.ending_rows(one)
+    rows = saved.ending_rows(one)
     assert [row[:3] for row in rows] == [[ALICE.pid, ALICE.start, ALICE.uid]]
-    assert kept.ending({"ending": rows}, NOW).ending[0][:3] == (ALICE.pid, ALICE.start, ALICE.uid)
+    assert saved.ending({"ending": rows}, NOW).ending[0][:3] == (ALICE.pid, ALICE.start, ALICE.uid)
 
 
 # --- whose turn it is -------------------------------------------------------------------------------------------------
@@ -137,11 +137,11 @@ def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() 
     """Otherwise an agent that is restarted now and then lets a turn last for ever."""
     first = core()
     first.receive_all(told(at_work(), waits()), NOW)
-    row = kept.turn_row(first)
+    row = saved.turn_row(first)
     assert row is not None
     assert row[:4] == [1001, 900.0, 980.0, NOW], "warned now, ten seconds after bob came"
     second, later, events = core(), NOW + 15.0, told(at_work(), waits())
-    kept.take_up_turn(second, {"turn": row}, events, later)
+    saved.take_up_turn(second, {"turn": row}, events, later)
     assert "turn.warning" not in kinds(second.receive_all(events, later).actions)
     assert "turn.ending" in kinds(second.tick(NOW + 20.1).actions), "20 s after the first warning"
     third = core()
@@ -151,23 +151,23 @@ def test_a_turn_in_its_grace_is_warned_once_and_its_grace_does_not_begin_anew() 
 def test_a_turn_of_a_user_who_has_gone_is_over() -> None:
     """Kept for a user without a client it would hold up everybody."""
     one, events = core(), told(waits())
-    kept.take_up_turn(one, {"turn": [1001, 900.0, 980.0, 990.0, None]}, events, NOW)
+    saved.take_up_turn(one, {"turn": [1001, 900.0, 980.0, 990.0, None]}, events, NOW)
     assert holder(one, events) == 1002
 
 
 def test_who_had_a_turn_stays_behind_who_came_meanwhile() -> None:
     """The order of the queue outlives the agent."""
     one, events = core(), told(knocked(NOW, 1, ALICE, 940.0), waits(950.0))
-    kept.take_up_turn(one, {"served": [[1001, 960.0]]}, events, NOW)
+    saved.take_up_turn(one, {"served": [[1001, 960.0]]}, events, NOW)
     assert holder(one, events) == 1002
-    assert [1001, 960.0] in kept.served_rows(one)
+    assert [1001, 960.0] in saved.served_rows(one)
 
 
 @pytest.mark.parametrize("broken", [None, 7, "x", [], [1001], [1001, "x", None, None, None], {"a": 1}])
 def test_what_is_no_turn_is_none(broken: object) -> None:
     one = core()
     before = one.memories
-    kept.take_up_turn(one, {"turn": broken, "served": broken or None}, told(at_work()), NOW)
+    saved.take_up_turn(one, {"turn": broken, "served": broken or None}, told(at_work()), NOW)
     assert one.memories is before
 
 
@@ -226,10 +226,10 @@ def test_a_number_that_is_used_again_is_another_client() -> None:
 def test_who_waits_and_for_how_long_clients_had_waited_is_kept() -> None:
     one = core()
     one.receive_all(told(at_work()._replace(waited=12.3456), waits(950.0)), NOW)
-    rows = {"waiting": kept.waiting_rows(one), "waited": kept.waited_rows(one)}
-    assert kept.waits(json.loads(json.dumps(rows))) == (frozenset({1002}), {(71, ALICE.start): 12.346})
+    rows = {"waiting": saved.waiting_rows(one), "waited": saved.waited_rows(one)}
+    assert saved.waits(json.loads(json.dumps(rows))) == (frozenset({1002}), {(71, ALICE.start): 12.346})
     for broken in ({"waited": 7}, {"waiting": ["x"]}, {"waited": [[1]]}, {}):
-        assert kept.waits(broken) == (frozenset(), {})
+        assert saved.waits(broken) == (frozenset(), {})
 
 
 def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None:
@@ -237,7 +237,7 @@ def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None
     who came waited. And an agent of several that was started twice had forgotten the drain."""
     store = Store(None)
     store.put("drain", DRAIN)
-    store.put(kept.LEASE, 7)
+    store.put(saved.LEASE, 7)
 
     def start(*names: str) -> list[dict[str, Any]]:
         """Agents for these instances on what the ones before have kept; the drain that each of them finds."""
@@ -261,7 +261,7 @@ def test_what_one_instance_kept_moves_to_the_first_of_several_and_back() -> None
     store.put("left/drain", DRAIN)  # of an agent of an earlier version, which left both
     assert start("left") == [None]
     assert start("left", "right") == [None, None]
-    assert store.get(kept.LEASE) == 7
+    assert store.get(saved.LEASE) == 7
 
 
 def test_what_users_apart_have_left_who_are_gone_is_known() -> None:
@@ -274,7 +274,7 @@ def test_what_users_apart_have_left_who_are_gone_is_known() -> None:
         "lease": 5,
         "other/turn": 1,
     }
-    assert kept.gone(values, ["gpu", "gpu-u1001"]) == {"gpu-u1002"}
+    assert saved.gone(values, ["gpu", "gpu-u1001"]) == {"gpu-u1002"}
 
 
 # --- the wall clock ---------------------------------------------------------------------------------------------------
@@ -290,10 +290,10 @@ def test_what_is_kept_moves_with_the_wall_clock() -> None:
         "drain": {"since": at, "until": at, "restart": False}, "shutdowns": [[70, at, 0, at, False]],
         "logs": {"control": [5, at]}, "lease": 4,
     }  # fmt: skip
-    text, there = json.dumps(values), json.dumps(kept.moved(values, hour))
+    text, there = json.dumps(values), json.dumps(saved.moved(values, hour))
     assert text.count(str(at)) == 12
     assert there.count(str(at + hour)) == 11
-    assert kept.moved(values, hour)["logs"] == values["logs"]
+    assert saved.moved(values, hour)["logs"] == values["logs"]
     assert json.loads(there.replace(str(at + hour), str(at))) == values
 
 
@@ -301,6 +301,6 @@ def test_what_is_kept_moves_with_the_wall_clock() -> None:
 def test_a_time_from_the_future_keeps_no_user_waiting(row: dict[str, Any]) -> None:
     """A machine whose clock was set back while it was off."""
     one, events = core(), told(knocked(NOW, 1, ALICE, NOW))
-    kept.take_up_turn(one, row, events, NOW)
+    saved.take_up_turn(one, row, events, NOW)
     assert holder(one, events) == 1001
-    assert all(at <= NOW for _, at in [*kept.served_rows(one), *kept.suspended_rows(one)])
+    assert all(at <= NOW for _, at in [*saved.served_rows(one), *saved.suspended_rows(one)])

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from mpsagent.gate.rescue import PATIENCE, SETTLING, UNSURE, Rescue, Rescuer
+from mpsagent.gate.handshake_rescue import PATIENCE, SETTLING, UNSURE, Rescue, Rescuer
 from mpsagent.mps.rendezvous import Credentials
 
 FD, READY = b"OUTBCUFD\0", b"\0"
