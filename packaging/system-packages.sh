@@ -63,6 +63,8 @@ want slurmd command -v slurmd
 want slurm-client command -v sbatch
 want munge command -v munged
 want iproute2 command -v ip
+# The package of before is built from the history.
+want git command -v git
 # What `make release` needs.
 want rpm command -v rpmbuild
 want lintian command -v lintian
