@@ -12,7 +12,6 @@ from tests.booted.package import build
 from tests.booted.service import BOB, SIMULATED, assert_served_exactly, enable
 
 
-
 def _rpm() -> tuple[str, ...]:
     """Debian 12's wants to be told that it is not on a system of rpm's; Debian 13's knows no such option."""
     known = shutil.which("rpm") and subprocess.run(["rpm", "--force-debian", "--version"], capture_output=True)
