@@ -1,8 +1,10 @@
 """`mpsagent-cli run -- COMMAND`: a program that says why it waits for the GPU, and that ends without hurting others.
 
-The program is in a process group of its own, so Ctrl-C, a closed terminal and a batch system's signal come here first.
+The program is in a process group of its own, so Ctrl-C, a closed terminal and the signal of a container's engine come
+here first.
 A signal in the middle of a kernel is a fault for all on the server: the program's clients are ended through MPS before
-it is passed on. Nothing is asked while the program works: a stream of events says when it waits, or when its turn ends.
+it is passed on. While the program works a stream of events says when it waits, or when its turn ends; the queue is
+asked once at each heartbeat, in case an event was missed.
 """
 
 from __future__ import annotations
