@@ -77,6 +77,7 @@ class Acting:
         return {**found, "user": self._node.name_of(found["uid"])}
 
     async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
+        """End several clients, each as :meth:`terminate` does; `ending`: which."""
         agents = self._node.agents
         clients = [one for agent in agents for one in agent.state.clients.values()]
         found = await in_thread(requests.those_of, those, clients, deadline=LOOK_WAIT)

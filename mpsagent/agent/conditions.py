@@ -110,7 +110,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     what = f"server {differs} started with other limits than its client was handed over with" if differs else None
     conditions.set("limits", what, now, "see mpsagent-cli events; was the daemon changed by hand?")
     users = ", ".join(f"user {uid}: {why}" for uid, why in list(state.unconfirmed.items())[:5])
-    what = f"MPS does not confirm limits, so the fail-safe ones are tried instead ({users})" if users else None
+    what = f"MPS does not confirm limits, so the strictest ones are tried instead ({users})" if users else None
     conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
     what, do = None, "end what that user has left behind (ps -u USER): MPS gives nothing back before"
     kept = [(pid, uid, server) for server in state.servers.values() for pid, uid in state.kept_open(server).items()]
@@ -120,7 +120,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     conditions.set("kept open", what, now, do)
     gate = state.gate
     unknown = "the control daemon greets in a way that is not known" if gate and gate.known_handshake is False else None
-    do = "is the driver another one? clients are passed on untouched, with the fail-safe limits; turns are not kept"
+    do = "is the driver another one? clients are passed on untouched, with the strictest limits; turns are not kept"
     conditions.set("handshake", unknown, now, do)
     names = _unidentified(view, now)
     do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
@@ -230,10 +230,10 @@ def _limits(view: View) -> Unsure:
     state = view.state
     strict = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.fail_safe]
     unseen = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.unseen]
-    what = f"clients with the fail-safe limits instead of their own: {some(strict)}" if strict else None
+    what = f"clients with the strictest limits instead of their own: {some(strict)}" if strict else None
     yield "fail-safe", what, ""
     through = "clients that came through another process and were not seen by the gate"
-    then = "they count, pause and end with their user, but nobody could hold them before they worked"
+    then = "they count, pause and end with their user, but the gate could not hold them before they worked"
     yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None, ""
     unnamed = "server.log does not name its clients (a driver before 580)"
     what = f"{unnamed}: a client counts as at work until its process ends"

@@ -205,7 +205,7 @@ _OF_INSTANCE: dict[tuple[str, str], Callable[[Json], float]] = {
     ("draining", "1 while nothing new is let in."): lambda page: page["drain"]["draining"],
     ("limits_drifted", "Servers with other than their first client's limits."): lambda page: _count(page, "drifted"),
     ("limits_unconfirmed", "Users whose limits MPS did not confirm."): lambda page: _count(page, "unconfirmed"),
-    ("clients_fail_safe", "Clients with the fail-safe limits."): lambda page: _count(page, "fail_safe"),
+    ("clients_fail_safe", "Clients with the strictest limits."): lambda page: _count(page, "fail_safe"),
     ("unknown_lines", "Log lines no rule knows."): lambda page: page["unknown_lines"],
     ("foreign_lines", "Log lines about processes that did not pass the gate."): lambda page: page["foreign_lines"],
 }  # fmt: skip

@@ -40,6 +40,7 @@ AGAIN = 10.0
 ENDED_FOR, ENDED_LOOK = 10.0, 0.1
 """Seconds in which MPS ends clients; a signal is passed on after that anyhow."""
 BUSY = (429, 503)
+"""What the agent answers to one order too many at a time: it is given again."""
 TOGETHER = 1.0
 """Seconds in which signals are one: a terminal that is closed sends SIGHUP twice, `timeout` SIGTERM."""
 FIRST_PID_NAMESPACE = 0xEFFFFFFC

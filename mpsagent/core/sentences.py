@@ -120,7 +120,7 @@ def _left(w: _Words) -> str:
 
 
 def _connected(w: _Words) -> str:
-    strict = " (the fail-safe limits)" if w.get("fail_safe") else ""
+    strict = " (the strictest limits)" if w.get("fail_safe") else ""
     waited = f" after {w.span('waited')}" if w["waited"] >= 0.005 else ""
     if w.get("unseen"):
         through = "it came through another process and was not seen by the gate"

@@ -63,7 +63,7 @@ def of(one: tr.Transition) -> str:
         (tr.TurnEnded(1.0, 1001, 1830.0, True), "the turn of alice is over after 30m30s, by the policy"),
         (
             tr.ClientConnected(1.0, 70, 1001, 3.2, Limits(20.0, {0: 1 << 30}), True),
-            "process 70 of alice was let in after 3.20s with 20 %, 1G (the fail-safe limits)",
+            "process 70 of alice was let in after 3.20s with 20 %, 1G (the strictest limits)",
         ),
         (
             tr.ClientEnded(1.0, 70, 1001, 5, "lost", 12.0, 0.0),

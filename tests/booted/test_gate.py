@@ -249,7 +249,7 @@ def test_an_agent_that_cannot_start_opens_the_gate_with_the_fail_safe_limits(nod
     client = node.start(CLIENT, "query", user=BOB)
     assert_served(client, 10)
     assert node.systemctl("is-active", "mpsagent-open.service") == "active"
-    assert "fail-safe limits" in node.journal("-u", "mpsagent.service")
+    assert "strictest limits" in node.journal("-u", "mpsagent.service")
     # One that starts: systemd hears that it is ready.
     node.write(
         "/etc/systemd/system/mpsagent.service.d/broken.conf",
