@@ -270,10 +270,7 @@ class Node(Recorder):
     def _look_around(self, now: float) -> None:
         self.conditions.expire(now)
         self.shown.changed()
-        lost = f", {self.shown.lost} lost" if self.shown.lost else ""
-        away = f"the api is away: {self.shown.away} ({len(self.shown.kept)} records wait{lost})"
-        do = "it is started again by itself; see journalctl -u mpsagent-api"
-        self.conditions.set("api", None if self.shown.away is None else away, now, do)
+        self._look_at_api(now)
         self._look_at_opens(now)
         self._look_at_gate(now)
         if not self._foreign_busy and now >= self._foreign_at:
@@ -283,6 +280,12 @@ class Node(Recorder):
         what = f"{unplaced} connections wait for the name service to say whose they are" if unplaced else None
         self.conditions.set("names", what, now, "see getent passwd UID; where a user belongs is named in the policy")
         self.apart.look()
+
+    def _look_at_api(self, now: float) -> None:
+        lost = f", {self.shown.lost} lost" if self.shown.lost else ""
+        away = f"the api is away: {self.shown.away} ({len(self.shown.kept)} records wait{lost})"
+        do = "it is started again by itself; see journalctl -u mpsagent-api"
+        self.conditions.set("api", None if self.shown.away is None else away, now, do)
 
     def _look_at_gate(self, now: float) -> None:
         path, problem = f"{self.where.public}/control", self.placing.link.problem
@@ -329,6 +332,7 @@ class Node(Recorder):
 
     def page(self) -> Page:
         """What is so. Of users: who has to do with MPS now."""
+        self._look_at_api(self.clock.now())  # it has come since the last look
         nvml, seen = self.gpus.nvml, self.gpus
         names = dict(self.people.known) | {uid: who for one in self.agents for uid, who in one.people.known.items()}
         return Page(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,12 @@ class Stage(scenes.Stage):
     # What is on record
 
     def records(self, kind: str | None = None, **fields: object) -> list[dict[str, Any]]:
-        """As far as they are on disk."""
+        """As far as they are on disk; of an agent that runs, all until now."""
+        for agent in self.agents:
+            agent.written_down()
+        return self._records(kind, fields)
+
+    def _records(self, kind: str | None, fields: Mapping[str, object]) -> list[dict[str, Any]]:
         try:
             found = database.find(self.place / "state-api" / database.NAME, database.Query(after=0, limit=1_000_000))
         except OSError:  # not there yet
@@ -81,7 +87,7 @@ class Stage(scenes.Stage):
         found: list[dict[str, Any]] = []
 
         def is_there() -> bool:
-            found[:] = self.records(kind, **fields)
+            found[:] = self._records(kind, fields)
             return bool(found)
 
         self.until(is_there, f"on record: {kind} {fields}")

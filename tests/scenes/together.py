@@ -251,8 +251,9 @@ def contexts(stage: Stage, count: int) -> Result:
         for times in range(1, 4):
             greedy.signal(signal.SIGUSR1)
             stage.until(lambda one=greedy, so_far=times: one.text().count(WORKED) == so_far, "one context for another")
-        if waits.rc is not None or _reasons(stage) != {"max_contexts"} or len(agent.found("client.refused", mark)) != 1:
-            problems.append(f"{waits.rc} {_reasons(stage)} {agent.found('client.refused', mark)}")
+        stage.until(lambda: _reasons(stage) == {"max_contexts"}, "its user's next process waits for a context to end")
+        if waits.rc is not None or len(agent.found("client.refused", mark)) != 1:
+            problems.append(f"{waits.rc} {agent.found('client.refused', mark)}")
         greedy.kill()
         waits.ended()
         served += waits.inside(SHARES[USERS[0]][0])
