@@ -473,3 +473,15 @@ def test_a_process_that_ends_while_the_gate_tells_of_it_is_not_kept_for_ever(pla
             await until(lambda: not agent.state.clients)
 
     play(place, scenario)
+
+
+def test_a_page_does_not_say_that_the_api_is_away(place: Path) -> None:
+    """It says what a look found a moment before the api was reached: /healthz answered 503 with it, of itself."""
+
+    async def scenario(agent: Agent) -> None:
+        node = node_of(agent)
+        await until(lambda: "api" in topics(agent))
+        node.shown.away = None
+        assert not [one.what for one in node.page().conditions if "api is away" in one.what]
+
+    play(place, scenario)
