@@ -30,8 +30,8 @@ from mpsagent.system.names import Names
 
 SETTLE = 5.0
 """Seconds after which it is looked again whether all that is open is still there."""
-SILENT = 1.5
-"""Seconds after which an agent that says nothing is said to be silent; it says something twice a second."""
+SILENT = 1.9
+"""Seconds after which an agent that says nothing is said to be silent; it says something once a second."""
 FIRST = 3.0
 LONGEST = 256 << 20
 NAMES = 10_000

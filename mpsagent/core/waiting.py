@@ -47,9 +47,12 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
     state, found = view.state, list[Waiting]()
     present = state.queue()
     mine = [view.turn.uid] if view.turn is not None and view.turn.uid in present else []
+    users = dict.fromkeys([*mine, *view.waiting(), *present])
+    if not users:  # a page is made each second
+        return ()
     everybody, use = next(holds(view, now), None), _use(view)
     at = None if everybody is not None else _free(view, now)
-    for uid in dict.fromkeys([*mine, *view.waiting(), *present]):
+    for uid in users:
         line = state.held_of(uid)
         paused = [client.pid for client in state.clients_of_user(uid)] if uid in view.suspended else []
         pids = dict.fromkeys([*paused, *(one.peer.pid for one in line)])

@@ -82,7 +82,7 @@ class Machine:
         self.policy = policy(text)
         self.metrics = Metrics(NAMES.get)
         self.history, self.conditions = Records(self.metrics), Conditions()
-        self.clock, self.people = SimpleNamespace(at=lambda at: at), SimpleNamespace(known={})
+        self.clock, self.people = SimpleNamespace(at=lambda at: at, now=lambda: 0.0), SimpleNamespace(known={})
         self.policy_errors: tuple[Any, ...] = ()
         self.policy_loaded: float | None = 1000.0
         self.gpus = SimpleNamespace(
@@ -139,6 +139,9 @@ class Machine:
 
     def _places(self) -> list[placement.Place]:
         return [placement.place_of(one.policy, one.view()) for one in self._templates()]
+
+    def _look_at_api(self, now: float) -> None:
+        """It is there."""
 
     @property
     def page(self) -> Any:
