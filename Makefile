@@ -17,7 +17,7 @@ WORKERS ?= 3
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm release clean
+.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench            the figures in docs/, measured here'
 	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
 	@echo '                      (SHARING=together|apart, SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
+	@echo 'make fuzz             what others may send, made up for FUZZ_SECONDS each: handshake, link, orders, logs, policies, files'
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
 	@echo 'make docs             README and docs/ as pages for a browser, in build/docs'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
@@ -109,6 +110,13 @@ INSTANCES ?= one
 disorder: $(STAMP)
 	@$(PY) -m tests.disorder.run --sim --server $(SERVER) --sharing $(SHARING) --clients $(CLIENTS) --seconds $(DISORDER_SECONDS) \
 		--busy $(BUSY) --gpus $(GPUS) --instances $(INSTANCES) $(if $(SEED),--seed $(SEED))
+
+# A minute for each; `make test-all` has 15 s for each, more with FUZZ_SECONDS. WORDS: only these (`python -m tests.fuzz -h`).
+FUZZ_SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,15)
+WORDS        ?=
+export FUZZ_SECONDS
+fuzz: $(STAMP)
+	@$(PY) -m pytest -n $(WORKERS) --timeout 0 -m 'long or not long' tests/fuzz $(if $(WORDS),-k '$(WORDS)') $(PYTEST_ARGS)
 
 conformance: $(STAMP)
 	@$(PY) tests/conformance/run.py

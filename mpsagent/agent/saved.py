@@ -6,6 +6,7 @@ start time, and a turn only goes on for a user who still has clients.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -30,6 +31,16 @@ SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
 """Clients that are being ended; a server has 48."""
+_DAMAGED = (KeyError, TypeError, ValueError, OverflowError, AttributeError)
+"""What a row that this agent has not written may raise. It is left out."""
+
+
+def _number(value: Any) -> float:
+    """Raises one of these; JSON's 1e999 is infinite, and no time."""
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError(found)
+    return found
 
 
 def moved(values: Mapping[str, Any], by: float) -> dict[str, Any]:
@@ -98,19 +109,19 @@ def waited_rows(core: Core) -> list[list[Any]]:
 
 def waits(kept: Mapping[str, Any]) -> tuple[frozenset[int], dict[tuple[int, int], float]]:
     """Both, as an earlier agent has kept them."""
-    with suppress(ValueError, TypeError):
-        waited = {(int(pid), int(start)): float(span) for pid, start, span in kept.get("waited") or ()}
+    with suppress(*_DAMAGED):
+        waited = {(int(pid), int(start)): _number(span) for pid, start, span in kept.get("waited") or ()}
         return frozenset(int(uid) for uid in kept.get("waiting") or ()), waited
     return frozenset(), {}
 
 
 def take_up_usage(core: Core, kept: Mapping[str, Any], now: float) -> None:
     """What users had before this agent counts on; who worked then is counted until now."""
-    with suppress(ValueError, TypeError, KeyError, AttributeError):
+    with suppress(*_DAMAGED):
         rows = kept["usage"]
-        hours = {int(uid): {int(at): float(spent) for at, spent in one[: usage.HOURS + 1]}
+        hours = {int(uid): {int(at): _number(spent) for at, spent in one[: usage.HOURS + 1]}
                  for uid, one in rows["hours"][: usage.MOST_USERS]}  # fmt: skip
-        since = [(int(uid), min(now, float(at))) for uid, at in rows["since"][:MOST]]
+        since = [(int(uid), min(now, _number(at))) for uid, at in rows["since"][:MOST]]
         core.memories = replace(core.memories, usage=usage.count(usage.Memory(hours=hours), since, now))
 
 
@@ -130,16 +141,16 @@ def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
     found: list[inp.Input] = []
     rows = kept.get("leases")
     for row in rows[:MOST] if isinstance(rows, list) else ():
-        with suppress(KeyError, TypeError, ValueError):
+        with suppress(*_DAMAGED):
             threads = None if row["threads"] is None else parse.threads(row["threads"])
             sizes = None if row["memory"] is None else {str(one): _memory(size) for one, size in row["memory"].items()}
             process = None if row["process"] is None else (int(row["process"][0]), int(row["process"][1]))
-            number, until = int(row["number"]), float(row["until"])
+            number, until = int(row["number"]), _number(row["until"])
             share = Share(f"lease {number}", threads, sizes)
             uid = None if row["uid"] is None else int(row["uid"])
             cgroup = None if row["cgroup"] is None else str(row["cgroup"])
             name = None if row.get("name") is None else str(row["name"])
-            lease = Lease(number, share, float(row["since"]), until, int(row["by"]), uid, cgroup, process, name)
+            lease = Lease(number, share, _number(row["since"]), until, int(row["by"]), uid, cgroup, process, name)
             if until > now and (uid, cgroup, process) != (None, None, None):
                 found.append(inp.LeaseGiven(now, lease))
     return found
@@ -151,11 +162,11 @@ def _memory(size: object) -> values.Memory:
 
 def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
     """Maintenance goes on: an upgrade in the middle of it must not let users back in."""
-    with suppress(KeyError, TypeError, ValueError):
+    with suppress(*_DAMAGED):
         row = kept["drain"]
         until = row["until"]
-        until = None if until is None else float(until)
-        return [inp.DrainOrdered(now, float(row["since"]), until, bool(row.get("restart")))]
+        until = None if until is None else _number(until)
+        return [inp.DrainOrdered(now, _number(row["since"]), until, bool(row.get("restart")))]
     return []
 
 
@@ -164,11 +175,11 @@ def shutdowns(kept: Mapping[str, Any], core: Core, now: float) -> list[inp.Input
     found: list[inp.Input] = []
     rows = kept.get("shutdowns")
     for row in rows[:MOST] if isinstance(rows, list) else ():
-        with suppress(ValueError, TypeError):
+        with suppress(*_DAMAGED):
             pid, since, by, until, force = row
             server = core.state.servers.get(int(pid))
-            if server is not None and server.started <= float(since):
-                found.append(inp.ShutdownOrdered(now, server.pid, float(since), float(until), int(by), bool(force)))
+            if server is not None and server.started <= _number(since):
+                found.append(inp.ShutdownOrdered(now, server.pid, _number(since), _number(until), int(by), bool(force)))
     return found
 
 
@@ -177,7 +188,7 @@ def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:
     found = []
     rows = kept.get("ending")
     for row in rows[:MOST] if isinstance(rows, list) else ():
-        with suppress(ValueError, TypeError):
+        with suppress(*_DAMAGED):
             pid, start, uid, reason, rule, asked = row
             found.append((int(pid), int(start), int(uid), str(reason), str(rule), bool(asked)))
     return inp.Resumed(now, tuple(found))
@@ -186,16 +197,16 @@ def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:
 def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input], now: float) -> None:
     """Before the engine decides for the first time: the turn goes on where the earlier agent was with it, when its user
     has a client among what the gate has ``told``. No time is later than ``now``: nobody is to wait for it."""
-    with suppress(ValueError, TypeError, KeyError):
-        served = {int(uid): min(now, float(at)) for uid, at in kept["served"][:MOST]}
+    with suppress(*_DAMAGED):
+        served = {int(uid): min(now, _number(at)) for uid, at in kept["served"][:MOST]}
         core.memories = replace(core.memories, turns=Memory(served=served))
-    with suppress(ValueError, TypeError, KeyError):
-        suspended = {int(uid): min(now, float(at)) for uid, at in kept["suspended"][:MOST]}
+    with suppress(*_DAMAGED):
+        suspended = {int(uid): min(now, _number(at)) for uid, at in kept["suspended"][:MOST]}
         core.memories = replace(core.memories, turns=replace(core.memories.turns, suspended=suspended))
-    with suppress(ValueError, TypeError, KeyError):
+    with suppress(*_DAMAGED):
         uid, since, contested, warned, end = kept["turn"]
-        contested, warned, end = (None if at is None else min(now, float(at)) for at in (contested, warned, end))
-        turn = Turn(int(uid), min(now, float(since)), contested, warned, end)
+        contested, warned, end = (None if at is None else min(now, _number(at)) for at in (contested, warned, end))
+        turn = Turn(int(uid), min(now, _number(since)), contested, warned, end)
         said = [one.what for one in told if isinstance(one, inp.GateSaid)]
         if any(isinstance(one, link.Known) and one.uid == turn.uid for one in said):
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}

@@ -65,7 +65,7 @@ def refusal(out: str) -> str | None:
 
 def pids(out: str) -> tuple[int, ...]:
     """Of servers, or of a server's clients: each on a line of its own. There is none in a refusal."""
-    return tuple(int(line) for line in out.splitlines() if re.fullmatch(r"\d{1,10}", line.strip(), re.ASCII))
+    return tuple(int(line) for line in map(str.strip, out.splitlines()) if re.fullmatch(r"\d{1,10}", line, re.ASCII))
 
 
 def parse_status(out: str) -> str | None:

@@ -23,7 +23,7 @@ def parse_bytes(text: str) -> int:
     """``"20G"``, ``"1.5G"`` or ``"512M"`` in bytes (binary units). Raises ValueError for anything else."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f'"{text}" is not a size; write it like "20G" or "512M"')
+        raise ValueError(f'"{text[:40]}" is not a size; write it like "20G" or "512M"')
     return int(float(match[1]) * _SIZES[match[2]])
 
 
@@ -35,7 +35,7 @@ def parse_duration(text: str) -> float:
     while rest:
         match = _SPAN.match(rest)
         if match is None:
-            raise ValueError(f'"{text}" is not a duration; write it like "30s", "10m" or "1h30m"')
+            raise ValueError(f'"{text[:40]}" is not a duration; write it like "30s", "10m" or "1h30m"')
         total += float(match[1]) * _SPANS[match[2]]
         rest = rest[match.end() :].lstrip()
     return total
