@@ -182,17 +182,32 @@ def kills(seed: int, count: int, what: str, seconds: float) -> list[tuple[float,
     return sorted((draw.uniform(1.0, seconds), draw.choice(choice)) for _ in range(count))
 
 
-FAULTED = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) Server +\d+\] Server is handling a fatal GPU error")
+_STAMP = r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}) Server +\d+\] "
+FAULTED = re.compile(_STAMP + "Server is handling a fatal GPU error")
+ACTIVE = re.compile(_STAMP + r"Status of client \{PID: (\d+), Context ID: [1-9]\d*\} is ACTIVE")
+
+
+def _logged(stage: Stage, line: re.Pattern[str], began: float) -> list[tuple[float, str]]:
+    """When server.log has such a line, in seconds since `began` (time.time(); logs are UTC), and its last group."""
+    found = [
+        (datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC).timestamp(), match[match.re.groups])
+        for path in stage.place.glob("**/server.log*")
+        for match in line.finditer(path.read_text(errors="replace"))
+    ]
+    return sorted((at - began, what) for at, what in found if at >= began)
 
 
 def logged_faults(stage: Stage, began: float) -> list[float]:
-    """When servers faulted as server.log says, in seconds since `began` (time.time(); logs are UTC)."""
-    times = [
-        datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC).timestamp()
-        for path in stage.place.glob("**/server.log*")
-        for match in FAULTED.finditer(path.read_text(errors="replace"))
-    ]
-    return sorted(at - began for at in times if at >= began)
+    """When servers faulted."""
+    return [at for at, _ in _logged(stage, FAULTED, began)]
+
+
+def logged_active(stage: Stage, began: float) -> dict[int, list[float]]:
+    """By pid, when servers called a context of it active: from then on the driver makes it."""
+    found: dict[int, list[float]] = {}
+    for at, pid in _logged(stage, ACTIVE, began):
+        found.setdefault(int(pid), []).append(at)
+    return found
 
 
 @contextlib.contextmanager

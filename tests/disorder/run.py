@@ -121,13 +121,14 @@ def _run(options: Options, base: Path) -> Verdict:
             left = field.wait(options.drain)
             say(f"{len(left)} left after {field.now():.1f} s")
             frozen = places.frozen(stage, [one.pid for one in left])
-            logged = places.logged_faults(stage, time.time() - field.now())
+            began = time.time() - field.now()
+            logged, active = places.logged_faults(stage, began), places.logged_active(stage, began)
             verdict = judge(
                 field.records, population, machine, entitled,
                 turns=not options.bare and options.sharing == "turns", kills=killer.done, logged=logged, each=each,
                 slack=options.slack,
                 apart=options.sharing == "apart",
-                pause=options.action == "pause", frozen=frozen,
+                pause=options.action == "pause", frozen=frozen, active=active,
             )  # fmt: skip
         finally:
             if options.out is not None:
