@@ -56,7 +56,7 @@ def pass_(public: Path, daemon: Path, state: Path, threads: float | None) -> Non
     from mpsagent.gate import service
     from mpsagent.gate.loop import Options
 
-    options = Options(daemon=daemon, state=state, admissions=service.everybody(state, threads))
+    options = Options(daemon=daemon, state=state, admissions=service.everybody(state, threads, daemon))
     if "LISTEN_PID" in os.environ:
         service.serve(options)
         return

@@ -318,6 +318,8 @@ class Queue:
         if places.doubtful:
             return None, None, True
         several = len(admissions.users) > 1 or admissions.others is not None
+        # Another user's client would wait in MPS for the end of all who work there, and hold up their next processes.
+        alone = admissions.others is not None and not admissions.parallel and len(places) > 0
         wake: float | None = None
         best: tuple[int, int, Held] | None = None
         short = False
@@ -326,6 +328,8 @@ class Queue:
             for uid, line in lines.items():
                 user = admissions.user(uid)
                 if user is None or not (known or self._admits(user, uid, instance)):
+                    continue
+                if alone and not places.of_user[uid]:
                     continue
                 paced = self.contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
                 at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])

@@ -28,8 +28,9 @@ STRICT = 10.0
 _Made = TypeVar("_Made")
 
 
-def everybody(directory: Path, threads: float | None) -> list[Admissions]:
-    """Everybody passes with the fail-safe limits that the agent said last of an instance, or with strict ones."""
+def everybody(directory: Path, threads: float | None, daemon: Path) -> list[Admissions]:
+    """Everybody passes with the strictest limits that the agent said last of an instance, or with strict ones; with a
+    server for each user one user after the other. ``daemon``: the first instance's, where no agent ever was."""
     found = []
     for name in state.instances(directory) or [""]:
         last: Admissions | None = None
@@ -41,10 +42,20 @@ def everybody(directory: Path, threads: float | None) -> list[Admissions]:
         limits = last.fail_safe
         if threads is not None:
             limits = replace(limits, threads=min(100.0, max(0.1, threads)))
+        parallel = _one_server_for_all(directory / f"instance-{name or daemon.parent.name}.env")
+        others = User(0, "all", limits)
         found.append(
-            replace(last, open=True, fail_safe=limits, set_limits=True, users={}, others=User(0, "all", limits))
+            replace(last, open=True, fail_safe=limits, set_limits=True, users={}, others=others, parallel=parallel)
         )
     return found
+
+
+def _one_server_for_all(unit: Path) -> bool:
+    """By what the control daemon was started with; without systemd nothing says so."""
+    try:
+        return "--multiuser-server" in unit.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return True
 
 
 def serve(options: Options, given: list[tuple[str, int]] | None = None) -> None:

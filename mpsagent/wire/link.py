@@ -234,7 +234,7 @@ class Admissions:
 
     ``open`` False: hold everybody. ``room``: contexts that its server takes on a device. ``set_limits`` False: the
     daemon's limits are not touched. ``devices``: ordinals whose memory limits are set, or taken away where a user has
-    none. ``parallel`` is reserved.
+    none. ``parallel`` False: where there are ``others``, no user passes beside another user's processes.
     """
 
     kind: ClassVar[str] = "admissions"

@@ -11,6 +11,9 @@ import time
 import pytest
 
 from tests.gate.rig import A, B, Rig, admissions, limits, wait_for
+from tests.sim.conftest import Mps, mps, programs
+
+__all__ = ["mps", "programs"]
 
 pytestmark = pytest.mark.root
 
@@ -60,3 +63,21 @@ def test_the_public_sockets_have_the_modes_of_the_daemons_own(rig: Rig) -> None:
     found = {one.name: stat.S_IMODE(one.stat().st_mode) for one in rig.public.iterdir()}
     assert found == {"control": 0o666, "control_privileged": 0o755}
     assert stat.S_IMODE(rig.public.stat().st_mode) == 0o755
+
+
+def test_with_a_server_for_each_user_pass_lets_one_user_in_after_the_other(rig: Rig, mps: Mps) -> None:
+    """MPS would take another user's client and keep it until the first one has left; all others would wait behind it,
+    and so would the next processes of a program that is at work."""
+    mps.start()
+    rig.hidden = mps.pipe
+    rig.state.mkdir(mode=0o700)
+    (rig.state / f"instance-{mps.pipe.parent.name}.env").write_text('MPSAGENT_CONTROL_OPTIONS=""\n')
+    rig.start_gate("pass")
+    public = {"CUDA_MPS_PIPE_DIRECTORY": str(rig.public)}
+    worker = mps.client(A, "sleep", "600", **public)
+    worker.saw("sms ")
+    waiting = mps.client(B, "query", **public)
+    assert [mps.client(A, "query", **public).sms() for _ in range(4)] == [12] * 4
+    assert waiting.process.poll() is None
+    worker.process.kill()
+    assert waiting.sms() == 12
