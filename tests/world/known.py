@@ -1,0 +1,168 @@
+"""Does the world find what is known? Each mistake that was made once, put back into a copy of the tree, and the world
+played there until it fails: `python -m tests.world.known [NUMBER ...] [--seeds 500] [--seconds 60]`.
+
+`--mutations 10 --draw 7` takes ten small mistakes by chance, in mpsagent/core and mpsagent/gate, instead. One that no
+test of the core and the gate notices changes nothing, and is drawn again. `--tests` plays those tests and not the
+world. The status is 0 when all are found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.world import mutator
+
+ROOT = Path(__file__).parents[2]
+MISTAKES = Path(__file__).parent / "mistakes"
+PURE = ("tests/core", "tests/gate/test_queue.py", "tests/gate/test_places.py", "tests/gate/test_handover.py",
+        "tests/gate/test_lane.py", "tests/gate/test_limits.py", "tests/gate/test_handshake_rescue.py",
+        "tests/gate/test_pacing.py", "tests/gate/test_store.py", "tests/gate/test_pass.py", "tests/gate/test_loop.py",
+        "tests/gate/test_daemon.py", "tests/agent/test_saved.py", "tests/system/test_names.py")  # fmt: skip
+LEFT_OUT = (".git", ".venv", "build", "dist", "data", "__pycache__", ".hypothesis", ".pytest_cache", ".mypy_cache",
+            ".ruff_cache", "measured")  # fmt: skip
+
+
+class Result(NamedTuple):
+    found: bool
+    tried: str
+    seconds: float
+    why: str
+
+
+def patches() -> list[Path]:
+    return sorted(MISTAKES.glob("*.patch"))
+
+
+def breaks(patch: Path) -> str:
+    """What it breaks: its first line."""
+    return patch.read_text().partition("\n")[0]
+
+
+def applies(patch: Path, tree: Path = ROOT, *, check: bool = True) -> str:
+    """Puts it into a tree, or only says whether it could be put there: empty, or why not."""
+    how = ["--check"] if check else []
+    done = subprocess.run(
+        ["git", "apply", "--unidiff-zero", *how, str(patch)], cwd=tree, capture_output=True, text=True, check=False
+    )
+    return done.stderr if done.returncode else ""
+
+
+def copy(where: Path) -> Path:
+    """The tree as it is now, without what no world needs."""
+    tree = where / "tree"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
+    (tree / "tests" / "data").symlink_to(ROOT / "tests" / "data")
+    return tree
+
+
+def play(tree: Path, seeds: int, seconds: float, first: int, ways: list[str]) -> Result:
+    """Plays worlds there; a seed that fails in the tree as it is proves nothing."""
+    begun, number = time.monotonic(), first
+    while (left := seconds - (time.monotonic() - begun)) > 0 and number < first + seeds:
+        how = ["--first", str(number), "--seeds", str(first + seeds - number), "--seconds", str(int(left) + 1)]
+        done = _world(tree, [*how, "--no-shrink", *ways])
+        said = re.search(r"^seed (\d+) .*?: (.*)", done.stdout, re.MULTILINE)
+        if done.returncode == 0 or said is None:
+            text = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or ["nothing"]
+            played = re.match(r"(\d+) worlds", text[-1])
+            number += int(played[1]) if played else 0
+            why = "" if done.returncode == 0 else f"the world itself fails: {text[-1]}"
+            return Result(False, f"{number - first} seeds", time.monotonic() - begun, why)
+        number = int(said[1])
+        if _world(ROOT, ["--first", str(number), "--seeds", "1", "--no-shrink", *ways]).returncode == 0:
+            return Result(True, f"{number - first + 1} seeds", time.monotonic() - begun, said[2])
+        number += 1
+    return Result(False, f"{number - first} seeds", time.monotonic() - begun, "")
+
+
+def _world(tree: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.world", *words], cwd=tree, capture_output=True, text=True, check=False
+    )
+
+
+def tests(tree: Path) -> Result:
+    """Plays the tests of the core and the gate there, until one fails."""
+    begun = time.monotonic()
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "120", *PURE]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    counts = re.findall(r"(\d+) (?:passed|failed|error)", done.stdout)
+    return Result(done.returncode != 0, f"{sum(map(int, counts))} tests", time.monotonic() - begun,
+                  failed[1] if failed else "")  # fmt: skip
+
+
+def mutations(tree: Path, count: int, seed: int) -> Iterator[tuple[str, mutator.Mutation]]:
+    """Those that some test notices; the tree has the mutation for as long as the caller looks at it."""
+    number, left_out = 0, 0
+    for one in mutator.drawn(ROOT, seed):
+        if number == count:
+            return
+        path = tree / one.file
+        before = path.read_text()
+        path.write_text(one.text)
+        try:
+            noticed = tests(tree)
+            if noticed.found:
+                number += 1
+                yield f"mutation {number}, after {left_out} that change nothing; seen by {noticed.why}", one
+                left_out = 0
+            else:
+                left_out += 1
+                print(f"(changes nothing: {one})", flush=True)
+        finally:
+            path.write_text(before)
+
+
+def main() -> int:
+    words = argparse.ArgumentParser("tests.world.known", description=__doc__)
+    words.add_argument("numbers", nargs="*", type=int, help="these mistakes only")
+    words.add_argument("--seeds", type=int, default=500)
+    words.add_argument("--seconds", type=float, default=60.0)
+    words.add_argument("--first", type=int, default=1)
+    words.add_argument("--way", action="append", default=[])
+    words.add_argument("--tests", action="store_true")
+    words.add_argument("--mutations", type=int, default=0)
+    words.add_argument("--draw", type=int, default=7)
+    asked = words.parse_args()
+    ways = [word for way in asked.way for word in ("--way", way)]
+    found: list[bool] = []
+
+    def row(name: str, result: Result) -> None:
+        found.append(result.found)
+        said = "found" if result.found else "not found"
+        print(f"{name} | {said} | {result.tried} | {result.seconds:.1f} s | {result.why[:140]}", flush=True)
+
+    with tempfile.TemporaryDirectory() as directory:
+        if asked.mutations:
+            tree = copy(Path(directory))
+            for name, one in mutations(tree, asked.mutations, asked.draw):
+                print(f"{name}: {one}", flush=True)
+                row(str(one.file), play(tree, asked.seeds, asked.seconds, asked.first, ways))
+        else:
+            for patch in patches():
+                if asked.numbers and int(patch.name[:2]) not in asked.numbers:
+                    continue
+                tree = copy(Path(directory))
+                why_not = applies(patch, tree, check=False)
+                if why_not:
+                    row(patch.stem, Result(False, "0 seeds", 0.0, f"does not apply: {why_not}"))
+                else:
+                    result = tests(tree) if asked.tests else play(tree, asked.seeds, asked.seconds, asked.first, ways)
+                    row(patch.stem, result)
+                shutil.rmtree(tree)
+    print(f"{sum(found)} of {len(found)} found")
+    return int(not all(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
