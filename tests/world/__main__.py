@@ -1,0 +1,74 @@
+"""Plays worlds: `python -m tests.world --seconds 60`, or one again: `python -m tests.world --seed 7`.
+
+Exit status 1 when a promise was broken: the seed, the commit, the plan cut down to what is needed, and its story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import subprocess
+import sys
+import time
+
+from tests.world.plans import WAYS, draw, fails, shrunk
+from tests.world.plans import played as lasted
+from tests.world.world import World
+
+
+def main() -> int:
+    words = argparse.ArgumentParser("tests.world", description=__doc__)
+    words.add_argument("--seed", type=int, help="play this one, and tell its story")
+    words.add_argument("--first", type=int, help="begin with this seed (drawn by chance otherwise)")
+    words.add_argument("--seeds", type=int, default=0, help="so many seeds (0: as many as there is time)")
+    words.add_argument("--seconds", type=float, default=60.0, help="for so long at most")
+    words.add_argument("--way", choices=WAYS, action="append", help="these ways of sharing only")
+    words.add_argument("--faults", type=int, default=3, help="so many faults in a world at most")
+    words.add_argument("--go-on", action="store_true", help="after a failure too; each is told in a line")
+    words.add_argument("--no-shrink", action="store_true")
+    asked = words.parse_args()
+    ways = tuple(asked.way or WAYS)
+    if asked.seed is not None:
+        return one(asked.seed, ways, asked.faults)
+    first = random.SystemRandom().randrange(1_000_000_000) if asked.first is None else asked.first
+    begun, played, virtual, failed = time.monotonic(), 0, 0.0, 0
+    while (not asked.seeds or played < asked.seeds) and time.monotonic() < begun + asked.seconds:
+        seed = first + played
+        plan = draw(seed, ways, asked.faults)
+        found = fails(plan)
+        played += 1
+        virtual += lasted[-1]
+        if found is not None:
+            failed += 1
+            if not asked.go_on:
+                return tell(seed, plan, found, shrink=not asked.no_shrink)
+            print(f"seed {seed} ({plan.way}): {found[0].splitlines()[0][:160]}", flush=True)
+    seconds = time.monotonic() - begun
+    print(f"{played} worlds from seed {first}, {virtual / 3600:.2f} node-hours in {seconds:.0f} s, {failed} failed")
+    return int(failed > 0)
+
+
+def one(seed: int, ways: tuple[str, ...], faults: int) -> int:
+    plan = draw(seed, ways, faults)
+    print(plan)
+    found = fails(plan)
+    if found is not None:
+        print("\n".join(found[1].story))
+        print(f"seed {seed}: {found[0]}")
+    return int(found is not None)
+
+
+def tell(seed: int, plan, found: tuple[str, World], *, shrink: bool) -> int:  # type: ignore[no-untyped-def]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    print(f"seed {seed} at commit {commit}: {found[0]}")
+    if shrink:
+        plan = shrunk(plan, found[0], print)
+        found = fails(plan) or found
+    print(plan)
+    print("\n".join(found[1].story[-60:]))
+    print(f"seed {seed}: {found[0]}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

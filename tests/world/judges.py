@@ -1,0 +1,107 @@
+"""The judges: what must hold, told from outside. They know the policy that was written, the people, the GPU and the
+faults that were thrown in, and nothing of the code.
+
+Each judge is a method that hears of something, or is asked at each look, and says what is wrong in a sentence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tests.world.people import Life
+
+if TYPE_CHECKING:
+    from tests.world.mps import ClientOf, ServerProcess
+    from tests.world.world import World
+
+IDLE, IDLE_FAULTED = 3.0, 25.0
+"""Seconds for which the GPU may be idle while a user waits: a server's start, two tries; and within so many seconds
+after a fault: a silent daemon is given `hang.control` to answer, is killed, and its server starts."""
+SETTLES = 45.0
+"""Seconds after a fault in which what it broke is whole again."""
+HARM = 2.0
+"""Seconds after the death of a daemon or server in which its clients see that."""
+
+
+class Broken(Exception):
+    """A promise is broken; the text says which, and how."""
+
+
+@dataclass
+class Judges:
+    world: World
+
+    def __post_init__(self) -> None:
+        self.lives: list[Life] = []
+        self._idle_since: float | None = None
+        self.faults: list[tuple[float, str]] = []
+        """What was thrown in, and when."""
+
+    def fail(self, what: str) -> None:
+        raise Broken(what)
+
+    # --- what they hear
+
+    def knocks(self, life: Life) -> None: ...
+
+    def arrived(self, server: ServerProcess, pid: int, client: ClientOf) -> None:
+        """A client has its channel."""
+
+    def works(self, life: Life) -> None:
+        """A client has its first context: its limits are what the policy says, and nobody else's turn is broken."""
+        policy = self.world.plan.limits[life.uid]
+        if life.limits != policy:
+            least = min(one[0] for one in self.world.plan.limits.values()), 0
+            self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says {policy}"
+                      f" (the strictest: {least})")  # fmt: skip
+        if self.world.plan.turns:
+            others = [one for one in self.lives if one.works and one.uid != life.uid and not one.process.stopped]
+            if others:
+                who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in others)
+                self.fail(f"client {life.process.pid} of user {life.uid} works while {who} does")
+
+    def ended(self, life: Life) -> None:
+        """A client has ended, by itself or not: nobody is refused, and nobody loses work but by a fault of MPS."""
+        if life.error is None or life.error == "terminated":
+            if life.error == "terminated" and not self.world.plan.ends:
+                self.fail(f"client {life.process.pid} of user {life.uid} was ended, and the policy ends none")
+            return
+        harmed = any(kind in ("daemon", "server", "client") and life.process.kernel.now - at < SETTLES
+                     for at, kind in self.faults)  # fmt: skip
+        if not harmed:
+            self.fail(f"client {life.process.pid} of user {life.uid} sees error {life.error}, and MPS had no fault")
+        if life.given is None and life.error in ("805", "outside MPS"):
+            self.fail(f"client {life.process.pid} of user {life.uid} was refused ({life.error}) while it waited")
+
+    # --- at each look
+
+    def look(self) -> None:
+        now = self.world.kernel.now
+        waiting = [one for one in self.lives if one.waits and not one.process.stopped]
+        working = [one for one in self.lives if one.works or (one.given is not None and one.process.alive)]
+        if waiting and not working:
+            since = self._idle_since = now if self._idle_since is None else self._idle_since
+            bound = IDLE_FAULTED if any(now - at < SETTLES for at, _ in self.faults) else IDLE
+            if now - since > bound:
+                who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in waiting[:4])
+                self.fail(f"the GPU has been idle for {now - since:.1f} s while {who} waits")
+        else:
+            self._idle_since = None
+
+    def at_the_end(self) -> None:
+        """Everything is over and nobody came for a while: nothing is frozen, nothing is left."""
+        for one in self.lives:
+            if one.process.alive:
+                what = "is stopped" if one.process.stopped else "waits" if one.waits else "goes on"
+                self.fail(f"client {one.process.pid} of user {one.uid} {what} at the end")
+        gate, agent = self.world.gate, self.world.agent
+        if gate is None or agent is None or not gate.process.alive or not agent.process.alive:
+            self.fail("the gate or the agent does not run at the end")
+            return
+        left = [name for name in self.world.systemd.stored if name]
+        if left:
+            self.fail(f"{len(left)} descriptors are left in systemd's store: {left[:4]}")
+        for program, bound in ((gate, 16), (agent, 40)):
+            if len(program.process.fds) > bound:
+                self.fail(f"{program.process} has {len(program.process.fds)} descriptors open at the end")

@@ -1,0 +1,226 @@
+"""People: what users run. Each client is a process whose program is a generator; to write another one is to write its
+steps. What happened to it is in its :class:`Life`, which the judges read."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tests.world.kernel import File, Process, Socket
+from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, GREETING, NO_DEVICE, READY, End, word
+
+if TYPE_CHECKING:
+    from tests.world.world import World
+
+Steps = Generator[tuple[list[File], float | None], None, Any]
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """Of a client: when it knocked, had its descriptor, worked, ended; what it was given and how it ended."""
+
+    process: Process
+    uid: int
+    work: float
+    knocked: float | None = None
+    """It has said its credentials: it waits from now on."""
+    given: float | None = None
+    """It has its first descriptor."""
+    worked: float | None = None
+    """Its first context is made."""
+    limits: tuple[float, int] | None = None
+    over: float | None = None
+    error: str | None = None
+    asked: bool = False
+    """It was asked to end (terminate_client)."""
+    done: bool = False
+    """It has done its work."""
+
+    @property
+    def waits(self) -> bool:
+        return self.knocked is not None and self.given is None and self.process.alive and self.error is None
+
+    @property
+    def works(self) -> bool:
+        return self.worked is not None and self.over is None and self.process.alive
+
+
+class Client:
+    """An honest CUDA program: looks for MPS, makes ``contexts`` contexts one after the other, computes, leaves."""
+
+    def __init__(self, world: World, life: Life, contexts: int = 1) -> None:
+        self.world, self.kernel, self.life = world, world.kernel, life
+        self.process = life.process
+        self.contexts = contexts
+        self.public = world.public
+
+    def run(self) -> Steps:
+        life = self.life
+        try:
+            yield from self.live()
+        finally:
+            if life.over is None:
+                life.over = self.kernel.now
+        return 0
+
+    def connect(self) -> Generator[tuple[list[File], float | None], None, End | None]:
+        end = End(self.process, Socket(self.kernel))
+        while True:
+            try:
+                self.kernel.connect(self.process, f"{self.public}/control", end.file)
+            except BlockingIOError:  # a blocking socket waits for room in the backlog
+                yield [], self.kernel.now + 0.001
+                continue
+            except OSError:
+                end.close()
+                return None
+            end.file.credentials = True
+            return end
+
+    def live(self) -> Steps:
+        life, kernel = self.life, self.kernel
+        yield [], kernel.now + self.world.chance.uniform(0.0, 0.02)
+        probe = yield from self.connect()
+        greeting = None if probe is None else (yield from probe.hear())
+        if probe is not None:
+            probe.close()
+        if greeting is None or len(greeting.data) != len(GREETING):
+            life.error = "outside MPS"
+            return
+        channel = yield from self.meet(0)
+        if channel is None:
+            return
+        answer = yield from channel.hear()
+        if answer is None or answer.data != b"OK":
+            life.error = life.error or "806"
+            return
+        made = []
+        for number in range(1, self.contexts + 1):
+            yield [], kernel.now + 0.011
+            context = yield from self.meet(number)
+            if context is None:
+                return
+            answer = yield from context.hear()
+            if answer is None or not answer.data.startswith(b"OK"):
+                life.error = "806" if answer is None else answer.data.decode().split()[-1]
+                return
+            made.append(context)
+            _, percentage, memory, wait = answer.data.decode().split()
+            if life.limits is None:
+                life.limits = (float(percentage), int(memory))
+                life.worked = kernel.now
+                self.world.uses[self.process.pid] = ("mps", 582)
+                self.process.on_end.append(lambda process: self.world.uses.pop(process.pid, None))
+                self.world.judges.works(life)
+            yield [], kernel.now + float(wait) + 0.066
+        yield from self.work(made)
+        life.over = kernel.now
+        for one in made:
+            one.close()
+        yield [], kernel.now + 0.015
+        channel.close()
+        yield [], kernel.now + 0.011
+
+    def meet(self, number: int) -> Generator[tuple[list[File], float | None], None, End | None]:
+        """A whole rendezvous, as for each context. None: ``life.error`` says why."""
+        life = self.life
+        control = yield from self.connect()
+        if control is None:
+            life.error = "805"
+            return None
+        server = yield from self.introduce(control)
+        if server is None:
+            life.error = "805"
+            control.close()
+            return None
+        if life.given is None:
+            life.given = self.kernel.now
+        status = yield from self.greet(server, number)
+        if status is None:
+            life.error = "806"
+            control.close()
+            server.close()
+            return None
+        yield from self.acknowledge(control, status)
+        control.close()
+        if status:
+            life.error = str(status)
+            server.close()
+            return None
+        return server
+
+    def introduce(self, control: End) -> Generator[tuple[list[File], float | None], None, End | None]:
+        """Up to the descriptor that leads to its server."""
+        if (yield from control.hear()) is None:
+            return None
+        own = (self.process.pid, self.process.uid, self.process.gid)
+        control.say(CREDENTIALS, who=own)
+        control.say(CLIENT)
+        if self.life.knocked is None:
+            self.life.knocked = self.kernel.now
+            self.world.judges.knocks(self.life)
+        answer = yield from control.hear()
+        if answer is None or answer.data != DESCRIPTOR or len(answer.files) != 1:
+            return None
+        file = answer.files[0]
+        assert isinstance(file, Socket)
+        server = End(self.process, file)
+        file.drop()
+        return server
+
+    def greet(self, server: End, number: int) -> Generator[tuple[list[File], float | None], None, int | None]:
+        """The client's part of the handshake with its server: the status that it ends with; None: the server goes."""
+        while True:
+            message = yield from server.hear()
+            if message is None:
+                return None
+            if message.data == READY:
+                break
+            for file in message.files:
+                file.drop()
+        server.say(CREDENTIALS, who=(self.process.pid, self.process.uid, self.process.gid))
+        server.say(word(number))
+        server.say(NO_DEVICE if number == 0 else word(0))
+        status = yield from server.hear()
+        return None if status is None or len(status.data) != 4 else int.from_bytes(status.data, "little")
+
+    def acknowledge(self, control: End, status: int) -> Steps:
+        control.say(word(status))
+        return
+        yield [], None
+
+    def work(self, contexts: list[End]) -> Steps:
+        """Kernels and pauses, until it is enough or there is an error."""
+        life, kernel = self.life, self.kernel
+        until = kernel.now + life.work
+        while kernel.now < until:
+            contexts[0].say(b"KERNEL")
+            if not (yield from self.wait(contexts, min(until, kernel.now + self.world.chance.uniform(0.5, 3.0)))):
+                return
+            contexts[0].say(b"IDLE")
+            if not (yield from self.wait(contexts, min(until, kernel.now + self.world.chance.uniform(0.5, 3.0)))):
+                return
+        life.done = True
+
+    def wait(self, contexts: list[End], until: float) -> Generator[tuple[list[File], float | None], None, bool]:
+        """False when there is an error."""
+        life = self.life
+        while self.kernel.now < until:
+            yield [one.file for one in contexts], until
+            for one in contexts:
+                one.file.reset = False
+                while one.file.messages:
+                    said = one.file.next().data
+                    if said == b"TERMINATE":
+                        one.say(b"TERMINATED")
+                        life.asked, life.error = True, "terminated"
+                    elif said == b"STICKY":
+                        life.error = life.error or "700"
+                if one.over:
+                    life.error = life.error or "806"
+            if life.error is not None:
+                self.process.busy += 0.01
+                return False
+        self.process.busy += 0.5
+        return True

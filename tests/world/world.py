@@ -1,0 +1,391 @@
+"""A node in one number: the real gate and the real agent on models of everything outside, from a seed.
+
+``Plan`` says what happens; it is made of the seed and nothing else, can be cut down, and is played to the byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from mpsagent.agent import gate_keeper, gpus, node  # noqa: F401
+from mpsagent.agent.node import Node
+from mpsagent.agent.settings import Settings
+from mpsagent.gate import identity, service
+from mpsagent.gate.loop import Gate, Options
+from mpsagent.mps.limits import Device
+from mpsagent.policy.identity import Identity
+from mpsagent.sim.delays import Delays
+from mpsagent.system.control_child import ControlChild
+from mpsagent.system.freezer import Freezer
+from mpsagent.system.gate_units import GateState, GateUnits
+from mpsagent.system.names import Names
+from mpsagent.system.nvml import ComputeProcess, Gpu
+from mpsagent.system.spawn import Ended
+from mpsagent.system.store import Store
+from tests.world import doors, mps
+from tests.world.judges import Broken, Judges
+from tests.world.kernel import File, Kernel, Opened, Process, Socket
+from tests.world.loop import Loop
+from tests.world.people import Client, Life
+
+PUBLIC, RUN, STATE, LOGS = "/tmp/nvidia-mps", "/run/mpsagent", "/var/lib/mpsagent", "/var/log/nvidia-mps"
+HIDDEN = f"{RUN}/instances/default/pipe"
+NOTIFY = "/run/systemd/notify"
+DEVICE = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
+LOOK = 0.5
+
+
+@dataclass(frozen=True)
+class Coming:
+    """A client comes: when, whose, for how long it computes, with how many contexts."""
+
+    at: float
+    uid: int
+    work: float
+    contexts: int = 1
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``who`` dies (or is stopped for a while) at a time, or, with ``call``, at its system call of that number after
+    it."""
+
+    at: float
+    who: str
+    what: str = "kill"
+    call: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What happens in a world. ``limits`` by user: active thread percentage and MiB."""
+
+    seed: int
+    way: str
+    comings: tuple[Coming, ...]
+    faults: tuple[Fault, ...] = ()
+    limits: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    ends: bool = False
+    """The policy ends turns while others wait."""
+    preempt: float = 0.02
+    until: float = 3600.0
+
+    @property
+    def turns(self) -> bool:
+        return self.way in ("own", "shared")
+
+    @property
+    def policy(self) -> str:
+        said = {"own": 'server = "own"', "shared": 'server = "shared"'}.get(self.way, f'sharing = "{self.way}"')
+        text = f"[instance.default]\n{said}\n[limits]\nthreads = 10\nmemory = \"1G\"\n"
+        text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
+        for uid, (threads, memory) in self.limits.items():
+            text += f'[user.{uid}]\nthreads = {threads:g}\nmemory = "{memory >> 10}G"\n'
+        return text
+
+
+class Systemd:
+    """Starts gate and agent again, keeps the gate's descriptors, runs what is to run after the agent's end."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.kernel = world, world.kernel
+        self.process = self.kernel.init
+        self.stored: dict[str, File] = {}
+        self.notify = Socket(self.kernel, datagrams=True)
+        self.notify.credentials = True
+        self.process.install(self.notify)
+        self.kernel.make("/run/systemd", 0o40755, 0, 0)
+        self.kernel.make(NOTIFY, 0o140777, 0, 0).listener = self.notify
+        self.listeners = []
+        self.kernel.make(PUBLIC, 0o40755, 0, 0)
+        for name, mode in (("control", 0o666), ("control_privileged", 0o755)):
+            listener = self.kernel.listen(self.process, f"{PUBLIC}/{name}", mode, 4096)
+            self.process.install(listener)
+            self.listeners.append((name, listener))
+        self.kernel.program(self.process, self.run())
+
+    def run(self) -> mps.Steps:
+        while True:
+            yield [self.notify], None
+            self.hear()
+
+    def hear(self) -> None:
+        while self.notify.messages:
+            message = self.notify.next()
+            fields = dict(line.partition("=")[::2] for line in message.data.decode().splitlines())
+            name, gate = fields.get("FDNAME", ""), self.world.gate
+            if gate is not None and message.who[0] == gate.process.pid:
+                if "FDSTORE" in fields and message.files:
+                    self.drop(name)
+                    self.stored[name] = message.files[0].take()
+                elif "FDSTOREREMOVE" in fields:
+                    self.drop(name)
+            for file in message.files:
+                file.drop()
+
+    def drop(self, name: str) -> None:
+        if name in self.stored:
+            self.stored.pop(name).drop()
+
+    def start_gate(self) -> None:
+        self.hear()
+        process = self.kernel.spawn("mpsagent-gate", 0, 0, self.process)
+        process.environment = {"NOTIFY_SOCKET": NOTIFY}
+        given = [(name, process.install(file)) for name, file in [*self.listeners, *self.stored.items()]]
+        self.world.gate = Program(self.world, process)
+        self.world.gate.loop.call_soon(self.world.run_gate, given)
+        process.on_end.append(lambda _: self.after("gate", 0.02, self.start_gate))
+
+    def start_agent(self) -> None:
+        process = self.kernel.spawn("mpsagent", 0, 0, self.process)
+        process.environment = {"PATH": "/usr/bin"}
+        self.world.agent = Program(self.world, process)
+        self.world.agent.loop.call_soon(self.world.run_agent)
+        process.on_end.append(lambda _: self.after_agent())
+
+    def after_agent(self) -> None:
+        process = self.kernel.spawn("mpsagent-open", 0, 0, self.process)
+        loop = Program(self.world, process).loop
+
+        def thaw() -> None:
+            Freezer(f"{RUN}/instances/default/frozen").thaw_all()
+            doors.os._exit(0)
+
+        loop.call_soon(thaw)
+        self.after("agent", 0.25, self.start_agent)
+
+    def after(self, who: str, pause: float, start: Any) -> None:
+        """A process needs its time to start, and Python more."""
+        self.world.tell(f"systemd starts the {who} again")
+        self.kernel.after(pause + self.world.chance.uniform(0.08, 0.4), start)
+
+
+class Program:
+    """A real program as a process."""
+
+    def __init__(self, world: World, process: Process) -> None:
+        self.process = process
+        self.loop = Loop(process)
+        self.loop.set_exception_handler(lambda _, context: world.mistake(process, context))
+
+
+class _Telling:
+    """What the agent writes into the journal: its sentences are the world's story."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def info(self, kind: str, **fields: Any) -> None:
+        self._world.tell(str(fields.get("sentence") or f"{kind} {fields}"))
+        if kind == "agent.error":
+            self._world.mistakes.append(str(fields.get("text")))
+
+    warning = error = info
+
+
+class World:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.kernel = Kernel(plan.seed, plan.preempt)
+        self.chance = self.kernel.chance
+        self.delays = Delays(1.0, str(plan.seed))
+        self.judges = Judges(self)
+        self.device, self.public = DEVICE, PUBLIC
+        self.uses: dict[int, tuple[str, int]] = {}
+        """Who computes on the GPU, with how many MiB, by pid."""
+        self.story: list[str] = []
+        self.mistakes: list[str] = []
+        self.gate: Program | None = None
+        self.agent: Program | None = None
+        self.node: Node | None = None
+        self.armed: dict[str, list[tuple[int, Fault]]] = {}
+        self.kernel.called = self._called
+
+    def tell(self, text: str) -> None:
+        self.story.append(f"{self.kernel.now - 1000:10.4f}  {text}")
+
+    def mistake(self, process: Process, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        lines = traceback.format_exception(error) if isinstance(error, BaseException) else [str(context)]
+        self.mistakes.append(f"{process}: {''.join(lines)[-3000:]}")
+
+    # --- the programs
+
+    def run_gate(self, given: list[tuple[str, int]]) -> None:
+        assert self.gate is not None
+        loop = self.gate.loop
+        from pathlib import PurePosixPath  # noqa: F401
+
+        options = Options(daemon=doors.Path(HIDDEN), state=doors.Path(RUN), link=doors.Path(f"{RUN}/gate.sock"))
+        Gate(loop, options, given)
+
+    def run_agent(self) -> None:
+        assert self.agent is not None
+        store = Store(f"{STATE}/state.json")
+        settings = Settings(supervise="systemd", devices_file="/dev/gpus.json")
+        self.node = Node(settings, Names(), store)
+        self.agent.loop.create_task(self.start(self.node))
+
+    async def start(self, agent: Node) -> None:
+        await agent.start(lambda policy, where, gone: ControlChild(where.hidden, gone, program="nvidia-cuda-mps-control"))
+
+    async def run_program(self, argv: Sequence[str], environment: Mapping[str, str], **_: Any) -> Ended:
+        await asyncio.sleep(self.chance.uniform(0.002, 0.02))
+        process = self.kernel.spawn("nvidia-cuda-mps-control", 0, 0, self.kernel.init)
+        process.command = ["nvidia-cuda-mps-control", *argv[1:]]
+        process.environment = dict(environment)
+        daemon = mps.Daemon(self, process, environment["CUDA_MPS_PIPE_DIRECTORY"],
+                            environment.get("CUDA_MPS_LOG_DIRECTORY", LOGS), "--multiuser-server" in argv)  # fmt: skip
+        self.kernel.program(process, daemon.run())
+        while process.alive and not daemon.up:
+            await asyncio.sleep(0.001)
+        return Ended(0)
+
+    # --- what else stands at the doors
+
+    def others(self) -> dict[tuple[str, str], Any]:
+        world = self
+
+        class Bus:
+            def state(self) -> GateState:
+                return GateState("active", "active", f"{PUBLIC}/control", (f"MPSAGENT_HIDDEN={HIDDEN}",))
+
+            def reload(self) -> None: ...
+
+            start = restart = reload
+
+        def processes(_file: str) -> tuple[ComputeProcess, ...]:
+            return tuple(ComputeProcess(pid, DEVICE.uuid, kind == "mps", size << 20)
+                         for pid, (kind, size) in world.uses.items())  # fmt: skip
+
+        def looked(_file: str) -> tuple[Gpu, ...]:
+            return (Gpu(0, DEVICE.uuid, DEVICE.name, memory=DEVICE.memory, used=0, mode="default"),)
+
+        def collapse(fd: int, _mode: int, length: int) -> int:
+            file = doors.kernel.current.file(fd)
+            assert isinstance(file, Opened)
+            del file.node.data[:length]
+            return 0
+
+        telling = _Telling(self)
+        return {
+            ("mpsagent.gate.identity", "peers_have_pidfds"): lambda: True,
+            ("mpsagent.gate.loop", "say"): lambda text: world.gate_says(text),
+            ("mpsagent.gate.processes", "identity"): identity,
+            ("mpsagent.agent.gate_keeper", "GateUnits"): lambda: GateUnits(Bus()),
+            ("mpsagent.agent.gate_keeper", "write_user_environment"): lambda _: None,
+            ("mpsagent.agent.journaling", "log"): telling,
+            ("mpsagent.agent.recorder", "log"): telling,
+            ("mpsagent.agent.node", "log"): telling,
+            ("mpsagent.agent.host", "log"): telling,
+            ("mpsagent.agent.placing", "open_files"): lambda _: 1024,
+            ("mpsagent.system.devices", "from_file"): lambda _: (DEVICE,),
+            ("mpsagent.system.devices", "simulated_processes"): processes,
+            ("mpsagent.system.devices", "simulated_gpus"): looked,
+            ("mpsagent.system.names", "identity_of"): lambda uid: Identity(uid, f"u{uid}"),
+            ("mpsagent.system.control", "find_program"): lambda program, _: program,
+            ("mpsagent.system.control_child", "run_program"): self.run_program,
+            ("mpsagent.system.store", "threading"): doors._NoThreads,
+            ("mpsagent.system.log_heads", "_fallocate"): collapse,
+        }
+
+    def gate_says(self, text: str) -> None:
+        self.tell(f"gate: {text}")
+
+    # --- what happens
+
+    def comes(self, coming: Coming) -> None:
+        process = self.kernel.spawn("python", coming.uid, coming.uid, self.kernel.init)
+        life = Life(process, coming.uid, coming.work)
+        self.judges.lives.append(life)
+        client = Client(self, life, coming.contexts)
+        process.on_end.append(lambda _: self.judges.ended(life))
+        self.kernel.program(process, client.run())
+        self.tell(f"client {process.pid} of user {coming.uid} starts, for {coming.work:.1f} s of work")
+
+    def who(self, name: str) -> list[Process]:
+        named = {"gate": "mpsagent-gate", "agent": "mpsagent", "daemon": "nvidia-cuda-mps-control",
+                 "server": "nvidia-cuda-mps-server", "client": "python"}[name]  # fmt: skip
+        return [one for one in self.kernel.processes.values() if one.name == named and one.alive]
+
+    def throw(self, fault: Fault) -> None:
+        if fault.call:
+            process = next(iter(self.who(fault.who)), None)
+            if process is not None:
+                self.armed.setdefault(fault.who, []).append((process.calls + fault.call, fault))
+            return
+        found = self.who(fault.who)
+        if found:
+            self.strike(found[self.chance.randrange(len(found))], fault)
+
+    def strike(self, process: Process, fault: Fault) -> None:
+        self.judges.faults.append((self.kernel.now, fault.who))
+        self.tell(f"{process} {'is killed' if fault.what == 'kill' else 'is stopped'}")
+        if fault.what == "kill":
+            self.kernel.signal(process, 9)
+        else:
+            self.kernel.signal(process, 19)
+
+    def _called(self, process: Process, what: str) -> None:
+        name = {"mpsagent-gate": "gate", "mpsagent": "agent"}.get(process.name)
+        for one in self.armed.get(name or "", ()):
+            if process.calls >= one[0]:
+                self.armed[name or ""].remove(one)
+                self.tell(f"(at its call {process.calls}, {what})")
+                self.strike(process, one[1])
+                return
+
+    def look(self) -> None:
+        self.judges.look()
+        if self.mistakes:
+            raise Broken(f"an error of the product's own: {self.mistakes[0]}")
+        self.kernel.after(LOOK, self.look)
+
+    @contextmanager
+    def doors(self) -> Iterator[None]:
+        with doors.opened(self.kernel, self.others()):
+            yield
+
+    def play(self) -> None:
+        """Raises Broken."""
+        kernel = self.kernel
+        for path in (RUN, STATE, "/etc/mpsagent", LOGS, f"{RUN}/instances"):
+            if path not in kernel.nodes:
+                kernel.make(path, 0o40755, 0, 0)
+        kernel.make("/etc/mpsagent/policy.toml", 0o100644, 0, 0).data[:] = self.plan.policy.encode()
+        with self.doors():
+            self.systemd = Systemd(self)
+            self.systemd.start_gate()
+            kernel.after(0.2, self.systemd.start_agent)
+            kernel.after(LOOK, self.look)
+            for coming in self.plan.comings:
+                kernel.after(coming.at, self.comes, coming)
+            for fault in self.plan.faults:
+                kernel.after(fault.at, self.throw, fault)
+            try:
+                self.run()
+            finally:
+                for process in list(kernel.processes.values()):
+                    kernel.current = process
+                    process.alive = False
+                    if process.body is not None:
+                        process.body.clear()
+
+    def run(self) -> None:
+        kernel = self.kernel
+        kernel.run(kernel.now + max([0.0, *(one.at for one in (*self.plan.comings, *self.plan.faults))]))
+        over = kernel.now + self.plan.until
+        while any(one.process.alive for one in self.judges.lives) and kernel.now < over:
+            kernel.run(kernel.now + 5.0)
+        kernel.run(kernel.now + 15.0)
+        self.judges.at_the_end()
+        self.look()
