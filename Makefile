@@ -17,7 +17,7 @@ WORKERS ?= 3
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
+.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder world conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
@@ -27,6 +27,7 @@ help:
 	@echo 'make disorder         six users at their worst on the simulator: does every client get exactly its policy?'
 	@echo '                      (SHARING=together|apart, SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
 	@echo 'make fuzz             what others may send, made up for FUZZ_SECONDS each: handshake, link, orders, logs, policies, files'
+	@echo 'make world            gate and agent in a simulated world, from random seeds (WORLD_SECONDS=60, SEED=48 plays one again)'
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
 	@echo 'make docs             README and docs/ as pages for a browser, in build/docs'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
@@ -117,6 +118,11 @@ WORDS        ?=
 export FUZZ_SECONDS
 fuzz: $(STAMP)
 	@$(PY) -m pytest -n $(WORKERS) --timeout 0 -m 'long or not long' tests/fuzz $(if $(WORDS),-k '$(WORDS)') $(PYTEST_ARGS)
+
+# A failure prints the seed, the smallest plan that fails and its story (docs/develop/world.md).
+WORLD_SECONDS ?= 60
+world: $(STAMP)
+	@$(PY) -m tests.world $(if $(SEED),--seed $(SEED),--seconds $(WORLD_SECONDS))
 
 conformance: $(STAMP)
 	@$(PY) tests/conformance/run.py

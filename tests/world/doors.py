@@ -2,7 +2,7 @@
 
 The product needs no change for this. Its modules reach the outside by the names of Python's own modules (``socket``,
 ``os``, ``select``, ``time`` ...); for as long as a world runs, these names lead to the stand-ins here, which ask the
-kernel of the present world (``opened``). What is not modelled is an AttributeError, never the machine that runs the test.
+kernel of the present world (``opened``). What is not modelled is an AttributeError, never the machine that runs this.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import termios
 import time as real_time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, ClassVar
 
 from tests.world.kernel import Inode, Kernel, Killed, Notices, Opened, PidFd, Process, Socket
 
@@ -268,7 +268,15 @@ def _proc(path: str) -> bytes | None:
     if what == "stat":
         state = "T" if process.stopped else "S" if process.alive else "Z"
         parent = process.parent.pid if process.parent is not None else 0
-        fields = [state, str(parent), *["0"] * 9, str(int(process.busy * 100)), *["0"] * 7, str(process.start), *["0"] * 25]
+        fields = [
+            state,
+            str(parent),
+            *["0"] * 9,
+            str(int(process.busy * 100)),
+            *["0"] * 7,
+            str(process.start),
+            *["0"] * 25,
+        ]
         return f"{process.pid} ({process.name[:15]}) {' '.join(fields)}\n".encode()
     if what == "status":
         uids = "\t".join([str(process.uid)] * 4)
@@ -509,6 +517,14 @@ class OsModule(_Module):
         _node(name.rpartition("/")[0] or "/")
         kernel.make(name, st.S_IFDIR | mode, process.uid, process.gid)
 
+    def rmdir(self, path: Any) -> None:
+        process = _call("rmdir")
+        name = resolve(process, path)
+        _node(name)
+        if kernel.names(name):
+            raise _error(errno.ENOTEMPTY)
+        kernel.remove(name)
+
     def rename(self, old: Any, new: Any) -> None:
         process = _call("rename")
         node = _node(resolve(process, old))
@@ -564,6 +580,9 @@ class Path(pathlib.PurePosixPath):
         except FileExistsError:
             if not exist_ok:
                 raise
+
+    def rmdir(self) -> None:
+        os.rmdir(self)
 
     def chmod(self, mode: int) -> None:
         os.chmod(self, mode)
@@ -707,18 +726,12 @@ class _NoThreads:
 
         def run(self) -> None:
             self.due = False
-            if not self.owner.alive or self.owner.running:
-                if self.owner.alive:
-                    self.soon()
-                return
-            before, kernel.current = kernel.current, self.owner
-            self.owner.running = True
-            try:
+            if self.owner.alive and not self.owner.do(self._work):
+                self.soon()
+
+        def _work(self) -> None:
+            with suppress(_Waits):
                 self.target()
-            except (_Waits, Killed):
-                pass
-            finally:
-                kernel.current, self.owner.running = before, False
 
         def soon(self) -> None:
             if not self.due:
@@ -738,7 +751,7 @@ class _NoThreads:
             if thread is not None and thread.owner is kernel.current:
                 thread.soon()
 
-    made: dict[int, Any] = {}
+    made: ClassVar[dict[int, Any]] = {}
 
 
 class _Waits(BaseException):

@@ -1,8 +1,8 @@
 """The model of the kernel: virtual time, processes, descriptors, Unix sockets, pidfds, files, and who runs next.
 
 One seeded source of chance orders everything. Nothing here knows what runs on it: a process is a *body*, which is
-either a generator (the models of NVIDIA's programs and of people) or an event loop (``programs.Loop``: the real gate and
-the real agent). A body runs until it waits; who is ready runs a moment later, and the moments are drawn by chance, so
+either a generator (the models of NVIDIA's programs and of people) or an event loop (``loop.Loop``: the real gate and
+agent). A body runs until it waits; who is ready runs a moment later, and the moments are drawn by chance, so
 any order that a real machine can have comes up. In the middle of a real program's system calls others may run, too.
 """
 
@@ -260,27 +260,32 @@ class Process:
             kernel.at(at, self._run, at)
 
     def _run(self, at: float) -> None:
-        if self.due != at or not self.alive:
-            return
-        self.due = None
-        if self.stopped or self.running:
-            self.missed = True
-            return
+        if self.due == at:
+            self.due = None
+            assert self.body is not None
+            if not self.do(self.body.run):
+                self.missed = True
+
+    def do(self, what: Callable[[], None]) -> bool:
+        """Has the process do it; False when it cannot now."""
+        if not self.alive or self.stopped or self.running:
+            return False
         kernel = self.kernel
         before, kernel.current, self.running = kernel.current, self, True
         try:
-            assert self.body is not None
-            self.body.run()
+            what()
         except Killed:
             pass
         finally:
             self.running = False
             kernel.current = before
         if not self.alive:
-            self.body.clear()
+            if self.body is not None:
+                self.body.clear()
         elif self.missed:
             self.missed = False
             self.wake()
+        return True
 
 
 class Body:
@@ -364,8 +369,8 @@ class Kernel:
         self.called: Callable[[Process, str], None] = lambda process, what: None
         """Hears of each system call of a real program, before it is done: here faults come in."""
         self.open = 0
-        for path in ("/", "/tmp", "/proc", "/run", "/var", "/var/log", "/var/lib", "/etc", "/dev"):  # noqa: S108
-            self.make(path, st.S_IFDIR | (0o1777 if path == "/tmp" else 0o755), 0, 0)  # noqa: S108
+        for path in ("/", "/tmp", "/proc", "/run", "/var", "/var/log", "/var/lib", "/etc", "/dev"):
+            self.make(path, st.S_IFDIR | (0o1777 if path == "/tmp" else 0o755), 0, 0)
         self.init = self.spawn("systemd", 0, 0, None)
         self.current = self.init
 
@@ -555,7 +560,11 @@ class Kernel:
         return one, other
 
     def say(
-        self, sock: Socket, data: bytes, process: Process, files: Iterable[File] = (),
+        self,
+        sock: Socket,
+        data: bytes,
+        process: Process,
+        files: Iterable[File] = (),
         who: tuple[int, int, int] | None = None,
     ) -> None:
         """Raises what sendmsg(2) does."""

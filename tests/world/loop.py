@@ -7,6 +7,7 @@ import heapq
 from asyncio import events
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from tests.world import doors
@@ -91,10 +92,8 @@ class Loop(asyncio.AbstractEventLoop, Body):
         self._timers.clear()
         for task in list(self._tasks):  # what they would do at their end is not done
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-            try:
+            with suppress(BaseException):
                 task.get_coro().close()  # type: ignore[union-attr]
-            except BaseException:  # noqa: S110
-                pass
         self._tasks.clear()
 
     # --- what the programs call

@@ -143,8 +143,7 @@ class Daemon:
                 if one.gone_at is None and one.process.ended:
                     one.gone_at = kernel.now + (0 if one.dismissed else self.delays.killed_exit())
                 if one.gone_at is not None and kernel.now >= one.gone_at:
-                    if (yield from self.reap(one)):
-                        return 0
+                    self.reap(one)
             if self.quit_at is not None and kernel.now >= self.quit_at:
                 self.quit_at = None
                 if self.server is not None and not self.server.dismissed:
@@ -295,8 +294,7 @@ class Daemon:
         self.turns.leaving()
         self.next_try = None
 
-    def reap(self, one: Server) -> Generator[tuple[list[File], float | None], None, bool]:
-        """True when the daemon ends with it."""
+    def reap(self, one: Server) -> None:
         self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=0))
         self.after_a_kill = not one.dismissed
         one.orders.close()
@@ -309,8 +307,6 @@ class Daemon:
             uid = self.turns.gone()
             if not self.quitting and uid is not None:
                 self.start_server(uid)
-        return False
-        yield [], None
 
     # --- front-ends
 
@@ -647,9 +643,7 @@ class ServerProcess:
             self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
             if link.terminating:
                 self.terminated(link)
-            self.log.write(
-                texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=len(self.contexts()))
-            )
+            self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=len(self.contexts())))
             if link.kernel and not link.sticky:
                 self.later(self.delays.fault_notice(), self.fault)
             if link.sticky and not any(one.sticky for one in self.contexts()):

@@ -6,20 +6,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-import structlog
-
-from mpsagent.agent import gate_keeper, gpus, node  # noqa: F401
 from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
-from mpsagent.gate import identity, service
+from mpsagent.gate import identity
 from mpsagent.gate.loop import Gate, Options
 from mpsagent.mps.limits import Device
 from mpsagent.policy.identity import Identity
@@ -86,7 +81,7 @@ class Plan:
     @property
     def policy(self) -> str:
         said = {"own": 'server = "own"', "shared": 'server = "shared"'}.get(self.way, f'sharing = "{self.way}"')
-        text = f"[instance.default]\n{said}\n[limits]\nthreads = 10\nmemory = \"1G\"\n"
+        text = f'[instance.default]\n{said}\n[limits]\nthreads = 10\nmemory = "1G"\n'
         text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
         for uid, (threads, memory) in self.limits.items():
             text += f'[user.{uid}]\nthreads = {threads:g}\nmemory = "{memory >> 10}G"\n'
@@ -223,8 +218,6 @@ class World:
     def run_gate(self, given: list[tuple[str, int]]) -> None:
         assert self.gate is not None
         loop = self.gate.loop
-        from pathlib import PurePosixPath  # noqa: F401
-
         options = Options(daemon=doors.Path(HIDDEN), state=doors.Path(RUN), link=doors.Path(f"{RUN}/gate.sock"))
         Gate(loop, options, given)
 
@@ -236,7 +229,9 @@ class World:
         self.agent.loop.create_task(self.start(self.node))
 
     async def start(self, agent: Node) -> None:
-        await agent.start(lambda policy, where, gone: ControlChild(where.hidden, gone, program="nvidia-cuda-mps-control"))
+        await agent.start(
+            lambda policy, where, gone: ControlChild(where.hidden, gone, program="nvidia-cuda-mps-control")
+        )
 
     async def run_program(self, argv: Sequence[str], environment: Mapping[str, str], **_: Any) -> Ended:
         await asyncio.sleep(self.chance.uniform(0.002, 0.02))
