@@ -14,9 +14,9 @@ from typing import Any
 
 from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
-from mpsagent.gate import identity
 from mpsagent.gate.loop import Gate, Options
 from mpsagent.mps.limits import Device
+from mpsagent.mps.rendezvous import Credentials
 from mpsagent.policy.identity import Identity
 from mpsagent.sim.delays import Delays
 from mpsagent.system.control_child import ControlChild
@@ -275,7 +275,7 @@ class World:
         return {
             ("mpsagent.gate.identity", "peers_have_pidfds"): lambda: True,
             ("mpsagent.gate.loop", "say"): lambda text: world.gate_says(text),
-            ("mpsagent.gate.processes", "identity"): identity,
+            ("mpsagent.gate.handovers", "OURSELVES"): Credentials(1, 0, 0),
             ("mpsagent.agent.gate_keeper", "GateUnits"): lambda: GateUnits(Bus()),
             ("mpsagent.agent.gate_keeper", "write_user_environment"): lambda _: None,
             ("mpsagent.agent.journaling", "log"): telling,
