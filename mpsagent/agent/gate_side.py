@@ -130,8 +130,8 @@ class GateSide:
         if isinstance(message, link.Knock | link.Known):
             message = replace(message, since=min(self._clock.at(message.since), now))
         event = inp.GateSaid(now, message)
-        if isinstance(message, link.Knock) and any(one.process for one in self._core.state.leases):
-            return event._replace(lineage=lineage(message.pid))
+        if isinstance(message, link.Knock | link.Known) and any(one.process for one in self._core.state.leases):
+            event = event._replace(lineage=lineage(message.pid))
         if isinstance(message, link.Known):  # the gate says neither, and an earlier agent knew both
             waited = self._waited.get((message.pid, message.start), 0.0)
             return event._replace(command=command(message.pid), waited=waited)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -13,12 +13,12 @@ from mpsagent.core.view import View
 from mpsagent.mps.units import iso, parse_duration
 from mpsagent.policy import parse, values
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.keys import OF_CGROUPS, key
 from mpsagent.policy.shares import Lease
-from mpsagent.policy.values import Memory, Threads
 
 KEYS: dict[str, type | tuple[type, ...]] = {
-    "uid": int, "cgroup": str, "pid": int, "threads": (int, float, dict), "memory": (str, dict), "until": str,
-    "name": str,
+    "uid": int, "cgroup": str, "pid": int, "threads": (int, float, dict), "memory": (str, dict),
+    "total_threads": (int, float, dict), "total_memory": str, "max_clients": int, "until": str, "name": str,
 }  # fmt: skip
 LONGEST = 366 * 86400.0
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,99}", re.ASCII)
@@ -27,13 +27,13 @@ UNTIL = 'a time like "2026-11-22T18:00:00Z", or a span from now like "2h", at mo
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A lease that is asked for: whose, how much, for how many ``seconds`` or ``until`` when, and of what name."""
+    """A lease that is asked for: whose, how much (by the keys of a share), for how many ``seconds`` or ``until`` when,
+    and of what name."""
 
     uid: int | None = None
     cgroup: str | None = None
     pid: int | None = None
-    threads: Threads | None = None
-    memory: Mapping[str, Memory] | None = None
+    share: Mapping[str, Any] = field(default_factory=dict)
     seconds: float | None = None
     until: float | None = None
     name: str | None = None
@@ -47,21 +47,22 @@ def asked(body: Json, now: float) -> Asked:
     for name, value in (("uid", uid), ("pid", pid)):
         if value is not None and not 0 <= value < 2**32 - 1:
             raise Problem(400, f"{value} is no {name}", name)
-    if body.get("threads") is None and body.get("memory") is None:
-        raise Problem(400, "how much?", "threads", "give threads, memory, or both")
+    share: Json = {}
+    where = "cgroup"
     try:
-        where = "cgroup"
         cgroup = None if cgroup is None else parse.cgroup(cgroup)
-        where = "threads"
-        threads = None if body.get("threads") is None else parse.total_threads(body["threads"])
-        where = "memory"
-        memory = None if body.get("memory") is None else parse.memory(body["memory"])
+        for where in OF_CGROUPS:
+            if body.get(where) is not None:
+                read = parse.total_threads if where == "threads" else key("limits", where).kind.parse
+                share[where] = read(body[where])
     except parse.Wrong as error:
         raise Problem(400, error.faults[0].problem, where, error.faults[0].hint) from None
+    if not share:
+        raise Problem(400, "how much?", "threads", f"give one of {', '.join(OF_CGROUPS)}, or several")
     job = body.get("name")
     if job is not None and NAME.fullmatch(job) is None:
         raise Problem(400, f"{job[:40]!r} is no name of a job", "name", "at most 100 letters, digits and . _ : / @ -")
-    return Asked(uid, cgroup, pid, threads, memory, name=job, **_until(str(body.get("until", "")), now))
+    return Asked(uid, cgroup, pid, share, name=job, **_until(str(body.get("until", "")), now))
 
 
 def _until(text: str, now: float) -> Any:
@@ -93,6 +94,9 @@ def shown(one: Lease, view: View, who: Identity | None = None) -> Json:
         "pid": None if one.process is None else one.process[0],
         "threads": values.written(one.share.threads),
         "memory": None if one.share.memory is None else {k: _size(size) for k, size in one.share.memory.items()},
+        "total_threads": values.written(one.share.total_threads),
+        "total_memory": None if one.share.total_memory is None else _size(one.share.total_memory),
+        "max_clients": one.share.max_clients,
         "limits": limits,
         "since": iso(one.since),
         "until": iso(one.until),

@@ -135,7 +135,8 @@ def give_lease(node: Node, asked: Asked, by: int) -> Lease | str:
             return f"there is no process {asked.pid}"
         process = line[0]
     number = int(node.store.get(saved.LEASE, 0)) + 1
-    share = Share(f"lease {number}", asked.threads, asked.memory)
+    source = f"lease {number}"
+    share = Share(source, **asked.share, job=asked.name or source)
     until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + node.clock.shift()
     lease = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
     node.store.put(saved.LEASE, number)

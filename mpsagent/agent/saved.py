@@ -130,7 +130,9 @@ def lease_rows(core: Core) -> list[dict[str, Any]]:
         {
             "number": one.number, "since": one.since, "until": one.until, "by": one.by, "uid": one.uid,
             "cgroup": one.cgroup, "process": one.process, "threads": values.written(one.share.threads),
-            "memory": values.written(one.share.memory), "name": one.name,
+            "memory": values.written(one.share.memory), "name": one.name, "max_clients": one.share.max_clients,
+            "total_threads": values.written(one.share.total_threads),
+            "total_memory": values.written(one.share.total_memory),
         }
         for one in core.state.leases
     ]  # fmt: skip
@@ -146,10 +148,14 @@ def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
             sizes = None if row["memory"] is None else {str(one): _memory(size) for one, size in row["memory"].items()}
             process = None if row["process"] is None else (int(row["process"][0]), int(row["process"][1]))
             number, until = int(row["number"]), _number(row["until"])
-            share = Share(f"lease {number}", threads, sizes)
+            total = None if row.get("total_threads") is None else parse.total_threads(row["total_threads"])
+            size = None if row.get("total_memory") is None else _memory(row["total_memory"])
+            most = None if row.get("max_clients") is None else int(row["max_clients"])
             uid = None if row["uid"] is None else int(row["uid"])
             cgroup = None if row["cgroup"] is None else str(row["cgroup"])
             name = None if row.get("name") is None else str(row["name"])
+            source = f"lease {number}"
+            share = Share(source, threads, sizes, total, size, most, name or source)
             lease = Lease(number, share, _number(row["since"]), until, int(row["by"]), uid, cgroup, process, name)
             if until > now and (uid, cgroup, process) != (None, None, None):
                 found.append(inp.LeaseGiven(now, lease))

@@ -11,8 +11,12 @@ from mpsagent.agent.page import Instance, Page
 from mpsagent.api import gpus, views
 from mpsagent.api.received import Json, Received
 from mpsagent.core import usage
+from mpsagent.core.inputs import Peer
 from mpsagent.core.view import View
+from mpsagent.mps.units import limits_words
+from mpsagent.policy import values
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.keys import OF_CGROUPS
 from mpsagent.policy.sharing import WORDS
 
 PAGE_AGE = 0.1
@@ -52,14 +56,29 @@ class Answers:
     def queue(self) -> Iterable[Mapping[str, Any]]:
         return views.queue(self.view.state, self.one.waiting, self._received.now())
 
-    def explain(self, who: Identity) -> Json:
+    def explain(self, who: Identity, cgroup: str | None = None) -> Json:
         one, sharing = self.one, self.view.policy.sharing
         devices = self.view.state.devices if one.devices_known else ()
         return {
             **self.view.policy.rules(who).explain(devices),
+            **({} if cgroup is None else self._there(who, cgroup)),
             "sharing": {sharing: WORDS[sharing]},
             "now": self._now(who.uid, self._received.now()),
         }
+
+    def _there(self, who: Identity, cgroup: str) -> Json:
+        """What a process of this user gets in a cgroup, alone and together with the others there."""
+        share = self.view.share(Peer(0, who.uid, 0, 0, cgroup))
+        if share is None:
+            return {"cgroup.limits": {"value": None, "from": "the user's: no section and no lease is for this cgroup"}}
+        place = share.source if share.origin is None else share.origin._asdict()
+        given = {name: getattr(share, name) for name in OF_CGROUPS}
+        limits = self.view.policy.rules(who).limits_within(share, self.view.state.devices)
+        each = {"cgroup.limits": {"value": limits_words(limits.as_json()), "from": f"each process of {share.whose}"}}
+        return each | {
+            f"cgroup.{name}": {"value": values.written(value), "from": place} for name, value in given.items()
+            if value is not None
+        }  # fmt: skip
 
     def _now(self, uid: int, now: float) -> Json:
         """What holds for this user at this moment, and what will happen to it when."""

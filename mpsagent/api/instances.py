@@ -181,7 +181,7 @@ class Everything:
             "sections": page.policy.sections(),
         }
 
-    async def explain(self, user: str) -> Json:
+    async def explain(self, user: str, cgroup: str | None = None) -> Json:
         """What applies to a user (name or uid), where each value comes from, and what would happen to the user now.
         With several instances, as it is where the user belongs. May ask the name service. Raises Problem(404)."""
         each, page, who = self._each, self._page, await self._identity(user)
@@ -192,7 +192,7 @@ class Everything:
             name = placement.stays(who.uid, places) or placement.place(who, places, page.policy.placement) or name
         if own is not None:
             name = next(one for one in each if own in {user.name for user in self._users(one)})
-        answer = self._of(own or name).explain(who)
+        answer = self._of(own or name).explain(who, cgroup)
         return answer if len(each) == 1 else {**answer, "instance": name}
 
     async def _identity(self, user: str) -> Identity:

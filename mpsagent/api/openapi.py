@@ -52,7 +52,10 @@ _CURSOR: list[_Parameter] = [
 _PARAMETERS: dict[str, list[_Parameter]] = {
     "/v1/clients": _PAGE,
     "/v1/queue": _PAGE,
-    "/v1/policy/explain": [("user", "query!", {"type": "string", "minLength": 1, "maxLength": 256}, "name or uid")],
+    "/v1/policy/explain": [
+        ("user", "query!", {"type": "string", "minLength": 1, "maxLength": 256}, "name or uid"),
+        ("cgroup", "query", {"type": "string", "maxLength": 4096}, "the path of a cgroup: what holds there, too"),
+    ],
     "/v1/events": [
         *_CURSOR,
         ("follow", "query", {"type": "integer", "enum": [0, 1]}, "1: go on with what comes; without those below"),

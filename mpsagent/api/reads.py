@@ -87,11 +87,12 @@ class Reads:
         return json_answer(self._backend.policy())
 
     async def explain(self, request: web.Request) -> web.Response:
-        user = parameters(request, {"user"}).get("user", "")
+        given = parameters(request, {"user", "cgroup"})
+        user = given.get("user", "")
         if not user or len(user) > 256:
             raise Problem(400, "which user?", "user", "/v1/policy/explain?user=NAME-OR-UID")
         async with asyncio.timeout(_ASK_NAMES):
-            return json_answer(await self._backend.explain(user))
+            return json_answer(await self._backend.explain(user, given.get("cgroup")))
 
     async def report(self, request: web.Request) -> web.Response:
         wanted = wanted_days(parameters(request, {"by", "first", "last", "job"}))

@@ -185,8 +185,10 @@ class UserApart(TypedDict):
 
 class Lease(TypedDict):
     """A share for a job. ``name``: what the batch system calls it. ``threads``: percent or ``{"sms": N}``, null: as the
-    user's; ``memory``: bytes or a part by device ("" for each); ``limits``: what a process of its user gets with it,
-    null where no user is given or it is not known who that is; ``clients``: the pids of the job's clients."""
+    user's; ``memory``: bytes or a part by device ("" for each); ``total_threads``, ``total_memory`` (on each device),
+    ``max_clients``: what its processes have together, null: no more than their users; ``limits``: what a process of its
+    user gets with it, null where no user is given or it is not known who that is; ``clients``: the pids of the job's
+    clients."""
 
     id: int
     name: str | None
@@ -196,6 +198,9 @@ class Lease(TypedDict):
     pid: int | None
     threads: float | dict[str, int] | None
     memory: dict[str, int | str] | None
+    total_threads: float | dict[str, int] | None
+    total_memory: int | str | None
+    max_clients: int | None
     limits: Limits | None
     since: str
     until: str

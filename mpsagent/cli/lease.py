@@ -27,21 +27,27 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for pro
 @click.option("--threads", type=ask.Number(0.1, 100), help="Percent of the multiprocessors for each client process.")
 @click.option("--sms", type=ask.Whole(min=2), help="The same as a number of multiprocessors.")
 @click.option("--memory", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
+@click.option("--total-threads", type=ask.Number(0.1, 100), help="Percent of the multiprocessors for all together.")
+@click.option("--total-memory", metavar="SIZE", help="Memory on each device for all together.")
+@click.option("--max-clients", type=ask.Whole(min=1), help="Client processes at a time.")
 @click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')
 @click.option("--name", help="What the batch system calls the job; a lease that has this name is replaced.")
 @_json
 @click.pass_obj
 def add(
     path: str, uid: int | None, cgroup: str | None, pid: int | None, threads: float | None, sms: int | None,
-    memory: str | None, until: str, name: str | None, as_json: bool,
+    memory: str | None, total_threads: float | None, total_memory: str | None, max_clients: int | None, until: str,
+    name: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Give a job a share until a time.
 
+    A process that does not fit beside the others of its job waits.
     For root and the admin group. Prints the number of the lease. `report --by job` adds up by name.
     """
     if threads is not None and sms is not None:
         raise click.UsageError("give --threads or --sms")
     share = {"threads": threads if sms is None else {"sms": sms}, "memory": memory}
+    share |= {"total_threads": total_threads, "total_memory": total_memory, "max_clients": max_clients}
     body = {"uid": uid, "cgroup": cgroup, "pid": pid, **share, "until": until, "name": name}
     asked = {key: value for key, value in body.items() if value is not None}
     answer, raw = ask.ordered(path, "lease", asked)
@@ -114,14 +120,23 @@ def _whose(one: Json) -> str:
 def _how_much(one: Json) -> str:
     from mpsagent.mps.units import limit_text
 
-    threads, parts = one["threads"], []
-    if threads is not None:
-        parts.append(f"{threads['sms']} multiprocessors" if isinstance(threads, dict) else f"{threads:g} % of threads")
-    for device, size in (one["memory"] or {}).items():
-        on = f" on device {device}" if device else ""
-        parts.append(f"{limit_text(size) if isinstance(size, int) else size}{on}")
+    def parts(threads: Any, memory: Json) -> list[str]:
+        found = []
+        if isinstance(threads, dict):
+            found.append(f"{threads['sms']} multiprocessors")
+        elif threads is not None:
+            found.append(f"{threads:g} % of threads")
+        for device, size in memory.items():
+            on = f" on device {device}" if device else ""
+            found.append(f"{limit_text(size) if isinstance(size, int) else size}{on}")
+        return found
+
+    each = parts(one["threads"], one["memory"] or {})
+    most, total = one["max_clients"], {"": one["total_memory"]} if one["total_memory"] is not None else {}
+    whole = parts(one["total_threads"], total)
+    whole += [] if most is None else [f"{most} client{'s' * (most > 1)}"]
     cut = f" (its user may have {_cut(one)})" if _cut(one) else ""
-    return ", ".join(parts) + cut
+    return "; ".join([*([", ".join(each) + cut] if each else []), *([", ".join(whole) + " in all"] if whole else [])])
 
 
 def _cut(one: Json) -> str:

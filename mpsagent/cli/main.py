@@ -239,10 +239,11 @@ def policy_diff(path: str, as_json: bool) -> None:
 
 @policy.command()
 @click.argument("user", shell_complete=complete.users)
+@click.option("--cgroup", metavar="PATH", help="And to a process of the user's in this cgroup.")
 @_watch
 @_json
 @click.pass_obj
-def explain(path: str, user: str, as_json: bool, every: float | None) -> None:
+def explain(path: str, user: str, cgroup: str | None, as_json: bool, every: float | None) -> None:
     """What applies to USER (name or uid), and which line says so.
 
     And what goes on at this moment: the user's clients, place in the queue and turn.
@@ -255,7 +256,8 @@ def explain(path: str, user: str, as_json: bool, every: float | None) -> None:
         return policy_text.explained(body, ask.now(), ask.width())
 
     name = quote(user, safe="", errors="surrogateescape")  # any bytes: the agent says that there is no such user
-    ask.show(path, f"/v1/policy/explain?user={name}", as_json, text, every)
+    there = "" if cgroup is None else f"&cgroup={quote(cgroup, safe='', errors='surrogateescape')}"
+    ask.show(path, f"/v1/policy/explain?user={name}{there}", as_json, text, every)
 
 
 @cli.command()

@@ -74,6 +74,7 @@ def _value(key: str, one: Json) -> str:
     if key == "threads" and isinstance(value, dict):
         return _threads(value)
     if isinstance(value, dict):
+        value = {device or "each": one for device, one in value.items()}
         return _by_device({device: limit_text(one) if isinstance(one, int) else one for device, one in value.items()})
     if isinstance(value, list):
         return safe(", ".join(map(str, value)) or "none")

@@ -14,12 +14,14 @@ from itertools import chain, islice, zip_longest
 
 from mpsagent.core import actions as act
 from mpsagent.core import memory_use
-from mpsagent.core.model import CLIENTS_PER_SERVER, Status
+from mpsagent.core.inputs import Peer
+from mpsagent.core.model import CLIENTS_PER_SERVER, Held, Status
 from mpsagent.core.rule import Decision, Reason
 from mpsagent.core.view import View
-from mpsagent.mps.limits import Limits
+from mpsagent.mps.limits import Limits, Total
 from mpsagent.policy.policy import Rules
-from mpsagent.wire.link import Admissions, Named, User
+from mpsagent.policy.shares import Share
+from mpsagent.wire.link import Admissions, Job, Named, User
 
 RULE = "admission"
 RELEASE_AFTER = 0.5
@@ -28,7 +30,9 @@ program that makes one context after the other must not lose its turn in between
 MOST_USERS = 128
 """Users in one table; 48 processes fit at a time, so who is not in it yet is still to wait anyway."""
 MOST_PROCESSES, OF_ONE_USER = 128, 8
-"""Processes in one table, where each has limits of its own."""
+"""Held processes in one table, where each has limits of its own."""
+LOOKED_AT = 256
+"""Connections of one user that are looked at for those whose jobs have room."""
 OF_ALL = 0.75
 """The part of a shared server's places that one user may have unless the policy says otherwise."""
 AGAIN = 0.2
@@ -144,18 +148,50 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     devices = tuple(device.ordinal for device in view.state.devices)
     admitted = _admitted(view) if is_open else []
     users = {uid: _user(view, uid, known_only=bool(held)) for uid in admitted}
-    named = islice(_named(view, admitted), MOST_PROCESSES) if view.shares else ()
+    named = list(_named(view, admitted)) if view.shares else []
+    jobs = {share.job: _job(view, share) for _, share in named if share is not None}
     return Admissions(
         open=is_open, users=users, room=_room(view), fail_safe=fail_safe, devices=devices,
-        set_limits=view.limits_enforced, processes={one.key: one for one in named},
+        set_limits=view.limits_enforced, processes={one.key: one for one, _ in named}, jobs=jobs,
     )  # fmt: skip
 
 
-def _named(view: View, users: list[int]) -> Iterator[Named]:
-    """The next ones of each user, by turns: those that may not pass for another reason take nobody's place."""
-    lines = [islice((held for held in view.state.held.line(uid) if not held.of_client), OF_ONE_USER) for uid in users]
-    for held in filter(None, chain.from_iterable(zip_longest(*lines))):
-        yield Named(held.peer.pid, held.peer.start, at_most(view.limits_of(held.peer)))
+def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]:
+    """Clients of jobs that are bounded, and the next ones of each user, by turns: those that may not pass for another
+    reason take nobody's place."""
+    for one in chain.from_iterable(view.jobs().values()):
+        if (share := view.job(one.peer)) is not None and one.detached is None:
+            yield Named(one.pid, one.peer.start, one.limits, share.job), share
+    lines = [islice(_with_room(view, uid), OF_ONE_USER) for uid in users]
+    for held in islice(filter(None, chain.from_iterable(zip_longest(*lines))), MOST_PROCESSES):
+        share = view.job(held.peer)
+        limits = at_most(view.limits_of(held.peer))
+        yield Named(held.peer.pid, held.peer.start, limits, "" if share is None else share.job), share
+
+
+def _with_room(view: View, uid: int) -> Iterator[Held]:
+    """Whom his job keeps waiting is passed over: others of this user's come from other jobs."""
+    full = set[str]()
+    for held in islice(view.state.held.line(uid), LOOKED_AT):
+        share = None if held.of_client else view.job(held.peer)
+        if share is not None and share.job not in full and not _has_room(view, held.peer, share):
+            full.add(share.job)
+        if not held.of_client and (share is None or share.job not in full):
+            yield held
+
+
+def _has_room(view: View, peer: Peer, share: Share) -> bool:
+    clients = view.clients_of_job(share.job)
+    if share.max_clients is not None and len(clients) >= share.max_clients:
+        return False
+    total = share.total(view.state.devices) or Total()
+    return total.fits([memory_use.counted(view.state, one) for one in clients], view.limits_of(peer))
+
+
+def _job(view: View, share: Share) -> Job:
+    total = share.total(view.state.devices)
+    clients = view.clients_of_job(share.job)
+    return Job(share.job, share.max_clients, None if total is None else memory_use.left(view.state, clients, total))
 
 
 def _user(view: View, uid: int, *, known_only: bool) -> User:
@@ -168,7 +204,7 @@ def _user(view: View, uid: int, *, known_only: bool) -> User:
         max_clients=rules.max_clients if rules.enforce_limits else None,
         max_contexts=_most_contexts(view, rules) if rules.enforce_limits else None,
         named=view.shares,
-        total=None if total is None else memory_use.left(view.state, uid, total),
+        total=None if total is None else memory_use.left(view.state, view.state.clients_of_user(uid), total),
     )
 
 

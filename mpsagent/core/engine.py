@@ -166,6 +166,8 @@ class Core:
         m = self.memories
         if self._view is not None and self._view[0] is self.state and self._view[1] is m:
             return self._view[2]
+        before = None if self._view is None else self._view[0]
+        same = before is not None and before.leases is self.state.leases and before.policy is self.state.policy
         sent = None if m.admission.sent is None else (m.admission.number, m.admission.sent)
         asked = m.turns.shutdown
         failed = "the control daemon does not start or stay up" if m.hangs.failed else None
@@ -182,6 +184,7 @@ class Core:
             pause_until=m.starts.until,
             retiring=m.apart.quit is not None,
             turn_waits=m.turns.waits,
+            remembered=self._view[2].remembered if same and self._view is not None else {},
         )
         self._view = self.state, m, view
         return view

@@ -40,7 +40,7 @@ Message = TypeVar("Message", bound=link.FromGate)
 class GateSaid(NamedTuple, Generic[Message]):
     """A message of the gate, its times in the engine's clock. The agent adds what the gate does not know: of a process
     that passed earlier the ``command``, and how long it had ``waited`` as far as an earlier agent has written it down;
-    of one that is held its ``lineage``, see :class:`Peer`."""
+    of each its ``lineage``, see :class:`Peer`."""
 
     at: float
     what: Message
@@ -56,7 +56,7 @@ class GateSaid(NamedTuple, Generic[Message]):
                 of_place = one.cgroup, one.pid_namespace, one.command, self.lineage
                 return Peer(one.pid, one.uid, one.gid, one.start, *of_place)
             case link.Known() as one:
-                return Peer(one.pid, one.uid, one.gid, one.start, one.cgroup, command=self.command)
+                return Peer(one.pid, one.uid, one.gid, one.start, one.cgroup, None, self.command, self.lineage)
             case link.Passed() as one:
                 return Peer(one.pid, one.uid, 0, one.start)
         raise TypeError(f"{type(self.what).__name__} speaks of no process")

@@ -7,7 +7,7 @@ not come.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from mpsagent.core.model import Client, Over, State
@@ -47,17 +47,17 @@ def _worst(client: Client, used: Mapping[str, int], devices: tuple[Device, ...])
 
 
 def counted(state: State, client: Client) -> Limits:
-    """What a client counts in its user's total: its limits, or what it really uses where that is more."""
+    """What a client counts in a total: its limits, or what it really uses where that is more."""
     one, limits = state.over.get(client.pid), client.limits
     if one is None or not one.now or one.used <= limits.memory.get(one.device, one.used):
         return limits
     return replace(limits, memory={**limits.memory, one.device: one.used})
 
 
-def left(state: State, uid: int, total: Total) -> Total:
-    """A user's total without what its clients use beyond their limits: the gate counts by these."""
+def left(state: State, clients: Iterable[Client], total: Total) -> Total:
+    """The total of these clients without what they use beyond their limits: the gate counts by these."""
     memory = dict(total.memory)
-    for client in state.clients_of_user(uid):
+    for client in clients:
         for device, size in counted(state, client).memory.items():
             if device in memory:
                 memory[device] = max(0, memory[device] - size + client.limits.memory[device])

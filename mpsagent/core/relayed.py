@@ -16,6 +16,8 @@ from mpsagent.core.model import Client
 from mpsagent.core.rule import Decision, EndClient, Section
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
+from mpsagent.policy.policy import Rules
+from mpsagent.policy.shares import Share
 
 Wrong = tuple[Client, str, str, Section]
 """Why it may not work now, and by which rule."""
@@ -45,10 +47,10 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         for pid, one in fresh.items()
     )  # fmt: skip
     unseen = any(one.unseen for one in view.state.clients.values())
-    wrong, crowd = (list(_wrong(view)), list(_crowd(view))) if unseen else ([], [])
-    beyond = {one.pid: memory.beyond.get(one.pid, now) for one, *_ in crowd}
+    wrong, crowd = (list(_wrong(view)), {each[0].pid: each for each in _crowd(view)}) if unseen else ([], {})
+    beyond = {pid: memory.beyond.get(pid, now) for pid in crowd}
     later = [since + BEYOND_FOR for since in beyond.values() if now < since + BEYOND_FOR]
-    wrong += [each for each in crowd if now >= beyond[each[0].pid] + BEYOND_FOR]
+    wrong += [each for pid, each in crowd.items() if now >= beyond[pid] + BEYOND_FOR]
     requests = tuple(
         EndClient.of(one, f"{why}; client {one.pid} came through another process", rule, section)
         for one, why, rule, section in wrong
@@ -101,14 +103,14 @@ def _came_late(view: View, client: Client) -> bool:
 
 
 def _crowd(view: View) -> Iterator[Wrong]:
-    for uid, _ in _unseen(view):
-        yield from _too_many(view, uid, [one for one in view.state.clients_of_user(uid) if one.detached is None])
+    several = (bound for _, unseen in _unseen(view) for one in unseen for bound in view.bounds(one.peer))
+    for name, (whose, mine) in {name: (whose, mine) for name, whose, mine in several}.items():
+        yield from _too_many(view, name, whose, [one for one in mine if one.detached is None])
 
 
-def _too_many(view: View, uid: int, mine: list[Client]) -> Iterator[Wrong]:
-    """Those that do not fit beside the older ones. Who has no context yet takes no room."""
-    rules = view.rules(uid)
-    most, total = rules.max_clients, rules.total(view.state.devices)
+def _too_many(view: View, name: str, whose: Rules | Share, mine: list[Client]) -> Iterator[Wrong]:
+    """Those of a user or a job that do not fit beside the older ones. Who has no context yet takes no room."""
+    most, total = whose.max_clients, whose.total(view.state.devices)
     fitting: list[Limits] = []
     for client in sorted(mine, key=lambda one: (one.unseen, one.since, one.pid)):
         if client.pid in view.ending or view.state.server_of(client.pid) is None:
@@ -116,17 +118,12 @@ def _too_many(view: View, uid: int, mine: list[Client]) -> Iterator[Wrong]:
         crowd = most is not None and len(fitting) >= most
         if client.unseen and crowd:
             s = "" if most == 1 else "s"
-            yield client, f"user {uid} may have {most} client{s} at a time", rules.origin("max_clients").key, "limits"
+            yield client, f"{name} may have {most} client{s} at a time", whose.key("max_clients"), "limits"
         elif client.unseen and total is not None and not total.fits(fitting, client.limits):
-            yield client, f"user {uid} has its total in use", _total_rule(view, uid), "limits"
+            key = "total_threads" if whose.total_memory is None else "total_memory"
+            yield client, f"{name} has its total in use", whose.key(key), "limits"
         else:
             fitting.append(client.limits)
-
-
-def _total_rule(view: View, uid: int) -> str:
-    rules = view.rules(uid)
-    key = "total_memory" if rules.total_memory is not None else "total_threads"
-    return rules.origin(key).key
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -20,6 +20,8 @@ SHARED_UID = 0
 
 
 _NONE = Attachment(0.0)
+MOST_REMEMBERED = 1000
+"""Whose shares are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,9 @@ class View:
     _found: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
     _times: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
     """What was asked before: the rules ask for the queue several times in a row."""
+    _jobs: dict[str, tuple[Client, ...]] = field(default_factory=dict, repr=False, compare=False)
+    remembered: dict[object, Share | None] = field(default_factory=dict, repr=False, compare=False)
+    """Shares by user, cgroup and lineage, as long as policy and leases are the same."""
 
     @property
     def policy(self) -> Policy:
@@ -210,15 +215,49 @@ class View:
 
     def share(self, peer: Peer) -> Share | None:
         """What its job gives a process: by a lease, the last one first, or by the policy."""
-        lease = self.state.lease(peer)
-        return self.policy.share(peer.cgroup) if lease is None else lease.share
+        key = peer.uid, peer.cgroup, peer.lineage
+        if key not in self.remembered:
+            if len(self.remembered) >= MOST_REMEMBERED:
+                self.remembered.clear()
+            lease = self.state.lease(peer)
+            self.remembered[key] = self.policy.share(peer.cgroup) if lease is None else lease.share
+        return self.remembered[key]
+
+    def _enforced(self, peer: Peer) -> Share | None:
+        share = self.share(peer)
+        if share is None or not self.identified(peer.uid) or not self.rules(peer.uid).enforce_limits:
+            return None
+        return share
 
     def limits_of(self, peer: Peer) -> Limits:
         """The limits of one process."""
-        share, rules = self.share(peer) if self.shares else None, self.rules(peer.uid)
-        if share is None or not self.identified(peer.uid) or not rules.enforce_limits:
+        share = self._enforced(peer)
+        if share is None:
             return self.limits(peer.uid)
-        return rules.limits_within(share, self.state.devices)
+        return self.rules(peer.uid).limits_within(share, self.state.devices)
+
+    def job(self, peer: Peer) -> Share | None:
+        """What bounds this process together with the others of its job, under what bounds its user."""
+        share = self._enforced(peer)
+        return share if share is not None and share.bounds else None
+
+    def bounds(self, peer: Peer) -> Iterator[tuple[str, Rules | Share, tuple[Client, ...]]]:
+        """What bounds a process together with others: its user's rules, and its job's share, with the clients there."""
+        yield f"user {peer.uid}", self.rules(peer.uid), self.state.clients_of_user(peer.uid)
+        if (share := self.job(peer)) is not None:
+            yield share.whose, share, self.clients_of_job(share.job)
+
+    def clients_of_job(self, job: str) -> tuple[Client, ...]:
+        """Of one that is bounded."""
+        return self.jobs().get(job, ())
+
+    def jobs(self) -> Mapping[str, tuple[Client, ...]]:
+        """The clients of each job that is bounded."""
+        if not self._jobs and (self.policy.cgroups or self.state.leases):
+            for one in self.state.clients.values():
+                if (share := self.job(one.peer)) is not None:
+                    self._jobs[share.job] = (*self._jobs.get(share.job, ()), one)
+        return self._jobs
 
     def denied(self, uid: int) -> bool:
         """Whether the policy keeps a user out. Not before the name service has said who that is."""

@@ -16,6 +16,7 @@ from mpsagent.core.rule import Reason
 from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.mps.units import limit_text
+from mpsagent.policy.policy import Rules
 from mpsagent.wire.link import User
 
 SHOWN_PIDS = 64
@@ -34,10 +35,9 @@ class Waiting(NamedTuple):
 
 
 class _Use(NamedTuple):
-    """Of the server's places. ``processes``, ``contexts``: of each user; ``full``: there is no place left."""
+    """Of the server's places. ``contexts``: of each user; ``full``: there is no place left."""
 
     table: Mapping[int, User]
-    processes: dict[int, int]
     contexts: dict[int, int]
     full: Reason | None
 
@@ -100,9 +100,6 @@ def _after(view: View, uid: int, at: float) -> float | None:
 
 
 def _use(view: View) -> _Use:
-    processes: dict[int, int] = {}
-    for client in view.state.clients.values():
-        processes[client.uid] = processes.get(client.uid, 0) + 1
     contexts, full = view.contexts(), None
     if view.full:
         most = sorted(contexts.items(), key=lambda one: -one[1])
@@ -110,7 +107,7 @@ def _use(view: View) -> _Use:
         others = [f"{sum(count for _, count in most[3:])} of others"] if most[3:] else []
         full = Reason("full", f"the server is full: {', '.join([*whose, *others])}")
     table = {} if view.sent is None else view.sent[1].users
-    return _Use(table, processes, contexts, full)
+    return _Use(table, contexts, full)
 
 
 def _bound(view: View, uid: int, line: Sequence[Held], use: _Use) -> Reason | None:
@@ -121,17 +118,17 @@ def _bound(view: View, uid: int, line: Sequence[Held], use: _Use) -> Reason | No
     new = next((one for one in line if not one.of_client), None)
     if new is None:
         return use.full or Reason("next", "a further context of a client is let in next")
-    if user is not None and user.max_clients is not None and use.processes.get(uid, 0) >= (most := user.max_clients):
-        count = "1 process" if most == 1 else f"{most} processes"
-        return Reason("max_clients", f"this user may have {count} at a time")
-    total = None if user is None or user.total is None else view.rules(uid).total(view.state.devices)
-    if total is not None:
-        used = [memory_use.counted(view.state, client) for client in view.state.clients_of_user(uid)]
-        more = view.limits_of(new.peer)
+    for name, whose, clients in view.bounds(new.peer) if view.rules(uid).enforce_limits else ():
+        who, limit = "this user" if isinstance(whose, Rules) else name, whose.max_clients
+        if limit is not None and len(clients) >= limit:
+            count = "1 process" if limit == 1 else f"{limit} processes"
+            return Reason("max_clients", f"{who} may have {count} at a time")
+        total, more = whose.total(view.state.devices) or Total(), view.limits_of(new.peer)
+        used = [memory_use.counted(view.state, client) for client in clients]
         if not total.fits((), more):
-            return Reason("total", "no process of this user ever fits in its total (mpsagent-cli policy check)")
+            return Reason("total", f"no process of {who} ever fits in its total (mpsagent-cli policy check)")
         if not total.fits(used, more):
-            return Reason("total", f"this user's total is in use: {_total_text(total, used, more)}")
+            return Reason("total", f"{who}'s total is in use: {_total_text(total, used, more)}")
     if use.full is None and line[0].failed is not None:
         return Reason("handover_failed", f"could not be handed over to MPS, and is tried again: {line[0].failed}")
     return use.full

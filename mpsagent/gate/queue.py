@@ -12,7 +12,7 @@ from mpsagent.gate.places import KnownProcess as KnownProcess
 from mpsagent.gate.places import Places
 from mpsagent.gate.places import Process as Process
 from mpsagent.mps.limits import Limits
-from mpsagent.wire.link import Admissions, User
+from mpsagent.wire.link import Admissions, Job, User
 
 MOST_HELD = 8192
 MOST_HELD_OF_A_USER = 1024
@@ -90,8 +90,8 @@ class Queue:
         self._of: dict[Process, set[int]] = {}
         self._held_of = Counts()
         self._known: dict[Process, KnownProcess] = {}
-        self._own: set[Process] = set()
-        """Processes that were, or are being, handed over with limits of their own."""
+        self._own: dict[Process, str] = {}
+        """Processes that were, or are being, handed over with limits of their own, and their jobs."""
         self._owes: dict[int, _Owed] = {}
         self._slow = Account(SLOW)
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
@@ -143,7 +143,7 @@ class Queue:
         if not siblings:
             del self._of[held.process]
             if held.process not in self._known:
-                self._own.discard(held.process)
+                self._own.pop(held.process, None)
         return held
 
     # --- known processes ---
@@ -162,7 +162,7 @@ class Queue:
 
     def forget(self, process: Process) -> KnownProcess | None:
         known = self._known.pop(process, None)
-        self._own.discard(process)
+        self._own.pop(process, None)
         if known is not None:
             self.places(known.instance).forget(known)
             self._sort(process)
@@ -339,10 +339,11 @@ class Queue:
                     # a known process without a context has its place already
                     mine = {n: one for n, one in mine.items() if known and not places.has_any(one.process)}
                     short = True
-                of_it = mine.values() if known else _named(mine, user, admissions)
+                of_it = mine.values() if known else self._named(mine, user, admissions)
                 found, later = _first(of_it, at)
-                if found is not None and not known and not self._fits(found, user, admissions):
-                    found = None
+                if found is not None and not known:
+                    wanted = self.limits_for(found, user, admissions)
+                    found = found if self._fits(found, wanted, user, user, admissions) else None
                 if found is not None and at > now:
                     found, later = None, at
                 if found is not None:
@@ -373,16 +374,33 @@ class Queue:
             return False
         return user.max_clients is None or self.places(instance).of_user[uid] < user.max_clients
 
-    def _fits(self, held: Held, user: User, admissions: Admissions) -> bool:
-        """Whether there is room for it in its user's total."""
-        wanted = self.limits_for(held, user, admissions)
-        return user.total is None or user.total.fits(self._used(user, held.uid, admissions.instance), wanted)
+    def _named(self, line: dict[int, Held], user: User, admissions: Admissions) -> Iterable[Held]:
+        """New ones whose limits are known here and whose jobs have room: no job keeps its user's others waiting."""
+        if not user.named:
+            return line.values()
+        its, jobs = admissions.processes, admissions.jobs
+        named = ((held, its[held.process]) for held in line.values() if held.process in its)
+        return (held for held, one in named if self._fits(held, one.limits, user, jobs.get(one.job), admissions))
 
-    def _used(self, user: User, uid: int, instance: str, but: Process | None = None) -> Iterator[Limits]:
-        """What a user's known processes have; of whom it is not known, all that the user's may have."""
-        for known in self.places(instance):
-            if known.uid == uid and known.process != but:
-                yield known.limits or user.limits
+    def _job(self, process: Process, admissions: Admissions) -> str:
+        named = admissions.processes.get(process)
+        return self._own.get(process, "") if named is None else named.job
+
+    def _fits(
+        self, held: Held, wanted: Limits, user: User, whose: User | Job | None, admissions: Admissions
+    ) -> bool:
+        """Whether its user, or its job, has room for it beside its other processes. Of whom it is not known what it
+        has, all counts that one of this user's may have."""
+        if whose is None or (whose.total is None and whose.max_clients is None):
+            return True
+        others = (one for one in self.places(admissions.instance) if one.process != held.process)
+        if isinstance(whose, Job):
+            used = [one.limits or user.limits for one in others if self._job(one.process, admissions) == whose.name]
+        else:
+            used = [one.limits or user.limits for one in others if one.uid == held.uid]
+        if whose.max_clients is not None and len(used) >= whose.max_clients:
+            return False
+        return whose.total is None or whose.total.fits(used, wanted)
 
     def limits_for(self, held: Held, user: User, admissions: Admissions) -> Limits:
         """What it is handed over with: its own limits, or its user's. A process that works already keeps what it has
@@ -391,20 +409,12 @@ class Queue:
         wanted = user.limits if named is None else named.limits
         if known is None:
             if user.named:
-                self._own.add(held.process)
+                self._own[held.process] = self._job(held.process, admissions)
             return wanted
         if known.limits is None or (user.total is None and held.process not in self._own):
             return wanted
-        used = self._used(user, held.uid, admissions.instance, held.process)
-        fits = user.total is None or user.total.fits(used, wanted)
-        return wanted if fits and held.process not in self._own else known.limits
-
-
-def _named(line: dict[int, Held], user: User, admissions: Admissions) -> Iterable[Held]:
-    """Those whose limits are known here."""
-    if not user.named:
-        return line.values()
-    return (held for held in line.values() if held.process in admissions.processes)
+        fits = held.process not in self._own and self._fits(held, wanted, user, user, admissions)
+        return wanted if fits else known.limits
 
 
 def _first(line: Iterable[Held], now: float) -> tuple[Held | None, float | None]:

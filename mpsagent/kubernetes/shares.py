@@ -23,10 +23,12 @@ _LONGEST = 50
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """``count``: into how many the GPU is divided. ``memory``: whether a share is one of its memory, too."""
+    """``count``: into how many the GPU is divided. ``memory``: whether a share is one of its memory, too.
+    ``processes``: how many processes of a pod have its shares together, each an equal part."""
 
     count: int = 100
     memory: bool = True
+    processes: int = 1
 
     @property
     def devices(self) -> list[str]:
@@ -55,9 +57,10 @@ def is_uid(text: str) -> bool:
 def lease(pod: Pod, shares: Shares) -> Json:
     """As the API takes it. A later one of the same name takes the place of the one before."""
     percent = shares.percent(pod.shares)
-    memory = {"memory": f"{percent:g}%"} if shares.memory else {}
+    each = max(0.1, percent * 10 // shares.processes / 10)
+    memory = {"memory": f"{each:g}%", "total_memory": f"{percent:g}%"} if shares.memory else {}
     name = f"pod:{pod.namespace[:20]}/{pod.name[-(_LONGEST - 20) :].lstrip('-.')}:{pod.uid}"
-    return {"cgroup": pod.cgroup, "threads": percent, **memory, "until": UNTIL, "name": name}
+    return {"cgroup": pod.cgroup, "threads": each, "total_threads": percent, **memory, "until": UNTIL, "name": name}
 
 
 def has_lease(pod: Pod, leases: Iterable[Json]) -> bool:
@@ -74,8 +77,9 @@ def renewed(one: Json, now: float) -> Json | None:
     the policy says now."""
     if datetime.fromisoformat(one["until"]).timestamp() - now > LASTING / 2:
         return None
-    memory = {} if one["memory"] is None else {"memory": one["memory"][""]}
-    return {"cgroup": one["cgroup"], "threads": one["threads"], **memory, "until": UNTIL, "name": one["name"]}
+    given = {**one, "memory": None if one["memory"] is None else one["memory"][""], "until": UNTIL}
+    keys = "cgroup", "threads", "memory", "total_threads", "total_memory", "until", "name"
+    return {key: given[key] for key in keys if given[key] is not None}
 
 
 def _pod_of(one: Json) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,20 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What all client processes of one user may use together. ``threads``: percent, None: no bound; ``memory``: bytes
-    by device ordinal, a device that is missing has no bound."""
+    """What all client processes of one user, or of one job, may use together. ``threads``: percent, None: no bound;
+    ``memory``: bytes by device ordinal, a device that is missing has no bound."""
 
     threads: float | None = None
     memory: Mapping[int, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, object]:
         return {"threads": self.threads, "memory": _by_ordinal(self.memory)}
+
+    def cap(self, limits: Limits) -> Limits:
+        """Limits of one process that are nowhere more than this."""
+        memory = {device: min(most, limits.memory.get(device, most)) for device, most in self.memory.items()}
+        threads = limits.threads if self.threads is None else min(limits.threads, self.threads)
+        return replace(limits, threads=threads, memory={**limits.memory, **memory})
 
     def fits(self, used: Iterable[Limits], more: Limits) -> bool:
         """Whether a further process fits beside those that there are. One without a limit counts as the whole."""

@@ -342,6 +342,11 @@ KEYS: tuple[Key, ...] = (
         "kubernetes", "share_memory", FLAG, _ALL,
         "`true`: a share is as much of the memory as of the threads; `false`: the user's limit of memory counts", True,
     ),
+    Key(
+        "kubernetes", "processes", kinds.whole(1, 48), _ALL,
+        "how many processes of a pod have its shares together, each an equal part; the next one waits", 1,
+        attribute="kubernetes_processes",
+    ),
     # --- programs of the administrator's
     Key(
         "hooks", "before_end", kinds.path(1024), _ALL,
@@ -374,7 +379,7 @@ SECTIONS: dict[str, str] = {
 """The sections in the order of the reference, with their words."""
 NAMED = frozenset({"user", "group", "cgroup", "instance"})
 """Sections that are written with a name: [user.alice]."""
-OF_CGROUPS = ("threads", "memory")
+OF_CGROUPS = ("threads", "memory", "total_threads", "total_memory", "max_clients")
 """The keys of [limits] that stand in [cgroup.PATTERN]."""
 
 MASTER: tuple[Path, ...] = (("enforce",), ("agent", "enforce"))

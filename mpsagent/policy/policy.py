@@ -23,7 +23,7 @@ from mpsagent.policy.origins import Path as Path
 from mpsagent.policy.origins import PolicyError as PolicyError
 from mpsagent.policy.origins import Setting as Setting
 from mpsagent.policy.origins import key_text as key_text
-from mpsagent.policy.shares import Share, matches
+from mpsagent.policy.shares import Share, named
 
 REMEMBERED = 10_000
 """Users whose rules are kept: more than the gate holds, for they are asked for all of them at every event."""
@@ -95,21 +95,11 @@ class Rules:
 
     def total(self, devices: Sequence[Device]) -> Total | None:
         """What all of the user's client processes may use together; None: there is no such bound."""
-        if self.total_threads is None and self.total_memory is None:
-            return None
-        threads = None
-        if self.total_threads is not None:
-            threads = values.total_percent(self.total_threads, self.threads, devices)
-        sizes = {}
-        for device in devices if self.total_memory is not None else ():
-            size = values.bytes_of(self.total_memory or 0, device)
-            if size is not None:
-                sizes[device.ordinal] = size
-        return Total(threads, sizes)
+        return values.total(self.total_threads, self.total_memory, self.threads, devices)
 
     def limits_within(self, share: Share, devices: Sequence[Device]) -> Limits:
-        """The limits of a client process with a share of its own. It may be less than the user's processes get; more
-        only where the user has a total, and up to that."""
+        """The limits of a client process with a share of its own. It may be less than the user's processes get, and is
+        not more than the share's total; more than theirs only where the user has a total, and up to that."""
         own, total = self.limits(devices), self.total(devices) or Total()
         most = own.threads if total.threads is None else total.threads
         asked = most if share.threads is None else values.percent_of(share.threads, devices, self.weights)
@@ -124,7 +114,11 @@ class Rules:
             known = [size for size in sizes if size is not None]
             if known:
                 memory[device.ordinal] = min(known)
-        return replace(own, threads=threads, memory=memory)
+        return (share.total(devices) or Total()).cap(replace(own, threads=threads, memory=memory))
+
+    def key(self, name: str) -> str:
+        """A value's place, as a policy has it."""
+        return self.origin(name).key
 
     def origin(self, name: str) -> Origin:
         """Where a value comes from, by its name as a file has it: ``threads``, ``switch.after``, ``enforce.limits``.
@@ -266,6 +260,7 @@ class Policy:
 
     kubernetes_shares: int = default("kubernetes", "shares")
     share_memory: bool = default("kubernetes", "share_memory")
+    kubernetes_processes: int = default("kubernetes", "processes")
 
     users: frozenset[str] = frozenset()
     groups: tuple[str, ...] = ()
@@ -322,12 +317,14 @@ class Policy:
     def _least(self, devices: Sequence[Device]) -> Limits:
         threads, memory, below_normal = 100.0, dict[int, int](), False
         for path, setting in self.settings.items():
-            if path[-1] == "threads":
+            if path[-1] in ("threads", "total_threads"):  # a process of a cgroup may have its total alone
                 threads = min(threads, values.percent_of(setting.value, devices, self.weights))
-            elif path[-1] == "memory":
+            elif path[-1] in ("memory", "total_memory"):
                 for device in devices:
-                    key = values.for_device(setting.value, device)
-                    size = None if key is None else values.bytes_of(setting.value[key].value, device)
+                    whole = {values.ALL_DEVICES: setting}
+                    table: Mapping[str, Any] = setting.value if path[-1] == "memory" else whole
+                    key = values.for_device(table, device)
+                    size = None if key is None else values.bytes_of(table[key].value, device)
                     if size is not None:
                         memory[device.ordinal] = min(size, memory.get(device.ordinal, size))
             elif path[-1] == "client_priority":
@@ -359,13 +356,11 @@ class Policy:
     def share(self, cgroup: str | None) -> Share | None:
         """What the first section that names this cgroup says."""
         for path in self.cgroups if cgroup is not None else ():
-            if matches(path[1], cgroup or ""):
-                threads, memory = (self.settings.get((*path, name)) for name in OF_CGROUPS)
-                return Share(
-                    key_text(path), None if threads is None else threads.value,
-                    None if memory is None else {device: one.value for device, one in memory.value.items()},
-                    self.named[path],
-                )  # fmt: skip
+            if (job := named(path[1], cgroup or "")) is not None:
+                given = {key: self.settings[*path, key].value for key in OF_CGROUPS if (*path, key) in self.settings}
+                if "memory" in given:
+                    given["memory"] = {device: one.value for device, one in given["memory"].items()}
+                return Share(key_text(path), job=job, origin=self.named[path], **given)
         return None
 
     def section(self, *paths: Path) -> Rules:

@@ -7,20 +7,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from mpsagent.mps.limits import Device, Limits
+from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy import values
 from mpsagent.policy.origins import Origin
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Limits of each client process of some job: within what its user may have. None, or a device that is not named:
-    as the user's. ``memory``: by device, as a policy has it. ``source``: where that was written."""
+    """What a job may have within what its user may: ``threads`` and ``memory`` of each client process (None, or a
+    device that is not named: as the user's), ``total_…`` and ``max_clients`` of all together. ``memory``: by device, as
+    a policy has it. ``source``: where that was written. ``job``: whose processes count together: a lease's name or
+    number, or the path of a cgroup."""
 
     source: str
     threads: values.Threads | None = None
     memory: Mapping[str, values.Memory] | None = None
+    total_threads: float | values.Multiprocessors | None = None
+    total_memory: values.Memory | None = None
+    max_clients: int | None = None
+    job: str = ""
     origin: Origin | None = None
+
+    @property
+    def bounds(self) -> bool:
+        """The processes of the job have something together."""
+        return (self.total_threads, self.total_memory, self.max_clients) != (None, None, None)
+
+    @property
+    def whose(self) -> str:
+        """``cgroup /a``, ``job slurm-17``, ``lease 3``."""
+        kind = "cgroup " if self.job.startswith("/") else "" if self.job == self.source else "job "
+        return kind + self.job
+
+    def total(self, devices: Sequence[Device]) -> Total | None:
+        """What all client processes of the job may use together; None: there is no such bound."""
+        return values.total(self.total_threads, self.total_memory, self.threads, devices)
+
+    def key(self, name: str) -> str:
+        """A value's place, as a policy has it."""
+        return f"{self.source}.{name}"
 
     def lower(self, limits: Limits, devices: Sequence[Device]) -> Limits:
         """Limits that are nowhere more than this share."""
@@ -32,7 +57,7 @@ class Share:
             size = None if key is None else values.bytes_of((self.memory or {})[key], device)
             if size is not None:
                 memory[device.ordinal] = min(size, memory.get(device.ordinal, size))
-        return replace(limits, threads=threads, memory=memory)
+        return (self.total(devices) or Total()).cap(replace(limits, threads=threads, memory=memory))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +84,20 @@ class Lease:
 
 
 def matches(pattern: str, cgroup: str) -> bool:
-    """Whether a cgroup is one that a pattern names, or lies below it. A pattern with a slash is a path from the root
-    on; without one it is the name of a unit or slice, at any place. * and ? stand for any letters but a slash."""
+    """Whether a cgroup is one that a pattern names, or lies below it."""
+    return named(pattern, cgroup) is not None
+
+
+def named(pattern: str, cgroup: str) -> str | None:
+    """Which cgroup, that one or one above it, a pattern names. A pattern with a slash is a path from the root on;
+    without one it is the name of a unit or slice, at any place. * and ? stand for any letters but a slash."""
     parts = [part for part in cgroup.split("/") if part]
     wanted = [part for part in pattern.split("/") if part]
     if pattern.startswith("/"):
-        return len(parts) >= len(wanted) and all(map(_fits, parts, wanted))
-    return any(_fits(part, pattern) for part in parts)
+        depth = len(wanted) if len(parts) >= len(wanted) and all(map(_fits, parts, wanted)) else 0
+    else:
+        depth = next((count for count, part in enumerate(parts, 1) if _fits(part, pattern)), 0)
+    return "/" + "/".join(parts[:depth]) if depth else None
 
 
 def _fits(part: str, pattern: str) -> bool:

@@ -41,9 +41,9 @@ def _root() -> Table:
         tables["limits"].keys,
         {"switch": tables["switch"]},
     )
-    share = Table(
-        "cgroup.PATTERN", "limits of each client process there", {key: tables["limits"].keys[key] for key in OF_CGROUPS}
-    )
+    rows = {name: tables["limits"].keys[name] for name in OF_CGROUPS}
+    rows = {name: replace(one, words=one.words.replace("one user", "the cgroup")) for name, one in rows.items()}
+    share = Table("cgroup.PATTERN", "limits of each client process there, and of all together", rows)
     instance = replace(
         _plain("instance", "instance.NAME"), tables={name: tables[name] for name in ("limits", "switch")}
     )

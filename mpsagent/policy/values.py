@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mpsagent.mps import units
-from mpsagent.mps.limits import Device
+from mpsagent.mps.limits import Device, Total
 
 LEAST_PERCENT = 0.1
 ALL_DEVICES = ""
@@ -73,8 +73,19 @@ def percent_of(threads: Threads, devices: Sequence[Device], weights: float) -> f
             return _down(threads)
 
 
-def total_percent(total: float | Multiprocessors, own: Threads, devices: Sequence[Device]) -> float:
-    """What the percentages of a user's processes may add up to.
+def total(
+    threads: float | Multiprocessors | None, memory: Memory | None, own: Threads | None, devices: Sequence[Device]
+) -> Total | None:
+    """What several processes may use together, of which each has ``own`` threads; None: there is no such bound."""
+    if threads is None and memory is None:
+        return None
+    sizes = {one.ordinal: bytes_of(memory, one) for one in devices} if memory is not None else {}
+    known = {device: size for device, size in sizes.items() if size is not None}
+    return Total(None if threads is None else _total_percent(threads, own, devices), known)
+
+
+def _total_percent(total: float | Multiprocessors, own: Threads | None, devices: Sequence[Device]) -> float:
+    """What the percentages of these processes may add up to.
 
     Percentages for numbers of multiprocessors are rounded up (26 of 132 are 19.7 %), so a total in multiprocessors is
     counted in processes where these are given in multiprocessors too: two times 26 fit into 52.

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 2
+VERSION = 3
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -215,12 +215,26 @@ class User:
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """What the processes of a job may have together, under what their users may: counted as a user's."""
+
+    name: str
+    max_clients: int | None = None
+    total: Total | None = None
+
+    @property
+    def key(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
 class Named:
-    """A held process and its limits."""
+    """A held process and its limits; or one of a job that has passed. ``job``: the bounded one that it belongs to."""
 
     pid: int
     start: int
     limits: Limits
+    job: str = ""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -249,6 +263,7 @@ class Admissions:
     parallel: bool = False
     instance: str = ""
     processes: Mapping[tuple[int, int], Named] = field(default_factory=dict)
+    jobs: Mapping[str, Job] = field(default_factory=dict)
 
     def user(self, uid: int) -> User | None:
         return self.users.get(uid, self.others)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
-from tests.agent.stage import A, Stage
+from mpsagent.sim import gpu
+from tests.agent.stage import A, B, Stage
+
+ALL = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100"}
 
 
 def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
@@ -25,3 +29,40 @@ def test_the_answer_waits_for_the_gate_and_not_for_ever(stage: Stage) -> None:
     status, given = agent.api.order("lease", **body)
     assert (status, given["in_force"]) == (200, True)
     assert agent.api.status()["gate"]["in_force"]
+
+
+def test_a_job_never_has_more_than_its_total_whatever_it_exports(stage: Stage) -> None:
+    """Also when agent and gate are killed, and when the lease is given again; and who leaves makes room."""
+    agent = stage.with_agent("[limits]\nthreads = 20\n", extra='sharing = "together"\n')
+    body = {"uid": A, "total_threads": 50, "until": "10m", "name": "job"}
+    assert agent.api.order("lease", **body)[0] == 200
+    crowd = {one.pid: one for one in (stage.client(A, "sleep", 600, **ALL) for _ in range(4))}
+
+    def at_work() -> list[int]:
+        """Once the others wait for the job's total, and for nothing else."""
+        stage.until(
+            lambda: "job job's total is in use: 40 of 50 %" in str(agent.api.get("/v1/queue")["queue"]),
+            "two processes have the job's total",
+        )
+        rows = agent.api.get("/v1/clients")["clients"]
+        return [one["pid"] for one in rows if one["state"] != "waiting"]
+
+    first = at_work()
+    assert len(first) == 2
+    given = [crowd[pid].seen() for pid in first if crowd[pid].working()]
+    assert [one and one[0] for one in given] == [gpu.multiprocessors(20)] * 2
+    os.kill(stage.gate(agent), signal.SIGKILL)
+    stage.killed(agent)
+    agent = stage.again()
+    assert at_work() == first
+    assert agent.api.order("lease", **body)[0] == 200
+    assert at_work() == first
+    crowd[first[0]].kill()
+    stage.until(lambda: first[0] not in at_work() and len(at_work()) == 2, "another one has its place")
+    there = stage.cli(agent, "policy", "explain", str(A), "--cgroup", "/anywhere")[1]
+    assert re.search(r"cgroup\.limits +20 %, no memory limit +each process of job job\n", there), there
+    assert re.search(r"cgroup\.total_threads +50 % +lease 2\n", there), there
+    elsewhere = stage.cli(agent, "policy", "explain", str(B), "--cgroup", "/anywhere")[1]
+    assert "no section and no lease is for this cgroup" in elsewhere
+    (listed,) = agent.api.get("/v1/leases")["leases"]
+    assert (listed["total_threads"], len(listed["clients"])) == (50, 2)

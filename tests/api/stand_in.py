@@ -166,7 +166,7 @@ class StandIn:
             "sections": {},
         }
 
-    async def explain(self, user: str) -> Any:
+    async def explain(self, user: str, cgroup: str | None = None) -> Any:
         if user == "not-there":
             raise Problem(404, "there is no such user", "user", "a name or a uid")
         if user == "slow":
@@ -281,7 +281,8 @@ class StandIn:
 
     async def give_lease(self, body: Any, by: int) -> Any:
         asked = lease_body.asked(body, START)
-        share = Share("lease", asked.threads, asked.memory)
+        source = f"lease {len(self.given) + 1}"
+        share = Share(source, **asked.share, job=asked.name or source)
         found = Lease(len(self.given) + 1, share, START, START + 60, by, asked.uid, asked.cgroup, None, asked.name)
         self.given.append(lease_body.shown(found, self.view()))
         return {**self.given[-1], "in_force": self.settled}

@@ -20,7 +20,9 @@ NOW = START
 def test_what_is_asked_for() -> None:
     found = asked({"uid": 7, "cgroup": "/a", "threads": {"sms": 26}, "memory": "25%", "until": "2h"}, NOW)
     assert (found.uid, found.cgroup, found.pid, found.seconds) == (7, "/a", None, 7200.0)
-    assert (found.threads, found.memory) == (Multiprocessors(26), {"": Share(25.0)})
+    assert found.share == {"threads": Multiprocessors(26), "memory": {"": Share(25.0)}}
+    of_all = {"total_threads": 50, "total_memory": "10G", "max_clients": 3}
+    assert asked({"uid": 7, **of_all, "until": "2h"}, NOW).share == {**of_all, "total_memory": 10 << 30}
     at = asked({"pid": 5, "threads": 3, "until": "2026-11-21T00:00:00+01:00"}, NOW - 7200)
     assert at.until == 1795215600.0
 
@@ -34,6 +36,8 @@ def test_what_is_asked_for() -> None:
         ({"uid": 1, "threads": 101, "until": "1h"}, "threads"),
         ({"uid": 1, "threads": {"clients": 2}, "until": "1h"}, "threads"),
         ({"uid": 1, "memory": "5", "until": "1h"}, "memory"),
+        ({"uid": 1, "total_memory": "5", "until": "1h"}, "total_memory"),
+        ({"uid": 1, "max_clients": 0, "until": "1h"}, "max_clients"),
         ({"cgroup": "a/b", "threads": 5, "until": "1h"}, "cgroup"),
         ({"uid": 1, "threads": 5}, "until"),
         ({"uid": 1, "threads": 5, "until": "0s"}, "until"),
@@ -73,6 +77,11 @@ def test_on_the_command_line() -> None:
         assert "26 multiprocessors, 1G" in lines[1]
         assert "/slurm/job_7" in lines[2]
         assert "30 % of threads" in lines[2]
+        total = ("--total-threads", "15", "--total-memory", "512M", "--max-clients", "2")
+        whose = ("--cgroup", "/slurm/job_8", "--name", "8")
+        run(served, "lease", "add", *whose, "--threads", "10", *total, "--until", "1h")
+        assert "10 % of threads; 15 % of threads, 512M, 2 clients in all" in run(served, "lease", "list").stdout
+        assert run(served, "lease", "end", "3").returncode == 0
         assert run(served, "lease", "end", "1").stdout == "lease 1 has ended\n"
         assert run(served, "lease", "end", "1").returncode == 2
         assert run(served, "lease", "add", "--threads", "30", "--until", "1h").returncode == 2

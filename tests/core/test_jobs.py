@@ -6,9 +6,12 @@ import random
 
 import pytest
 
-from mpsagent.mps.limits import Limits
+from mpsagent.core import inputs as inp
+from mpsagent.core.waiting import waiting
+from mpsagent.mps.limits import Limits, Total
 from mpsagent.policy.identity import Identity
-from tests.core.harness import ALICE, BOB, Stage
+from mpsagent.policy.shares import Lease, Share
+from tests.core.harness import ALICE, BOB, USERS, Stage
 
 TEXT = """
 [limits]
@@ -118,3 +121,125 @@ def test_processes_that_may_not_pass_anyway_take_no_other_users_place() -> None:
     late = stage.client(uids[-1], cgroup="/jobs/small")
     stage.run(1)
     assert stage.working(late)
+
+
+# --- what a job has in total ------------------------------------------------------------------------------------------
+
+TOTALS = """
+[limits]
+threads = 10
+memory = "2G"
+[user.bob]
+max_clients = 2
+[cgroup."/jobs/*"]
+total_threads = 30
+[cgroup."/mem"]
+total_memory = "5G"
+[cgroup."/few"]
+max_clients = 1
+[switch]
+after = "never"
+"""
+
+
+def why(stage: Stage, uid: int) -> str:
+    assert stage.core is not None
+    return next(one.why.text for one in waiting(stage.core.view(), stage.now) if one.uid == uid)
+
+
+@both
+@pytest.mark.parametrize(
+    ("cgroup", "fit", "words"),
+    [
+        ("/jobs/17/step_0", 3, "cgroup /jobs/17's total is in use: 30 of 30 % of threads, the next process needs 10"),
+        ("/mem", 2, "cgroup /mem's total is in use: 4G of 5G on device 0, the next process needs 2G"),
+        ("/few", 1, "cgroup /few may have 1 process at a time"),
+    ],
+)
+def test_a_job_has_its_total_and_its_users_other_jobs_do_not_wait_for_it(
+    cgroup: str, fit: int, words: str, together: bool
+) -> None:
+    stage = Stage(TOTALS, together=together).up()
+    crowd = [stage.client(ALICE, cgroup=cgroup, contexts=2) for _ in range(20)]
+    other, outside = stage.client(ALICE, cgroup="/jobs/18"), stage.client(ALICE)
+    stage.run(2)
+    assert [stage.working(one) for one in crowd] == [True] * fit + [False] * (20 - fit)
+    assert stage.working(other)
+    assert stage.working(outside)
+    assert words in why(stage, ALICE)
+    stage.ends(crowd[0])
+    stage.run(1)
+    assert [stage.working(one) for one in crowd[1:]] == [True] * fit + [False] * (19 - fit)
+
+
+def test_a_job_is_under_its_users_and_over_several_users() -> None:
+    stage = Stage(TOTALS, together=True).up()
+    bobs = [stage.client(BOB, cgroup="/jobs/17") for _ in range(3)]
+    stage.run(1)
+    assert [stage.working(one) for one in bobs] == [True, True, False], "bob may have two"
+    alices = [stage.client(ALICE, cgroup="/jobs/17/deeper") for _ in range(2)]
+    stage.run(1)
+    assert [stage.working(one) for one in alices] == [True, False], "the job has 30 %, whoever it is"
+
+
+def test_what_a_client_really_uses_counts_in_its_jobs_total() -> None:
+    stage = Stage(TOTALS.replace('"2G"', '"2G"\nover_limits = "report"', 1), together=True).up()
+    one = stage.client(ALICE, cgroup="/mem")
+    stage.run(3)
+    stage.feed(inp.MemorySeen(stage.now, {one.pid: {"GPU-0": 4 << 30}}))
+    stage.run(1)
+    late = stage.client(ALICE, cgroup="/mem")
+    stage.run(1)
+    assert not stage.working(late), "4 of 5 GiB are in use, by NVML's word"
+
+
+def test_a_gate_and_an_agent_that_begin_anew_know_whose_the_processes_are() -> None:
+    """Also where the lease has been given again meanwhile, by the same name."""
+    stage = Stage(TOTALS, together=True).up()
+
+    def lease(number: int) -> None:
+        share = Share(f"lease {number}", total_threads=20.0, job="slurm-17")
+        whole = Lease(number, share, stage.now, stage.now + 1000, 0, cgroup="/slurm/job_17", name="slurm-17")
+        stage.feed(inp.LeaseEnded(stage.now, number - 1, 0), inp.LeaseGiven(stage.now, whole))
+
+    lease(1)
+    crowd = [stage.client(ALICE, cgroup="/slurm/job_17") for _ in range(4)]
+    stage.run(1)
+    assert [stage.working(one) for one in crowd] == [True, True, False, False]
+    lease(2)
+    stage.run(1)
+    assert [stage.working(one) for one in crowd] == [True, True, False, False]
+    stage.gate.own.clear()  # as a gate that has been started again
+    stage.kill_agent()
+    stage.run(1)
+    stage.start_agent()
+    lease(3)
+    stage.run(1)
+    assert [stage.working(one) for one in crowd] == [True, True, False, False]
+    stage.ends(crowd[1])
+    stage.run(1)
+    assert [stage.working(one) for one in crowd[2:]] == [True, False]
+
+
+@pytest.mark.parametrize("seed", range(2))
+@both
+def test_with_200_clients_no_job_is_ever_over(seed: int, together: bool) -> None:
+    stage, draw = Stage(TOTALS, together=together).up(), random.Random(seed)
+    whole = {"/jobs/1": Total(30.0), "/jobs/2": Total(30.0), "/mem": Total(None, {0: 5 << 30})}
+    most = dict.fromkeys(whole, 0)
+
+    def check() -> None:
+        for job, total in whole.items():
+            used = [stage.gate.passed[p.key][1] for p in stage.gate.known.values() if (p.cgroup or "").startswith(job)]
+            assert not used or total.fits(used[1:], used[0]), (job, used)
+            most[job] = max(most[job], len(used))
+
+    for _ in range(200):
+        proc = stage.client(draw.choice(USERS), contexts=draw.choice([1, 1, 3]), cgroup=draw.choice([*whole, None]))
+        stage.after(draw.uniform(0.1, 3.0), lambda proc=proc: stage.ends(proc))  # type: ignore[misc]
+        stage.run(draw.choice([0.0, 0.001, 0.05, 0.2]))
+        check()
+    stage.run(300)
+    assert not stage.procs
+    assert all(most.values()), "each was used"
+    assert not together or list(most.values()) == [3, 3, 2]

@@ -11,6 +11,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.policy.values import Share as Part
 from tests.core.harness import ALICE, BOB, Stage
 from tests.core.toy import Proc
 
@@ -129,7 +130,7 @@ def test_the_fail_safe_limits_are_not_more_than_a_lease_gives() -> None:
 
 def test_another_agent_goes_on_with_them() -> None:
     stage = started()
-    share = Share("lease 3", 30.0, {"": 5 * GIB, "0": GIB})
+    share = Share("lease 3", 30.0, {"": 5 * GIB, "0": GIB}, 60.0, Part(25.0), 3, job="lease 3")
     whole = Lease(3, share, stage.now, stage.now + 50, 7, ALICE, "/a", (5, 3))
     stage.feed(
         inp.LeaseGiven(stage.now, whole), inp.LeaseGiven(stage.now, Lease(4, share, 0.0, stage.now + 9, 0, uid=1))

@@ -300,7 +300,7 @@ class Gate:
         self.ever: dict[Process, int] = {}
         """User of each process that ever came, that ever passed."""
         self.turned_away: list[int] = []
-        self.own: set[Process] = set()
+        self.own: dict[Process, str] = {}
         self._pumping = False
 
     def knock(self, proc: Proc) -> int:
@@ -385,8 +385,20 @@ class Gate:
         if one.proc.key in self.own and one.proc.key in self.known:
             return self.passed[one.proc.key][1]
         if user.named:
-            self.own.add(one.proc.key)
+            self.own[one.proc.key] = self.job(one.proc)
         return self._named().get(one.proc.key, user.limits)
+
+    def job(self, proc: Proc) -> str:
+        named = self.table.processes.get(proc.key)
+        return self.own.get(proc.key, "") if named is None else named.job
+
+    def room_in_job(self, proc: Proc, limits: Limits) -> bool:
+        job = self.table.jobs.get(self.job(proc))
+        if job is None:
+            return True
+        used = [self.passed[p.key][1] for p in self.known.values() if p is not proc and self.job(p) == job.name]
+        fits = job.total is None or job.total.fits(used, limits)
+        return fits and (job.max_clients is None or len(used) < job.max_clients)
 
     def _next(self) -> Connection | None:
         if not self.table.open:
@@ -402,6 +414,7 @@ class Gate:
                 used = [self.passed[p.key][1] for p in self.known.values() if p.uid == one.proc.uid]
                 full = full or (user.total is not None and not user.total.fits(used, self._limits(one, user)))
                 full = full or (user.named and one.proc.key not in self._named())
+                full = full or not self.room_in_job(one.proc, self._limits(one, user))
                 if not kin and (user.admit == "known" or full):
                     continue
                 has = sum(places[p.key] for p in self.known.values() if p.uid == one.proc.uid)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mpsagent.gate.queue import LOOK_BEHIND, Held, KnownProcess
 from mpsagent.mps.limits import Limits, Total
-from mpsagent.wire.link import Admissions, Named, User
+from mpsagent.wire.link import Admissions, Job, Named, User
 from tests.gate.queues import Asked
 
 A, B, C = 1101, 1102, 1103
@@ -426,3 +426,50 @@ def test_a_process_with_limits_of_its_own_keeps_them() -> None:
     made.remove(2)
     made.forget((70, 5))
     assert not made._own
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def of_jobs(jobs: list[Job], of: dict[int, str], *users: int) -> Admissions:
+    """Each process has 10 %; ``of``: the job of each pid."""
+    named = {(pid, 5): Named(pid, 5, Limits(10.0), job) for pid, job in of.items()}
+    rows = [User(uid, "all", Limits(20.0), named=True) for uid in users]
+    return admits(*rows, processes=named, jobs={one.name: one for one in jobs})
+
+
+def served(made: Asked, admissions: Admissions) -> list[int]:
+    """All that pass, each known with what it was given before its connection is gone, as in a hand-over."""
+    passed = []
+    while (one := made.next(0.0, admissions)) is not None:
+        user = admissions.user(one.uid)
+        assert user is not None
+        limits = made.limits_for(one, user, admissions)
+        made.know(KnownProcess(one.pid, one.uid, one.uid, 5, 0.0, limits))
+        made.remove(one.connection)
+        passed.append(one.connection)
+    return passed
+
+
+def test_a_job_that_is_full_keeps_nobody_else_waiting() -> None:
+    """Neither its user's other jobs nor the other users; and it is counted over its users."""
+    made = queue(held(1, A), held(2, A), held(3, B), held(4, A), held(5, B), held(6, A))
+    of = {1: "x", 2: "x", 3: "x", 4: "y", 5: "", 6: "y"}
+    jobs = [Job("x", total=Total(25.0)), Job("y", max_clients=1)]
+    assert served(made, of_jobs(jobs, of, A, B)) == [1, 2, 4, 5]
+    made.forget((4, 5))
+    assert served(made, of_jobs(jobs, of, A, B)) == [6]
+
+
+def test_a_process_stays_in_its_job_while_the_agent_does_not_name_it() -> None:
+    """Between its hand-over and the agent's next table; and what the agent says then counts."""
+    made = queue(held(1, A), held(2, A))
+    assert served(made, of_jobs([Job("x", max_clients=1)], {1: "x"}, A)) == [1]
+    assert served(made, of_jobs([Job("x", max_clients=1)], {2: "x"}, A)) == []
+    assert served(made, of_jobs([Job("x", max_clients=1)], {1: "y", 2: "x"}, A)) == [2]
+
+
+def test_a_gate_that_begins_anew_counts_by_the_agents_last_table() -> None:
+    made = queue(held(2, A))
+    made.know(known(1, A))
+    assert served(made, of_jobs([Job("x", total=Total(100.0))], {1: "x", 2: "x"}, A)) == []

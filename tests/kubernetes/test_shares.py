@@ -20,13 +20,14 @@ def given(**changed: Any) -> dict[str, Any]:
     """A lease as the API lists it."""
     return {
         "id": 7, "name": lease(POD, Shares())["name"], "cgroup": POD.cgroup, "threads": 30.0, "memory": {"": "30%"},
+        "total_threads": 60.0, "total_memory": "60%", "max_clients": None,
         "until": "2027-02-14T08:00:00.000+00:00", **changed,
     }  # fmt: skip
 
 
 def test_the_defaults_are_the_policys() -> None:
     policy = Policy()
-    assert Shares() == Shares(policy.kubernetes_shares, policy.share_memory)
+    assert Shares() == Shares(policy.kubernetes_shares, policy.share_memory, policy.kubernetes_processes)
 
 
 @pytest.mark.parametrize(("count", "shares", "percent"), [(100, 30, 30.0), (10, 3, 30.0), (7, 2, 28.5), (3, 3, 100.0)])
@@ -53,6 +54,13 @@ def test_the_api_takes_the_lease(pod: Pod) -> None:
         assert ("memory" in body) is shares.memory
 
 
+@pytest.mark.parametrize(("processes", "each"), [(1, 30.0), (4, 7.5), (7, 4.2)])
+def test_a_pod_has_its_shares_in_total_and_each_process_an_equal_part(processes: int, each: float) -> None:
+    body = lease(POD, Shares(10, processes=processes))
+    assert (body["threads"], body["total_threads"]) == (each, 30.0)
+    assert (body["memory"], body["total_memory"]) == (f"{each:g}%", "30%")
+
+
 def test_leases_of_others_are_not_ours() -> None:
     mine = given()
     others = [given(name=name) for name in (None, "", "slurm-17", f"pod:x:{UID}x", UID)]
@@ -68,7 +76,8 @@ def test_a_lease_is_renewed_with_what_it_was_given_when_half_of_it_is_over() -> 
     assert renewed(one, NOW) is None
     assert renewed(one, until - LASTING / 2 - 1) is None
     longer = renewed(one, until - LASTING / 2 + 1)
-    assert longer == lease(POD, Shares(10)) | {"threads": 30.0, "memory": "30%"}
+    given_before = {"threads": 30.0, "memory": "30%", "total_threads": 60.0, "total_memory": "60%"}
+    assert longer == lease(POD, Shares(10)) | given_before
     assert "memory" not in (renewed(given(memory=None), until) or {"memory": 1})
 
 

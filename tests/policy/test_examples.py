@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import tomli
 
-from mpsagent.mps.limits import Device, Limits
+from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.instances import instances
@@ -101,12 +101,17 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
     """The example at its top, with the sentence that explains it."""
     text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
     blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, flags=re.MULTILINE)
-    first, second, third, fourth = (policy(re.sub(r"^ {4}", "", block, flags=re.MULTILINE)) for block in blocks)
+    first, second, third, totals, fourth = (policy(re.sub(r"^ {4}", "", block, flags=re.MULTILINE)) for block in blocks)
     rules = first.rules(Identity(1, "alice", ("students",)))
     assert rules.limits([H200]) == Limits(60.0, {0: 20 * GIB})
     assert rules.switch_after == 600.0
     may = [second.rules(who).access for who in (Identity(1, "mallory", ("gpu",)), Identity(2, "a", ("staff",)))]
-    assert third.share("/slurm/job_7/step") == Share('cgroup."/slurm/*"', 25.0, None, third.named["cgroup", "/slurm/*"])
+    assert third.share("/slurm/job_7/step") == Share(
+        'cgroup."/slurm/*"', 25.0, job="/slurm/job_7", origin=third.named["cgroup", "/slurm/*"]
+    )
+    job = totals.share("/slurm/job_7/step")
+    assert job is not None
+    assert (job.job, job.total([H200])) == ("/slurm/job_7", Total(30.0))
     assert (may, second.rules(Identity(3, "b")).access) == (["deny", "allow"], "deny")
     made = {one.instance: one for one in instances(fourth, [replace(H200, uuid="GPU-a"), H200, SECOND])}
     assert list(made) == ["gpu0", "gpu1", "big"]

@@ -110,6 +110,7 @@ _GOOD = {
     "on_stop": ['"leave"', '"quit"'],
     "shares": ["1", "100"],
     "share_memory": ["false"],
+    "processes": ["1", "4"],
     "cdi_file": ['"/etc/cdi/mpsagent.json"'],
     "admin_group": ['"wheel"'],
     "before_end": ['"/bin/true"'],

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpsagent.mps.limits import Device, Limits
+from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
-from mpsagent.policy.shares import Share, matches
+from mpsagent.policy.shares import Share, matches, named
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
@@ -71,9 +71,29 @@ def test_what_is_no_cgroup_is_a_mistake(name: str) -> None:
     assert [one.line for one in errors] == [1]
 
 
-def test_only_threads_and_memory_stand_there() -> None:
-    errors = load([("p.toml", '[cgroup."/a"]\nmax_clients = 5\n')])[1]
+def test_only_limits_and_totals_stand_there() -> None:
+    errors = load([("p.toml", '[cgroup."/a"]\nmax_contexts = 5\n')])[1]
     assert [(one.line, one.problem) for one in errors] == [(2, "unknown key")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "cgroup"),
+    [("/system.slice", "/system.slice"), ("/system.slice/*/job_1?", "/system.slice/slurmstepd.scope/job_17"),
+     ("job_*", "/system.slice/slurmstepd.scope/job_17"), ("*.slice", "/system.slice")],
+)  # fmt: skip
+def test_each_cgroup_that_a_pattern_names_has_a_total_of_its_own(pattern: str, cgroup: str) -> None:
+    assert named(pattern, SLURM) == cgroup
+    share = policy(f'[cgroup."{pattern}"]\ntotal_threads = 30\ntotal_memory = "25%"\nmax_clients = 3\n').share(SLURM)
+    assert share is not None
+    assert (share.job, share.max_clients, share.total([H200])) == (cgroup, 3, Total(30.0, {0: 35 * GIB}))
+
+
+def test_no_process_has_more_than_its_job_has_in_total() -> None:
+    made = policy('[limits]\nthreads = 50\n[cgroup."/a"]\ntotal_threads = 30\ntotal_memory = "4G"\n')
+    share = made.share("/a/b")
+    assert share is not None
+    assert made.rules(ALICE).limits_within(share, [H200]) == Limits(30.0, {0: 4 * GIB})
+    assert made.fail_safe([H200]) == Limits(30.0, {0: 4 * GIB})
 
 
 def test_the_first_section_that_fits_counts() -> None:

@@ -27,12 +27,14 @@ _COUNT = st.integers(0, (1 << 63) - 1)
 _NAME = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
 _MEMORY = st.dictionaries(st.integers(0, 9999), _COUNT, max_size=4)
 _LIMITS = st.builds(Limits, st.floats(0.1, 100), _MEMORY, st.booleans())
+_TOTAL = st.builds(Total, st.none() | st.floats(0, 100), _MEMORY)
 _ROWS = {
     link.User: st.builds(
         User, _COUNT, st.sampled_from(["all", "known"]), _LIMITS, st.none() | _COUNT,
-        st.none() | st.builds(Total, st.none() | st.floats(0, 100), _MEMORY), st.booleans(), st.none() | _COUNT,
+        st.none() | _TOTAL, st.booleans(), st.none() | _COUNT,
     ),
-    link.Named: st.builds(link.Named, _COUNT, _COUNT, _LIMITS),
+    link.Named: st.builds(link.Named, _COUNT, _COUNT, _LIMITS, st.text(max_size=20)),
+    link.Job: st.builds(link.Job, st.text(max_size=20), st.none() | _COUNT, st.none() | _TOTAL),
 }  # fmt: skip
 _VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: _COUNT, float: st.floats(-1e299, 1e299), bool: st.booleans(), str: st.text(max_size=20), Limits: _LIMITS,
@@ -196,10 +198,11 @@ def test_a_packet_that_unpacks_to_more_than_may_be_is_an_error() -> None:
 
 def test_another_link_has_another_version() -> None:
     """A peer passes over what it does not know: an older gate would do half of what its agent says."""
-    shapes = [*typing.get_args(link.FromGate), *typing.get_args(link.FromAgent), User, link.Named, Limits, Total]
+    rows = [User, link.Named, link.Job, Limits, Total]
+    shapes = [*typing.get_args(link.FromGate), *typing.get_args(link.FromAgent), *rows]
     said = [(one.__name__, [(part.name, part.type) for part in fields(one)]) for one in shapes]
     mark = hashlib.sha256(repr(sorted(said)).encode()).hexdigest()[:12]
-    assert (link.VERSION, mark) == (2, "c6b8bd46e593"), "give it the next version, and this mark"
+    assert (link.VERSION, mark) == (3, "74443124bc16"), "give it the next version, and this mark"
 
 
 def test_more_users_than_fit_are_an_error_of_the_sender() -> None:
