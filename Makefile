@@ -17,7 +17,7 @@ WORKERS ?= 3
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder world conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
+.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder hostile world conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
@@ -28,6 +28,7 @@ help:
 	@echo '                      (SHARING=together|apart, SERVER=shared, SEED=7, CLIENTS=1000, DISORDER_SECONDS=60, BUSY=2)'
 	@echo 'make fuzz             what others may send, made up for FUZZ_SECONDS each: handshake, link, orders, logs, policies, files'
 	@echo 'make world            gate and agent in a simulated world, from random seeds (WORLD_SECONDS=60, SEED=48 plays one again)'
+	@echo 'make hostile          a hostile day on the simulator, in each way of sharing: held or broke, and what honest users lost'
 	@echo 'make conformance      what the simulator reproduces of real MPS, scenario by scenario'
 	@echo 'make docs             README and docs/ as pages for a browser, in build/docs'
 	@echo 'make test-gpu         the promises, on a real GPU with real MPS (root)'
@@ -123,6 +124,11 @@ fuzz: $(STAMP)
 WORLD_SECONDS ?= 60
 world: $(STAMP)
 	@$(PY) -m tests.world $(if $(SEED),--seed $(SEED),--seconds $(WORLD_SECONDS))
+
+# Some 20 minutes; ARGS='--only fault,ask --ways own' for less.
+HOSTILE_SECONDS ?= 3600
+hostile: $(STAMP)
+	@$(PY) campaigns/hostile.py --sim --seconds $(HOSTILE_SECONDS) $(ARGS)
 
 conformance: $(STAMP)
 	@$(PY) tests/conformance/run.py

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Plays recordings 11 and 12 against agent and gate: does what a user's own program does reach others?
+"""A hostile day: plays recordings 11 and 12, and the attacks that docs/security.md names, against agent and gate,
+beside honest users. Does what a user's own program does reach others?
 
-    hostile.py [--sim] [--only NAMES] [--ways NAMES] [--lanes N] [--seconds 330] [--out DIR] [--limits TEXT]
+    hostile.py [--sim] [--only NAMES] [--ways NAMES] [--lanes N] [--seconds 330] [--out DIR] [--limits TEXT] [--short]
 
     environment  values of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT that take the memory limit away (recording 11)
     H1           a relay of the user's own; H1-turns: its work goes on in the turns of others, or past its own
@@ -10,13 +11,19 @@
     H4           one process with all the contexts that a server has
     H5           daemon and agent are killed together
     H6           a server is stopped, then its daemon killed
-Names with commas; of ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them.
+The other names are those of the functions below; docs/security.md names them where it names tests, and what is not
+played is listed at the end, because no honest user can be beside it: a start, a parser, a page. Names with commas; of
+ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them. `--short`: the attacks
+that take a few seconds.
 
 Each attack in each way has an MPS with agent and gate of its own; LANES of them at once (6 on a GPU). Honest users work
 beside it; a table tells what it cost them. It judges by what MPS gives and by the agent's pages, and knows nothing of
 how they come about. As root, with a GPU or --sim; mpsagent importable. hostile.md, hostile.json and hostile-logs.txt go
-to DIR ($OUT). No setting of the GPU is touched, and nothing that was started here is left. Exit status: 0 all held,
-1 not, 2 it could not begin.
+to DIR ($OUT). No setting of the GPU is touched, and nothing that was started here is left.
+
+Held is: honest users lose no work but by MPS's own fault on one server for all (their loss is in the table all the
+same), have exactly their limits, wait no longer than the policy gives, and stand still for a tenth of their time at
+most. Exit status: 0 all held, 1 not, 2 it could not begin.
 """
 
 from __future__ import annotations
@@ -32,8 +39,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +52,11 @@ from campaigns.gate_place import TOLERANCE, cell, first
 from campaigns.modes_place import serves
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
+from tests.agent.forgery import Forger
 from tests.conformance import rig as rigs
-from tests.scenes.stage import A, Agent, B, C, Client, D, Json, Machine, Stage
+from tests.scenes.stage import A, Agent, B, C, Client, D, E, Json, Machine, Stage
+from tests.setuid import become as become_uid
+from tests.setuid import setuid_python
 
 ATTACKERS = Path(__file__).with_name("attackers.py")
 PERCENT, LIMIT = 20, 2048
@@ -57,6 +68,12 @@ PATIENCE = 5.0
 """Seconds that one who says nothing may cost others, once."""
 START = 3.0
 """Seconds for what begins or is seen at once."""
+HANG = 3.0
+"""Seconds after which what MPS does not answer is a hang."""
+TENTH = 0.1
+"""Of their time honest users may lose."""
+SUBORDINATE = 300_000
+"""The first of many uids of one person."""
 POLICY = f"""
 [limits]
 threads = {PERCENT}
@@ -64,9 +81,11 @@ memory = "{LIMIT}M"
 {{limits}}
 [user.{A}]
 {{alice}}
+{{users}}
 [switch]
 {{switch}}
 [hang]
+control = "{HANG:g}s"
 fault = "2s"
 terminate = "{TERMINATE:g}s"
 kill_grace = "{KILL:g}s"
@@ -78,6 +97,7 @@ WAYS = {
     "together": ("own", 'sharing = "together"'),
     "apart": ("own", 'sharing = "apart"'),
 }
+TURNS, AT_ONCE = ("own", "shared"), ("together", "apart")
 STEP = re.compile(r"\] step \d+ at ([\d.]+)")
 ERROR = re.compile(r"CUDA_ERROR_\w+")
 
@@ -85,7 +105,9 @@ ERROR = re.compile(r"CUDA_ERROR_\w+")
 @dataclass
 class Row:
     """What came of an attack in a way of sharing. `waited`: seconds of the honest who waited, `bound` what the policy
-    gives for that; `lost`: whose work ended in an error, who was refused; `limits`: who had others than are right."""
+    gives for that; `stood`: which part of their time they stood still at most; `lost`: whose work ended in an error,
+    who was refused; `excused`: the same by MPS's own fault on one server for all; `limits`: who had others than are
+    right."""
 
     attack: str
     way: str
@@ -94,7 +116,9 @@ class Row:
     broke: list[str] = field(default_factory=list)
     waited: list[float | None] = field(default_factory=list)
     bound: float | None = None
+    stood: float = 0.0
     lost: list[str] = field(default_factory=list)
+    excused: list[str] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
     seconds: float = 0.0
     logs: str = ""
@@ -104,10 +128,11 @@ class Row:
         return {None: "not played", True: "held", False: "BROKE"}[self.held]
 
     def cells(self) -> list[str]:
+        lost = [*self.lost, *(f"{one} (MPS's own)" for one in self.excused)]
         waited = ", ".join("never" if one is None else f"{one:.1f}" for one in self.waited)
         return [self.attack, self.way, self.word, "; ".join([*self.broke, *self.said]),
                 waited + (f" (bound {self.bound:g})" if self.bound is not None else ""),
-                "; ".join(self.lost) or "none", "; ".join(self.limits) or "exact"]  # fmt: skip
+                f"{100 * self.stood:.0f} %", "; ".join(lost) or "none", "; ".join(self.limits) or "exact"]  # fmt: skip
 
 
 class Watch:
@@ -170,24 +195,35 @@ class Play:
         self.sim = stage.backend.name == "sim"
         self.slack = options.slack
         self.watch = Watch(lambda: stage.agents[-1] if stage.agents else None)
+        self.since = time.monotonic()
+        self.turns = row.way in TURNS
         self.right: tuple[int, int] = (multiprocessors_for_percent(PERCENT, stage.machine.multiprocessors), 0)
         self.writers: list[int] = []
         self.honest: list[Client] = []
 
     # what the attack needs
 
-    def begin(self, alice: str = "", switch: str = SWITCH) -> None:
+    def begin(self, alice: str = "", switch: str = SWITCH, users: str = "", limits: str = "") -> None:
         """Agent and gate at work, and what an honest client sees there."""
         server, extra = WAYS[self.row.way]
-        more = self.options.limits.replace(";", "\n")
-        self.stage.policy(POLICY.format(alice=alice, switch=switch, limits=more), extra=f'server = "{server}"\n{extra}')
+        more = self.options.limits.replace(";", "\n") + "\n" + limits
+        self.stage.policy(
+            POLICY.format(alice=alice, switch=switch, limits=more, users=users), extra=f'server = "{server}"\n{extra}'
+        )
         agent = self.stage.start_agent()
         self.stage.answering(agent)
         self.stage.until(lambda: serves(agent) and (self.stage.rig.pipe / "control").exists(), "the instance serves")
+        for pid in (agent.pid, agent.api.status()["gate"]["pid"]):  # as their units do
+            os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, 0) - 10)
         one = self.stage.client(D)
         if one.ended(60) != 0 or (seen := one.seen()) is None or seen[0] != self.right[0]:
             raise AssertionError(f"an honest client alone is not served as the policy says: {one.text()}")
         self.right = seen
+        self.since = time.monotonic()
+
+    @property
+    def agent(self) -> Agent:
+        return self.stage.agents[-1]
 
     def hostile(self, uid: int, *words: object) -> rigs.Started:
         """attackers.py as this user; it ends with its standard input."""
@@ -198,7 +234,7 @@ class Play:
         reader, writer = os.pipe()
         self.writers.append(writer)
         command = [rigs.other_users_python(uid), "-S", "-E", str(program), *map(str, words)]
-        started = self.stage.rig.run(command, uid=uid, stdin_from=reader)
+        started = self.stage.rig.run(command, uid=uid or None, stdin_from=reader)
         os.close(reader)
         return started
 
@@ -218,11 +254,13 @@ class Play:
         at = first(one, timeout or max(30.0, bound + 10 + self.slack))
         waited = None if at is None else at - one.started.since
         self.row.waited.append(None if waited is None else round(waited, 2))
-        self.row.bound = bound
+        self.row.bound = max(bound, self.row.bound or 0.0)
         if at is None:
             self.lose(one, "was not served")
-        elif waited is not None and waited > bound + self.slack:
-            self.broke(f"an honest client waited {waited:.1f} s, not {bound:g}")
+        elif waited is not None and waited > bound:
+            self.stood(waited - bound, time.monotonic() - self.since)
+            if waited > bound + self.slack:
+                self.broke(f"an honest client waited {waited:.1f} s, not {bound:g}")
         self.exact(one)
         return one
 
@@ -231,9 +269,15 @@ class Play:
         if got is not None and (got[0] != self.right[0] or abs(got[1] - self.right[1]) > TOLERANCE):
             self.row.limits.append(f"user {one.uid}: {got}, not {self.right}")
 
-    def lose(self, one: Client, what: str) -> None:
+    def lose(self, one: Client, what: str, excused: bool = False) -> None:
         error = (ERROR.findall(one.text()) or [""])[-1]
-        self.row.lost.append(f"user {one.uid} {what} {error}".strip())
+        (self.row.excused if excused else self.row.lost).append(f"user {one.uid} {what} {error}".strip())
+
+    def stood(self, seconds: float, of: float) -> None:
+        """So long somebody honest did nothing that was due."""
+        self.row.stood = max(self.row.stood, seconds / max(of, 1.0))
+        if seconds > TENTH * of + self.slack:
+            self.broke(f"an honest user stood still for {seconds:.1f} of {of:.1f} s")
 
     def broke(self, text: str) -> None:
         self.row.broke.append(text)
@@ -241,25 +285,60 @@ class Play:
     def say(self, text: str) -> None:
         self.row.said.append(text)
 
-    def kept_working(self, *, ended: Iterable[Client] = ()) -> None:
-        """Whoever works honestly still does, with the right limits."""
+    def kept_working(self, excused: bool = False) -> None:
+        """Whoever works honestly still does, all the time, with the right limits. `excused`: MPS itself ends work."""
         for one in self.honest:
             self.exact(one)
-            if one not in ended and (one.rc is not None or ERROR.search(one.text())):
-                self.lose(one, "lost its work")
+            if one.rc is not None or ERROR.search(one.text()):
+                self.lose(one, "lost its work", excused)
+            elif at := steps(one):
+                gaps = [b - a for a, b in pairwise([*at, time.monotonic()])]
+                usual = statistics.median(gaps)
+                self.stood(sum(gap - usual for gap in gaps if gap > 3 * usual), sum(gaps))
 
-    def visitors(self, uid: int, count: int) -> list[float | None]:
+    def visitors(self, count: int, *uids: int) -> list[float | None]:
         """Seconds that clients which come one after the other take until they are served."""
         found: list[float | None] = []
-        for _ in range(count):
-            one = self.stage.client(uid)
+        for number in range(count):
+            one = self.stage.client(uids[number % len(uids)])
             at = first(one, 20 + self.slack)
             found.append(None if at is None else round(at - one.started.since, 3))
+            self.exact(one)
             if at is None:
                 self.lose(one, "was not served")
                 break
             one.ended(10)
         return found
+
+    def beside(self, attack: Callable[[], Any], count: int = 6, patience: float = 0.0) -> Any:
+        """An attack that takes no GPU away: honest users work, and come one after the other, before and beside it."""
+        if not self.turns:
+            self.mind(B).working()
+        before = [one for one in self.visitors(count, C, D) if one is not None]
+        found = attack()
+        time.sleep(0.5)
+        self.since = time.monotonic()
+        row = self.row
+        row.waited = self.visitors(count, C, D)
+        during = [one for one in row.waited if one is not None]
+        row.bound = round((statistics.median(before) * (1 + TENTH) + 0.1) * count + patience, 1) if before else 0.0
+        self.say(f"{count} clients one after the other: {sum(before):.2f} s before, {sum(during):.2f} s beside it")
+        self.stood(max(0.0, sum(during) - row.bound), max(sum(during), 1.0))
+        if len(during) == count and sum(during) > row.bound + self.slack:
+            self.broke(f"{count} honest clients took {sum(during):.1f} s")
+        self.kept_working()
+        return found
+
+    def refused(self, started: rigs.Started, wanted: int, worked: str = r"\bWORKED\b|worked") -> None:
+        """This many attempts of an attacker were made, and none came to anything."""
+        until(lambda: started.read().count("\n") >= wanted, 15 + self.slack)
+        text = started.read()
+        lines = text.splitlines()
+        if len(lines) < wanted:
+            self.broke(f"only {len(lines)} of {wanted} attempts were made: {text[-200:]}")
+        for line in lines:
+            if re.search(worked, line):
+                self.broke(line[:200])
 
     def kill(self, what: str) -> list[int]:
         """SIGKILL at the agent, or at every control daemon."""
@@ -304,8 +383,7 @@ ENOUGH_TIME = 10.0
 def environment(play: Play) -> None:
     """alice's clients lift their limits and take twice as much; another client of hers, and bob, keep to theirs."""
     play.begin(switch='after = "2m"\ngrace = "1s"')
-    stage, row = play.stage, play.row
-    turns = row.way in ("own", "shared")
+    stage, turns = play.stage, play.turns
     full = stage.client(A, "alloc", play.right[1] - 4, 90)
     play.honest.append(full)
     if not turns:
@@ -378,7 +456,7 @@ def relayed(play: Play) -> tuple[rigs.Started, dict[str, str]]:
 def relay_past_the_count(play: Play) -> None:
     """Four of alice's clients come through her relay, one each two seconds; she may have one."""
     play.begin(alice="max_clients = 1")
-    neighbour = play.mind(B) if play.row.way != "own" else None
+    neighbour = None if play.turns else play.mind(B)
     relay, through = relayed(play)
     hers = []
     for _ in range(4):
@@ -400,7 +478,7 @@ def relay_past_the_count(play: Play) -> None:
         play.broke("one more of hers is served, without the relay")
     if neighbour is not None and neighbour.working():
         play.kept_working()
-    play.arrives(C, START)
+    play.arrives(C, TURN if play.turns else START)
 
 
 def relay_past_the_turn(play: Play) -> None:
@@ -451,7 +529,7 @@ def overlap(one: Sequence[float], other: Sequence[float], gap: float = 0.6) -> f
 def no_word_to_the_server(play: Play, way: str) -> None:
     """alice takes her descriptor; the server never hears of her. Twice: it may cost others the gate's patience once."""
     play.begin()
-    turns = play.row.way in ("own", "shared")
+    turns = play.turns
     if not turns:
         for uid in (B, C):
             play.mind(uid).working()
@@ -473,25 +551,15 @@ def silence(play: Play) -> None:
 
 
 def loop_of_many(play: Play, way: str) -> None:
-    """20 processes of alice, again and again; how much slower are others?"""
+    """20 processes of alice, again and again; how much slower are others? In turns each waits for the end of hers."""
     play.begin()
-    play.mind(B).working()
-    before = play.visitors(D, 8)
-    play.hostile(A, way, play.socket, 20, 1.0)
-    time.sleep(0.5)
-    row = play.row
-    row.waited = play.visitors(D, 8)
-    quick = [one for one in before if one is not None]
-    usual = statistics.median(quick) if quick else 0.0
-    row.bound = round(usual * 8 * 1.1 + PATIENCE, 1)
-    during = [one for one in row.waited if one is not None]
-    play.say(f"8 clients one after the other: {sum(quick):.2f} s before, {sum(during):.2f} s beside it; "
-             f"healthy: {not play.watch.problems}")  # fmt: skip
-    if len(during) < 8:
-        play.broke("an honest client was not served")
-    elif sum(during) > row.bound + play.slack:
-        play.broke(f"8 honest clients took {sum(during):.1f} s")
-    play.kept_working()
+    if play.turns:
+        play.hostile(A, way, play.socket, 20, 1.0)
+        time.sleep(1.0)
+        for uid in (B, C):
+            play.arrives(uid, TURN + PATIENCE).ended(10)
+        return
+    play.beside(lambda: play.hostile(A, way, play.socket, 20, 1.0), 8, PATIENCE)
 
 
 def loop_of_false_words(play: Play) -> None:
@@ -505,7 +573,8 @@ def loop_of_errors(play: Play) -> None:
 def all_contexts(play: Play) -> None:
     """One process makes 60 contexts, then others come."""
     play.begin(alice='max_clients = 1\nmemory = "40G"')
-    play.mind(B).working()
+    if not play.turns:
+        play.mind(B).working()
     greedy = play.stage.client(A, "contexts", 60, 60)
     made = greedy.saw(r"\] made \d+ contexts", 30 + play.slack)
     found = re.search(r"made (\d+) contexts, last (\w+)", greedy.text())
@@ -515,7 +584,7 @@ def all_contexts(play: Play) -> None:
         f"alice: made {found[1]}, then {found[2]}" if made and found else f"alice waits, shown with {shown} contexts"
     )
     for uid in (C, D):
-        one = play.arrives(uid, START + PATIENCE, 15 + play.slack)
+        one = play.arrives(uid, TURN + START if play.turns else START + PATIENCE)
         if ERROR.search(one.text()):
             play.broke(f"user {uid} was refused: {ERROR.findall(one.text())[-1]}")
     if play.watch.queue:
@@ -534,7 +603,7 @@ def killed_together(play: Play) -> None:
     rigs.exited(agent.started.process, 10)
     time.sleep(0.3)
     play.stage.start_agent()
-    bound = TURN + START if play.row.way in ("own", "shared") else 2 * START
+    bound = TURN + START if play.turns else 2 * START
     play.arrives(B, bound, 60)
     play.say(f"alice's program lives: {careless.rc is None}")
 
@@ -556,18 +625,335 @@ def stopped_server(play: Play) -> None:
     one.kill()
 
 
-ATTACKS: dict[str, tuple[Callable[[Play], None], tuple[str, ...]]] = {
-    "environment": (environment, ("own", "shared", "together", "apart")),
-    "H1": (relay_past_the_count, ("together", "apart")),
-    "H1-turns": (relay_past_the_turn, ("shared", "own")),
-    "H2": (false_acknowledgement, ("together", "shared", "own")),
-    "H2-silent": (silence, ("together", "shared")),
-    "H2-loop": (loop_of_false_words, ("together",)),
-    "H3": (loop_of_errors, ("together",)),
-    "H4": (all_contexts, ("together",)),
-    "H5": (killed_together, ("own", "shared", "together")),
-    "H6": (stopped_server, ("own", "shared", "together")),
+# --- what docs/security.md names beside the recordings ----------------------------------------------------------------
+
+
+def touch(play: Play) -> None:
+    """bob's program at the files, sockets and processes of agent, gate, MPS and alice."""
+    play.begin()
+    hers = play.stage.client(A, "mind", 60)
+    hers.working()
+    stage, status = play.stage, play.agent.api.status()
+    mine = stage.place / "mine"
+    mine.touch()
+    os.chown(mine, B, B)
+    pids = {f"process {one.pid}": one.pid for one in stage.rig.ours() if one.uid != B} | {
+        "the gate": status["gate"]["pid"]
+    }
+    place = {
+        "public": str(stage.rig.pipe), "log": str(stage.rig.log), "run": str(stage.place / "run"),
+        "hidden": [str(one) for one in stage.place.glob("run/instances/*/pipe")],
+        "logs": [str(one) for one in stage.rig.log.glob("**/*.log")], "mine": str(mine),
+        "state": str(stage.place / "state"),
+        "administrators": str(play.agent.api.path.with_name("agent-admin.sock")), "pids": pids,
+    }  # fmt: skip
+    attack = play.hostile(B, "touch", json.dumps(place))
+    until(lambda: attack.read().endswith("\n"), 20)
+    tried = json.loads(attack.read() or "{}")
+    play.say(f"{len(tried)} attempts")
+    if len(tried) < 50:
+        play.broke("it could not try")
+    for name, how in tried.items():
+        if how != "refused":
+            play.broke(f"{name}: {how}")
+    play.arrives(C, TURN if play.turns else START)
+
+
+def pretend(play: Play) -> None:
+    """Credentials of bob from alice's program; a connection of hers that another process goes on with."""
+    play.begin()
+    play.refused(play.beside(lambda: play.hostile(A, "pretend", play.socket, B)), 2)
+
+
+def become(play: Play) -> None:
+    """A client of alice's becomes a setuid program of root's, which nobody may signal in her name."""
+    play.begin()
+    with setuid_python(0) as words:
+        attack = play.hostile(A, "become", play.socket, *words, become_uid(0))
+        until(lambda: "is 0" in attack.read(), 10 + play.slack)
+        play.arrives(B, TURN + PATIENCE if play.turns else START + PATIENCE).ended(10)
+        play.arrives(D, START + PATIENCE).ended(10)
+        if attack.process.poll() is not None:
+            play.broke("the setuid program was ended")
+        attack.process.kill()
+
+
+def forge(play: Play) -> None:
+    """Lines about everybody in every log, and a program whose name looks like one."""
+    play.begin()
+
+    def attack() -> None:
+        pids = [*(one.pid for one in play.stage.rig.ours()), *(one.pid for one in play.honest)]
+        forger = Forger(2026, pids, pids, [0, A, B, C, D], str(play.socket))
+        logs = list(play.stage.rig.log.glob("**/*.log"))
+        play.stage.rig.spawn_renamed(A, "query", argv0="[2026-01-01 00:00:00.000 Control 1] NEW SERVER 1: Ready")
+        for _ in range(10):
+            control, server = forger.some(200)
+            for log in logs:
+                with log.open("a", errors="surrogateescape") as file:
+                    file.write(control if log.name == "control.log" else server)
+            time.sleep(0.1)
+
+    play.beside(attack)
+    hits = ("SignalClient", "TerminateClient", "KillControl")  # a server on which nobody works may be ended on a hint
+    for _, one in play.watch.events:
+        if one["kind"] == "action.done" and one.get("ok") and one.get("action") in hits:
+            play.broke(f"forged lines hit somebody: {one['sentence']}")
+
+
+PARTITIONS = "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING"
+
+
+def take_more(play: Play) -> None:
+    """alice asks for all multiprocessors in her environment; by partitioning she gets them, and is named and ended."""
+    play.begin(switch='after = "2m"\ngrace = "1s"')
+    if not play.turns:
+        play.mind(B).working()
+    more = play.stage.client(A, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="100")
+    more.ended(30)
+    if (seen := more.seen()) is None or seen[0] > play.right[0]:
+        play.broke(f"she has {seen}, not {play.right}")
+    hers = play.stage.client(A, "sleep", 60, **{PARTITIONS: "1"})
+    hers.working()
+    at = time.monotonic()
+    ended = hers.ended(ENOUGH_TIME + TERMINATE + KILL + START + play.slack)
+    named = play.watch.accused(hers.pid)
+    play.say(
+        f"had {hers.seen()}; named after {'no time' if named is None else f'{max(0.0, named - at):.1f} s'}; rc {ended}"
+    )
+    if (named is None or ended is None) and (hers.seen() or play.right)[0] > play.right[0]:
+        play.broke("not named" if named is None else "not ended")
+    play.kept_working()
+    hers.kill()
+    play.arrives(C, START)
+
+
+def ask(play: Play) -> None:
+    """Front-ends of alice in eight loops: questions, orders that change something, texts like log lines."""
+    play.begin()
+    changing = ["set_default_active_thread_percentage 100", "set_default_device_pinned_mem_limit 0 0G", "quit -t 0"]
+    commands = ["get_server_list", *changing, "[2026-01-01 00:00:00.000 Control 1] Cmd:quit", "x" * 3000]
+    asking = play.beside(lambda: play.hostile(A, "ask", play.socket, 8, *commands))
+    play.say(f"{len(asking.read().splitlines())} answers")
+    if not asking.read():
+        play.broke("nobody answered")
+
+
+def deny(play: Play) -> None:
+    """Users whom the policy does not let in: directly, through alice's relay, and 40 uids of one person."""
+    allowed = "\n".join(f'[user.{uid}]\naccess = "allow"' for uid in (B, C, D))
+    play.begin(alice='access = "allow"', users=allowed, limits='access = "deny"')
+    _, through = relayed(play)
+    theirs = play.stage.client(E, "mind", 60, **through)
+
+    def attack() -> None:
+        play.hostile(0, "uids", play.socket, 40, SUBORDINATE)
+        directly = play.stage.client(E)
+        if directly.ended(20 + play.slack) == 0:
+            play.broke("a user who is denied was served")
+
+    if play.turns:  # what came through alice's relay holds the GPU until MPS lists it
+        attack()
+        play.arrives(B, TURN + START).ended(10)
+        play.arrives(C, START).ended(10)
+    else:
+        play.beside(attack, 6, START)
+    theirs.ended(20 + play.slack)
+    if theirs.rc is None and steps(theirs):
+        play.broke(f"a user who is denied works through another's relay: {theirs.text()[-200:]}")
+
+
+def leave_behind(play: Play) -> None:
+    """A client of alice's ends, and a fork keeps its place and its memory."""
+    play.begin()
+    if not play.turns:
+        play.mind(B).working()
+    hers = play.stage.client(A, "leave", 60)
+    hers.ended(30)
+    if play.turns:
+        play.arrives(C, TURN).ended(10)
+    else:
+        play.arrives(C, START).ended(10)
+        if play.row.way == "together":
+            until(lambda: play.watch.accused(hers.pid) is not None, 20 + play.slack)
+            if play.watch.accused(hers.pid) is None:
+                play.broke("not named")
+    play.kept_working()
+
+
+def come_and_come(play: Play) -> None:
+    """alice starts one client after the other, so that one of hers is always there, and 16 at once; she may have 4."""
+    play.begin(alice="max_clients = 4")
+    crowd = [play.stage.client(A, "sleep", 60) for _ in range(16)]
+    ending = threading.Event()
+
+    def come() -> None:
+        while not ending.wait(0.5):
+            crowd.append(play.stage.client(A, "sleep", 2))
+
+    thread = threading.Thread(target=come, daemon=True)
+    thread.start()
+    try:
+        if play.turns:
+            for uid in (B, C):
+                play.arrives(uid, TURN + START).ended(10)
+        else:
+            play.beside(lambda: None)
+    finally:
+        ending.set()
+        thread.join(10)
+    most = max((sum(one.pid in states and states[one.pid] == "running" for one in crowd)
+                for _, states in play.watch.states), default=0)  # fmt: skip
+    play.say(f"at most {most} of {len(crowd)} at work")
+    if most > 4:
+        play.broke(f"{most} clients of alice at work, she may have 4")
+
+
+def cling(play: Play) -> None:
+    """One client of alice's ignores SIGTERM, another is stopped, and a third waits behind them."""
+    play.begin(alice="max_clients = 2")
+    if not play.turns:
+        play.mind(B).working()
+    deaf = play.stage.client(A, "mind", 120, "--ignore-term")
+    still = play.stage.client(A, "sleep", 120)
+    for one in (deaf, still):
+        one.working()
+    still.signal(signal.SIGSTOP)
+    play.stage.client(A, "sleep", 120)
+    for uid in (C, D):
+        play.arrives(uid, TURN + START if play.turns else START).ended(10)
+    play.kept_working()
+
+
+def outside(play: Play) -> None:
+    """A program of alice's does not look for MPS."""
+    play.begin()
+    hers: list[Client] = []
+
+    def attack() -> None:
+        hers.append(play.stage.client(A, "mind", 60, CUDA_MPS_PIPE_DIRECTORY="/nonexistent"))
+        hers[0].working()
+
+    play.beside(attack)
+    until(lambda: play.watch.accused(hers[0].pid) is not None, 5 + play.slack)
+    if play.watch.accused(hers[0].pid) is None:
+        play.broke("not named")
+
+
+def knock(play: Play) -> None:
+    """Connections of alice and of 3 uids of hers that say nothing, half of it, too much or garbage, without end."""
+    play.begin()
+    play.beside(
+        lambda: [play.hostile(uid, "knock", play.socket, 500) for uid in (A, *range(SUBORDINATE, SUBORDINATE + 3))]
+    )
+
+
+def stop_the_server(play: Play) -> None:
+    """alice stops, and kills, the server on which she works: where it is root's she may not."""
+    play.begin()
+    if not play.turns:
+        play.mind(B).working()
+    play.stage.client(A, "mind", 120).working()
+    hers = [row["pid"] for row in play.agent.api.status()["servers"] if play.row.way != "apart" or row["uid"] == A]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        attack = play.hostile(A, "signal", int(number), *hers)
+        until(lambda attack=attack: attack.read().count("\n") >= len(hers), 10)  # type: ignore[misc]
+        play.say(f"{number.name}: {attack.read().split()[1:2]}")
+        play.arrives(C if number == signal.SIGSTOP else D, TURN + 2 * HANG + START if play.turns else START).ended(10)
+    play.kept_working()
+
+
+def fault(play: Play) -> None:
+    """A kernel of alice's fails, and another client of hers lives on with its error."""
+    _faulty(play, "oob", 2)
+
+
+def killed_in_a_kernel(play: Play) -> None:
+    """A client of alice's is killed with a kernel in flight, which is a fault for all on its server."""
+    _faulty(play, "spin", 60)
+
+
+def _faulty(play: Play, mode: str, seconds: float) -> None:
+    play.begin()
+    if not play.turns:
+        play.mind(B).working()
+    careless = play.stage.client(A, "mind", 120, 1)
+    careless.working()
+    hers = play.stage.client(A, mode, seconds)
+    if not hers.saw("launch", 30):
+        play.broke(f"it could not begin: {hers.text()[-200:]}")
+    if mode == "spin":
+        time.sleep(0.5)
+        hers.signal(signal.SIGKILL)
+    bound = 2.0 + TERMINATE + KILL + START  # hang.fault
+    play.arrives(C, TURN + bound if play.turns else bound).ended(10)
+    play.arrives(D, START).ended(10)
+    play.kept_working(excused=play.row.way == "together")
+
+
+def read(play: Play) -> None:
+    """Readers of the API: 4 uids with 40 connections each, requests without end whose answers they do not read."""
+    play.begin()
+    path = play.agent.api.path
+    play.beside(lambda: [play.hostile(uid, "read", path, 40) for uid in (A, *range(SUBORDINATE, SUBORDINATE + 3))])
+    for name in ("drain", "resume"):
+        if (status := play.agent.api.order(name)[0]) != 200:
+            play.broke(f"root's {name} was answered with {status}")
+
+
+def order(play: Play) -> None:
+    """Orders in a loop that are for administrators, and one that ends bob's work."""
+    play.begin()
+    path = play.agent.api.path.with_name("agent-orders.sock")
+    victim = play.mind(B) if not play.turns else play.stage.client(B, "mind", 60)
+    victim.working()
+    texts = [
+        json.dumps({"order": "terminate", "pid": victim.pid}),
+        '{"order": "drain"}',
+        '{"order": "reload"}',
+        "x" * 5000,
+    ]
+    attacks = [play.hostile(A, "order", path, 2, text) for text in texts]
+    until(lambda: all(one.read() for one in attacks[:3]), 15 + play.slack)
+    for one in attacks:
+        if '"status": 200' in one.read() or '"status":200' in one.read():
+            play.broke(f"an order of alice's was carried out: {one.read()[:200]}")
+    play.say(next((one.read().splitlines()[0][:80] for one in attacks if one.read()), "no answer"))
+    play.arrives(C, TURN if play.turns else START).ended(10)
+    if not play.turns:
+        play.kept_working()
+
+
+def api_killed(play: Play) -> None:
+    """The api is stopped, and killed again and again."""
+    play.begin()
+
+    def attack() -> None:
+        for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
+            for one in play.stage.rig.ours():
+                if b"mpsagent.api.main" in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+                    rigs.send_signal(one.pid, number)
+            time.sleep(0.5)
+
+    play.beside(attack)
+
+
+NAMED = (touch, pretend, become, forge, take_more, ask, deny, leave_behind, come_and_come, cling, outside, knock,
+         stop_the_server, fault, killed_in_a_kernel, read, order, api_killed)  # fmt: skip
+ATTACKS: dict[str, Callable[[Play], None]] = {
+    "environment": environment,
+    "H1": relay_past_the_count,
+    "H1-turns": relay_past_the_turn,
+    "H2": false_acknowledgement,
+    "H2-silent": silence,
+    "H2-loop": loop_of_false_words,
+    "H3": loop_of_errors,
+    "H4": all_contexts,
+    "H5": killed_together,
+    "H6": stopped_server,
+    **{one.__name__: one for one in NAMED},
 }
+SHORT = ("pretend", "ask", "deny", "leave_behind", "fault", "order")
 
 
 # --- the campaign -----------------------------------------------------------------------------------------------------
@@ -577,7 +963,7 @@ class Campaign:
     def __init__(self, options: argparse.Namespace, backend: rigs.Backend, machine: Machine, base: Path) -> None:
         self.options, self.backend, self.machine, self.base = options, backend, machine, base
         self.end = time.monotonic() + options.seconds
-        wanted = [(name, way) for name, (_, ways) in ATTACKS.items() for way in ways]
+        wanted = [(name, way) for name in ATTACKS for way in (TURNS if name == "H1-turns" else WAYS)]
         self.left = [
             Row(name, way)
             for name, way in wanted
@@ -621,7 +1007,7 @@ class Campaign:
         since = time.monotonic()
         play = Play(stage, row, self.options)
         try:
-            ATTACKS[row.attack][0](play)
+            ATTACKS[row.attack](play)
             row.held = not row.broke and not row.lost and not row.limits
         except Exception as error:
             row.said.append(f"broken off: {type(error).__name__}: {str(error)[:300]}")
@@ -640,10 +1026,25 @@ class Campaign:
         self.behind += [one for one in stage.left if one not in self.behind]
 
     def markdown(self, about: dict[str, str]) -> str:
-        head = ["attack", "sharing", "outcome", "what was seen", "honest: waited (s)", "work lost", "limits"]
+        head = [
+            "attack",
+            "sharing",
+            "outcome",
+            "what was seen",
+            "honest: waited (s)",
+            "stood still",
+            "work lost",
+            "limits",
+        ]
         lines = ["# Hostile users", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
         lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         lines += [f"| {' | '.join(cell(one) for one in row.cells())} |" for row in self.ordered()]
+        if not self.options.only and not self.options.ways:
+            lines += [
+                "",
+                "docs/security.md names beside these, each with its test:",
+                *(f"- {one}" for one in not_played()),
+            ]
         return "\n".join([*lines, *(f"- LEFT BEHIND: {one}" for one in self.behind)]) + "\n"
 
     def ordered(self) -> list[Row]:
@@ -661,6 +1062,16 @@ class Campaign:
         (out / "hostile-logs.txt").write_text(logs)
 
 
+def not_played() -> list[str]:
+    """Attacks of docs/security.md that are not played here."""
+    rows = (ATTACKERS.parents[1] / "docs" / "security.md").read_text().splitlines()
+    return [
+        row.split(" | ")[0][2:]
+        for row in rows
+        if "tests/" in row and row.startswith("| ") and "hostile.py::" not in row
+    ]
+
+
 def main() -> int:
     arguments = parser(__doc__, 330.0)
     arguments.add_argument("--ways", type=lambda text: text.split(","), default=[])
@@ -668,10 +1079,12 @@ def main() -> int:
     arguments.add_argument(
         "--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound"
     )
+    arguments.add_argument("--short", action="store_true", help="the attacks that take a few seconds")
     arguments.add_argument("--limits", default='over_limits = "terminate"', help="more keys of [limits]")
     options = arguments.parse_args()
     if unknown := set(options.only) - set(ATTACKS) | set(options.ways) - set(WAYS):
         arguments.error(f"not known: {', '.join(sorted(unknown))}")
+    options.only = options.only or (list(SHORT) if options.short else [])
     options.lanes = options.lanes or (1 if options.sim else 6)
     options.slack = options.slack if options.slack >= 0 else (4.0 if options.sim else 0.0)
     with place(options.sim) as (backend, machine, base):

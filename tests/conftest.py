@@ -18,7 +18,8 @@ LONG = (
     "booted", "nvidia", "slurm", "kubernetes", "bench", "scenes", "test_demo.py", "test_docs_built.py",
     "test_release.py::test_two_builds_are_the_same_and_the_second_needs_no_network",
     # the same work ten times as large, or on two GPUs
-    "test_linear.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py", "gate/test_hostile.py",
+    "test_linear.py", "test_hostile_day.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py",
+    "gate/test_hostile.py",
     "fuzz/test_fuzz.py::test_new_words",
     "gate/test_kills.py::test_kills_at_random_under_load",
     "api/test_views.py::test_every_state_of_every_recording_can_be_shown",

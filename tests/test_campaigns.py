@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 from pathlib import Path
 
@@ -24,3 +25,12 @@ def test_shell_scripts_name_files_that_are_there() -> None:
         words = script.read_text().replace('"', " ").replace(";", " ").split()
         named = {word for word in words if word.startswith(("campaigns/", "tests/", "benchmarks/"))}
         assert not [word for word in named if not (CAMPAIGNS.parent / word).exists()], script.name
+
+
+def test_what_security_says_is_played_is_what_hostile_plays() -> None:
+    """A hostile day plays what docs/security.md says that it does, and lists the other attacks of it."""
+    hostile = importlib.import_module("campaigns.hostile")
+    text = (CAMPAIGNS.parent / "docs" / "security.md").read_text()
+    assert set(re.findall(r"campaigns/hostile\.py::(\w+)", text)) == {one.__name__ for one in hostile.ATTACKS.values()}
+    assert set(hostile.SHORT) < set(hostile.ATTACKS)
+    assert 20 < len(hostile.not_played()) < 80

@@ -16,46 +16,7 @@ POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[use
 HIGH = 3_000_000_000
 """A uid that is negative where it is taken for a signed number of 32 bits."""
 
-# Each attempt says that it was refused, or that it worked; nothing else may happen to it.
-_ATTEMPTS = """
-import json, os, socket, sys
-place = json.loads(sys.argv[1])
-tried = {}
-def attempt(name, what, *arguments):
-    try: what(*arguments); tried[name] = "worked"
-    except PermissionError: tried[name] = "refused"
-    except OSError as error: tried[name] = repr(error)
-def connect(kind, path):
-    with socket.socket(socket.AF_UNIX, kind) as sock: sock.connect(path)
-for name in ("public", "log"):
-    directory = place[name]
-    attempt(f"{name}: make a file", os.open, f"{directory}/x", os.O_CREAT | os.O_WRONLY, 0o666)
-    attempt(f"{name}: make a link", os.symlink, "/etc/passwd", f"{directory}/mpsagent.lock")
-    for file in os.listdir(directory):
-        attempt(f"{name}: remove {file}", os.unlink, f"{directory}/{file}")
-        attempt(f"{name}: rename {file}", os.rename, f"{directory}/{file}", f"{directory}/y")
-        attempt(f"{name}: replace {file}", os.rename, place["mine"], f"{directory}/{file}")
-        attempt(f"{name}: give away {file}", os.chmod, f"{directory}/{file}", 0o777)
-for file in ("control.log", "server.log"):
-    attempt(f"write into {file}", os.open, f"{place['log']}/{file}", os.O_WRONLY | os.O_APPEND)
-attempt("look into the hidden directory", os.listdir, place["hidden"])
-attempt("write into the FIFO of the logs", os.open, f"{place['hidden']}/log", os.O_WRONLY | os.O_NONBLOCK)
-attempt("write the pid file", os.open, f"{place['hidden']}/nvidia-cuda-mps-control.pid", os.O_WRONLY)
-attempt("plant the lock", os.open, f"{place['home']}/agent.lock", os.O_RDWR | os.O_CREAT, 0o666)
-attempt("write the admissions", os.open, f"{place['run']}/admissions.json", os.O_WRONLY)
-attempt("write the history", os.open, f"{place['state']}-api/history.db", os.O_WRONLY)
-attempt("write what is remembered", os.open, f"{place['state']}/state.json", os.O_WRONLY)
-attempt("go around the gate", connect, socket.SOCK_SEQPACKET, f"{place['hidden']}/control")
-attempt("be root's front-end", connect, socket.SOCK_SEQPACKET, f"{place['public']}/control_privileged")
-attempt("be the agent", connect, socket.SOCK_SEQPACKET, f"{place['run']}/gate.sock")
-attempt("be an administrator", connect, socket.SOCK_STREAM, place["administrators"])
-for name, pid in place["pids"].items():
-    attempt(f"signal {name}", os.kill, pid, 0)
-    attempt(f"read the memory of {name}", os.open, f"/proc/{pid}/mem", os.O_RDONLY)
-    attempt(f"the descriptors of {name}", os.listdir, f"/proc/{pid}/fd")
-    attempt(f"the mounts of {name}", os.listdir, f"/proc/{pid}/root/")
-print(json.dumps(tried))
-"""
+ATTACKERS = Path(__file__).parents[2] / "campaigns" / "attackers.py"
 
 
 def test_a_user_can_touch_nothing_of_what_others_rest_on(stage: Stage) -> None:
@@ -69,18 +30,21 @@ def test_a_user_can_touch_nothing_of_what_others_rest_on(stage: Stage) -> None:
     os.chown(mine, B, B)
     run = stage.place / "run"
     place = {
-        "public": str(stage.rig.pipe), "log": str(stage.rig.log), "hidden": str(stage.hidden()),
-        "home": str(stage.hidden().parent), "run": str(run), "state": str(stage.place / "state"), "mine": str(mine),
+        "public": str(stage.rig.pipe), "log": str(stage.rig.log), "hidden": [str(stage.hidden())],
+        "logs": [f"{stage.rig.log}/control.log", f"{stage.rig.log}/server.log"],
+        "run": str(run), "state": str(stage.place / "state"), "mine": str(mine),
         "administrators": str(agent.api.path.with_name("agent-admin.sock")),
         "pids": {
             "the agent": agent.pid, "the gate": stage.gate(agent), "its keeper": stage.keeper(agent),
             "the control daemon": stage.control(agent), "another's server": server["pid"], "another": holder.pid,
         },
     }  # fmt: skip
-    assert all(Path(place[name]).exists() for name in ("public", "log", "hidden", "run", "state", "administrators"))  # type: ignore[arg-type]
+    assert all(Path(place[name]).exists() for name in ("public", "log", "run", "state", "administrators"))  # type: ignore[arg-type]
+    assert stage.hidden().exists()
     done = subprocess.run(
-        [other_users_python(B), "-I", "-S", "-c", _ATTEMPTS, json.dumps(place)],
-        user=B, group=B, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60,
+        [other_users_python(B), "-I", "-S", "-c", ATTACKERS.read_text(), "touch", json.dumps(place)],
+        user=B, group=B, extra_groups=[], cwd="/", capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        start_new_session=True,
     )  # fmt: skip
     tried = json.loads(done.stdout)
     assert {name: how for name, how in tried.items() if how != "refused"} == {}
