@@ -14,10 +14,9 @@ from datetime import UTC
 
 import pytest
 
-from mpsagent.cli.would import Would
+from mpsagent.cli.logged import Logged
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
-from mpsagent.core.story import Story
 from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Device
 from mpsagent.mps.loglines import LogParser
@@ -96,13 +95,7 @@ def agent(who: str) -> Feed:
 
 
 def replay(who: str) -> Feed:
-    return _fold(who, Story().feed)
-
-
-def would(who: str) -> Feed:
-    policy, _ = load([("policy.toml", '[switch]\nafter = "1h"\n')])
-    assert policy is not None
-    return _fold(who, Would(policy, lambda uid: Identity(uid, f"u{uid}"), DEVICES).feed)
+    return _fold(who, Logged().feed)
 
 
 def _fold(who: str, feed: Callable[[object], None]) -> Feed:
@@ -125,17 +118,16 @@ def start(who: str) -> Feed:
     return lambda data: skimmer.take(data)
 
 
-@pytest.mark.parametrize("reader", [agent, replay, would])
+@pytest.mark.parametrize("reader", [agent, replay])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ten_times_the_lines_take_ten_times_the_work(kind: str, reader: Callable[[str], Feed]) -> None:
     who, texts = KINDS[kind]
-    warm, size = (0, 1000) if reader is replay else (WARM, LINES)
-    written = list(lines(who, texts, warm + PIECES * size))
-    pieces = [written[:warm], *(written[at : at + size] for at in range(warm, len(written), size))]
+    written = list(lines(who, texts, WARM + PIECES * LINES))
+    pieces = [written[:WARM], *(written[at : at + LINES] for at in range(WARM, len(written), LINES))]
     assert_linear(lambda: reader(who), [b"".join(one) for one in pieces])
 
 
-@pytest.mark.parametrize("reader", [agent, replay, would, start])
+@pytest.mark.parametrize("reader", [agent, replay, start])
 @pytest.mark.parametrize("text", [b"\0", b"x", b"\n", b"\0\n", b"[", b"Cmd:quit\n"])
 def test_neither_do_bytes_that_are_no_lines(text: bytes, reader: Callable[[str], Feed]) -> None:
     """A file with a hole, a line without an end."""

@@ -155,7 +155,7 @@ class Database:
     def sessions(self) -> list[Session]:
         """Those that have not ended; and of each instance the last change of user and the last fault."""
         last = "SELECT max(number) FROM sessions WHERE kind"
-        change = "json_extract(more, '$.before') IS NOT uid"
+        change = "json_type(more, '$.before') IS NOT NULL AND json_extract(more, '$.before') IS NOT uid"
         text = (
             f"SELECT * FROM sessions WHERE ended IS NULL OR number IN ({last} = 'fault' GROUP BY instance)"  # noqa: S608
             f" OR number IN ({last} = 'turn' AND {change} GROUP BY instance) ORDER BY number"

@@ -26,7 +26,7 @@ _watch = click.option("--watch", "every", type=ask.Number(0.1, 86400), metavar="
                       help="Show it again and again, until Ctrl-C.")  # fmt: skip
 
 _LATE = {"bench": "bench", "history": "report", "lease": "lease", "metrics": "metrics",
-         "report": "report", "run": "run", "server": "server", "timeline": "timeline"}  # fmt: skip
+         "replay": "replay", "report": "report", "run": "run", "server": "server", "timeline": "timeline"}  # fmt: skip
 
 
 def _beginning(*value: Any) -> Any:
@@ -258,37 +258,6 @@ def explain(path: str, user: str, cgroup: str | None, as_json: bool, every: floa
     name = quote(user, safe="", errors="surrogateescape")  # any bytes: the agent says that there is no such user
     there = "" if cgroup is None else f"&cgroup={quote(cgroup, safe='', errors='surrogateescape')}"
     ask.show(path, f"/v1/policy/explain?user={name}{there}", as_json, text, every)
-
-
-@cli.command()
-@click.option("--control", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A control.log.")
-@click.option("--server", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The server.log of it.")
-@click.option("--both", type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="What a control daemon in the foreground (-f) printed: both logs in one.")  # fmt: skip
-@click.option("--policy", "files", multiple=True, type=click.Path(exists=True, dir_okay=False, path_type=Path),
-              help="Say also what the agent would have done under this policy.")  # fmt: skip
-@click.option("--zone", metavar="ZONE", help="Time zone of the logs, like Europe/Berlin (this machine's).")
-@click.option("--gpu", default="143155M,132", show_default=True, metavar="MEMORY,MULTIPROCESSORS",
-              help="The GPU that --policy assumes.")  # fmt: skip
-@_json
-def replay(
-    control: Path | None,
-    server: Path | None,
-    both: Path | None,
-    files: tuple[Path, ...],
-    zone: str | None,
-    gpu: str,
-    as_json: bool,
-) -> None:
-    """The story of a pair of logs. Needs no agent.
-
-    Who was served when, who waited, what ended how.
-    """
-    from mpsagent.cli import offline
-
-    if (control is None and server is None) == (both is None):
-        raise click.UsageError("give --control FILE and --server FILE, one of them, or --both FILE")
-    sys.exit(offline.replay(control, server, both, files, zone, gpu, as_json))
 
 
 @cli.command("report-logs")

@@ -1,4 +1,4 @@
-"""The verbs of the command line that need no agent: ``policy check``, ``replay`` and ``report-logs``."""
+"""The verbs of the command line that need no agent: ``policy check`` and ``report-logs``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from datetime import tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from mpsagent.cli import wording
 from mpsagent.cli.ask import say
 from mpsagent.cli.progress import Progress
 from mpsagent.mps.limits import Device
-from mpsagent.mps.units import parse_bytes
-from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 
@@ -169,60 +165,18 @@ def _of_this_machine(
     )
 
 
-def replay(
-    control: Path | None,
-    server: Path | None,
-    both: Path | None,
-    files: tuple[Path, ...],
-    zone: str | None,
-    gpu: str,
-    as_json: bool,
-) -> int:
-    """Print the story; the exit status."""
-    from mpsagent.cli.replay import events_of, story_json
-    from mpsagent.core.story import Story
-
-    story = Story()
-    would: Any = None
-    try:
-        if files:
-            would = _would(files, gpu)
-        with Progress("reading the logs"):
-            for event in events_of(control, server, both, _zone(zone)):
-                story.feed(event)
-                if would is not None:
-                    would.feed(event)
-    except (OSError, ValueError) as error:
-        print(f"mpsagent-cli: {wording.safe(error, 4000)}", file=sys.stderr)
-        return 2
-    body = story_json(story.finish())
-    if would is not None:  # nothing is decided where it is not known who is at work
-        body["would"] = would.finish() if body["clients_named"] else None
-    if as_json:
-        json.dump(body, sys.stdout, indent=1)
-        print()
-    else:
-        from datetime import datetime
-
-        from mpsagent.cli import story_page
-        from mpsagent.cli.ask import width
-
-        print("\n".join(story_page.page(body, datetime.now(_zone(zone)).astimezone(_zone(zone)), width())))
-    return 0
-
-
 def report_logs(files: tuple[Path, ...], as_json: bool) -> int:
     """Print what was not understood in these logs, or in those at the usual place; the exit status."""
     import mpsagent
+    from mpsagent.cli.log_files import lines_of
     from mpsagent.cli.log_report import LogReport, page
-    from mpsagent.cli.replay import events_of
     from mpsagent.system.control import DEFAULT_LOG_DIRECTORY
 
     report = LogReport(_names_here())
     try:
         for file in files or [Path(DEFAULT_LOG_DIRECTORY, f"{name}.log") for name in ("control", "server")]:
             with Progress(f"reading {file.name}"):
-                for event in events_of(None, None, both=file):
+                for event in lines_of(None, None, both=file):
                     report.feed(event)
     except OSError as error:
         print(f"mpsagent-cli: {wording.safe(error, 4000)}", file=sys.stderr)
@@ -239,61 +193,3 @@ def _names_here() -> set[str]:
     host = os.uname().nodename.lower()
     people = {entry.pw_name.lower() for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 65534}
     return {host, *host.split("."), *people}
-
-
-def _zone(name: str | None) -> tzinfo | None:
-    """Raises ValueError for a name that is none."""
-    if name is None:
-        return None
-    if name.upper() == "UTC":
-        from datetime import UTC
-
-        return UTC
-    from zoneinfo import ZoneInfo
-
-    try:
-        return ZoneInfo(name)
-    except (KeyError, OSError, ValueError) as error:
-        raise ValueError(f"{name} is not a time zone; write it like Europe/Berlin or UTC") from error
-
-
-def _would(files: tuple[Path, ...], gpu: str) -> Any:
-    """The fold that says what the agent would have done. Raises ValueError for a bad policy or GPU."""
-    from functools import lru_cache
-
-    from mpsagent.cli.would import Would
-    from mpsagent.policy.files import load
-    from mpsagent.policy.instances import names, of
-    from mpsagent.system.policy_files import read_files
-
-    texts, unreadable, _ = read_files(files, judged=False)
-    policy, errors = load(texts)
-    if policy is None or unreadable:
-        raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
-    policy = of(policy, names(policy)[0])
-    return Would(policy, lru_cache(4096)(_identity), _devices(gpu, max(1, len(policy.devices))))
-
-
-def _devices(text: str, count: int) -> list[Device]:
-    memory, _, multiprocessors = text.partition(",")
-    if not multiprocessors.isdecimal():
-        raise ValueError(f'--gpu "{text}": write it like 80G,108 (memory, multiprocessors)')
-    size = parse_bytes(memory)
-    return [Device(number, f"GPU-{number}", "assumed", size, int(multiprocessors)) for number in range(count)]
-
-
-def _identity(uid: int) -> Identity:
-    """Who a uid is on this machine; the log may come from another."""
-    import grp
-    import os
-    import pwd
-
-    try:
-        entry = pwd.getpwuid(uid)
-    except (KeyError, OverflowError):
-        return Identity(uid)
-    groups: list[str] = []
-    for gid in dict.fromkeys([entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]):
-        with suppress(KeyError):
-            groups.append(grp.getgrgid(gid).gr_name)
-    return Identity(uid, entry.pw_name, tuple(groups))

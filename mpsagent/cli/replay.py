@@ -1,132 +1,187 @@
-"""``mpsagent-cli replay``: the story of a pair of logs, offline, line by line.
-
-The two logs are merged by time. **On a tie server.log goes first**: a server writes its limits and then tells the
-control daemon that it is Ready, and it writes its last client's leaving before the control daemon sees it exit, each
-often within one millisecond. The other way round a server would be Ready without limits, and a client that had left
-would be lost with its server. What this order gets backwards (a client connects in the millisecond in which it is
-admitted) costs nothing: the server knows its user.
-"""
+"""`mpsagent-cli replay`: who was served when, by MPS's own logs; and what another policy would have done."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
-from datetime import tzinfo
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
-from typing import Any, BinaryIO
+from tempfile import TemporaryDirectory
 
-from mpsagent.api.views import iso, iso_or_none
-from mpsagent.core.story import ClientRecord, FaultRecord, ServerRecord, Story
-from mpsagent.mps.events import Line
-from mpsagent.mps.loglines import LogParser, Source
+import click
 
-CHUNK = 256 * 1024
-Json = dict[str, Any]
-_Timed = tuple[float, Line]
-_CLOCK_STEP = 1.0
-"""Seconds backwards from which it is a step of the clock; lines of several processes may be out of order by less."""
-_SILENCE = 3600.0
-"""Seconds by which the two logs may differ in how large one and the same step looks."""
+from mpsagent.api.views import session as session_json
+from mpsagent.cli import ask, complete, report, timeline, wording
+from mpsagent.cli.ask import USAGE, Json, moment
+from mpsagent.cli.progress import Progress
+from mpsagent.core.sessions import Session
+from mpsagent.mps.limits import Device
+from mpsagent.mps.units import parse_bytes
+from mpsagent.policy.policy import Policy
+from mpsagent.system.names import identity_of
+
+UNNAMED = (
+    "This log does not name all clients (a driver before 580, or a control daemon in a container). Who was let in is\n"
+    "known, and not for how long; so it cannot be told either what another policy would have done."
+)
+_MORE = ("limits", "lease", "memory", "gap", "before", "clients")
+_file = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def merged(control: BinaryIO, server: BinaryIO, zone: tzinfo | None = None) -> Iterator[Line]:
-    """The events of both logs in the order of time, server.log first on a tie (see above)."""
-    steps: list[float] = []
-    server_events, control_events = _read(server, "server", zone, steps), _read(control, "control", zone, steps)
-    return (event for _, event in heapq.merge(server_events, control_events, key=lambda timed: timed[0]))
+@click.command()
+@click.option("--control", type=_file, help="A control.log.")
+@click.option("--server", type=_file, help="The server.log of it.")
+@click.option("--both", type=_file, help="What a control daemon in the foreground (-f) printed: both logs in one.")
+@click.option("--zone", metavar="ZONE", help="Time zone of the logs, like Europe/Berlin (this machine's).")
+@click.option("--since", callback=moment, default="1d", show_default=True, metavar="TIME",
+              help="Of the history, where no log is given.")  # fmt: skip
+@click.option("--until", callback=moment, metavar="TIME", help="Before this time; now.")
+@click.option("--policy", "files", multiple=True, type=_file, help="What would have been under this policy.")
+@click.option("--instance", metavar="NAME", help="Of a policy with several instances: this one; the first.",
+              shell_complete=complete.instances)  # fmt: skip
+@click.option("--gpu", default="143155M,132", show_default=True, metavar="MEMORY,MULTIPROCESSORS",
+              help="The GPU that --policy assumes.")  # fmt: skip
+@timeline.pictures
+@click.pass_obj
+def replay(
+    path: str, control: Path | None, server: Path | None, both: Path | None, zone: str | None, since: float,
+    until: float | None, files: tuple[Path, ...], instance: str | None, gpu: str, html: Path | None, svg: Path | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Who was served when, who waited, what ended how.
 
-
-def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float]) -> Iterator[_Timed]:
-    """Events of a log with a key to merge by: their time, made to never run backwards.
-
-    When the clock was set back, what follows is moved on by the step, as far as this log shows it; ``steps`` are those
-    of both logs, so that both are moved alike and their order among each other stays right. Only the order depends on
-    it; the times in the records are those of the log.
+    By MPS's own logs, which needs no agent; or, with --policy, by the history. With --policy FILE: what would have been
+    under that policy. Each client comes when it came and works as long as it did; agent and gate decide.
     """
-    parser, last, shift, seen = LogParser(source, zone), float("-inf"), 0.0, 0
+    from_log = control is not None or server is not None
+    if from_log + (both is not None) != 1 and (from_log or not files):
+        raise click.UsageError("give --control FILE and --server FILE, one of them, or --both FILE")
+    try:
+        there, policy = _zone(zone), _policy(files, instance) if files else None
+        devices = _devices(gpu, max(1, len(policy.devices)) if policy is not None else 1)
+        with Progress("reading"):
+            if from_log or both is not None:
+                body, rows, last = _of_logs(control, server, both, there)
+            else:
+                body, rows, last = _of_history(path, since, until, instance)
+        users = {one.uid: identity_of(one.uid) for one in rows if one.uid is not None}
+    except (OSError, ValueError) as error:
+        click.echo(f"mpsagent-cli: {wording.safe(error, 4000)}", err=True)
+        sys.exit(USAGE)
+    names = {uid: one.name for uid, one in users.items()}
+    body |= _shown(rows, last, names)
+    drawn = body
+    if policy is not None:
+        from mpsagent.cli.policy_trial import tried
 
-    def keyed(events: list[Line]) -> Iterator[_Timed]:
-        nonlocal last, shift, seen
-        for event in events:
-            step = last - (event.at + shift)
-            if step > _CLOCK_STEP:
-                if len(steps) > seen and abs(steps[seen] - step) < _SILENCE:
-                    step = steps[seen]
-                else:
-                    steps.append(step)
-                seen += 1
-                shift += step
-            last = max(last, event.at + shift)
-            yield last, event
-
-    while data := file.read(CHUNK):
-        yield from keyed(parser.feed(data))
-    yield from keyed(parser.close())
-
-
-def events_of(
-    control: Path | None, server: Path | None, both: Path | None = None, zone: tzinfo | None = None
-) -> Iterator[Line]:
-    """The merged events of two log files, either may be missing; or those of ``both`` in one, as a daemon in the
-    foreground prints them. Raises OSError."""
-    if both is not None:
-        with _opened(both) as file:
-            yield from (event for _, event in _read(file, "merged", zone, []))
+        body["would"] = None  # nothing is decided where it is not known who is at work
+        if body["clients_named"]:
+            with Progress("deciding"):
+                drawn = body["would"] = _shown(tried(policy, rows, last, users.__getitem__, devices), last, names)
+    if as_json and html is None and svg is None:
+        json.dump(body, sys.stdout, indent=1)
+        print()
         return
-    with _opened(control) as control_file, _opened(server) as server_file:
-        yield from merged(control_file, server_file, zone)
+    picture = timeline.of_sessions(drawn["sessions"], min((one.came for one in rows), default=last), last, there)
+    if html is not None or svg is not None:
+        timeline.draw(picture, html, svg, as_json, there)
+        return
+    width = ask.width()
+    click.echo("\n".join(report.table(body["report"], width)))
+    if drawn is not body:
+        shown = f"With {', '.join(map(wording.safe, files))}:"
+        click.echo("\n".join(["", shown, *report.table(drawn["report"], width)]))
+    click.echo("\n".join(["", *timeline.page(picture, there, width)]))
+    if not body["clients_named"]:
+        click.echo(f"\n{UNNAMED}")
+    if body["unknown_lines"]:
+        click.echo(f"\n{wording.many(body['unknown_lines'], 'line')} not understood: mpsagent-cli report-logs")
 
 
-def _opened(path: Path | None) -> BinaryIO:
-    return open(path if path is not None else "/dev/null", "rb", buffering=0)
+def _of_logs(
+    control: Path | None, server: Path | None, both: Path | None, zone: tzinfo | None
+) -> tuple[Json, list[Session], float]:
+    from mpsagent.cli.log_files import lines_of
+    from mpsagent.cli.logged import Logged
+
+    found = Logged()
+    for line in lines_of(control, server, both, zone):
+        found.feed(line)
+    rows = found.finish()
+    return {"unknown_lines": found.unknown_lines, "clients_named": not found.unnamed}, rows, found.last
 
 
-def story_json(story: Story) -> Json:
-    """The records as the JSON of ``replay --json``."""
-    return {
-        "servers": [_server(one) for one in story.servers],
-        "clients": [_client(one) for one in story.clients],
-        "faults": [_fault(one) for one in story.faults],
-        "refused": [
-            {"pid": one.pid, "reason": one.reason, "at": iso(one.at), "server": one.server} for one in story.refused
-        ],
-        "unknown_lines": story.unknown_lines,
-        "clients_named": not story.unnamed,
-    }
+def _of_history(
+    path: str, since: float, until: float | None, instance: str | None
+) -> tuple[Json, list[Session], float]:
+    read = timeline.Reader(path, "sessions", since, until)
+    rows = [_session(one) for one in read.rows() if instance in (None, one["instance"])]
+    if read.note:
+        click.echo(f"mpsagent-cli: {read.note}", err=True)
+    return {"unknown_lines": 0, "clients_named": True}, rows, until or ask.now().timestamp()
 
 
-def _server(one: ServerRecord) -> Json:
-    return {
-        "pid": one.pid,
-        "uid": one.uid,
-        "started": iso_or_none(one.started),
-        "ready": iso_or_none(one.ready),
-        "exited": iso_or_none(one.exited),
-        "exit_status": one.exit_status,
-        "forced": one.forced,
-        "limits": {"threads": one.threads, "memory": {str(d): size for d, size in sorted(one.memory.items())}},
-        "faults": one.faults,
-    }
+def _session(one: Json) -> Session:
+    """Of the API."""
+    came, passed, ended = (None if one[name] is None else datetime.fromisoformat(one[name]).timestamp()
+                           for name in ("came", "began", "ended"))  # fmt: skip
+    more = {name: one[name] for name in _MORE if name in one}
+    assert came is not None
+    return Session(one["cursor"], one["kind"], one["instance"], one["uid"], one["pid"] or 0, came, passed, ended,
+                   one["outcome"], one["why"], one["job"], more)  # fmt: skip
 
 
-def _client(one: ClientRecord) -> Json:
-    return {
-        "pid": one.pid,
-        "uid": one.uid,
-        "server": one.server,
-        "queued": iso_or_none(one.queued),
-        "connected": iso_or_none(one.connected),
-        "disconnected": iso_or_none(one.disconnected),
-        "wait_seconds": round(one.waited, 3),
-        "outcome": one.outcome,
-    }
+def _shown(rows: Sequence[Session], last: float, names: Mapping[int, str | None]) -> Json:
+    """As the API shows sessions and their sums."""
+    return {"sessions": [session_json(one, last, names.get) for one in rows], "report": _sums(rows, last, names)}
 
 
-def _fault(one: FaultRecord) -> Json:
-    return {
-        "server": one.server,
-        "at": iso(one.at),
-        "sticky": list(one.sticky),
-        "recovered": iso_or_none(one.recovered),
-        "devices": list(one.devices),
-    }
+def _sums(rows: Sequence[Session], last: float, names: Mapping[int, str | None]) -> Json:
+    """What the history would say of them: from a file of its own."""
+    from mpsagent.api import database
+
+    first, end = (datetime.fromtimestamp(at).date().isoformat() for at in (rows[0].came if rows else last, last))
+    with TemporaryDirectory(prefix="mpsagent-replay-") as directory:
+        path = Path(directory, database.NAME)
+        file = database.Database(path)
+        numbered = (replace(one, number=number) for number, one in enumerate(rows, 1) if one.uid is not None)
+        file.save(map(database.session_row, numbered))
+        file.close()
+        sums = database.report(path, first, end, "uid", last)
+    return {"by": "user", "first": first, "last": end,
+            "rows": [{**row, "user": names.get(int(str(row["uid"])))} for row in sums]}  # fmt: skip
+
+
+def _zone(name: str | None) -> tzinfo | None:
+    """Raises ValueError for a name that is none."""
+    from zoneinfo import ZoneInfo
+
+    try:
+        return None if name is None else UTC if name.upper() == "UTC" else ZoneInfo(name)
+    except (KeyError, OSError, ValueError) as error:
+        raise ValueError(f"{name} is not a time zone; write it like Europe/Berlin or UTC") from error
+
+
+def _policy(files: tuple[Path, ...], instance: str | None) -> Policy:
+    """Raises ValueError for a bad one."""
+    from mpsagent.policy.files import load
+    from mpsagent.policy.instances import names, of
+    from mpsagent.system.policy_files import read_files
+
+    texts, unreadable, _ = read_files(files, judged=False)
+    policy, errors = load(texts)
+    if policy is None or unreadable:
+        raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
+    if instance not in (None, *names(policy)):
+        raise ValueError(f"no instance {instance} in the policy: {', '.join(names(policy))}")
+    return of(policy, instance or names(policy)[0])
+
+
+def _devices(text: str, count: int) -> list[Device]:
+    memory, _, multiprocessors = text.partition(",")
+    if not multiprocessors.isdecimal():
+        raise ValueError(f'--gpu "{text}": write it like 80G,108 (memory, multiprocessors)')
+    size = parse_bytes(memory)
+    return [Device(number, f"GPU-{number}", "assumed", size, int(multiprocessors)) for number in range(count)]

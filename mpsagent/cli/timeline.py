@@ -1,15 +1,15 @@
-"""`mpsagent-cli timeline`: the sessions and events of a time as a page or a picture."""
+"""`mpsagent-cli timeline`: the sessions and events of a time as a list, a page or a picture."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
-from datetime import datetime
+from datetime import datetime, tzinfo
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,55 +17,90 @@ from mpsagent.cli import ask
 from mpsagent.cli.ask import Json, iso, moment
 from mpsagent.cli.report import target
 
+if TYPE_CHECKING:
+    from mpsagent.cli.timeline_rows import Picture
+
 PAGE, MOST = 1000, 200_000
 """Sessions or events that are asked for at a time, and in all."""
+
+_out = click.Path(dir_okay=False, path_type=Path)
+
+
+def pictures(command: Any) -> Any:
+    """The options of a verb that draws."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+        click.option("--svg", type=_out, metavar="FILE", help="The picture alone."),
+        click.option("--html", type=_out, metavar="FILE",
+                     help="A page that needs nothing else; - for standard output."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
 
 
 @click.command()
 @click.option("--since", callback=moment, default="1d", show_default=True, metavar="TIME",
               help='"2h" for two hours ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
 @click.option("--until", callback=moment, metavar="TIME", help="Before this time; now.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="A page that needs nothing else; - for standard output.")  # fmt: skip
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="The picture alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs: what is drawn.")
+@pictures
 @click.pass_obj
 def timeline(
     path: str, since: float, until: float | None, html: Path | None, svg: Path | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Draw who had the GPU when.
+    """Who had the GPU when.
 
-    Alone or together, who waited, pauses, faults, forced ends, limits, leases. The page has tables for who
-    cannot see it.
+    Alone or together, who waited, pauses, faults, forced ends, limits, leases: as a list, or drawn. The drawn page has
+    tables for who cannot see it.
     """
-    from mpsagent.cli import timeline_page, timeline_svg
-    from mpsagent.cli import timeline_rows as story
+    from mpsagent.cli import timeline_rows
     from mpsagent.cli.progress import Progress
 
-    if html is None and svg is None and not as_json:
-        raise click.UsageError("give --html FILE, --svg FILE or --json")
     now = ask.now().timestamp()
     end = now if until is None else min(until, now)
     if since >= end:
         raise click.UsageError("--since is not before --until")
     sessions = Reader(path, "sessions", since, until)
-    events = Reader(path, "events", since, until, story.KINDS)
+    events = Reader(path, "events", since, until, timeline_rows.KINDS)
     with Progress("reading sessions"):
-        picture = story.picture(sessions.rows(), events.rows(), since, end, _clock)
-    offset = datetime.fromtimestamp(since).astimezone().utcoffset()
-    assert offset is not None
-    east = offset.total_seconds()
-    zone = datetime.fromtimestamp(since).astimezone().strftime("%Z (UTC%z)")
+        picture = timeline_rows.picture(sessions.rows(), events.rows(), since, end, clock())
     note = sessions.note or events.note
-    if html is not None:
-        host = os.uname().nodename
-        _write(html, timeline_page.page(picture, host, _clock, zone, east, note))
-    if svg is not None:
-        _write(svg, timeline_svg.svg(picture, _clock, zone, east, alone=True))
-    if as_json:
-        click.echo(json.dumps(picture, default=_parts))
+    if html is None and svg is None and not as_json:
+        click.echo("\n".join(page(picture, None, ask.width())))
+    draw(picture, html, svg, as_json, None, note)
     if note:
         click.echo(f"mpsagent-cli: {note}", err=True)
+
+
+def of_sessions(sessions: Iterable[Json], since: float, until: float, zone: tzinfo | None) -> Picture:
+    from mpsagent.cli import timeline_rows
+
+    return timeline_rows.picture(sessions, (), since, until, clock(zone))
+
+
+def page(picture: Picture, zone: tzinfo | None, width: int) -> list[str]:
+    """A line for each entry of a user."""
+    from mpsagent.cli import tables, timeline_page
+
+    found = [one for one in timeline_page.entries(picture) if one[2] != "alone"]  # that one says itself
+    rows = [[clock(zone)(at), text if text.startswith(who) else f"{who}: {text}"] for at, who, _, text in found]
+    return tables.table(["AT", "WHAT"], rows, width, below=True) if rows else ["nobody had a GPU"]
+
+
+def draw(
+    picture: Picture, html: Path | None, svg: Path | None, as_json: bool, zone: tzinfo | None, note: str = ""
+) -> None:
+    from mpsagent.cli import timeline_page, timeline_svg
+
+    there = datetime.fromtimestamp(picture.start, zone).astimezone(zone)
+    offset = there.utcoffset()
+    assert offset is not None
+    east, name = offset.total_seconds(), there.strftime("%Z (UTC%z)")
+    if html is not None:
+        _write(html, timeline_page.page(picture, os.uname().nodename, clock(zone), name, east, note))
+    if svg is not None:
+        _write(svg, timeline_svg.svg(picture, clock(zone), name, east, alone=True))
+    if as_json:
+        click.echo(json.dumps(picture, default=_parts))
 
 
 class Reader:
@@ -91,8 +126,9 @@ def _parts(one: Any) -> Json:
     return {part.name: getattr(one, part.name) for part in fields(one)}
 
 
-def _clock(at: float) -> str:
-    return datetime.fromtimestamp(at).strftime("%Y-%m-%d %H:%M:%S")
+def clock(zone: tzinfo | None = None) -> Callable[[float], str]:
+    """A time as people of this zone read it; None: this machine's."""
+    return lambda at: datetime.fromtimestamp(at, zone).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _write(path: Path, text: str) -> None:

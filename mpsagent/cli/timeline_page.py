@@ -80,10 +80,15 @@ def _users(picture: Picture) -> str:
     return "".join([*lines, "</tbody></table></div>"])
 
 
-def _entries(picture: Picture, clock: Callable[[float], str]) -> str:
-    found = sorted(
+def entries(picture: Picture) -> list[tuple[float, str, str, str]]:
+    """When, who, what and in words, in the order of time."""
+    return sorted(
         (one.start, row.label, one.kind, one.text) for row in timeline_svg.rows(picture) for one in row.entries
     )
+
+
+def _entries(picture: Picture, clock: Callable[[float], str]) -> str:
+    found = entries(picture)
     left = f", the newest {MOST} of {len(found)}" if len(found) > MOST else ""
     lines = [
         f'<h2>All entries</h2><div class="scroll long" tabindex="0" role="region" aria-label="All entries"><table>'

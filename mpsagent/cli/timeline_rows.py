@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
@@ -231,7 +231,7 @@ def picture(
     drawn = (at_work, fold.wait, fold.pauses, fold.faults)
     stretches = sum(len(parts) for kind in drawn for parts in kind.values())
     grain = 0.0 if stretches <= FINE else (until - since) / CELLS
-    users, by_instance = [], dict[str, list[tuple[Span, str]]]()
+    of_user, by_instance = dict[Who, Row](), dict[str, list[tuple[Span, str]]]()
     for who in whose:
         row = Row(label(who))
         work, pauses = at_work.get(who, []), fold.pauses.get(who, [])
@@ -251,17 +251,20 @@ def picture(
         row.paused = sum(one.end - one.start for one in merged("pause", row.label, pauses, 0.0))
         row.clients = sum(part[1] >= since for part in fold.work.get(who, []))
         if row.spans or row.marks:
-            users.append(row)
+            of_user[who] = row
             by_instance.setdefault(who[0], []).extend((one, fold.name(who[1])) for one in exact if one.end > one.start)
     gpus = []
     for instance, had in by_instance.items():
         stages = _at_once(had)
         stages = _mostly(stages, since, grain) if grain else stages
+        for who, row in of_user.items():
+            if who[0] == instance:
+                row.spans = [_behind(one, stages, fold.name(who[1])) for one in row.spans]
         spans = [_stage(one, clock, "mostly " if grain else "") for one in stages]
         gpus.append(Row(f"GPU of {instance}" if several and instance else "GPU", spans))
     node = Row("node")
     node.mark([one for one in fold.node if since <= one.start <= until])
-    return Picture(since, until, gpus, users, node, grain)
+    return Picture(since, until, gpus, [*of_user.values()], node, grain)
 
 
 def _without(work: list[_Part], pauses: list[_Part]) -> list[_Part]:
@@ -325,6 +328,20 @@ def _mostly(stages: list[_Stage], since: float, grain: float) -> list[_Stage]:
         else:
             found.append((word, begin, begin + grain, tuple(sorted(users[cell]))))
     return found
+
+
+def _behind(one: Span, stages: list[_Stage], user: str) -> Span:
+    """Who waits waits for somebody: who had the GPU meanwhile."""
+    if one.kind != "wait":
+        return one
+    others = dict[str, None]()
+    for number in range(bisect_right(stages, one.start, key=lambda stage: stage[2]), len(stages)):
+        if stages[number][1] >= one.end or len(others) > NAMED:
+            break
+        others |= dict.fromkeys(name for name in stages[number][3] if name != user)
+    names = [*others]
+    more = " and others" if len(names) > NAMED else ""
+    return replace(one, text=f"{one.text}; {', '.join(names[:NAMED])}{more} had the GPU") if names else one
 
 
 def _stage(one: _Stage, clock: Callable[[float], str], mostly: str) -> Span:

@@ -96,7 +96,7 @@ class Sessions:
             del self.open[one.key]
         if one.kind == "fault":
             self.faults[one.instance] = one
-        elif one.kind == "turn" and one.more.get("before") != one.uid:
+        elif one.kind == "turn" and one.more.get("before", one.uid) != one.uid:  # of whose beginning there is a record
             self.changes[one.instance] = one
 
     def _new(self, kind: str, record: Record, began: float) -> Session:

@@ -163,7 +163,7 @@ def _check_service(database: str, service: str, number: int) -> None:
 def _entries(uid: int) -> Identity:
     try:
         entry = pwd.getpwuid(uid)
-    except KeyError:
+    except (KeyError, OverflowError):  # a log may say any number
         return Identity(uid)
     groups = []
     for gid in dict.fromkeys([entry.pw_gid, *os.getgrouplist(entry.pw_name, entry.pw_gid)]):

@@ -297,7 +297,7 @@ def test_the_command_writes_page_and_picture(tmp_path: Path) -> None:
         assert "the policy was loaded" in page.read_text()
         assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
         assert run(served, "timeline", "--since", "2h", "--svg", "-").stdout.startswith("<svg")
-        assert run(served, "timeline").returncode == 2
+        assert "the policy was loaded" in run(served, "timeline", "--since", "2h").stdout
         assert run(served, "timeline", "--since", "never", "--html", "-").returncode == 2
         failed = run(served, "timeline", "--html", str(tmp_path / "no" / "page.html"))
         assert (failed.returncode, "No such file" in failed.stderr) == (2, True)

@@ -97,6 +97,14 @@ def test_turns_pauses_and_faults_are_sessions() -> None:
     assert (found[7].more, found[3].more) == ({"gap": 0.2, "before": 2}, {"clients": 2})
 
 
+def test_a_turn_whose_beginning_is_not_on_record_is_no_change_of_user() -> None:
+    """From whom to whom it was is not known; the last one that is stays."""
+    sessions = Sessions()
+    told((10.0, "turn.began", {"uid": 1, "gap": None}), (20.0, "turn.ended", {"uid": 1, "seconds": 10.0}),
+         (30.0, "turn.ended", {"uid": 2, "seconds": 5.0}), sessions=sessions)  # fmt: skip
+    assert sessions.changes[None].uid == 1
+
+
 def test_who_waits_at_an_instance_that_is_not_idle_may_be_moved() -> None:
     sessions = Sessions()
     told(client(10.0, "waiting", instance="a"), (11.0, "user.moved", {"uid": 1, "before": "a", "instance": "b"}),

@@ -1,0 +1,76 @@
+"""The lines of a pair of logs in the order of time.
+
+**On a tie server.log goes first**: a server writes its limits and then tells the control daemon that it is Ready, and
+it writes its last client's leaving before the control daemon sees it exit, each often within one millisecond. The other
+way round a server would be Ready without limits, and a client that had left would be lost with its server. What this
+order gets backwards (a client connects in the millisecond in which it is admitted) costs nothing: the server knows its
+user.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from datetime import tzinfo
+from pathlib import Path
+from typing import BinaryIO
+
+from mpsagent.mps.events import Line
+from mpsagent.mps.loglines import LogParser, Source
+
+CHUNK = 256 * 1024
+_CLOCK_STEP = 1.0
+"""Seconds backwards from which it is a step of the clock; lines of several processes may be out of order by less."""
+_SILENCE = 3600.0
+"""Seconds by which the two logs may differ in how large one and the same step looks."""
+
+
+def merged(control: BinaryIO, server: BinaryIO, zone: tzinfo | None = None) -> Iterator[Line]:
+    """The lines of both logs, server.log first on a tie (see above)."""
+    steps: list[float] = []
+    both = _read(server, "server", zone, steps), _read(control, "control", zone, steps)
+    return heapq.merge(*both, key=lambda line: line.at)
+
+
+def _read(file: BinaryIO, source: Source, zone: tzinfo | None, steps: list[float]) -> Iterator[Line]:
+    """Lines of a log, whose times never run backwards.
+
+    When the clock was set back, what follows is moved on by the step, as far as this log shows it; ``steps`` are those
+    of both logs, so that both are moved alike and their order among each other stays right.
+    """
+    parser, last, shift, seen = LogParser(source, zone), float("-inf"), 0.0, 0
+
+    def forwards(lines: list[Line]) -> Iterator[Line]:
+        nonlocal last, shift, seen
+        for one in lines:
+            step = last - (one.at + shift)
+            if step > _CLOCK_STEP:
+                if len(steps) > seen and abs(steps[seen] - step) < _SILENCE:
+                    step = steps[seen]
+                else:
+                    steps.append(step)
+                seen += 1
+                shift += step
+            last = max(last, one.at + shift)
+            yield one if one.at == last else one._replace(at=last)
+
+    while data := file.read(CHUNK):
+        yield from forwards(parser.feed(data))
+    yield from forwards(parser.close())
+
+
+def lines_of(
+    control: Path | None, server: Path | None, both: Path | None = None, zone: tzinfo | None = None
+) -> Iterator[Line]:
+    """Those of two log files, either may be missing; or those of ``both`` in one, as a daemon in the foreground prints
+    them. Raises OSError."""
+    if both is not None:
+        with _opened(both) as file:
+            yield from _read(file, "merged", zone, [])
+        return
+    with _opened(control) as control_file, _opened(server) as server_file:
+        yield from merged(control_file, server_file, zone)
+
+
+def _opened(path: Path | None) -> BinaryIO:
+    return open(path if path is not None else "/dev/null", "rb", buffering=0)
