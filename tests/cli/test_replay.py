@@ -276,7 +276,8 @@ def test_one_log_alone_tells_what_it_can(tmp_path: Path) -> None:
     assert [one["kind"] for one in replay(*words[2:])["sessions"]].count("fault") == 1
     lines = [line for name in ("server", "control") for line in (tmp_path / f"{name}.log").read_bytes().splitlines()]
     printed = tmp_path / "printed"
-    printed.write_bytes(b"\n".join(sorted(lines, key=lambda line: line[:24])) + b"\n")
+    lines.sort(key=lambda line: line[:24])
+    printed.write_bytes(b"\n".join(lines) + b"\n")
     assert replay("--both", str(printed)) == replay(*words)
     assert [run(*words).returncode for words in ([], ["--both", str(printed), *words])] == [2, 2]
 
