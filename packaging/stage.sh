@@ -93,6 +93,7 @@ install -D -m755 -t "$dest/usr/share/mpsagent/slurm" packaging/slurm/{prolog,epi
 install -m644 -t "$dest/usr/share/mpsagent/slurm" packaging/slurm/common.sh
 install -D -m644 -t "$dest/usr/share/mpsagent/kubernetes" packaging/kubernetes/*.yaml
 install -D -m644 -t "$dest/usr/share/mpsagent/prometheus" packaging/prometheus/*
+install -D -m644 -t "$dest/usr/share/mpsagent/ansible" packaging/ansible/*
 install -D -m644 policies/policy.schema.json "$dest/usr/share/mpsagent/policy.schema.json"
 # README's names hold there, too: docs/ lies beside it.
 install -D -m644 -t "$dest/usr/share/doc/mpsagent" README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.booted.gate import GATE
 from tests.booted.machine import Machine
 from tests.booted.service import ALICE, BOB, CLIENT, assert_served_exactly, enough, multiprocessors, ready, until
 from tests.booted.service import until_it_computes as until_at_work
+from tests.test_docs import examples
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 STRICTEST = 26
 """Multiprocessors: 20 percent, the smallest share in the tests' policy."""
+
+
+def commands(node: Machine, word: str) -> None:
+    """Runs what the page shows, as a person would who copies it: the block with this word."""
+    section = PAGE.read_text(encoding="utf-8").partition("## The night")[2].partition("\n## ")[0]
+    (block,) = [one.text for one in examples(section) if word in one.text]
+    node.run("sh", "-e", text=block)
 
 
 @pytest.mark.parametrize("sharing", ["turns", "together"])
@@ -23,7 +34,7 @@ def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, 
     said = until_at_work(worker)
     other = running.start(CLIENT, "query", user=BOB)
 
-    running.systemctl("start", "mpsagent-off")
+    commands(running, "mpsagent-off")
     stopped = ("mpsagent.service", "mpsagent.socket", "mpsagent-admin.socket")
     assert [running.systemctl("is-active", unit, check=False) for unit in stopped] == ["inactive"] * 3
     order = running.run("mpsagent-cli", "client", "terminate", "1", user=ALICE, check=False)
@@ -42,3 +53,11 @@ def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, 
     assert running.systemctl("is-active", "mpsagent-off.service", check=False) == "inactive"
     assert b"pass" not in running.path(f"/proc/{running.show(GATE, 'MainPID')['MainPID']}/cmdline").read_bytes()
     assert_served_exactly(running, ALICE)
+
+    commands(running, "99-night.toml")
+    assert "nothing is enforced" in " ".join(running.run("mpsagent-cli", "status", check=False).stdout.split())
+    running.run("rm", "/etc/mpsagent/policy.d/99-night.toml")
+    assert running.run("mpsagent-cli", "queue", user=BOB).returncode == 0
+    commands(running, "private.conf")
+    until("root reads again", lambda: ready(running))
+    assert running.run("mpsagent-cli", "queue", user=BOB, check=False).returncode == 3

@@ -182,6 +182,14 @@ def _():
 def _():
     notify(b"FDSTORE=1\nFDNAME=probe", os.pidfd_open(other))
 
+@attempt("FORBIDDEN: have systemd start a unit")
+def _():
+    subprocess.run(["systemctl", "start", "probe-target.target"], check=True, capture_output=True)
+
+@attempt("FORBIDDEN: have systemd run a program with all of root's rights")
+def _():
+    subprocess.run(["systemd-run", "--wait", "true"], check=True, capture_output=True)
+
 @attempt("FORBIDDEN: signal another user's process")
 def _():
     signal.pidfd_send_signal(os.pidfd_open(other), signal.SIGCONT)
