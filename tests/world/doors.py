@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import fcntl as real_fcntl
+import functools
 import io
 import os as real_os
 import pathlib
@@ -774,36 +775,34 @@ REAL = ("gate", "agent", "system", "wire")
 """Layers of mpsagent that reach the outside. The layers below them do not."""
 
 
+@functools.cache
+def _doors() -> list[tuple[dict[str, Any], str, Any]]:
+    """Every name in gate, agent, system and wire that leads to the outside, and what stands there in a world."""
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    for module in [one for name, one in sorted(sys.modules.items()) if name.startswith("mpsagent.")]:
+        if module.__name__.split(".")[1] not in REAL:
+            continue
+        names = vars(module)
+        for name, value in names.items():
+            by_name = {"in_thread": in_thread, "Inotify": InotifyObject}.get(name)
+            if by_name is not None:
+                found.append((names, name, by_name))
+            elif value.__hash__ is not None and (stand_in := STANDS_FOR.get(value)) is not None:
+                found.append((names, name, stand_in))
+        found.append((names, "open", open_file))
+    return found
+
+
 @contextmanager
 def opened(world: Kernel, others: dict[tuple[str, str], Any]) -> Iterator[None]:
     """The doors lead into this world. ``others``: what else stands there, by module and name."""
     global kernel
     kernel = world
-    before: list[tuple[dict[str, Any], str, Any]] = []
-
-    def put(names: dict[str, Any], name: str, what: Any) -> None:
-        before.append((names, name, names.get(name, _Waits)))
-        names[name] = what
-
     _NoThreads.made.clear()
-    for module in [one for name, one in sorted(sys.modules.items()) if name.split(".")[0] == "mpsagent"]:
-        if module.__name__.split(".")[1:2] and module.__name__.split(".")[1] in REAL:
-            names = vars(module)
-            for name, value in list(names.items()):
-                if name == "in_thread":
-                    put(names, name, in_thread)
-                elif name == "Inotify":
-                    put(names, name, InotifyObject)
-                else:
-                    try:
-                        stand_in = STANDS_FOR.get(value)
-                    except TypeError:
-                        continue
-                    if stand_in is not None:
-                        put(names, name, stand_in)
-            put(names, "open", open_file)
-    for (module_name, name), what in others.items():
-        put(vars(sys.modules[module_name]), name, what)
+    there = [*_doors(), *((vars(sys.modules[module]), name, what) for (module, name), what in others.items())]
+    before = [(names, name, names.get(name, _Waits)) for names, name, _ in there]
+    for names, name, what in there:
+        names[name] = what
     try:
         yield
     finally:

@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 IDLE, IDLE_FAULTED = 3.0, 25.0
 """Seconds for which the GPU may be idle while a user waits: a server's start, two tries; and within so many seconds
 after a fault: a silent daemon is given `hang.control` to answer, is killed, and its server starts."""
+HELD_UP = 6.0
+"""Seconds for which a hostile client can take MPS up each time, beside its user's pause behind it: the gate gives it 5
+to meet its server."""
 SETTLES = 45.0
 """Seconds after a fault in which what it broke is whole again."""
-HARM = 2.0
-"""Seconds after the death of a daemon or server in which its clients see that."""
+LOST = 0.002
+"""Seconds after a client's connection in which a gate that is killed loses it: it has accepted it, and systemd has not
+been told."""
 
 
 class Broken(Exception):
@@ -63,9 +67,13 @@ class Judges:
 
     def ended(self, life: Life) -> None:
         """A client has ended, by itself or not: nobody is refused, and nobody loses work but by a fault of MPS."""
+        if not life.honest:
+            return
         if life.error is None or life.error == "terminated":
             if life.error == "terminated" and not self.world.plan.ends:
                 self.fail(f"client {life.process.pid} of user {life.uid} was ended, and the policy ends none")
+            return
+        if any(kind == "gate" and 0 <= at - (life.connected or 0) < LOST for at, kind in self.faults):
             return
         harmed = any(kind in ("daemon", "server", "client") and life.process.kernel.now - at < SETTLES
                      for at, kind in self.faults)  # fmt: skip
@@ -78,11 +86,13 @@ class Judges:
 
     def look(self) -> None:
         now = self.world.kernel.now
-        waiting = [one for one in self.lives if one.waits and not one.process.stopped]
+        hostile = {one.uid for one in self.lives if not one.honest}  # what these take up is first their own time
+        waiting = [one for one in self.lives if one.waits and one.uid not in hostile and not one.process.stopped]
         working = [one for one in self.lives if one.works or (one.given is not None and one.process.alive)]
         if waiting and not working:
             since = self._idle_since = now if self._idle_since is None else self._idle_since
             bound = IDLE_FAULTED if any(now - at < SETTLES for at, _ in self.faults) else IDLE
+            bound += HELD_UP * any(not one.honest and one.process.alive for one in self.lives)
             if now - since > bound:
                 who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in waiting[:4])
                 self.fail(f"the GPU has been idle for {now - since:.1f} s while {who} waits")

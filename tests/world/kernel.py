@@ -320,6 +320,10 @@ class Program(Body):
             if self.until is not None:
                 process.wake(self.until)
             return
+        process.calls += 1
+        kernel.called(process, "step")
+        if not process.alive:
+            return
         self._forget()
         self.waits = True
         try:
@@ -367,7 +371,8 @@ class Kernel:
         self.nodes: dict[str, Inode] = {}
         self._inode = 1
         self.called: Callable[[Process, str], None] = lambda process, what: None
-        """Hears of each system call of a real program, before it is done: here faults come in."""
+        """Hears of each system call of a real program, and of each step of a model, before it is done: here faults
+        come in."""
         self.open = 0
         for path in ("/", "/tmp", "/proc", "/run", "/var", "/var/log", "/var/lib", "/etc", "/dev"):
             self.make(path, st.S_IFDIR | (0o1777 if path == "/tmp" else 0o755), 0, 0)

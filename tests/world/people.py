@@ -23,6 +23,8 @@ class Life:
     process: Process
     uid: int
     work: float
+    connected: float | None = None
+    """When it connected last to the public socket."""
     knocked: float | None = None
     """It has said its credentials: it waits from now on."""
     given: float | None = None
@@ -36,6 +38,7 @@ class Life:
     """It was asked to end (terminate_client)."""
     done: bool = False
     """It has done its work."""
+    honest: bool = True
 
     @property
     def waits(self) -> bool:
@@ -76,6 +79,7 @@ class Client:
                 end.close()
                 return None
             end.file.credentials = True
+            self.life.connected = self.kernel.now
             return end
 
     def live(self) -> Steps:
@@ -89,7 +93,7 @@ class Client:
             life.error = "outside MPS"
             return
         channel = yield from self.meet(0)
-        if channel is None:
+        if channel is None or life.error is not None:
             return
         answer = yield from channel.hear()
         if answer is None or answer.data != b"OK":
@@ -99,7 +103,7 @@ class Client:
         for number in range(1, self.contexts + 1):
             yield [], kernel.now + 0.011
             context = yield from self.meet(number)
-            if context is None:
+            if context is None or life.error is not None:
                 return
             answer = yield from context.hear()
             if answer is None or not answer.data.startswith(b"OK"):
@@ -224,3 +228,60 @@ class Client:
                 return False
         self.process.busy += 0.5
         return True
+
+
+class Liar(Client):
+    """Says at once that it has met its server, and never does (recording 12, H2)."""
+
+    def greet(self, server: End, number: int) -> Generator[tuple[list[File], float | None], None, int | None]:
+        yield [], self.kernel.now + self.world.chance.uniform(0.0, 0.01)
+        return 0
+
+    def acknowledge(self, control: End, status: int) -> Steps:
+        control.say(word(status))
+        yield [], self.kernel.now + self.life.work
+        self.life.error = "lied"
+
+
+class Early(Client):
+    """Says that it has met its server before it does."""
+
+    def introduce(self, control: End) -> Generator[tuple[list[File], float | None], None, End | None]:
+        server = yield from super().introduce(control)
+        if server is not None:
+            control.say(word(0))
+            yield [], self.kernel.now + self.world.chance.uniform(0.0, 0.5)
+        return server
+
+    def acknowledge(self, control: End, status: int) -> Steps:
+        return
+        yield [], None
+
+
+class Doubter(Client):
+    """Says that its server is in FAULT, and has not asked it (recording 12, H3)."""
+
+    def greet(self, server: End, number: int) -> Generator[tuple[list[File], float | None], None, int | None]:
+        yield [], self.kernel.now
+        return 807
+
+
+class Silent(Client):
+    """Takes its descriptor and says nothing to anybody."""
+
+    def greet(self, server: End, number: int) -> Generator[tuple[list[File], float | None], None, int | None]:
+        yield [], self.kernel.now + self.life.work
+        self.life.error = "silent"
+        return None
+
+
+class Mute(Client):
+    """Connects and never says who it is."""
+
+    def introduce(self, control: End) -> Generator[tuple[list[File], float | None], None, End | None]:
+        yield [], self.kernel.now + self.life.work
+        self.life.error = "mute"
+        return None
+
+
+KINDS = {"honest": Client, "liar": Liar, "early": Early, "doubter": Doubter, "silent": Silent, "mute": Mute}

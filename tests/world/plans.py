@@ -15,10 +15,14 @@ WAYS = ("own", "shared", "together", "apart")
 USERS = (2001, 2002, 2003, 2004, 2005, 2006)
 LIMITS = {2001: (20.0, 2048), 2002: (30.0, 3072), 2003: (40.0, 4096), 2004: (50.0, 5120), 2005: (60.0, 6144),
           2006: (70.0, 7168)}  # fmt: skip
+HOSTILE = ("liar", "early", "doubter", "silent", "mute")
 PARTIES = ("gate", "agent", "client", "daemon", "server")
 
+CALLS = {"gate": 200, "agent": 100, "client": 40, "daemon": 60, "server": 20}
+"""How far behind its time a death may be, in things that its party does."""
 
-def draw(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 3) -> Plan:
+
+def draw(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 3, *, hostile: bool = True) -> Plan:
     """A plan of a minute or two."""
     chance = random.Random(f"plan {seed}")
     users = chance.sample(USERS, chance.randint(1, len(USERS)))
@@ -29,11 +33,14 @@ def draw(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 3) -> Plan:
                chance.choice((1, 1, 1, 2, 3)))
         for _ in range(chance.randint(1, 16))
     ]  # fmt: skip
+    if hostile and chance.random() < 0.3:
+        comings = [replace(one, kind=chance.choice(HOSTILE)) if chance.random() < 0.3 else one for one in comings]
     thrown = []
     for _ in range(chance.choice((0, 1, 1, 2, 3)) if faults else 0):
-        who = chance.choice(PARTIES)
-        call = chance.randint(1, 250) if who in ("gate", "agent") and chance.random() < 0.7 else 0
-        thrown.append(Fault(round(2 + chance.uniform(0, span), 4), who, "kill", call))
+        who = chance.choice((*PARTIES, "clock"))
+        call = chance.randint(1, CALLS[who]) if who in CALLS and chance.random() < 0.7 else 0
+        what = "stop" if chance.random() < 0.25 else "kill"
+        thrown.append(Fault(round(2 + chance.uniform(0, span), 4), who, what, call))
     return Plan(seed, way, tuple(sorted(comings, key=lambda one: one.at)), tuple(thrown[:faults]), LIMITS,
                 preempt=chance.choice((0.0, 0.02, 0.1)))  # fmt: skip
 

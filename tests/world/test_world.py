@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.world.heart import enumerate_all
 from tests.world.plans import WAYS, draw, fails
 from tests.world.world import World
 
@@ -18,6 +19,14 @@ def test_every_promise_holds_in_a_few_worlds(way: str) -> None:
     for seed in range(1, 4):
         found = fails(draw(seed, (way,)))
         assert found is None, f"seed {seed}: {found[0]}"
+
+
+def test_whoever_dies_in_a_change_of_turn_nobody_is_stuck() -> None:
+    """One death of twenty; test_heart.py has all."""
+    for way in ("own", "shared"):
+        played, broken = enumerate_all("a change of turn", way, every=20)
+        assert broken == []
+        assert played > 30
 
 
 def played(seed: int) -> str:

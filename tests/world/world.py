@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from tests.world import doors, mps
 from tests.world.judges import Broken, Judges
 from tests.world.kernel import File, Kernel, Opened, Process, Socket
 from tests.world.loop import Loop
-from tests.world.people import Client, Life
+from tests.world.people import KINDS, Life
 
 PUBLIC, RUN, STATE, LOGS = "/tmp/nvidia-mps", "/run/mpsagent", "/var/lib/mpsagent", "/var/log/nvidia-mps"
 HIDDEN = f"{RUN}/instances/default/pipe"
@@ -41,18 +42,28 @@ LOOK = 0.5
 
 @dataclass(frozen=True)
 class Coming:
-    """A client comes: when, whose, for how long it computes, with how many contexts."""
+    """A client comes: when, whose, for how long it computes, with how many contexts, and what it is (people.KINDS)."""
 
     at: float
     uid: int
     work: float
     contexts: int = 1
+    kind: str = "honest"
+
+
+EFFECTS = frozenset({
+    "step", "accept", "bind", "close", "connect", "flock", "kill", "listen", "mkdir", "open", "receive", "rename",
+    "rmdir", "send", "setsockopt", "shutdown", "unlink", "write",
+})  # fmt: skip
+"""Calls that others can notice. To die before any other one is the same as to die before the next of these."""
+ROLES = {"mpsagent-gate": "gate", "mpsagent": "agent", "nvidia-cuda-mps-control": "daemon",
+         "nvidia-cuda-mps-server": "server", "python": "client"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Fault:
-    """``who`` dies (or is stopped for a while) at a time, or, with ``call``, at its system call of that number after
-    it."""
+    """``who`` dies (or is stopped for a while) at a time, or, with ``call``, just before what it does as that many-th
+    thing after it."""
 
     at: float
     who: str
@@ -73,6 +84,8 @@ class Plan:
     """The policy ends turns while others wait."""
     preempt: float = 0.02
     until: float = 3600.0
+    rest: float = 15.0
+    """Seconds for which it is watched after the last has ended."""
 
     @property
     def turns(self) -> bool:
@@ -202,7 +215,9 @@ class World:
         self.gate: Program | None = None
         self.agent: Program | None = None
         self.node: Node | None = None
-        self.armed: dict[str, list[tuple[int, Fault]]] = {}
+        self.armed: list[tuple[int, Fault]] = []
+        self.did: Counter[str] = Counter()
+        """How many things each role has done that others can notice."""
         self.kernel.called = self._called
 
     def tell(self, text: str) -> None:
@@ -300,23 +315,25 @@ class World:
 
     def comes(self, coming: Coming) -> None:
         process = self.kernel.spawn("python", coming.uid, coming.uid, self.kernel.init)
-        life = Life(process, coming.uid, coming.work)
+        life = Life(process, coming.uid, coming.work, honest=coming.kind == "honest")
         self.judges.lives.append(life)
-        client = Client(self, life, coming.contexts)
+        client = KINDS[coming.kind](self, life, coming.contexts)
         process.on_end.append(lambda _: self.judges.ended(life))
         self.kernel.program(process, client.run())
-        self.tell(f"client {process.pid} of user {coming.uid} starts, for {coming.work:.1f} s of work")
+        kind = "" if life.honest else f", which is {coming.kind}"
+        self.tell(f"client {process.pid} of user {coming.uid} starts, for {coming.work:.1f} s of work{kind}")
 
-    def who(self, name: str) -> list[Process]:
-        named = {"gate": "mpsagent-gate", "agent": "mpsagent", "daemon": "nvidia-cuda-mps-control",
-                 "server": "nvidia-cuda-mps-server", "client": "python"}[name]  # fmt: skip
-        return [one for one in self.kernel.processes.values() if one.name == named and one.alive]
+    def who(self, role: str) -> list[Process]:
+        return [one for one in self.kernel.processes.values() if ROLES.get(one.name) == role and one.alive]
 
     def throw(self, fault: Fault) -> None:
+        if fault.who == "clock":
+            by = self.chance.choice((-3600.0, -2.0, 2.0, 3600.0))
+            self.kernel.wall += by
+            self.tell(f"the wall clock is set by {by:g} s")
+            return
         if fault.call:
-            process = next(iter(self.who(fault.who)), None)
-            if process is not None:
-                self.armed.setdefault(fault.who, []).append((process.calls + fault.call, fault))
+            self.armed.append((self.did[fault.who] + fault.call, fault))
             return
         found = self.who(fault.who)
         if found:
@@ -324,18 +341,24 @@ class World:
 
     def strike(self, process: Process, fault: Fault) -> None:
         self.judges.faults.append((self.kernel.now, fault.who))
-        self.tell(f"{process} {'is killed' if fault.what == 'kill' else 'is stopped'}")
         if fault.what == "kill":
+            self.tell(f"{process} is killed")
             self.kernel.signal(process, 9)
         else:
+            seconds = self.chance.choice((0.05, 0.5, 3.0, 15.0))
+            self.tell(f"{process} is stopped for {seconds:g} s")
             self.kernel.signal(process, 19)
+            self.kernel.after(seconds, self.kernel.signal, process, 18)
 
     def _called(self, process: Process, what: str) -> None:
-        name = {"mpsagent-gate": "gate", "mpsagent": "agent"}.get(process.name)
-        for one in self.armed.get(name or "", ()):
-            if process.calls >= one[0]:
-                self.armed[name or ""].remove(one)
-                self.tell(f"(at its call {process.calls}, {what})")
+        if what not in EFFECTS:
+            return
+        role = ROLES.get(process.name, "")
+        self.did[role] += 1
+        for one in self.armed:
+            if one[1].who == role and self.did[role] >= one[0]:
+                self.armed.remove(one)
+                self.tell(f"(before {what})")
                 self.strike(process, one[1])
                 return
 
@@ -380,7 +403,9 @@ class World:
         kernel.run(kernel.now + max([0.0, *(one.at for one in (*self.plan.comings, *self.plan.faults))]))
         over = kernel.now + self.plan.until
         while any(one.process.alive for one in self.judges.lives) and kernel.now < over:
-            kernel.run(kernel.now + 5.0)
-        kernel.run(kernel.now + 15.0)
+            kernel.run(kernel.now + 1.0)
+        kernel.run(kernel.now + self.plan.rest)
+        while self.judges.faults and kernel.now < (last := self.judges.faults[-1][0] + self.plan.rest):
+            kernel.run(last)
         self.judges.at_the_end()
         self.look()

@@ -1,0 +1,17 @@
+"""Every death of every party at every step of the heart; `make test` has one of twenty in test_world.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.world.heart import SCENES, enumerate_all
+from tests.world.plans import WAYS
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("scene", SCENES)
+def test_whoever_dies_at_whichever_step_nobody_is_stuck(scene: str, way: str) -> None:
+    played, broken = enumerate_all(scene, way)
+    assert broken == []
+    assert played > 300
