@@ -684,6 +684,9 @@ class TimeModule(_Module):
     def time(self) -> float:
         return kernel.now + kernel.wall
 
+    def time_ns(self) -> int:
+        return int(self.time() * 1e9)
+
     def clock_gettime(self, _clock: int) -> float:
         return kernel.now
 

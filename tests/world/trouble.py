@@ -1,0 +1,650 @@
+"""Days with more in them than honest clients and sudden deaths: policies that pause, end and bound; hostile people;
+servers that stand still, clocks that step, a name service that is down, a reload, a reinstall.
+
+    python -m tests.world.trouble [--day hostile] [--first 1] [--seeds 100] [--seconds 60] [--go-on]
+    python -m tests.world.trouble --seed 7
+
+To write another day: a function in ``DAYS`` that draws a plan; a person is a generator (``people.Client``), a fault
+is a word that ``Troubled.strike`` knows, a judge looks every half a second (``Watchful.look``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from mpsagent.agent.acting import Acting
+from mpsagent.sim import limits as simulated
+from mpsagent.system import names as real_names
+from tests.world.judges import Broken, Judges
+from tests.world.kernel import BOOT, File, Process, Socket
+from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, ClientOf, End, ServerProcess
+from tests.world.people import Client, Life, Steps
+from tests.world.plans import LIMITS
+from tests.world.world import Coming, Fault, Plan, World
+
+SERVED = 45.0
+"""Seconds in which a user is served who may be, whatever a hostile one does (a hand-over that comes to nothing takes
+7 s, a few of them in a row)."""
+SOON = 4.0
+"""The same where it is only told a word."""
+CALM = 60.0
+"""Seconds after a fault in which nobody is promised a time."""
+OVERLAP = 2.0
+"""Seconds in which two users may be seen at work while one is frozen or let go."""
+NOTHING = 40.0
+"""Seconds for which nothing works while somebody waits, whatever has died."""
+FOUND = 20.0
+"""The same where a process came through another one: it is found, asked about twice, and ended gently."""
+
+
+@dataclass(frozen=True)
+class Guest(Coming):
+    """``kind``: which of ``PEOPLE``."""
+
+    kind: str = "honest"
+
+
+@dataclass(frozen=True)
+class Day(Plan):
+    """``general``: what stands in [limits]; ``more``: further sections; ``waits``: how long a user who may be served
+    waits at most, where that is said; ``stands``: how long a paused user stands; ``after``: when a turn may be ended
+    at the earliest; ``clients``: max_clients; ``doubts``: users whose limits MPS does not take; ``by_name``: limits are
+    users' by name, which the name service says."""
+
+    name: str = ""
+    general: str = ""
+    more: str = ""
+    then: str = ""
+    """The sections after a reload."""
+    waits: float | None = None
+    stands: float | None = None
+    after: float | None = None
+    clients: int | None = None
+    overlap: float = OVERLAP
+    doubts: tuple[float, ...] = ()
+    by_name: bool = False
+    quiet: bool = False
+    """What waits is judged by ``waits`` alone: the GPU may be idle for a moment."""
+
+    @property
+    def policy(self) -> str:
+        return self.text(self.more)
+
+    def text(self, more: str) -> str:
+        said = {"own": 'server = "own"', "shared": 'server = "shared"'}.get(self.way, f'sharing = "{self.way}"')
+        text = f'{more}\n[instance.default]\n{said}\n[limits]\nthreads = 10\nmemory = "1G"\n{self.general}\n'
+        text += '[hang]\ncontrol = "10s"\nserver_ready = "20s"\nkill_grace = "2s"\n'
+        for uid, (threads, memory) in self.limits.items():
+            who = f"u{uid}" if self.by_name else uid
+            text += f'[user.{who}]\nthreads = {threads:g}\nmemory = "{memory >> 10}G"\n'
+        return text
+
+
+# --- people ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class GuestLife(Life):
+    kind: str = "honest"
+    inside: bool = False
+    """It has contexts at a server, as far as it knows."""
+
+
+class Liar(Client):
+    """Takes its descriptor, acknowledges it, and never says a word to its server."""
+
+    def live(self) -> Steps:
+        for _ in range(self.contexts):
+            control = yield from self.connect()
+            server = None if control is None else (yield from self.introduce(control))
+            if control is None or server is None:
+                return
+            yield from self.acknowledge(control, 0)
+            yield [], self.kernel.now + self.life.work
+            control.close()
+            server.close()
+
+
+class Eight(Client):
+    """Says after each hand-over that its server is in FAULT."""
+
+    def live(self) -> Steps:
+        until = self.kernel.now + self.life.work
+        while self.kernel.now < until:
+            control = yield from self.connect()
+            server = None if control is None else (yield from self.introduce(control))
+            if control is None or server is None:
+                return
+            if (yield from self.greet(server, 0)) is None:
+                return
+            yield from self.acknowledge(control, 807)
+            yield [], self.kernel.now + 0.01
+            control.close()
+            server.close()
+            yield [], self.kernel.now + 0.02
+
+
+class Relayed(Client):
+    """Comes by the connections of another process of its user's, which is who the gate sees."""
+
+    front: Process
+
+    def run(self) -> Steps:
+        self.front = self.kernel.spawn("relay", self.life.uid, self.life.uid, self.kernel.init)
+        self.kernel.program(self.front, self.stay())
+        return (yield from super().run())
+
+    def stay(self) -> Steps:
+        while self.process.alive:
+            yield [], self.kernel.now + 0.5
+
+    def connect(self) -> Generator[tuple[list[File], float | None], None, End | None]:
+        mine, self.process = self.process, self.front
+        try:
+            return (yield from super().connect())
+        finally:
+            self.process = mine
+
+    def introduce(self, control: End) -> Generator[tuple[list[File], float | None], None, End | None]:
+        if (yield from control.hear()) is None:
+            return None
+        front = self.front
+        control.say(CREDENTIALS, who=(front.pid, front.uid, front.gid))
+        control.say(CLIENT)
+        if self.life.knocked is None:
+            self.life.knocked = self.kernel.now
+        answer = yield from control.hear()
+        if answer is None or answer.data != DESCRIPTOR or len(answer.files) != 1:
+            return None
+        file = answer.files[0]
+        assert isinstance(file, Socket)
+        server = End(self.life.process, file)
+        file.drop()
+        return server
+
+
+class Sleeper(Client):
+    """Computes without asking its server anything, and notices nothing meanwhile."""
+
+    def wait(self, contexts: list[End], until: float) -> Generator[tuple[list[File], float | None], None, bool]:
+        yield [], self.kernel.now + self.life.work
+        return (yield from super().wait(contexts, until))
+
+
+class Returning(Client):
+    """Leaves its server and lives on, and comes again about when the gate is told to forget it."""
+
+    def live(self) -> Steps:
+        life, kernel = self.life, self.kernel
+        yield [], kernel.now + self.world.chance.uniform(0.0, 0.02)
+        for _ in range(12):
+            channel = yield from self.meet(0)
+            if channel is None or (yield from channel.hear()) is None:
+                return
+            yield [], kernel.now + 0.011
+            context = yield from self.meet(1)
+            if context is None or (yield from context.hear()) is None:
+                return
+            life.inside = True  # type: ignore[attr-defined]
+            yield [], kernel.now + self.world.chance.uniform(0.05, 0.4)
+            life.inside = False  # type: ignore[attr-defined]
+            context.close()
+            yield [], kernel.now + 0.015
+            channel.close()
+            yield [], kernel.now + self.world.chance.uniform(0.45, 0.75)
+
+
+PEOPLE: Mapping[str, type[Client]] = {
+    "honest": Client, "liar": Liar, "807": Eight, "relayed": Relayed, "flood": Client, "sleeper": Sleeper,
+    "returning": Returning, "doubted": Client,
+}  # fmt: skip
+HOSTILE = frozenset({"liar", "807", "relayed", "flood"})
+
+
+def honest(life: Life) -> bool:
+    return isinstance(life, GuestLife) and life.kind in ("honest", "sleeper", "returning")
+
+
+# --- judges ----------------------------------------------------------------------------------------------------------
+
+
+class Watchful(Judges):
+    """Beside what holds on every day: what these policies say."""
+
+    world: Troubled
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._both: float | None = None
+        self._nothing: float | None = None
+        self._stood: dict[Life, float] = {}
+        self._server: dict[int, Process] = {}
+        self._free: dict[int, float] = {}
+        """Since when none of a user's works while one waits."""
+
+    @property
+    def day(self) -> Day:
+        return self.world.plan
+
+    def calm(self, span: float = CALM) -> bool:
+        return all(self.world.kernel.now - at > span for at, _ in self.faults)
+
+    def works(self, life: Life) -> None:
+        life.inside = True  # type: ignore[attr-defined]
+        if life.limits != self.day.limits[life.uid] and not (self.day.doubts and life.limits is not None):
+            self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says "
+                      f"{self.day.limits[life.uid]}")  # fmt: skip
+
+    def ended(self, life: Life) -> None:
+        assert isinstance(life, GuestLife)
+        life.inside = False
+        if life.kind != "honest" and not (life.kind == "sleeper" and life.error is None):
+            return
+        if life.error == "terminated" and self.day.after is not None:
+            now = self.world.kernel.now
+            others = [one for one in self.lives if one.waits and one.uid != life.uid and one.knocked is not None]
+            latest = now - self.day.after + 0.3
+            if others and all(one.knocked is not None and one.knocked > latest for one in others):
+                self.fail(f"client {life.process.pid} of user {life.uid} was ended {self.day.after:g} s too early")
+            return
+        lost = any(kind == "reinstall" and self.world.kernel.now - at < SERVED for at, kind in self.faults)
+        if not (lost and life.error == "805"):  # who waits at a gate that is taken away
+            super().ended(life)
+
+    def look(self) -> None:
+        if not self.day.quiet:
+            super().look()
+        now, day = self.world.kernel.now, self.day
+        at_work = [one for one in self.lives if one.works and not one.process.stopped and self.served(one)]
+        self._nothing_at_work(now, at_work)
+        if day.turns and len({one.uid for one in at_work}) > 1:
+            self._both = now if self._both is None else self._both
+            if now - self._both > day.overlap:
+                who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in at_work)
+                self.fail(f"for {now - self._both:.1f} s at work at once: {who}")
+        else:
+            self._both = None
+        self._bounds(now, day, at_work)
+
+    def _nothing_at_work(self, now: float, at_work: list[Life]) -> None:
+        """Also where a client does not notice that its server has gone."""
+        waiting = [one for one in self.lives if one.waits and honest(one) and not one.process.stopped]
+        if self.day.quiet or at_work or not waiting:
+            self._nothing = None
+            return
+        self._nothing = now if self._nothing is None else self._nothing
+        if now - self._nothing > NOTHING:
+            self.fail(f"nothing has been at work for {now - self._nothing:.0f} s while {waiting[0].process.pid} waits")
+
+    def arrived(self, server: ServerProcess, pid: int, client: ClientOf) -> None:
+        self._server[pid] = server.process
+
+    def served(self, life: Life) -> bool:
+        """Its server lives."""
+        server = self._server.get(life.process.pid)
+        return server is not None and server.alive
+
+    def _bounds(self, now: float, day: Day, at_work: list[Life]) -> None:
+        if day.clients is not None:
+            counts = Counter(one.uid for one in self.lives if getattr(one, "inside", False) and one.process.alive)
+            for uid, count in counts.items():
+                if count > day.clients and self.calm():
+                    self.fail(f"user {uid} has {count} clients at work, and the policy says {day.clients}")
+        working = {one.uid for one in at_work}
+        waiting = {one.uid: one for one in self.lives if one.waits and not one.process.stopped and honest(one)}
+        for uid in [one for one in self._free if one in working or one not in waiting]:
+            del self._free[uid]
+        for uid in waiting.keys() - working:
+            since = max([self._free.setdefault(uid, now), *(at for at, _ in self.faults)])
+            if day.waits is not None and now - since > day.waits and self.calm():
+                self.fail(f"client {waiting[uid].process.pid} of user {uid} waits for {now - since:.0f} s")
+        for one in self.lives:
+            if one.works and one.process.stopped:
+                self._stood.setdefault(one, now)
+                if day.stands is not None and now - self._stood[one] > day.stands and self.calm():
+                    self.fail(f"client {one.process.pid} of user {one.uid} stands for {now - self._stood[one]:.0f} s")
+            else:
+                self._stood.pop(one, None)
+
+    def at_the_end(self) -> None:
+        kernel = self.world.kernel
+        for life in self.lives:
+            if not honest(life):
+                kernel.signal(life.process, 9)
+        for process in self.world.stopped:
+            kernel.signal(process, 18)
+        kernel.run(kernel.now + 20.0)
+        super().at_the_end()
+        for one in self.world.kernel.processes.values():
+            if one.name == "nvidia-cuda-mps-server" and one.alive and one.parent is self.world.kernel.init:
+                self.fail(f"server {one.pid} is left without its control daemon{', stopped' if one.stopped else ''}")
+
+
+# --- the world -------------------------------------------------------------------------------------------------------
+
+
+class _Limits:
+    """As MPS reads them, but for some percentages: these it takes for another."""
+
+    def __init__(self, doubts: tuple[float, ...]) -> None:
+        self._doubts = doubts
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(simulated, name)
+
+    def percentage(self, text: str) -> float | None:
+        found = simulated.percentage(text)
+        return 99.9 if found in self._doubts else found
+
+
+class Troubled(World):
+    plan: Day
+
+    def __init__(self, plan: Day) -> None:
+        super().__init__(plan)
+        self.judges = Watchful(self)
+        self.down = False
+        """The name service."""
+        self.stopped: list[Process] = []
+
+    def comes(self, coming: Coming) -> None:
+        assert isinstance(coming, Guest)
+        process = self.kernel.spawn("python", coming.uid, coming.uid, self.kernel.init)
+        life = GuestLife(process, coming.uid, coming.work, kind=coming.kind)
+        self.judges.lives.append(life)
+        client = PEOPLE[coming.kind](self, life, coming.contexts)
+        process.on_end.append(lambda _: self.judges.ended(life))
+        self.kernel.program(process, client.run())
+        self.tell(f"client {process.pid} ({coming.kind}) of user {coming.uid} comes, {coming.work:.1f} s of work")
+
+    def strike(self, process: Process, fault: Fault) -> None:
+        if fault.what == "resume":
+            self.kernel.signal(process, 18)
+            return
+        super().strike(process, fault)
+        if fault.what.startswith("stop"):
+            self.stopped.append(process)
+        if fault.what == "stop and kill its daemon":
+            for one in self.who("daemon"):
+                super().strike(one, Fault(fault.at, "daemon"))
+
+    def throw(self, fault: Fault) -> None:
+        if fault.what == "clock":
+            self.judges.faults.append((self.kernel.now, "clock"))
+            self.kernel.wall += fault.call
+            self.tell(f"the wall clock is set by {fault.call} s")
+        elif fault.what == "names":
+            self.down = not self.down
+            self.tell(f"the name service is {'down' if self.down else 'back'}")
+        elif fault.what == "reload":
+            self.tell("the policy is another one, and read again")
+            self.kernel.nodes["/etc/mpsagent/policy.toml"].data[:] = self.plan.text(self.plan.then).encode()
+            if self.agent is not None and self.node is not None:
+                acting, loop = Acting(self.node), self.agent.loop
+                loop.call_soon(lambda: loop.create_task(acting.reload(0)))
+        elif fault.what == "together":
+            for who in fault.who.split("+"):
+                for one in self.who(who)[:1]:
+                    self.strike(one, Fault(fault.at, who))
+        elif fault.what == "reinstall":
+            self.tell("the package is taken away and installed again")
+            self.judges.faults.append((self.kernel.now, "reinstall"))
+            for name in list(self.systemd.stored):
+                self.systemd.drop(name)
+            for who in ("gate", "agent"):
+                for one in self.who(who)[:1]:
+                    self.strike(one, Fault(fault.at, who))
+            for name in list(self.systemd.stored):
+                self.systemd.drop(name)
+        else:
+            super().throw(fault)
+
+    def others(self) -> dict[tuple[str, str], Any]:
+        found = super().others()
+        if self.plan.doubts:
+            found["tests.world.mps", "limits"] = _Limits(self.plan.doubts)
+        if self.plan.by_name:
+            del found["mpsagent.system.names", "identity_of"]
+            found |= self.name_service()
+        return found
+
+    def name_service(self) -> dict[tuple[str, str], Any]:
+        """One service, as glibc and Python see it."""
+        real_names._heard.clear()
+        real_names._silent.clear()
+
+        def getpwuid(uid: int) -> Any:
+            if self.down:
+                raise KeyError(uid)
+            return SimpleNamespace(pw_name=f"u{uid}", pw_gid=uid, pw_uid=uid)
+
+        def ask(*_: Any) -> int:
+            return -1 if self.down else 1
+
+        def group(gid: int) -> Any:
+            raise KeyError(gid)
+
+        def file(path: Any, *_: Any, **__: Any) -> Any:
+            import io
+
+            return io.StringIO("passwd: ldap\ngroup: ldap\n")
+
+        function = SimpleNamespace(_nss_ldap_getpwuid_r=ask, _nss_ldap_getgrgid_r=ask)
+        real = real_names.ctypes
+        ctypes = SimpleNamespace(
+            CDLL=lambda _: function, create_string_buffer=real.create_string_buffer, c_int=real.c_int,
+            c_uint=real.c_uint, c_size_t=real.c_size_t, byref=real.byref,
+        )  # fmt: skip
+        module = "mpsagent.system.names"
+        return {
+            (module, "ctypes"): ctypes, (module, "pwd"): SimpleNamespace(getpwuid=getpwuid),
+            (module, "grp"): SimpleNamespace(getgrgid=group), (module, "open"): file,
+            (module, "os"): SimpleNamespace(getgrouplist=lambda _name, gid: [gid]), (module, "errno"): errno,
+        }  # fmt: skip
+
+
+# --- days ------------------------------------------------------------------------------------------------------------
+
+
+def paused(chance: random.Random, seed: int) -> Day:
+    """Long work that is paused beside users who come and go, and now and then a policy that pauses no longer."""
+    users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
+    comings = [Guest(2 + chance.uniform(0, 2), uid, chance.uniform(15, 40)) for uid in users[: chance.randint(1, 2)]]
+    span, at = chance.choice((30.0, 90.0)), 3.0
+    while at < span and len(comings) < 90:
+        comings.append(Guest(round(at, 3), chance.choice(users[-2:]), chance.uniform(0.05, 1.5)))
+        at += chance.expovariate(1 / chance.choice((0.5, 2.0)))
+    slice_, queue = chance.choice((1, 2, 4)), chance.choice(("", 'queue = "fair"'))
+    pause = f'[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\notherwise = "none"'
+    faults = (Fault(chance.uniform(4, 30), "agent", "reload"),) if chance.random() < 0.5 else ()
+    return Day(seed, "shared", tuple(comings), faults, LIMITS, name="paused", more="", general=f"{pause}",
+               then='[agent]\nplacement = "fixed"', stands=20.0 + 12 * slice_ * len(users) if not faults else None,
+               preempt=chance.choice((0.0, 0.02)), ends=bool(queue)) if not faults else _reloaded(
+        chance, seed, comings, slice_)  # fmt: skip
+
+
+def _reloaded(chance: random.Random, seed: int, comings: list[Guest], slice_: int) -> Day:
+    pause = f'[group.x]\nthreads = 10\n[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\n'
+    ends = '[group.x]\nthreads = 10\n[switch]\naction = "terminate"\nafter = "1h"\n'
+    return Day(seed, "shared", tuple(comings), (Fault(chance.uniform(5, 20), "agent", "reload"),), LIMITS,
+               name="paused", more=pause, then=ends, preempt=chance.choice((0.0, 0.02)))  # fmt: skip
+
+
+def ends(chance: random.Random, seed: int) -> Day:
+    """Turns that end by time, while the wall clock is set and clients are stopped."""
+    users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
+    after = chance.choice((6, 12))
+    comings = [Guest(2 + chance.uniform(0, 30), chance.choice(users), chance.uniform(2, 40), chance.choice((1, 2)))
+               for _ in range(chance.randint(3, 10))]  # fmt: skip
+    faults = [Fault(chance.uniform(2, 30), "agent", "clock", chance.choice((-10800, -60, 60, 10800)))
+              for _ in range(chance.choice((0, 1, 1, 2)))]  # fmt: skip
+    faults += [Fault(chance.uniform(4, 30), "client", "stop") for _ in range(chance.choice((0, 0, 1)))]
+    text = f'[switch]\nafter = "{after}s"\ngrace = "1s"\naction = "terminate"\n'
+    return Day(seed, chance.choice(("own", "shared")), tuple(comings), tuple(faults), LIMITS, ends=True, name="ends",
+               more=text, after=after + 1.0, waits=len(users) * (after + 20.0) + SERVED)  # fmt: skip
+
+
+def crowd(chance: random.Random, seed: int) -> Day:
+    """Many users with many processes each, one of whom may work at a time, each process with a share of its own."""
+    count = chance.choice((4, 18, 20))
+    limits = {3001 + place: (5.0, 1024) for place in range(count)}
+    comings = [
+        Guest(2 + place / 10 + chance.uniform(0, 2), uid, 0.2 if place else 40.0)
+        for uid in limits
+        for place in range(9)
+    ]
+    comings = [one for one in comings if one.uid != 3000 + count]
+    comings += [Guest(8 + chance.uniform(0, 5), 3000 + count, 1.0)]
+    text = '[cgroup."/user.slice/*"]\nthreads = 5\n'
+    return Day(seed, "together", tuple(comings), (), limits, name="crowd", more=text, general="max_clients = 1",
+               clients=1, waits=SERVED, preempt=0.0, until=900.0)  # fmt: skip
+
+
+def returning(chance: random.Random, seed: int) -> Day:
+    """Processes that leave their server and come again, one at a time of each user."""
+    users = chance.sample(sorted(LIMITS), chance.randint(1, 2))
+    comings = [Guest(2 + chance.uniform(0, 4), uid, 5.0, kind="returning") for uid in users for _ in range(2)]
+    comings += [Guest(2 + chance.uniform(0, 8), uid, chance.uniform(0.2, 2)) for uid in users for _ in range(4)]
+    return Day(seed, "together", tuple(comings), (), LIMITS, name="returning", general="max_clients = 1", clients=1,
+               preempt=chance.choice((0.02, 0.1)), until=300.0)  # fmt: skip
+
+
+def hostile(chance: random.Random, seed: int) -> Day:
+    """One hostile user beside honest ones."""
+    kind = chance.choice(sorted(HOSTILE))
+    way = "shared" if kind == "relayed" else chance.choice(("together", "together", "shared"))
+    users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
+    bad, *good = users
+    if kind == "flood":
+        guests = [Guest(2 + chance.uniform(0, 3), bad, 60.0, 60, kind) for _ in range(chance.choice((1, 2)))]
+    elif kind == "liar":
+        guests = [
+            Guest(2 + chance.uniform(0, 9), bad, chance.uniform(1, 60), 3, kind) for _ in range(chance.randint(1, 3))
+        ]
+    else:
+        guests = [
+            Guest(2 + chance.uniform(0, 3), bad, chance.uniform(5, 40), 1, kind) for _ in range(chance.randint(1, 3))
+        ]
+    guests += [Guest(2 + chance.uniform(0, 20), chance.choice(good), chance.uniform(0.2, 6), chance.choice((1, 2)))
+               for _ in range(chance.randint(2, 10))]  # fmt: skip
+    text = '[switch]\nafter = "4s"\ngrace = "1s"\n' if way == "shared" else ""
+    bound = SOON if kind == "807" else SERVED
+    bound = bound if way == "together" else len(users) * 30.0 + SERVED
+    return Day(seed, way, tuple(guests), (), LIMITS, ends=way == "shared", name="hostile", quiet=True, more=text,
+               waits=bound, after=5.0 if way == "shared" else None, overlap=FOUND, until=400.0)  # fmt: skip
+
+
+def machine(chance: random.Random, seed: int) -> Day:
+    """Several die at once, a server stands still, the package is installed again, the name service is away."""
+    way = chance.choice(("own", "shared", "together"))
+    users = chance.sample(sorted(LIMITS), chance.randint(1, 3))
+    kinds = ("honest", "honest", "sleeper")
+    comings = [Guest(2 + chance.uniform(0, 20), chance.choice(users), chance.uniform(0.5, 90), 1, chance.choice(kinds))
+               for _ in range(chance.randint(2, 8))]  # fmt: skip
+    comings.append(Guest(chance.uniform(60, 80), users[0], 1.0))
+    faults = [chance.choice((
+        Fault(chance.uniform(4, 25), "server", "stop and kill its daemon"),
+        Fault(chance.uniform(4, 25), "daemon+agent", "together"),
+        Fault(chance.uniform(4, 25), "agent+client", "together"),
+        Fault(chance.uniform(4, 25), "agent", "reinstall"),
+    ))]  # fmt: skip
+    lost = faults[0].what == "reinstall"  # the next user is let in before MPS is asked who works
+    return Day(seed, way, tuple(comings), tuple(faults), LIMITS, name="machine", overlap=1e9 if lost else OVERLAP,
+               preempt=chance.choice((0.0, 0.02, 0.1)), until=400.0)  # fmt: skip
+
+
+def name_service(chance: random.Random, seed: int) -> Day:
+    """It is down for a while, in which users come and the policy is read again."""
+    users = chance.sample(sorted(LIMITS), chance.randint(1, 3))
+    comings = [Guest(2 + chance.uniform(0, 60), chance.choice(users), chance.uniform(0.2, 3)) for _ in range(9)]
+    comings.append(Guest(2.0, users[0], 1.0))  # by which it is known that there is one
+    down = chance.uniform(5, 20)
+    faults = [Fault(down, "agent", "names"), Fault(down + chance.uniform(1, 30), "agent", "reload"),
+              Fault(down + 40, "agent", "names")]  # fmt: skip
+    return Day(seed, chance.choice(("shared", "together")), tuple(comings), tuple(faults), LIMITS, name="names",
+               quiet=True, by_name=True)  # fmt: skip
+
+
+def doubtful(chance: random.Random, seed: int) -> Day:
+    """MPS takes neither one user's limits nor the strictest ones."""
+    users = chance.sample(sorted(LIMITS), 3)
+    bad, *good = users
+    comings = [Guest(2 + chance.uniform(0, 3), bad, 1.0, kind="doubted") for _ in range(chance.randint(1, 4))]
+    comings += [Guest(3 + chance.uniform(0, 60), chance.choice(good), 1.0) for _ in range(20)]
+    return Day(seed, "together", tuple(comings), (), LIMITS, name="doubtful", quiet=True,
+               doubts=(LIMITS[bad][0], 10.0), waits=6.0, preempt=0.0, until=100.0)  # fmt: skip
+
+
+DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
+    "paused": paused, "ends": ends, "crowd": crowd, "returning": returning, "hostile": hostile, "machine": machine,
+    "names": name_service, "doubtful": doubtful,
+}  # fmt: skip
+_DAYS = tuple(DAYS)
+
+
+def draw(seed: int, days: tuple[str, ...] = _DAYS) -> Day:
+    chance, name = random.Random(f"trouble {seed}"), days[seed % len(days)]
+    if name == "crowd" and days == _DAYS and seed // len(days) % 4:  # it takes as long as ten others
+        name = "machine"
+    return DAYS[name](chance, seed)
+
+
+def fails(day: Day) -> tuple[str, Troubled] | None:
+    world = Troubled(day)
+    try:
+        world.play()
+    except Broken as broken:
+        return str(broken), world
+    return None
+
+
+def played(first: int, seeds: int, seconds: float, days: tuple[str, ...]) -> Iterator[tuple[int, Day, Any, float]]:
+    begun = time.monotonic()
+    for seed in range(first, first + seeds):
+        if time.monotonic() - begun > seconds:
+            return
+        day = draw(seed, days)
+        found = fails(day)
+        yield seed, day, found, 0.0 if found is None else found[1].kernel.now - BOOT
+
+
+def main() -> int:
+    words = argparse.ArgumentParser("tests.world.trouble", description=__doc__)
+    words.add_argument("--seed", type=int)
+    words.add_argument("--first", type=int, default=1)
+    words.add_argument("--seeds", type=int, default=1_000_000)
+    words.add_argument("--seconds", type=float, default=60.0)
+    words.add_argument("--day", choices=_DAYS, action="append")
+    words.add_argument("--go-on", action="store_true")
+    words.add_argument("--no-shrink", action="store_true")
+    asked = words.parse_args()
+    days = tuple(asked.day or _DAYS)
+    if asked.seed is not None:
+        asked.first, asked.seeds, asked.go_on = asked.seed, 1, False
+    begun, count, failed = time.monotonic(), 0, 0
+    for seed, day, found, _ in played(asked.first, asked.seeds, asked.seconds, days):
+        count += 1
+        if found is not None:
+            failed += 1
+            if asked.seed is not None:
+                print("\n".join(found[1].story))
+            print(f"seed {seed} ({day.name}, {day.way}): {found[0].splitlines()[0][:200]}", flush=True)
+            if asked.seed is not None and "\n" in found[0]:
+                print(found[0])
+            if not asked.go_on:
+                return 1
+    print(f"{count} worlds from seed {asked.first} in {time.monotonic() - begun:.0f} s, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
