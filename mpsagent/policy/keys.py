@@ -320,7 +320,7 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "agent", "cdi_file", kinds.path(1024), _ALL,
-        "the file that tells container engines of the gate (docs/containers.md), for instance "
+        "the file that tells container engines of the gate (docs/jobs.md), for instance "
         '`"/etc/cdi/mpsagent.json"`', None, "none",
     ),
     # --- what happened

@@ -513,7 +513,7 @@ def policy(data: bytes) -> None:
 def policies() -> Iterable[bytes]:
     for path in sorted((ROOT / "policies").glob("*.toml")):
         yield path.read_bytes()
-    for page in ("policy.md", "operations.md", "slurm.md", "containers.md", "first-hour.md"):
+    for page in ("policy.md", "operations.md", "jobs.md", "first-hour.md"):
         for block in re.findall(r"(?:^    .*\n|^\n)+", (ROOT / "docs" / page).read_text(), re.MULTILINE):
             if "[" in block and " = " in block:
                 yield textwrap.dedent(block).encode()
