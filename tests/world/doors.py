@@ -25,6 +25,7 @@ import time as real_time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import ModuleType
 from typing import Any, ClassVar
 
 from tests.world.kernel import Inode, Kernel, Killed, Notices, Opened, PidFd, Process, Socket
@@ -790,7 +791,7 @@ def _doors() -> list[tuple[dict[str, Any], str, Any]]:
             by_name = {"in_thread": in_thread, "Inotify": InotifyObject}.get(name)
             if by_name is not None:
                 found.append((names, name, by_name))
-            elif value.__hash__ is not None and (stand_in := STANDS_FOR.get(value)) is not None:
+            elif isinstance(value, ModuleType | type) and (stand_in := STANDS_FOR.get(value)) is not None:
                 found.append((names, name, stand_in))
         found.append((names, "open", open_file))
     return found
@@ -811,6 +812,6 @@ def opened(world: Kernel, others: dict[tuple[str, str], Any]) -> Iterator[None]:
     finally:
         for names, name, value in reversed(before):
             if value is _Waits:
-                del names[name]
+                names.pop(name, None)
             else:
                 names[name] = value

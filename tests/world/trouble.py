@@ -359,7 +359,7 @@ class Troubled(World):
     def comes(self, coming: Coming) -> None:
         assert isinstance(coming, Guest)
         process = self.kernel.spawn("python", coming.uid, coming.uid, self.kernel.init)
-        life = GuestLife(process, coming.uid, coming.work, kind=coming.kind)
+        life = GuestLife(process, coming.uid, coming.work, honest=coming.kind not in HOSTILE, kind=coming.kind)
         self.judges.lives.append(life)
         client = PEOPLE[coming.kind](self, life, coming.contexts)
         process.on_end.append(lambda _: self.judges.ended(life))
@@ -370,9 +370,13 @@ class Troubled(World):
         if fault.what == "resume":
             self.kernel.signal(process, 18)
             return
-        super().strike(process, fault)
-        if fault.what.startswith("stop"):
-            self.stopped.append(process)
+        if not fault.what.startswith("stop"):
+            super().strike(process, fault)
+            return
+        self.judges.faults.append((self.kernel.now, fault.who))
+        self.tell(f"{process} is stopped")
+        self.kernel.signal(process, 19)
+        self.stopped.append(process)
         if fault.what == "stop and kill its daemon":
             for one in self.who("daemon"):
                 super().strike(one, Fault(fault.at, "daemon"))
