@@ -50,6 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from campaigns.begin import facts, parser, place
 from campaigns.gate_place import TOLERANCE, cell, first
 from campaigns.modes_place import serves
+from mpsagent.core.turns import TAKE_UP
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.agent.forgery import Forger
@@ -557,7 +558,7 @@ def loop_of_many(play: Play, way: str) -> None:
         play.hostile(A, way, play.socket, 20, 1.0)
         time.sleep(1.0)
         for uid in (B, C):
-            play.arrives(uid, TURN + PATIENCE).ended(10)
+            play.arrives(uid, TAKE_UP + PATIENCE + START).ended(10)
         return
     play.beside(lambda: play.hostile(A, way, play.socket, 20, 1.0), 8, PATIENCE)
 

@@ -8,7 +8,8 @@ let in when the last process of the one before has ended or left its server.
 phase      what it is                                       what ends it
 =========  ===============================================  ============================================================
 idle       nothing at work, and no other user wants it      its user comes: open; another one first: shut
-open       its user works, or is on the way                 another one waits: contested; none is at work: idle
+open       its user works, or is on the way                 another one waits: contested; none is at work: idle;
+                                                            10 s in vain while another one waits: shut
 contested  another user waits                               switch.after: warned; if it can pause, switch.slice: pausing
 warned     its end is announced                             switch.grace: ending, or late
 late       over, but it goes on ("none", enforce = false)   a policy that ends it: ending
@@ -41,7 +42,8 @@ from mpsagent.mps.units import duration_text
 from mpsagent.policy.policy import Rules
 
 TAKE_UP = 10.0
-"""Seconds for which the gate may try in vain to hand the first client of a turn over while others wait."""
+"""Seconds for which the gate may try in vain to hand the first client of a turn over while others wait. Then its user
+is shut out; a hand-over that is under way ends as it ends."""
 FREEZE = 10.0
 """Seconds in which all processes of a user have to stand; then the turn ends as ``switch.otherwise`` says."""
 
@@ -129,11 +131,18 @@ def _open(m: Moment) -> float | None:
     since = m.view.contested() if m.view.identified(m.turn.uid) else None
     if since is None:
         return None
+    until = float("inf")
+    if m.turn.began is None:  # one hand-over in vain after the other leaves no moment between them
+        tried = m.now if m.turn.tried is None else m.turn.tried
+        until = tried + TAKE_UP
+        m.to("open" if m.now < until else "shut", tried=tried)
+        if m.now >= until:
+            return None
     latest = m.turn.since + m.view.policy.hang_server_ready
     began = latest if m.turn.began is None else min(latest, m.turn.began)
     if m.now >= began:
         m.to("contested", contested=max(since, began))
-    return began
+    return min(began, until)
 
 
 def _contested(m: Moment) -> float | None:
@@ -262,9 +271,9 @@ def _ending(m: Moment) -> float | None:
 
 def _shut(m: Moment) -> None:
     """Its user is shut out; over when the gate says that it is so. A process that passed before that goes on."""
-    if m.works:
+    if m.clients:
         m.to(m.turn.reached)
-    elif m.view.shut_out(m.turn.uid):
+    elif not m.works and m.view.shut_out(m.turn.uid):
         m.over(behind=m.turn.began is not None or m.turn.tried is not None)
 
 

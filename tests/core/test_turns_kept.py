@@ -46,6 +46,35 @@ def test_a_first_client_that_cannot_be_handed_over_does_not_hold_up_the_next_use
 
 
 @both
+def test_one_hand_over_in_vain_after_the_other_does_not_hold_up_the_next_user_for_ever(shared: bool) -> None:
+    """20 processes that take their descriptor and say nothing, each for 5 s: at no moment none is being handed over."""
+    stage = Stage(POLICY, shared=shared).up()
+    for _ in range(20):
+        stage.client(ALICE, hollow=5.0)
+    stage.run(0.5)
+    bob = stage.client(BOB)
+    stage.run(turns.TAKE_UP - 1)
+    assert not stage.working(bob)
+    stage.run(1 + 5 + 1)
+    assert stage.working(bob)
+
+
+@both
+def test_a_first_hand_over_that_takes_long_is_waited_for(shared: bool) -> None:
+    """Its user is shut out meanwhile, and has its turn when it works."""
+    stage = Stage(PATIENT, shared=shared).up()
+    alice = stage.client(ALICE)
+    stage.mps.stopped = True
+    stage.run(0.5)
+    bob = stage.client(BOB)
+    stage.run(turns.TAKE_UP + 1)
+    stage.mps.stopped = False
+    stage.run(1)
+    assert stage.working(alice)
+    assert not stage.working(bob)
+
+
+@both
 def test_a_hand_over_that_the_gate_gave_up_without_a_word_holds_up_no_turn(shared: bool) -> None:
     """A table in force says that no hand-over is under way that it does not allow."""
     stage = Stage(POLICY.replace("threads = 60", "threads = 60\nmax_clients = 1"), shared=shared).up()

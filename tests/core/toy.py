@@ -50,6 +50,8 @@ class Proc:
     terminated: bool = False
     server: Server | None = None
     dead: bool = False
+    hollow: float = 0.0
+    """Seconds for which it holds MPS up, until the gate gives it up."""
     made: int = 0
     """Contexts that it has; its channel is not counted."""
 
@@ -166,6 +168,9 @@ class Mps:
         """The gate hands a client over. ``done(False)``: the daemon closed, or did not answer in time."""
         if self.clock.now >= until or not self.control or self.quitting or proc.dead:
             done(False)
+            return
+        if proc.hollow:
+            self.clock.after(proc.hollow, lambda: done(False))
             return
         again = lambda: self.serve(proc, done, until)  # noqa: E731
         uid = 0 if self.shared else proc.uid
