@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timedelta
+from pathlib import Path
 
 import click
 
@@ -14,6 +16,9 @@ from mpsagent.cli.ask import Json, iso, moment
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
 SECONDS = frozenset({"gpu", "waited", "longest", "paused"})
+MOST = ("longest", "threads", "memory", "users")
+WHOSE = {"user": ("user", "uid"), "group": ("group",), "day": ("day",), "job": ("job", "user", "uid")}
+"""Whose a row is: the same user has the same uid on all nodes of a cluster."""
 OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "forced")
 """What a page has room for; CSV and JSON have the rest, too."""
 
@@ -52,10 +57,13 @@ def history(
 @click.option("--since", callback=moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
 @click.option("--until", callback=moment, metavar="TIME", help="Last day; today.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; times in seconds.")
+@click.option("--merge", is_flag=True, help="Add up FILES, which `report --json` has written on several nodes.")
+@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_json
 @click.pass_obj
 def report(
-    path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, as_json: bool
+    path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, merge: bool,
+    files: tuple[Path, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Who had what: time with the GPU, waiting, clients, faults.
 
@@ -64,17 +72,52 @@ def report(
     time in which their processes stood for others, and no time with the GPU. Days are the node's.
     Jobs are those that had a lease with a name; THREADS and MEMORY are the most that one of their clients had.
     """
+    if merge != bool(files):
+        raise click.UsageError("--merge and FILES go together: report --merge a.json b.json")
     last = _day(until) or ask.now().date()
     first = _day(since) or last - timedelta(days=29)
     query = {"by": by if job is None else "job", "job": job, "first": first, "last": last}
-    if as_json:
+    if as_json and not merge:
         ask.show(path, target("/v1/report", query), True, lambda body: [])
         return
-    body = _asked(path, "/v1/report", query)
-    if as_csv:
+    body = merged([_read(file) for file in files]) if merge else _asked(path, "/v1/report", query)
+    if as_json:
+        click.echo(json.dumps(body))
+    elif as_csv:
         _write_csv(body)
     else:
         click.echo("\n".join(table(body, ask.width())))
+
+
+def _read(file: Path) -> Json:
+    """A report in a file."""
+    try:
+        body: Json = json.loads(file.read_bytes())
+        numbers = [row[name] for row in body["rows"] for name in SUMS]
+        if body["by"] in WHOSE and body["first"] <= body["last"] and all(isinstance(n, int | float) for n in numbers):
+            return body
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise click.UsageError(f"{file} has no report: write it with mpsagent-cli report --json")
+
+
+def merged(bodies: Sequence[Json]) -> Json:
+    """Times and counts of several nodes are added up. Of the longest wait, of limits and of a group's users the most
+    counts: users may be on several nodes."""
+    by, rows = bodies[0]["by"], dict[tuple[object, ...], Json]()
+    if any(one["by"] != by for one in bodies):
+        raise click.UsageError("the reports are by different things: write all with the same --by")
+    for row in (row for one in bodies for row in one["rows"]):
+        whose = tuple(row.get(name) for name in WHOSE[by])
+        before = rows.get(whose, {})
+        for name in before:
+            if name in MOST:  # a limit of 0 is none
+                row[name] = 0 if name == "memory" and 0 in (before[name], row[name]) else max(before[name], row[name])
+            elif name in SUMS:
+                row[name] += before[name]
+        rows[whose] = row
+    first, last = min(one["first"] for one in bodies), max(one["last"] for one in bodies)
+    return {"by": by, "first": first, "last": last, "rows": [rows[one] for one in sorted(rows, key=str)]}
 
 
 def table(body: Json, width: int = tables.WIDE) -> list[str]:

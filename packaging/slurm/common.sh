@@ -4,6 +4,12 @@
 PATH=/usr/sbin:/usr/bin:/sbin:/bin
 client=mpsagent-cli # with options, if it needs any
 memory=             # "share": a job with N % of the threads has N % of the memory, too; empty: its user's limit
+processes=          # a number: so many processes of a job have its share together, each an equal part, and the next one waits;
+                    # "$SLURM_JOB_NTASKS": its tasks; empty: each process has the job's share
+shards=             # how many gres/shard each GPU has: a job with N of them on G GPUs has N/(shards*G) of each
+gpustat=            # "/run/gpustat": which job a GPU has, in a file for each, as jobstats reads it
+dcgm=               # a directory: which jobs each GPU has, as dcgm-exporter reads it with --hpc-job-mapping-dir
+gpus=/run/mpsagent-slurm.gpus # the same for the hooks, where one of the two is wanted
 longest=31d         # a lease whose epilog never ran ends then, if no health check has found it before
 patience=20         # seconds that an agent which does not answer is asked again: a restart must fit
 answer=5            # seconds for one answer
@@ -58,6 +64,43 @@ drain() {
     look || return 1
     case $state in *DRAIN*) return 0 ;; esac
     timeout -k 1 10 scontrol update "nodename=$node" state=drain "reason=mpsagent: $1"
+}
+
+# map JOB UID GPU...: a job is on these GPUs; unmap JOB: it is on none any more. jobstats knows one job for a GPU: where
+# there are several, the GPU's figures are no one's.
+map() (
+    [ -n "$gpustat$dcgm" ] || exit 0
+    mkdir -p "$gpus" ${gpustat:+"$gpustat"} ${dcgm:+"$dcgm"} && exec 9>"$gpus/lock" && flock -w 5 9 || exit 1
+    of=$1 its=$2
+    shift 2
+    for gpu; do
+        echo "$of $its" >>"$gpus/$gpu"
+        tell_gpu "$gpu"
+    done
+)
+
+unmap() (
+    [ -n "$gpustat$dcgm" ] && [ -d "$gpus" ] || exit 0
+    exec 9>"$gpus/lock" && flock -w 5 9 || exit 1
+    for path in "$gpus"/[0-9]*; do
+        grep -q "^$1 " "$path" 2>/dev/null || continue
+        sed -i "/^$1 /d" "$path"
+        tell_gpu "${path##*/}"
+    done
+)
+
+tell_gpu() {
+    rows=$(sort -nu "$gpus/$1")
+    one=$rows
+    [ "$(echo "$rows" | wc -l)" = 1 ] || one=
+    [ -z "$gpustat" ] || put "$gpustat/$1" "$one"
+    [ -z "$dcgm" ] || put "$dcgm/$1" "$(echo "$rows" | cut -d ' ' -f 1)"
+}
+
+# put FILE TEXT: readers never find half a file. Without a text there is none.
+put() {
+    [ -n "$2" ] || { rm -f "$1" && return; }
+    echo "$2" >"${1%/*}/.new" && chmod 644 "${1%/*}/.new" && mv "${1%/*}/.new" "$1"
 }
 
 # Asks slurmctld for ProctrackType. Slurm should not be asked for every job, so the answer is kept for the prolog.

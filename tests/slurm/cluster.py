@@ -93,11 +93,11 @@ def why_not(below: Path | None = None) -> str | None:
 class Cluster:
     """``client``: the words of mpsagent-cli. ``settings``: lines of the hooks' settings, in sh. ``proctrack``: how
     slurmd keeps the processes of a job together. ``check``: seconds between health checks. ``below``: a tree of /usr
-    for a machine without Slurm."""
+    for a machine without Slurm. ``shared``: how its GPU is."""
 
     def __init__(
         self, place: Path, client: Sequence[str], settings: str = "", proctrack: str = "cgroup", check: int = 2,
-        below: Path | None = None,
+        below: Path | None = None, shared: str = "mps:100",
     ) -> None:  # fmt: skip
         place.mkdir(mode=0o755)
         self.place, self.node = place, f"node{os.getpid()}"
@@ -112,7 +112,7 @@ class Cluster:
             self._freezer.mkdir(parents=True)
             subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", self._freezer], check=True)
             settings += "\ncgroup=/slurm*/uid_$uid/job_$job"
-        self._write(client, settings, proctrack, check)
+        self._write(client, settings, proctrack, check, shared)
         inside = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._log = (place / "log").open("wb")
         self._outer = subprocess.Popen(
@@ -124,7 +124,7 @@ class Cluster:
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
         )  # fmt: skip
 
-    def _write(self, client: Sequence[str], settings: str, proctrack: str, check: int) -> None:
+    def _write(self, client: Sequence[str], settings: str, proctrack: str, check: int, shared: str) -> None:
         for name, row in (("passwd", "{0}:x:{1}:{1}::/tmp:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
             rows = [row.format(f"job{uid}", uid) for uid in USERS]
             (self.place / name).write_text("".join([Path("/etc", name).read_text(), *rows]))
@@ -135,7 +135,7 @@ class Cluster:
         os.mknod(device, 0o20666, os.makedev(195, 0))
         # A health check has nothing of slurmd's environment.
         lines = [f'client="{" ".join(client)}"', f"export SLURM_CONF={self.place}/slurm.conf"]
-        lines += [f"known={self.place}/proctrack", settings, ""]
+        lines += [f"known={self.place}/proctrack", f"gpus={self.place}/gpus", settings, ""]
         (self.place / "settings").write_text("\n".join(lines))
         for name in ("prolog", "epilog", "task-prolog", "health-check"):
             hook = self.place / name
@@ -146,7 +146,7 @@ class Cluster:
             hook.write_text(f"#!/bin/sh\n{alone}{command} || exit 1\n{note}")
             hook.chmod(0o755)
         (self.place / "gres.conf").write_text(
-            f"AutoDetect=off\nName=gpu Type=fake File={device}\nName=mps Type=fake Count=100 File={device}\n"
+            f"AutoDetect=off\nName=gpu Type=fake File={device}\nName={shared.replace(':', ' Count=')} File={device}\n"
         )
         (self.place / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={self._freezer.parent}\n")
         for name in ("state", "spool"):
@@ -160,14 +160,15 @@ class Cluster:
             "SlurmctldPidFile": self.place / "slurmctld.pid", "SlurmdPidFile": self.place / "slurmd.pid",
             "ProctrackType": f"proctrack/{proctrack}", "TaskPlugin": "task/none", "MpiDefault": "none",
             "JobAcctGatherType": "jobacct_gather/none", "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_CPU", "GresTypes": "gpu,mps", "SlurmdParameters": "config_overrides",
+            "SelectTypeParameters": "CR_CPU", "GresTypes": f"gpu,{shared.partition(':')[0]}",
+            "SlurmdParameters": "config_overrides",
             "SchedulerParameters": "nohold_on_prolog_fail,sched_min_interval=0,batch_sched_delay=0",
             "PrologFlags": "Alloc", "KillWait": 2, "MailProg": "/bin/true", "HealthCheckInterval": check,
             "Prolog": self.place / "prolog", "Epilog": self.place / "epilog", "TaskProlog": self.place / "task-prolog",
             "HealthCheckProgram": self.place / "health-check",
         }  # fmt: skip
         rows = [f"{key}={value}" for key, value in values.items()]
-        rows.append(f"NodeName={self.node} NodeAddr=10.9.8.7 CPUs=64 Gres=gpu:fake:1,mps:fake:100")
+        rows.append(f"NodeName={self.node} NodeAddr=10.9.8.7 CPUs=64 Gres=gpu:fake:1,{shared}")
         rows.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES")
         (self.place / "slurm.conf").write_text("\n".join(rows) + "\n")
 

@@ -39,7 +39,13 @@ CONTEXT = 1024
 
 @contextlib.contextmanager
 def slurm(
-    stage: Stage, *more: str, proctrack: str = "cgroup", check: int = 2, policy: str = POLICY, instance: str = TOGETHER
+    stage: Stage,
+    *more: str,
+    proctrack: str = "cgroup",
+    check: int = 2,
+    policy: str = POLICY,
+    instance: str = TOGETHER,
+    shared: str = "mps:100",
 ) -> Iterator[tuple[Cluster, Agent]]:
     """``more``: settings of the hooks. Their deadlines are far off: how fast a machine is, is not tested here."""
     if why := why_not():
@@ -48,7 +54,7 @@ def slurm(
     found = os.pathsep.join(str(stage.place / "slurm" / name) for name in ("repository", "libraries"))
     program = ["env", f"PYTHONPATH={found}", other_users_python(USERS[0]), "-m", "mpsagent.cli.main"]
     words, settings = [*program, "--socket", str(agent.api.path)], ["answer=30", "patience=60", "memory=share", *more]
-    cluster = Cluster(stage.place / "slurm", words, "\n".join(settings), proctrack, check)
+    cluster = Cluster(stage.place / "slurm", words, "\n".join(settings), proctrack, check, shared=shared)
     try:
         stage.until(cluster.ready, "the node of Slurm is idle", LONG, every=0.2)
         yield cluster, agent
@@ -125,6 +131,41 @@ def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
             LONG,
             every=0.2,
         )
+
+
+@pytest.mark.parametrize(("shared", "gres", "each"), [("mps:100", "mps:40", 20), ("shard:8", "shard:4", 25)])
+def test_a_job_has_its_share_in_total(stage: Stage, shared: str, gres: str, each: int) -> None:
+    """Three processes of a job that two may share: two work, each with half of it, whatever they export."""
+    settings = ("processes=2", "shards=8") if shared == "shard:8" else ("processes=2",)
+    with slurm(stage, *settings, check=60, shared=shared) as (cluster, agent):
+        crowd = " & ".join([client(stage, "sleep", "600")] * 3)
+        job = cluster.submit(USERS[0], gres, "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100", f"{crowd} & wait")
+        words = f"job slurm-{job}'s total is in use: {2 * each} of {2 * each} % of threads"
+        stage.until(lambda: words in str(agent.api.get("/v1/queue")), "the third process waits for it", LONG)
+        stage.until(lambda: cluster.said(job).count("] sms ") == 2, "two work", LONG)
+        assert exact(stage, cluster.said(job), each) == [True] * 2, cluster.said(job)
+
+
+def test_files_say_which_jobs_a_gpu_has(stage: Stage) -> None:
+    """For jobstats as long as one job has it, for dcgm-exporter each; and none is left."""
+    with slurm(stage, f"gpustat={stage.place}/gpustat", f"dcgm={stage.place}/dcgm", check=60) as (cluster, _):
+
+        def text(path: Path) -> str:
+            with contextlib.suppress(FileNotFoundError):
+                return path.read_text()
+            return ""
+
+        def there() -> tuple[str, str]:
+            return text(stage.place / "gpustat/0"), text(stage.place / "dcgm/0")
+
+        first = cluster.submit(USERS[0], "mps:30", "sleep 600")
+        stage.until(lambda: there() == (f"{first} {USERS[0]}\n", f"{first}\n"), "the first job's files", LONG)
+        second = cluster.submit(USERS[1], "mps:40", "sleep 600")
+        stage.until(lambda: there() == ("", f"{first}\n{second}\n"), "both have the GPU", LONG)
+        cluster.run("scancel", str(first))
+        stage.until(lambda: there() == (f"{second} {USERS[1]}\n", f"{second}\n"), "the second one has it alone", LONG)
+        cluster.run("scancel", str(second))
+        stage.until(lambda: there() == ("", ""), "no job has it", LONG)
 
 
 def test_a_killed_job_leaves_no_lease_and_nobody_paused(stage: Stage) -> None:
