@@ -111,8 +111,8 @@ class Container(TypedDict):
 class Client(TypedDict):
     """A process. ``state``: ``waiting`` (held at the gate), ``starting`` (let in, and its server has not spoken of it),
     ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
-    ``detached`` (left its server and lives), ``ending`` (being ended by the
-    agent). ``memory``: device memory in use, null: not known. ``limits``: those it was handed over with;
+    ``detached`` (left its server and lives), ``ending`` (being ended by the agent; ``why`` says for what).
+    ``memory``: device memory in use, null: not known. ``limits``: those it was handed over with;
     ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen by the gate, it came through
     another process. ``outcome``: how it will have ended, as far as
     that is known."""
@@ -126,6 +126,7 @@ class Client(TypedDict):
     command: str | None
     server: int | None
     state: str
+    why: str | None
     since: str
     seconds: float
     waited: float | None
@@ -142,8 +143,8 @@ class Client(TypedDict):
 
 class Waiting(TypedDict):
     """A user whose connections are held or who is paused, in order of being served. ``processes``: how many;
-    ``clients``: their pids, the first 64. ``reason``: one word for ``why``. ``turn``: when, at the latest, the policy
-    gives this user the GPU (null: it says no time)."""
+    ``clients``: their pids, the first 64. ``reason``: one word for ``why``, which is over by itself ``until`` then.
+    ``turn``: when, at the latest, the policy gives this user the GPU (null: it says no time)."""
 
     position: int
     uid: int
@@ -154,6 +155,7 @@ class Waiting(TypedDict):
     seconds: float
     reason: str
     why: str
+    until: str | None
     turn: str | None
     turn_seconds: float | None
 

@@ -130,8 +130,8 @@ def clients(view: View, now: float, memory: Mapping[int, int] = _NOT_KNOWN) -> I
 def _client(view: View, one: Client, serving: Server | None, now: float, memory: int | None) -> shapes_rows.Client:
     peer, state = one.peer, view.state
     attachment = None if serving is None else serving.attached[one.pid]
-    word = "running"
-    if one.pid in view.ending:
+    word, ending = "running", view.ending.get(one.pid)
+    if ending is not None:
         word = "ending"
     elif one.frozen is not None:
         word = "paused"
@@ -149,6 +149,7 @@ def _client(view: View, one: Client, serving: Server | None, now: float, memory:
         "command": peer.command or None,
         "server": None if serving is None else serving.pid,
         "state": word,
+        "why": None if ending is None else named(ending.reason, lambda uid: name(state, uid)),
         "since": iso(one.since),
         "seconds": span(one.since, now),
         "waited": round(one.waited, 3),
@@ -181,6 +182,7 @@ def _held(state: State, one: Held, now: float) -> shapes_rows.Client:
         "command": peer.command or None,
         "server": None,
         "state": "waiting",
+        "why": None,
         "since": iso(one.since),
         "seconds": span(one.since, now),
         "waited": span(one.since, now),
@@ -209,6 +211,7 @@ def queue(state: State, waiting: Sequence[Waiting], now: float) -> Iterator[shap
             "seconds": span(one.since, now),
             "reason": one.why.word,
             "why": named(one.why.text, lambda uid: name(state, uid)),
+            "until": iso_or_none(one.why.until),
             "turn": iso_or_none(one.turn),
             "turn_seconds": None if one.turn is None else span(now, one.turn),
         }

@@ -186,8 +186,13 @@ def waiting(one: Json, now: datetime) -> str:
     turn = "" if one["turn"] is None else f"; served by {local(one['turn'], now)} at the latest"
     return (
         f"{user(one)} since {local(one['since'], now)} ({duration_text(one['seconds'])}), "
-        f"{many(one['processes'], 'process')}: {safe(one['why'], 300)}{turn}"
+        f"{many(one['processes'], 'process')}: {_why(one, now)}{turn}"
     )
+
+
+def _why(one: Json, now: datetime) -> str:
+    until = "" if one.get("until") is None else f", until {local(one['until'], now)} at the latest"
+    return safe(one["why"], 300) + until
 
 
 def _change(one: Json, now: datetime) -> str:
@@ -235,7 +240,7 @@ def clients(found: list[Json], width: int = WIDE) -> list[str]:
             "-" if one["waited"] is None else duration_text(one["waited"]),
             size(one["memory"]),
             limits(one["limits"]).removesuffix(" on each GPU") + (" (fail-safe)" if one["fail_safe"] else ""),
-            safe(one["command"] or "-", 400),
+            safe("; ".join(filter(None, (one.get("why"), one["command"]))) or "-", 400),
         ]
         for one in found
     ]
@@ -268,7 +273,7 @@ def own_place(found: list[Json], me: int, now: datetime) -> list[str]:
         latest = "no latest time is known"
     text = (
         f"You are number {mine['position']} of {len(found)}, with {many(mine['processes'], 'process')}, since "
-        f"{local(mine['since'], now)} ({duration_text(mine['seconds'])}): {safe(mine['why'], 300)}; {latest}."
+        f"{local(mine['since'], now)} ({duration_text(mine['seconds'])}): {_why(mine, now)}; {latest}."
     )
     return [*wrap(text, PAGE, break_on_hyphens=False), ""]
 
@@ -282,7 +287,7 @@ def queue(found: list[Json], now: datetime, width: int = WIDE) -> list[str]:
             str(one["processes"]),
             duration_text(one["seconds"]),
             "-" if one["turn"] is None else local(one["turn"], now),
-            safe(one["why"], 300),
+            _why(one, now),
         ]
         for one in found
     ]

@@ -68,7 +68,7 @@ class Memory:
 def ending(memory: Memory) -> Mapping[int, Ending]:
     """For the other rules: who is on the way out."""
     return {
-        pid: Ending(pid, c.blocks and c.rung < Rung.UNKILLABLE, c.rung > Rung.TERMINATE, c.at)
+        pid: Ending(pid, c.blocks and c.rung < Rung.UNKILLABLE, c.rung > Rung.TERMINATE, c.at, c.reason)
         for pid, c in memory.climbs.items()
     }
 

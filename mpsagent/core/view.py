@@ -27,12 +27,14 @@ MOST_REMEMBERED = 1000
 @dataclass(frozen=True, slots=True)
 class Ending:
     """A client that is being ended. ``blocks``: ``terminate_client`` has been sent for it and not been answered, so the
-    control daemon waits for it. ``signalled``: it is past that. ``at``: when its present step began."""
+    control daemon waits for it. ``signalled``: it is past that. ``at``: when its present step began.
+    ``reason``: why."""
 
     pid: int
     blocks: bool
     signalled: bool
     at: float = 0.0
+    reason: str = ""
 
 
 Phase = Literal["idle", "open", "contested", "warned", "late", "pausing", "ending", "shut"]

@@ -386,9 +386,7 @@ class Queue:
         named = admissions.processes.get(process)
         return self._own.get(process, "") if named is None else named.job
 
-    def _fits(
-        self, held: Held, wanted: Limits, user: User, whose: User | Job | None, admissions: Admissions
-    ) -> bool:
+    def _fits(self, held: Held, wanted: Limits, user: User, whose: User | Job | None, admissions: Admissions) -> bool:
         """Whether its user, or its job, has room for it beside its other processes. Of whom it is not known what it
         has, all counts that one of this user's may have."""
         if whose is None or (whose.total is None and whose.max_clients is None):

@@ -101,11 +101,12 @@ def test_a_client_is_joined_with_its_server_by_what_the_log_says_of_its_pid() ->
     peers = {pid: Peer(pid, 7, 8, pid, "/user.slice", None, f"job {pid}") for pid in (1, 2, 3, 4, 6)}
     clients = {pid: Client(peer, 2.0, 0.5, Limits(20.0)) for pid, peer in peers.items()}
     clients[4] = replace(clients[4], detached=3.0)
-    view = View(State(servers={5: server}, clients=clients), ending={6: Ending(6, blocks=False, signalled=True)})
+    view = View(State(servers={5: server}, clients=clients), ending={6: Ending(6, False, True, 8.0, "user 7 ends")})
     found = {one["pid"]: one for one in views.clients(view, 10.0)}
     assert {pid: one["state"] for pid, one in found.items()} == {
         1: "running", 2: "sticky", 3: "starting", 4: "detached", 6: "ending",
     }  # fmt: skip
+    assert [one["why"] for one in found.values()].count("user 7 ends") == 1
     one = found[1]
     assert (one["server"], one["contexts"], one["devices"], one["command"], one["gid"]) == (5, 2, ["GPU-a"], "job 1", 8)
     assert (one["limits"], one["cgroup"], one["waited"]) == ({"threads": 20.0, "memory": {}}, "/user.slice", 0.5)
@@ -227,6 +228,9 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
         ),
     }
     assert {word: _why(view, uid) for word, (view, uid) in cases.items()} == {word: word for word in cases}
+    (row,) = (one for one in queue(cases["starts"][0], 30.0) if one["uid"] == 8)
+    assert row["until"] == views.iso(99.0)
+    assert "why, until 00:01:39 at the latest" in answers.waiting(dict(row), datetime(1970, 1, 1, tzinfo=UTC))
     assert _why(View(replace(state, control=replace(control, quitting=3.0)), turn=TURN)) == "control"
     assert _why(View(state, turn=replace(mine, phase="ending")), 10) == "turn", "its own turn is over"
 

@@ -90,7 +90,7 @@ def on_a_terminal(served: Served, columns: int) -> dict[str, list[str]]:
     env = {"PATH": os.environ["PATH"], "TZ": "UTC", "MPSAGENT_SOCKET": str(served.path)}
     command = [sys.executable, "-c", ALL_ON_ONE, json.dumps(VERBS)]
     status, text = on_terminal(command, columns=columns, rows=200, **env)
-    assert status == 0
+    assert status == 0, text[-3000:].decode()
     pages = text.decode().replace("\r\n", "\n").split("--- ")[1:]
     return {page.split("\n")[0]: page.split("\n")[1:] for page in pages}
 
