@@ -58,7 +58,7 @@ def no_memory_limit(served: Served) -> None:
 
 
 def explains(served: Served, memory: Mapping[str, int | None]) -> None:
-    async def explain(user: str) -> object:
+    async def explain(user: str, cgroup: str | None = None) -> object:
         return {"threads": {"value": 20.0}, "memory": {"value": memory}}
 
     served.backend.explain = explain  # type: ignore[method-assign]
@@ -118,7 +118,7 @@ def test_a_program_that_divides_its_own_share(served: Served) -> None:
 def test_its_percentage_is_never_all(served: Served, monkeypatch: pytest.MonkeyPatch, limit: float | None) -> None:
     """With 100 percent MPS would not hold it to what its job has; None: not known while the GPUs are not."""
 
-    async def explain(user: str) -> object:
+    async def explain(user: str, cgroup: str | None = None) -> object:
         assert user == str(os.getuid())
         return {"threads": {"value": limit}, "memory": {"value": {}}}
 

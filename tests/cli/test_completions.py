@@ -37,7 +37,7 @@ class Several(StandIn):
     def status(self) -> Any:
         return {**super().status(), "instances": [{"name": "left"}, {"name": "right"}]}
 
-    async def explain(self, user: str) -> Any:
+    async def explain(self, user: str, cgroup: str | None = None) -> Any:
         self.asked.append(("explain", user))
         return await super().explain(user)
 

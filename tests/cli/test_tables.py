@@ -61,7 +61,7 @@ class Large(StandIn):
         self.given = [{
             "id": 1, "name": "slurm-1234567_890", "uid": USER, "user": NAMES[USER], "pid": None, "threads": 37.5,
             "cgroup": "/system.slice/slurmstepd.scope/job_1234567", "memory": {"0": 20 << 30}, "clients": [1234567],
-            "until": "2026-11-23T00:00:00+00:00",
+            "until": "2026-11-23T00:00:00+00:00", "total_threads": None, "total_memory": None, "max_clients": None,
         }]  # fmt: skip
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Any:
@@ -70,7 +70,7 @@ class Large(StandIn):
         of_job = {"job": "slurm-1234567_890", "uid": USER, "user": NAMES[USER], "threads": 37.5, "memory": 20 << 30}
         return {"by": by, "first": first, "last": last, "rows": [{**one.get(by, of_job), **SUMS}] * 2}
 
-    async def explain(self, user: str) -> Any:
+    async def explain(self, user: str, cgroup: str | None = None) -> Any:
         return {"user": NAMES[USER], "uid": USER, "groups": ["molecular-dynamics"],
                 "total_threads": {"value": 60, "from": ORIGIN}}  # fmt: skip
 
