@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
@@ -19,6 +19,7 @@ from mpsagent.cli.progress import Progress
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import parse_bytes
+from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
 from mpsagent.system.names import identity_of
 
@@ -39,7 +40,7 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
               help="Of the history, where no log is given.")  # fmt: skip
 @click.option("--until", callback=moment, metavar="TIME", help="Before this time; now.")
 @click.option("--policy", "files", multiple=True, type=_file, help="What would have been under this policy.")
-@click.option("--instance", metavar="NAME", help="Of a policy with several instances: this one; the first.",
+@click.option("--instance", metavar="NAME", help="Where there are several: of this one.",
               shell_complete=complete.instances)  # fmt: skip
 @click.option("--gpu", default="143155M,132", show_default=True, metavar="MEMORY,MULTIPROCESSORS",
               help="The GPU that --policy assumes.")  # fmt: skip
@@ -117,10 +118,22 @@ def _of_history(
     path: str, since: float, until: float | None, instance: str | None
 ) -> tuple[Json, list[Session], float]:
     read = timeline.Reader(path, "sessions", since, until)
-    rows = [_session(one) for one in read.rows() if instance in (None, one["instance"])]
+    rows = of_one(map(_session, read.rows()), instance)
     if read.note:
         click.echo(f"mpsagent-cli: {read.note}", err=True)
     return {"unknown_lines": 0, "clients_named": True}, rows, until or ask.now().timestamp()
+
+
+def of_one(rows: Iterable[Session], instance: str | None) -> list[Session]:
+    """Those of one instance, whose users may have had each their own. Raises ValueError where there are several."""
+    found: dict[str | None, list[Session]] = {}
+    for one in rows:
+        of_user = apart.split(one.instance or "")
+        found.setdefault(one.instance if of_user is None else of_user[0], []).append(one)
+    if instance is None and len(found) > 1:
+        names = ", ".join(sorted(name for name in found if name is not None))
+        raise ValueError(f"the history is of several instances: say which with --instance ({names})")
+    return found.get(instance, []) if instance is not None else next(iter(found.values()), [])
 
 
 def _session(one: Json) -> Session:
@@ -174,9 +187,13 @@ def _policy(files: tuple[Path, ...], instance: str | None) -> Policy:
     policy, errors = load(texts)
     if policy is None or unreadable:
         raise ValueError(f"the policy is not valid: {[*unreadable, *errors][0]} (see mpsagent-cli policy check)")
-    if instance not in (None, *names(policy)):
-        raise ValueError(f"no instance {instance} in the policy: {', '.join(names(policy))}")
-    return of(policy, instance or names(policy)[0])
+    there = names(policy)
+    section = there[0] if instance is None else instance
+    if section not in there:  # each GPU of a section may have an instance, whose number is added
+        section = section.rstrip("0123456789")
+    if section not in there:
+        raise ValueError(f"no instance {instance} in the policy: {', '.join(there)}")
+    return of(policy, section)
 
 
 def _devices(text: str, count: int) -> list[Device]:

@@ -82,13 +82,16 @@ def receive(connection: _socket.socket, size: int = 64) -> Message:
     except OSError:
         return Message()
     message = Message(data)
-    for level, kind, content in ancillary:
-        words = [int.from_bytes(content[at : at + 4], "little") for at in range(0, len(content) - 3, 4)]
-        if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-            message.descriptors += words
-        elif level == _socket.SOL_SOCKET and kind == _socket.SCM_CREDENTIALS:
-            message.credentials = (words[0], words[1], words[2])
+    message.descriptors += came_along(ancillary, _socket.SCM_RIGHTS)
+    if words := came_along(ancillary, _socket.SCM_CREDENTIALS):
+        message.credentials = (words[0], words[1], words[2])
     return message
+
+
+def came_along(ancillary: list[tuple[int, int, bytes]], wanted: int) -> list[int]:
+    """The numbers beside a message. As mpsagent.wire.descriptors, whose imports a client has no time for."""
+    found = [one for level, kind, one in ancillary if (level, kind) == (_socket.SOL_SOCKET, wanted)]
+    return [int.from_bytes(one[at : at + 4], "little") for one in found for at in range(0, len(one) - 3, 4)]
 
 
 def send(connection: _socket.socket, data: bytes, descriptor: int | None = None) -> bool:

@@ -9,6 +9,8 @@ import _socket
 import os
 import time
 
+from mpsagent.sim import rendezvous
+
 PIPE_DIRECTORY = "/tmp/nvidia-mps"
 LOG_DIRECTORY = "/var/log/nvidia-mps"
 MAX_LINE = 65536
@@ -43,10 +45,7 @@ class Lines:
         except OSError:
             self.ended = True
             return
-        for level, kind, content in ancillary:
-            if level == _socket.SOL_SOCKET and kind == _socket.SCM_RIGHTS:
-                for at in range(0, len(content) - len(content) % 4, 4):
-                    self.fds.append(int.from_bytes(content[at : at + 4], "little"))
+        self.fds += rendezvous.came_along(ancillary, _socket.SCM_RIGHTS)
         if not data:
             self.ended = True
         self.buffer += data
@@ -79,8 +78,7 @@ def send(connection: _socket.socket, line: str, fd: int | None = None) -> bool:
         if fd is None:
             connection.sendall(data)
         else:
-            rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, "little"))]
-            connection.sendmsg([data], rights)  # a message goes out whole
+            return rendezvous.send(connection, data, fd)  # a message goes out whole
     except OSError:
         return False
     return True

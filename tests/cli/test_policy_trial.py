@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from mpsagent.cli.log_files import merged
 from mpsagent.cli.logged import Logged
 from mpsagent.cli.policy_trial import tried
+from mpsagent.cli.replay import of_one
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
@@ -125,6 +127,16 @@ def test_the_same_log_gives_the_same_rows(name: str) -> None:
     first = trial(text, rows, found.last)
     assert first == trial(text, rows, found.last)
     assert all(one.why for one in first if one.outcome in ("ended", "refused"))
+
+
+def test_a_history_of_several_instances_is_of_one_of_them() -> None:
+    """Users apart have each an instance of their own, which is of the section's."""
+    rows = [replace(one, instance=name) for one, name in zip(TWO, ("a-u1001", "a-u1002"), strict=True)]
+    assert of_one(rows, None) == rows
+    mixed = [rows[0], replace(rows[1], instance="b")]
+    assert of_one(mixed, "a") == rows[:1]
+    with pytest.raises(ValueError, match=r"several instances.*\(a, b\)"):
+        of_one(mixed, None)
 
 
 # --- the program ------------------------------------------------------------------------------------------------------
