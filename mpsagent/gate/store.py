@@ -90,9 +90,11 @@ def _limit_words(limits: Limits) -> list[str]:
 
 
 def _limits_of(words: list[str]) -> Limits:
-    below_normal = words[-1] == BELOW_NORMAL
+    below_normal, tenths = words[-1] == BELOW_NORMAL, _long(words[0])
+    if not 0 < tenths <= 1000:
+        raise ValueError(words[0])
     pairs = [word.split("=", 1) for word in (words[1:-1] if below_normal else words[1:])]
-    return Limits(_long(words[0]) / 10, {_long(device): _long(size) for device, size in pairs}, below_normal)
+    return Limits(tenths / 10, {_long(device): _long(size) for device, size in pairs}, below_normal)
 
 
 def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
@@ -112,6 +114,8 @@ def parse_name(text: str) -> ConnectionName | KnownName | DaemonName | None:
         return DaemonName(number, generation, uid, gid, fail_safe == 1, limits, instance)
     if count == 4:
         uid, gid, start, since = numbers
+        if since >= 1 << 50:  # milliseconds, of which a float keeps no more
+            return None
         return KnownName(uid, gid, start, since / 1000, limits, instance, letter == "u")
     return ConnectionName(numbers[0], numbers[1], letter == "p") if limits is None else None
 

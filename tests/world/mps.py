@@ -641,10 +641,11 @@ class ServerProcess:
                 return
             client.contexts.pop(link.number, None)
             self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
+            kernel = link.kernel
             if link.terminating:
                 self.terminated(link)
             self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=len(self.contexts())))
-            if link.kernel and not link.sticky:
+            if kernel and not link.sticky:  # also if it was asked to exit and could not answer (X13)
                 self.later(self.delays.fault_notice(), self.fault)
             if link.sticky and not any(one.sticky for one in self.contexts()):
                 self.log.write(texts.DESTROY_CONTEXT.format(device=0, name=gpu.NAME))

@@ -72,6 +72,10 @@ class Day(Plan):
     overlap: float = OVERLAP
     doubts: tuple[float, ...] = ()
     by_name: bool = False
+    ranked: frozenset[int] = frozenset()
+    """Users who come before all others."""
+    over: float | None = None
+    """When all clients leave, at the latest."""
     quiet: bool = False
     """What waits is judged by ``waits`` alone: the GPU may be idle for a moment."""
 
@@ -86,6 +90,7 @@ class Day(Plan):
         for uid, (threads, memory) in self.limits.items():
             who = f"u{uid}" if self.by_name else uid
             text += f'[user.{who}]\nthreads = {threads:g}\nmemory = "{memory >> 10}G"\n'
+            text += "priority = 5\n" if uid in self.ranked else ""
         return text
 
 
@@ -200,7 +205,7 @@ class Returning(Client):
             context.close()
             yield [], kernel.now + 0.015
             channel.close()
-            yield [], kernel.now + self.world.chance.uniform(0.45, 0.75)
+            yield [], kernel.now + self.world.chance.uniform(0.9, 1.4)
 
 
 PEOPLE: Mapping[str, type[Client]] = {
@@ -355,9 +360,13 @@ class Troubled(World):
         self.down = False
         """The name service."""
         self.stopped: list[Process] = []
+        self.listening = 0
+        """After so many messages to the agent a client dies."""
 
     def comes(self, coming: Coming) -> None:
         assert isinstance(coming, Guest)
+        if self.plan.over is not None and not self.judges.lives:
+            self.kernel.at(BOOT + self.plan.over, self.everybody_leaves)
         process = self.kernel.spawn("python", coming.uid, coming.uid, self.kernel.init)
         life = GuestLife(process, coming.uid, coming.work, honest=coming.kind not in HOSTILE, kind=coming.kind)
         self.judges.lives.append(life)
@@ -366,6 +375,18 @@ class Troubled(World):
         self.kernel.program(process, client.run())
         self.tell(f"client {process.pid} ({coming.kind}) of user {coming.uid} comes, {coming.work:.1f} s of work")
 
+    def everybody_leaves(self) -> None:
+        for one in self.who("client"):
+            self.kernel.signal(one, 9)
+
+    def _called(self, process: Process, what: str) -> None:
+        if self.listening and what == "receive" and process.name == "mpsagent":
+            self.listening -= 1
+            if not self.listening:
+                for one in self.who("client")[:1]:
+                    super().strike(one, Fault(0.0, "client"))
+        super()._called(process, what)
+
     def strike(self, process: Process, fault: Fault) -> None:
         if fault.what == "resume":
             self.kernel.signal(process, 18)
@@ -373,7 +394,7 @@ class Troubled(World):
         if not fault.what.startswith("stop"):
             super().strike(process, fault)
             return
-        self.judges.faults.append((self.kernel.now, fault.who))
+        self.judges.faults.append((self.kernel.now, "stopped"))
         self.tell(f"{process} is stopped")
         self.kernel.signal(process, 19)
         self.stopped.append(process)
@@ -395,6 +416,10 @@ class Troubled(World):
             if self.agent is not None and self.node is not None:
                 acting, loop = Acting(self.node), self.agent.loop
                 loop.call_soon(lambda: loop.create_task(acting.reload(0)))
+        elif fault.what == "while the gate tells":
+            for one in self.who("agent"):
+                self.strike(one, Fault(fault.at, "agent"))
+            self.listening = fault.call
         elif fault.what == "together":
             for who in fault.who.split("+"):
                 for one in self.who(who)[:1]:
@@ -461,6 +486,8 @@ class Troubled(World):
 
 def paused(chance: random.Random, seed: int) -> Day:
     """Long work that is paused beside users who come and go, and now and then a policy that pauses no longer."""
+    if chance.random() < 0.4:
+        return _starving(chance, seed)
     users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
     comings = [Guest(2 + chance.uniform(0, 2), uid, chance.uniform(15, 40)) for uid in users[: chance.randint(1, 2)]]
     span, at = chance.choice((30.0, 90.0)), 3.0
@@ -474,6 +501,17 @@ def paused(chance: random.Random, seed: int) -> Day:
                then='[agent]\nplacement = "fixed"', stands=20.0 + 12 * slice_ * len(users) if not faults else None,
                preempt=chance.choice((0.0, 0.02)), ends=bool(queue)) if not faults else _reloaded(
         chance, seed, comings, slice_)  # fmt: skip
+
+
+def _starving(chance: random.Random, seed: int) -> Day:
+    """Three users who come before all others, each with one short job after the other."""
+    first, *others = chance.sample(sorted(LIMITS), 4)
+    every, slice_ = chance.choice((2, 4)), chance.choice((2, 4, 8))
+    comings = [Guest(2.0, first, 400.0)]
+    comings += [Guest(6 + every * job + chance.uniform(0, 0.5), others[job % 3], every * 1.9) for job in range(60)]
+    pause = f'[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\n'
+    return Day(seed, "shared", tuple(comings), (), LIMITS, name="paused", more=pause, ranked=frozenset(others),
+               stands=10.0 * slice_ + 40.0, over=8.0 + every * 60, preempt=0.0)  # fmt: skip
 
 
 def _reloaded(chance: random.Random, seed: int, comings: list[Guest], slice_: int) -> Day:
@@ -499,18 +537,14 @@ def ends(chance: random.Random, seed: int) -> Day:
 
 def crowd(chance: random.Random, seed: int) -> Day:
     """Many users with many processes each, one of whom may work at a time, each process with a share of its own."""
-    count = chance.choice((4, 18, 20))
-    limits = {3001 + place: (5.0, 1024) for place in range(count)}
-    comings = [
-        Guest(2 + place / 10 + chance.uniform(0, 2), uid, 0.2 if place else 40.0)
-        for uid in limits
-        for place in range(9)
-    ]
-    comings = [one for one in comings if one.uid != 3000 + count]
-    comings += [Guest(8 + chance.uniform(0, 5), 3000 + count, 1.0)]
+    limits = {3001 + place: (5.0, 1024) for place in range(18)}
+    *crowding, late = limits
+    comings = [Guest(2 + place / 10 + chance.uniform(0, 2), uid, 1.0 if place else 60.0)
+               for uid in crowding for place in range(9)]  # fmt: skip
+    comings += [Guest(8 + chance.uniform(0, 5), late, 1.0)]
     text = '[cgroup."/user.slice/*"]\nthreads = 5\n'
     return Day(seed, "together", tuple(comings), (), limits, name="crowd", more=text, general="max_clients = 1",
-               clients=1, waits=SERVED, preempt=0.0, until=900.0)  # fmt: skip
+               clients=1, waits=20.0, preempt=0.0, over=45.0)  # fmt: skip
 
 
 def returning(chance: random.Random, seed: int) -> Day:
@@ -558,12 +592,23 @@ def machine(chance: random.Random, seed: int) -> Day:
     faults = [chance.choice((
         Fault(chance.uniform(4, 25), "server", "stop and kill its daemon"),
         Fault(chance.uniform(4, 25), "daemon+agent", "together"),
-        Fault(chance.uniform(4, 25), "agent+client", "together"),
+        Fault(chance.uniform(4, 25), "agent", "while the gate tells", chance.randint(1, 12)),
         Fault(chance.uniform(4, 25), "agent", "reinstall"),
     ))]  # fmt: skip
-    lost = faults[0].what == "reinstall"  # the next user is let in before MPS is asked who works
-    return Day(seed, way, tuple(comings), tuple(faults), LIMITS, name="machine", overlap=1e9 if lost else OVERLAP,
+    if faults[0].what == "reinstall":
+        return _reinstalled(chance, seed, faults[0])
+    return Day(seed, way, tuple(comings), tuple(faults), LIMITS, name="machine",
                preempt=chance.choice((0.0, 0.02, 0.1)), until=400.0)  # fmt: skip
+
+
+def _reinstalled(chance: random.Random, seed: int, fault: Fault) -> Day:
+    """Who works is known to nobody then. A shared server: the next user is let in before MPS is asked who works."""
+    one, other = chance.sample(sorted(LIMITS), 2)
+    way = chance.choice(("own", "own", "shared"))
+    comings = (Guest(2.0, one, 200.0), Guest(fault.at + chance.uniform(1, 5), other, 1.0))
+    text = '[switch]\nafter = "5s"\ngrace = "1s"\naction = "terminate"\n'
+    return Day(seed, way, comings, (fault,), LIMITS, name="machine", more=text, ends=True, waits=SERVED, overlap=1e9,
+               preempt=0.0)  # fmt: skip
 
 
 def name_service(chance: random.Random, seed: int) -> Day:
