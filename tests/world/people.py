@@ -140,6 +140,7 @@ class Client:
             return None
         if life.given is None:
             life.given = self.kernel.now
+            self.world.judges.given(life)
         status = yield from self.greet(server, number)
         if status is None:
             life.error = "806"

@@ -37,7 +37,7 @@ PUBLIC, RUN, STATE, LOGS = "/tmp/nvidia-mps", "/run/mpsagent", "/var/lib/mpsagen
 HIDDEN = f"{RUN}/instances/default/pipe"
 NOTIFY = "/run/systemd/notify"
 DEVICE = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
-LOOK = 0.5
+LOOK = 0.25
 
 
 @dataclass(frozen=True)
@@ -340,7 +340,7 @@ class World:
             self.strike(found[self.chance.randrange(len(found))], fault)
 
     def strike(self, process: Process, fault: Fault) -> None:
-        self.judges.faults.append((self.kernel.now, fault.who))
+        self.judges.faults.append((self.kernel.now, fault.who, fault.what))
         if fault.what == "kill":
             self.tell(f"{process} is killed")
             self.kernel.signal(process, 9)
@@ -362,11 +362,15 @@ class World:
                 self.strike(process, one[1])
                 return
 
-    def look(self) -> None:
-        self.judges.look()
-        if self.mistakes:
-            raise Broken(f"an error of the product's own: {self.mistakes[0]}")
-        self.kernel.after(LOOK, self.look)
+    def advance(self, until: float) -> None:
+        """Raises Broken; never in the middle of the product's code."""
+        while self.kernel.now < until:
+            self.kernel.run(min(until, self.kernel.now + LOOK))
+            self.judges.look()
+            if self.mistakes:
+                self.judges.fail(f"an error of the product's own: {self.mistakes[0]}")
+            if self.judges.broken is not None:
+                raise Broken(self.judges.broken)
 
     @contextmanager
     def doors(self) -> Iterator[None]:
@@ -384,7 +388,6 @@ class World:
             self.systemd = Systemd(self)
             self.systemd.start_gate()
             kernel.after(0.2, self.systemd.start_agent)
-            kernel.after(LOOK, self.look)
             for coming in self.plan.comings:
                 kernel.after(coming.at, self.comes, coming)
             for fault in self.plan.faults:
@@ -399,13 +402,13 @@ class World:
                         process.body.clear()
 
     def run(self) -> None:
-        kernel = self.kernel
-        kernel.run(kernel.now + max([0.0, *(one.at for one in (*self.plan.comings, *self.plan.faults))]))
-        over = kernel.now + self.plan.until
+        kernel, plan = self.kernel, self.plan
+        self.advance(kernel.now + max([0.0, *(one.at for one in (*plan.comings, *plan.faults))]))
+        over = kernel.now + plan.until
         while any(one.process.alive for one in self.judges.lives) and kernel.now < over:
-            kernel.run(kernel.now + 1.0)
-        kernel.run(kernel.now + self.plan.rest)
-        while self.judges.faults and kernel.now < (last := self.judges.faults[-1][0] + self.plan.rest):
-            kernel.run(last)
+            self.advance(kernel.now + 1.0)
+        self.advance(kernel.now + plan.rest)
+        while self.judges.faults and kernel.now < (last := self.judges.faults[-1][0] + plan.rest):
+            self.advance(last)
         self.judges.at_the_end()
-        self.look()
+        self.advance(kernel.now + LOOK)
