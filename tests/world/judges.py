@@ -47,8 +47,10 @@ class Judges:
         self.lives: list[Life] = []
         self.broken: str | None = None
         self._idle_since: float | None = None
-        self.faults: list[tuple[float, str, str]] = []
-        """When, to whom and what was done."""
+        self.faults: list[tuple[float, str]] = []
+        """When, and to whom something was done."""
+        self.stopped = float("-inf")
+        """When a process was stopped last."""
 
     def fail(self, what: str) -> None:
         """Heard at the next look: in the middle of the product's code nothing is raised."""
@@ -78,7 +80,7 @@ class Judges:
 
     def given(self, life: Life) -> None:
         """A client has its first descriptor: a turn goes to the user whose first waiting client came first."""
-        if not self.world.plan.turns or any(who in ("gate", "agent") for _, who, _ in self.faults):
+        if not self.world.plan.turns or any(who in ("gate", "agent") for _, who in self.faults):
             return  # while no agent runs the gate goes on by its last table
         if any(one.uid == life.uid and not one.honest for one in self.lives):
             return  # a turn lasts as long as MPS is taken up by one of its user's
@@ -100,12 +102,12 @@ class Judges:
             if life.error == "terminated" and not self.world.plan.ends:
                 self.fail(f"client {life.process.pid} of user {life.uid} was ended, and the policy ends none")
             return
-        if any(kind == "gate" and 0 <= at - (life.connected or 0) < LOST for at, kind, _ in self.faults):
+        if any(kind == "gate" and 0 <= at - (life.connected or 0) < LOST for at, kind in self.faults):
             return
         if life.given is None:
             self.fail(f"client {life.process.pid} of user {life.uid} was refused ({life.error}) while it waited")
         begun = (life.given or 0) - HARM
-        if not any(kind in ("daemon", "server", "client") and at >= begun for at, kind, _ in self.faults):
+        if not any(kind in ("daemon", "server", "client") and at >= begun for at, kind in self.faults):
             self.fail(f"client {life.process.pid} of user {life.uid} sees error {life.error}, and MPS had no fault")
 
     # --- at each look
@@ -117,8 +119,8 @@ class Judges:
         working = [one for one in self.lives if one.works or (one.given is not None and one.process.alive)]
         if waiting and not working:
             since = self._idle_since = now if self._idle_since is None else self._idle_since
-            late = {what for at, _, what in self.faults if now - at < SETTLES}
-            bound = IDLE + IDLE_KILLED * bool(late) + IDLE_STOPPED * ("stop" in late)
+            bound = IDLE + IDLE_KILLED * any(now - at < SETTLES for at, _ in self.faults)
+            bound += IDLE_STOPPED * (now - self.stopped < SETTLES)
             bound += HELD_UP * any(
                 not one.honest and (one.over is None or now - one.over < SETTLES) for one in self.lives
             )

@@ -340,13 +340,14 @@ class World:
             self.strike(found[self.chance.randrange(len(found))], fault)
 
     def strike(self, process: Process, fault: Fault) -> None:
-        self.judges.faults.append((self.kernel.now, fault.who, fault.what))
+        self.judges.faults.append((self.kernel.now, fault.who))
         if fault.what == "kill":
             self.tell(f"{process} is killed")
             self.kernel.signal(process, 9)
         else:
             seconds = self.chance.choice((0.05, 0.5, 3.0, 15.0))
             self.tell(f"{process} is stopped for {seconds:g} s")
+            self.judges.stopped = self.kernel.now
             self.kernel.signal(process, 19)
             self.kernel.after(seconds, self.kernel.signal, process, 18)
 
