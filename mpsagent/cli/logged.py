@@ -70,7 +70,7 @@ class Logged:
             self._control_gone(event.at)
         if what is ev.ControlStarted or (self._state.control is None and what is not ev.ControlExited):
             pid, socket = (event.pid, event.text) if what is ev.ControlStarted else (0, "")
-            self._take(inp.ControlRuns(event.at, pid, event.at, socket, multiuser=True))  # any server may have anyone
+            self._take(inp.ControlRuns(event.at, pid, event.at, socket))
         gone = list(self._leaving(event))
         if what in (ev.ClientQueued, ev.ClientAdmitted):
             self._comes(event)
