@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.booted.gate import GATE
+from tests.booted.gate import GATE, PUBLIC
 from tests.booted.machine import Machine
-from tests.booted.service import ALICE, BOB, CLIENT, assert_served_exactly, enough, multiprocessors, ready, until
+from tests.booted.service import (
+    ALICE,
+    BOB,
+    CLIENT,
+    assert_served_exactly,
+    enough,
+    multiprocessors,
+    ready,
+    until,
+)
 from tests.booted.service import until_it_computes as until_at_work
 from tests.test_docs import examples
 
@@ -55,9 +64,21 @@ def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, 
     assert_served_exactly(running, ALICE)
 
     commands(running, "99-night.toml")
-    assert "nothing is enforced" in " ".join(running.run("mpsagent-cli", "status", check=False).stdout.split())
+    status = ("mpsagent-cli", "status")
+    until("it is said", lambda: "nothing is enforced" in " ".join(running.run(*status, check=False).stdout.split()))
     running.run("rm", "/etc/mpsagent/policy.d/99-night.toml")
     assert running.run("mpsagent-cli", "queue", user=BOB).returncode == 0
     commands(running, "private.conf")
     until("root reads again", lambda: ready(running))
     assert running.run("mpsagent-cli", "queue", user=BOB, check=False).returncode == 3
+
+    commands(running, "mpsagent-off")
+    worker = running.start(CLIENT, "sleep", "600", user=ALICE)
+    said = until_at_work(worker)
+    running.run("dpkg", "--remove", "mpsagent")
+    units = ("mpsagent-off.service", "mpsagent-open.service", GATE, "mpsagent-api.service")
+    assert [running.systemctl("is-active", unit, check=False) for unit in units] == ["inactive"] * 4
+    assert not running.path(f"{PUBLIC}/control").exists(), "who starts now runs without MPS"
+    enough(running, ALICE)
+    said += worker.communicate(timeout=60)[0]
+    assert (worker.returncode, "last CUDA_SUCCESS" in said) == (0, True), said
