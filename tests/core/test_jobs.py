@@ -191,6 +191,7 @@ def test_what_a_client_really_uses_counts_in_its_jobs_total() -> None:
     late = stage.client(ALICE, cgroup="/mem")
     stage.run(1)
     assert not stage.working(late), "4 of 5 GiB are in use, by NVML's word"
+    assert stage.gate.table.jobs["/mem"].total == Total(None, {0: 3 << 30}), "so the gate counts what is left"
 
 
 def test_a_gate_and_an_agent_that_begin_anew_know_whose_the_processes_are() -> None:

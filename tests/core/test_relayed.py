@@ -13,6 +13,7 @@ from mpsagent.core.model import ENDED_FOR, NAMED_FOR, Client, State
 from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
+from mpsagent.policy.shares import Lease, Share
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 from tests.core.toy import Proc
 
@@ -239,13 +240,19 @@ def test_the_process_that_they_came_through_is_released_once_mps_says_that_it_ha
     assert [one.pid for one in stage.actions(act.ReleaseClient)] == [carrier.pid]
 
 
-def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate() -> None:
-    stage = Stage(PATIENT + "[user.carol]\nthreads = 40\ntotal_threads = 80\n", together=True).up()
+@pytest.mark.parametrize("job", [False, True], ids=["user", "job"])
+def test_the_youngest_beyond_a_total_is_ended_and_nobody_who_passed_the_gate(job: bool) -> None:
+    own = "" if job else "total_threads = 80\n"
+    stage = Stage(PATIENT + f"[user.carol]\nthreads = 40\n{own}", together=True).up()
+    if job:
+        share = Share("lease 1", total_threads=80.0, job="slurm-17")
+        stage.feed(inp.LeaseGiven(stage.now, Lease(1, share, stage.now, stage.now + 99, 0, 1003, name="slurm-17")))
     first = at_work(stage, 1003)
     older, younger = stage.relayed(1003, first), stage.relayed(1003, first)
     stage.run(3)
     assert stage.working(first)
-    assert [one.pid for one in stage.actions(act.TerminateClient)] == [younger.pid]
+    (asked,) = stage.actions(act.TerminateClient)
+    assert (asked.pid, asked.rule) == (younger.pid, "lease 1.total_threads" if job else "user.carol.total_threads")
     assert older.pid in stage.procs
 
 
