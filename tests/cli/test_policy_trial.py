@@ -7,6 +7,7 @@ import json
 import subprocess
 from dataclasses import replace
 from datetime import UTC
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mpsagent.cli.log_files import merged
 from mpsagent.cli.logged import Logged
 from mpsagent.cli.policy_trial import tried
 from mpsagent.cli.replay import of_one
+from mpsagent.core.engine import Core
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
@@ -114,6 +116,19 @@ def test_what_has_not_ended_goes_on() -> None:
     rows = [*TWO, Session(9, "client", None, 1003, 30, T + 6, T + 6, None, None)]
     found = trial('[switch]\nafter = "1h"\n', rows, until=T + 60)
     assert seen(found)[2] == (30, 6, 22, None, None)
+
+
+def test_a_month_takes_no_more_decisions_than_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody waits the agent asks a control daemon every 10 s whether it hangs: here none does."""
+    decisions, receive = count(), Core.receive_all
+
+    def counted(core: Core, told: Any, now: float) -> Any:
+        assert next(decisions) < 40
+        return receive(core, told, now)
+
+    monkeypatch.setattr(Core, "receive_all", counted)
+    rows = came((10, 1001, 0.0, 30 * 86400.0), (20, 1002, 5.0, 2.0))
+    trial('[switch]\naction = "none"\n', rows, until=T + 40 * 86400)
 
 
 @pytest.mark.parametrize("name", recordings.names())
