@@ -855,7 +855,8 @@ def stop_the_server(play: Play) -> None:
     if not play.turns:
         play.mind(B).working()
     play.stage.client(A, "mind", 120).working()
-    hers = [row["pid"] for row in play.agent.api.status()["servers"] if play.row.way != "apart" or row["uid"] == A]
+    rows = play.agent.api.get("/v1/servers")["servers"]
+    hers = [row["pid"] for row in rows if play.row.way != "apart" or row["uid"] == A]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         attack = play.hostile(A, "signal", int(number), *hers)
         until(lambda attack=attack: attack.read().count("\n") >= len(hers), 10)  # type: ignore[misc]

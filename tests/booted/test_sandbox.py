@@ -7,17 +7,30 @@ here and not at three in the morning.
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
 from tests.booted.gate import CONTROL, GATE, HIDDEN, start_daemon, start_gate
 from tests.booted.machine import Machine
+from tests.booted.service import (
+    ALICE,
+    BOB,
+    CLIENT,
+    agent_pid,
+    api,
+    assert_served_exactly,
+    enable,
+    ready,
+    until,
+    until_it_computes,
+)  # fmt: skip
 
 START = r"""
-import array, ctypes, json, os, signal, socket, struct, subprocess, sys
+import array, ctypes, errno, json, os, platform, signal, socket, sqlite3, struct, subprocess, sys, threading
 
 sys.path.insert(0, "/usr/lib/mpsagent/lib/python%d.%d" % sys.version_info[:2])
-other, daemon = int(sys.argv[1]), int(sys.argv[2])
+other, daemon, results_in = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 results = {}
 
 
@@ -66,10 +79,30 @@ def _():
 @attempt("FORBIDDEN: put something into the public directory")
 def _():
     open("/tmp/nvidia-mps/probe", "w")
+
+# Number on x86_64 and aarch64, and arguments with which the kernel itself would say something else than EPERM.
+CALLS = {
+    "ptrace": (101, 117, 0, 0, 0, 0), "bpf": (321, 280, 9999, 0, 0), "perf_event_open": (298, 241, 0, 0, -1, -1, 0),
+    "io_uring_setup": (425, 425, 0, 0), "keyctl": (250, 219, 0, -3, 0), "userfaultfd": (323, 282, 0xFFFF),
+    "process_vm_writev": (311, 271, os.getpid(), 0, 0, 0, 0, 0), "init_module": (105, 105, 0, 0, 0),
+    "open_tree": (428, 428, -1, 0, 0), "memfd_create": (319, 279, b"probe", 0), "shmget": (29, 194, 0, 4096, 0o600),
+    "setpriority": (141, 140, 0, 0, 19), "setns": (308, 268, -1, 0), "name_to_handle_at": (303, 264, -1, b"", 0, 0, 0),
+}
+
+def refused(*names):
+    for name in names:
+        def call():
+            number = CALLS[name][platform.machine() == "aarch64"]
+            failed = ctypes.CDLL(None, use_errno=True).syscall(number, *CALLS[name][2:]) == -1
+            assert not failed or ctypes.get_errno() != errno.EPERM, "refused"
+        attempt("FORBIDDEN: call " + name)(call)
+
+refused("ptrace", "bpf", "perf_event_open", "io_uring_setup", "keyctl", "userfaultfd", "process_vm_writev",
+        "init_module", "open_tree")
 """
 
 END = r"""
-with open("/run/mpsagent/results.json", "w") as file:
+with open(results_in + "/results.json", "w") as file:
     json.dump(results, file)
 """
 
@@ -135,6 +168,8 @@ def _():
 """
 
 GATE_PROBE = r"""
+refused("memfd_create", "shmget", "setpriority", "setns", "name_to_handle_at")
+
 def notify(text, *descriptors):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
         sock.connect(os.environ["NOTIFY_SOCKET"])
@@ -204,7 +239,48 @@ def _():
 """
 
 
-def probed(node: Machine, unit: str, probe: str) -> dict[str, str]:
+API_PROBE = r"""
+refused("memfd_create", "shmget", "setpriority", "setns", "name_to_handle_at")
+
+@attempt("keep the history")
+def _():
+    base = sqlite3.connect("/var/lib/mpsagent-api/probe.db")
+    base.execute("PRAGMA journal_mode=WAL")
+    base.execute("CREATE TABLE one (x)")
+    base.executemany("INSERT INTO one VALUES (?)", [(number,) for number in range(20000)])
+    base.commit()
+    base.execute("VACUUM")
+    assert base.execute("SELECT count(*) FROM one GROUP BY x % 1").fetchone() == (20000,)
+
+@attempt("have both sockets, threads and names of users")
+def _():
+    import pwd
+    assert sorted(os.environ["LISTEN_FDNAMES"].split(":")) == ["api", "pages"]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(pwd.getpwuid(0).pw_name))
+    thread.start()
+    thread.join()
+    assert found == ["root"]
+
+@attempt("FORBIDDEN: see other users' processes")
+def _():
+    open("/proc/%d/stat" % other).read()
+
+@attempt("FORBIDDEN: signal another user's process")
+def _():
+    os.kill(other, 0)
+
+@attempt("FORBIDDEN: give orders to the gate")
+def _():
+    socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect("/run/mpsagent/gate.sock")
+
+@attempt("FORBIDDEN: see devices")
+def _():
+    open("/dev/zero-of-the-machine", "rb")
+"""
+
+
+def probed(node: Machine, unit: str, probe: str, place: str) -> dict[str, str]:
     """What came of each attempt, made by the unit itself with only its program replaced."""
     start_gate(node)
     start_daemon(node)
@@ -216,27 +292,116 @@ def probed(node: Machine, unit: str, probe: str) -> dict[str, str]:
     node.write(
         f"/etc/systemd/system/{unit}.d/probe.conf",
         "[Service]\nType=oneshot\nRestart=no\nWatchdogSec=0\nExecStartPre=\nExecStartPost=\nExecStart=\n"
-        f"ExecStart=/usr/bin/python3 -I /opt/probe.py {other.stdout.strip()} {daemon}\n",
+        f"ExecStart=/usr/bin/python3 -I /opt/probe.py {other.stdout.strip()} {daemon} {place}\n",
     )
     node.systemctl("daemon-reload")
     if unit == GATE:
         node.systemctl("stop", GATE)
     node.systemctl("start", unit)
-    found: dict[str, str] = json.loads(node.path("/run/mpsagent/results.json").read_text())
+    found: dict[str, str] = json.loads(node.path(f"{place}/results.json").read_text())
     return found
 
 
-@pytest.mark.parametrize(("unit", "probe"), [("mpsagent.service", AGENT), (GATE, GATE_PROBE)])
-def test_the_sandbox_lets_it_work_and_nothing_else(node: Machine, unit: str, probe: str) -> None:
+@pytest.mark.parametrize(
+    ("unit", "probe", "place"),
+    [
+        ("mpsagent.service", AGENT, "/run/mpsagent"),
+        (GATE, GATE_PROBE, "/run/mpsagent"),
+        ("mpsagent-api.service", API_PROBE, "/var/lib/mpsagent-api"),
+    ],
+    ids=["agent", "gate", "api"],
+)
+def test_the_sandbox_lets_it_work_and_nothing_else(node: Machine, unit: str, probe: str, place: str) -> None:
     """One machine for both directions: booting one for each attempt would take a minute."""
-    results = probed(node, unit, probe)
+    results = probed(node, unit, probe, place)
     wanted = {name: said for name, said in results.items() if not name.startswith("FORBIDDEN")}
     unwanted = {name: said for name, said in results.items() if name.startswith("FORBIDDEN")}
     assert set(wanted.values()) == {"done"}, json.dumps(wanted, indent=2)
     assert "done" not in unwanted.values(), json.dumps(unwanted, indent=2)
-    assert len(unwanted) >= 8
+    assert len(unwanted) >= 17
     if unit == GATE:
         kept = len(node.show(GATE, "FileDescriptorStorePreserve"))  # of a unit that has stopped: from systemd 254 on
         assert node.show(GATE, "NFileDescriptorStore")["NFileDescriptorStore"] == str(kept)
-    else:
+    elif unit == "mpsagent.service":
         assert node.systemctl("is-active", "probe-target.target") == "active"
+
+
+UNITS = ("mpsagent.service", GATE, "mpsagent-api.service")
+SHORT_TURNS = """
+[switch]
+after = "0.2s"
+grace = "0.2s"
+[hang]
+fault = "1s"
+terminate = "1s"
+kill_grace = "0.5s"
+"""
+PAUSING = '[instance.default]\nserver = "shared"\n[switch]\naction = "pause"\nslice = "1s"\n'
+
+
+def deadly(node: Machine) -> None:
+    """A call that is not in a unit's list ends its process from now on."""
+    for unit in UNITS:
+        node.write(f"/etc/systemd/system/{unit}.d/deadly.conf", "[Service]\nSystemCallErrorNumber=kill\n")
+
+
+def count(node: Machine, kind: str) -> int:
+    """Records of a kind."""
+    return sum(one["kind"] == kind for one in api(node, "/v1/events?cursor=0&limit=1000")["events"])
+
+
+def a_day(node: Machine) -> None:
+    """Turns that end by force, a fault, a paused user, deaths of all three, reloads, readers, orders, front-ends."""
+    node.write("/etc/mpsagent/policy.d/20-short.toml", SHORT_TURNS)
+    node.systemctl("reload", "mpsagent.service")
+    deaf = node.start(CLIENT, "sleep", "600", "--ignore-term", user=ALICE)
+    until_it_computes(deaf)
+    assert_served_exactly(node, BOB)
+    assert deaf.wait(60)
+    deaf.communicate()
+    for unit in UNITS:
+        before = node.show(unit, "MainPID")["MainPID"]
+        node.systemctl("kill", "--signal=KILL", "--kill-whom=main", unit)
+        until(
+            f"{unit} is back",
+            lambda unit=unit, before=before: node.show(unit, "MainPID")["MainPID"] not in ("0", before),
+        )  # type: ignore[misc]
+    until("ready for users", lambda: ready(node))
+    careless = node.start(CLIENT, "mind", "600", "1", user=ALICE)
+    until_it_computes(careless)
+    node.run(CLIENT, "oob", "0", user=ALICE, check=False)
+    assert_served_exactly(node, BOB)
+    careless.communicate(timeout=60)
+    node.write(
+        "/etc/mpsagent/policy.d/20-short.toml",
+        '[instance.default]\nserver = "shared"\n[switch]\naction = "pause"\nslice = "1s"\n',
+    )
+    node.systemctl("reload", "mpsagent.service")
+    before = count(node, "client.ended")
+    paused = [node.start(CLIENT, "sleep", "4", user=user) for user in (ALICE, BOB)]
+    until("both have ended", lambda: count(node, "client.ended") == before + 2)
+    assert count(node, "user.paused")
+    for one in paused:
+        one.send_signal(signal.SIGCONT)  # nsenter stops with what it has started
+        assert one.wait(60) == 0, one.communicate()
+        one.communicate()
+    for words in ("status", "queue", "clients", "events", "report", "timeline", "doctor", "metrics", "drain", "resume"):
+        node.run("mpsagent-cli", words, user=None if words in ("drain", "resume") else ALICE, check=False)
+    for user in (None, ALICE):
+        node.run("nvidia-cuda-mps-control", text="get_server_list\n", user=user, check=False)
+    until("ready for users", lambda: ready(node))
+    node.systemctl("kill", "--signal=KILL", CONTROL)
+    assert_served_exactly(node, ALICE)
+    assert [node.show(unit, "NRestarts") for unit in UNITS] == [{"NRestarts": "1"}] * 3
+    node.systemctl("restart", *UNITS)
+    until("ready for users", lambda: ready(node))
+
+
+def test_no_call_that_it_makes_is_missing_in_its_list(node: Machine) -> None:
+    """Where a call is refused a process goes on, and what it wanted is missing somewhere; here it ends it."""
+    deadly(node)
+    enable(node)
+    agent = agent_pid(node)
+    a_day(node)
+    assert agent_pid(node) != agent
+    assert api(node, "/v1/status")["agent"]
