@@ -13,8 +13,11 @@ from mpsagent.agent import saved
 from mpsagent.api import database
 from mpsagent.core.inputs import DrainOrdered, Peer
 from mpsagent.gate import state
+from mpsagent.gate.store import ConnectionName, DaemonName, KnownName, parse_name
 from mpsagent.mps.limits import Limits
+from mpsagent.system.gate_link import GateLink
 from mpsagent.system.store import Store
+from mpsagent.wire.link import VERSION, Hello, decode_from_gate
 from tests.agent.test_saved import core, told
 from tests.core.said import known
 
@@ -56,6 +59,29 @@ def test_a_gate_goes_on_with_what_it_was_told_last(released: Path, tmp_path: Pat
     assert told_last is not None
     assert told_last.fail_safe.threads == 10.0
     assert told_last.users[SECOND].limits == Limits(10.0, {0: 2 << 30})
+
+
+def test_a_gate_goes_on_with_the_connections_that_the_one_before_has_stored(released: Path) -> None:
+    """Who waits, who works, and how far a hand-over was: all that systemd keeps of them is a name for each."""
+    names = [parse_name(one) for one in (released / "descriptors.txt").read_text().splitlines()]
+    limits = Limits(10.0, {0: 2 << 30})
+    assert names == [
+        ConnectionName(3, 7),
+        ConnectionName(4, 8, privileged=True),
+        KnownName(SECOND, SECOND, 5, 998.0, limits),
+        KnownName(SECOND, SECOND, 6, 999.0, None, "gpu1", unseen=True),
+        DaemonName(3, 1, FIRST, FIRST, False, limits),
+    ]
+
+
+def test_a_gate_of_another_version_is_told_of_and_not_half_understood(released: Path) -> None:
+    """A package restarts both; where only the agent was, it says which command is missing."""
+    hello = decode_from_gate((released / "link.jsonl").read_bytes().splitlines()[0])
+    assert isinstance(hello, Hello)
+    assert hello.version < VERSION
+    said = GateLink._deliver(object.__new__(GateLink), hello, None)
+    assert said is not None
+    assert said.endswith("the gate is older and has to be restarted (systemctl restart mpsagent-gate)")
 
 
 def test_the_history_goes_on(released: Path, tmp_path: Path) -> None:
