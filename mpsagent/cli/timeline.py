@@ -79,10 +79,11 @@ def of_sessions(sessions: Iterable[Json], since: float, until: float, zone: tzin
 
 def page(picture: Picture, zone: tzinfo | None, width: int) -> list[str]:
     """A line for each entry of a user."""
-    from mpsagent.cli import tables, timeline_page
+    from mpsagent.cli import tables, timeline_page, wording
 
     found = [one for one in timeline_page.entries(picture) if one[2] != "alone"]  # that one says itself
-    rows = [[clock(zone)(at), text if text.startswith(who) else f"{who}: {text}"] for at, who, _, text in found]
+    told = ((at, text if text.startswith(who) else f"{who}: {text}") for at, who, _, text in found)
+    rows = [[clock(zone)(at), wording.safe(text, 1000)] for at, text in told]
     return tables.table(["AT", "WHAT"], rows, width, below=True) if rows else ["nobody had a GPU"]
 
 

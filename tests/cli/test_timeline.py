@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import pytest
 
 from mpsagent.api import views
-from mpsagent.cli import timeline_page, timeline_rows, timeline_svg
+from mpsagent.cli import timeline, timeline_page, timeline_rows, timeline_svg
 from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
 from tests.api.stand_in import serve
@@ -282,6 +282,15 @@ def test_the_svg_is_xml_whatever_names_are_like() -> None:
     ends = [float(one.attrib["x"]) + float(one.attrib["width"]) for one in things if "x" in one.attrib]
     assert max(ends) <= timeline_svg.WIDTH
     assert not list(root.iter(f"{space}script"))
+
+
+def test_the_list_names_whom_a_wait_was_for_and_obeys_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait says who had the GPU meanwhile; a name that a terminal would obey is written out."""
+    monkeypatch.setitem(NAMES, 1002, "bob\x1b[2J")
+    picture = of([connected(0, 1, 1001), ended(9, 1, 1001, 9.0), connected(10, 2, 1002, waited=8.0)], 20)
+    lines = timeline.page(picture, UTC, 300)
+    assert any("bob\\x1b[2J waited" in line and line.endswith("alice had the GPU") for line in lines), lines
+    assert "\x1b" not in "".join(lines)
 
 
 def test_the_command_writes_page_and_picture(tmp_path: Path) -> None:
