@@ -70,6 +70,7 @@ program() { # program MODULE:FUNCTION PLACE
 program mpsagent.system.prepare:main usr/lib/mpsagent/mpsagent-directories
 program mpsagent.system.control_start:main usr/lib/mpsagent/mpsagent-control-start
 program mpsagent.system.compute_mode:main usr/lib/mpsagent/mpsagent-compute-mode
+program mpsagent.system.terminal:main usr/lib/mpsagent/mpsagent-tell
 program mpsagent.system.generator:main usr/lib/systemd/system-generators/mpsagent-generator
 install -D -m755 systemd/mpsagent-open "$dest/usr/lib/mpsagent/mpsagent-open"
 

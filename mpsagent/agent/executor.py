@@ -23,6 +23,7 @@ from mpsagent.system.frontend import FrontEnd, Reply, Status
 from mpsagent.system.gate_link import GateLink
 from mpsagent.system.hooks import run_hook
 from mpsagent.system.processes import TICKS, Process, parent, start_time
+from mpsagent.system.terminal import Terminals
 from mpsagent.wire import codec
 
 RESUME_EVERY = 0.1
@@ -48,6 +49,7 @@ class Executor:
         clock: SteadyClock,
         tell: Callable[[list[inp.Input]], None],
         state: Callable[[], State],
+        terminals: Terminals,
     ) -> None:
         self.policy = policy
         self.freezer = Freezer(f"{where.home}/frozen")
@@ -65,6 +67,7 @@ class Executor:
         self._clients = clients
         self._clock = clock
         self._tell = tell
+        self._terminals = terminals
         self._state = state
 
     async def perform(self, action: act.Action) -> act.Done:
@@ -113,6 +116,9 @@ class Executor:
                 return problem is None, problem or ""
             case act.StartControl():
                 return await self._start(action)
+            case act.Tell():
+                problem = await self._terminals.tell(action.uid, action.pid, action.start, action.text)
+                return problem is None, problem or ""
             case act.RunHook():
                 ended = await run_hook(action.program, action.subject, deadline=action.deadline)
                 said = ended.problem or ended.err or ended.out

@@ -48,6 +48,7 @@ from mpsagent.system.gate_link import GateLink
 from mpsagent.system.logfiles import Position
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
+from mpsagent.system.terminal import Terminals
 
 TICK = 1.0
 """Seconds between two looks of the observer."""
@@ -111,7 +112,7 @@ class Agent(Recorder):
         self.supervisor = make_supervisor(policy, self.where, self._control_gone)
         self.executor = Executor(
             policy, self.where, self._front_end, self.supervisor, link, self.clients, clock, self.take,
-            lambda: self.core.state,
+            lambda: self.core.state, Terminals(unit=settings.supervise == "systemd"),
         )  # fmt: skip
         self.gate = GateSide(
             self.core, clock, self.clients, self.people, store, since, self.take

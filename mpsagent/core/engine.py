@@ -21,6 +21,7 @@ from mpsagent.core import (
     hangs,
     ladder,
     limits,
+    notices,
     pause,
     relayed,
     shutdown,
@@ -74,6 +75,7 @@ class Memories:
     shutdown: shutdown.Memory = field(default_factory=shutdown.Memory)
     apart: apart.Memory = field(default_factory=apart.Memory)
     limits: limits.Memory = field(default_factory=limits.Memory)
+    notices: notices.Memory = field(default_factory=notices.Memory)
     admission: admission.Memory = field(default_factory=admission.Memory)
     ladder: ladder.Memory = field(default_factory=ladder.Memory)
     doubts: confirmation.Memory = field(default_factory=confirmation.Memory)
@@ -315,6 +317,7 @@ _RULES = (
     ("hangs", hangs),
     ("starts", starts),
     ("limits", limits),
+    ("notices", notices),
     ("admission", admission),
     ("doubts", confirmation),
 )

@@ -298,11 +298,14 @@ def _kept(rules: Rules) -> str:
 
 
 def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
-    """What the user's programs see of the warning, at which training scripts save; also one that is let in later."""
+    """What the user's programs see of the warning, at which training scripts save, and people on their terminals; also
+    one that is let in later."""
     uid, rules = m.turn.uid, m.view.rules(m.turn.uid)
     clients = {(one.pid, one.peer.start) for one in m.clients if one.detached is None} - m.memory.signalled
+    m.remember(signalled=m.memory.signalled | clients)
+    for pid, start in sorted(clients) if rules.terminal and uid else ():
+        yield act.Tell(pid=pid, start=start, uid=uid, text=reason, reason=reason, rule=rules.origin("terminal").key)
     if rules.switch_warning_signal != "none" and clients:
-        m.remember(signalled=m.memory.signalled | clients)
         number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("switch.warning_signal").key
         for pid, start in sorted(clients):
             why = f"{reason}; {number.name} to client {pid} of user {uid}"

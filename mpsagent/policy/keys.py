@@ -136,6 +136,11 @@ KEYS: tuple[Key, ...] = (
         "limits", "idle_timeout", kinds.duration(1, LONG, never=True), _WHO,
         "a user's clients that used no CPU for so long are ended if another user waits",
     ),
+    Key(
+        "limits", "terminal", FLAG, _WHO,
+        "`true`: a process that waits for more than 10 s is told so on its terminal, when it is served, and before its "
+        "turn ends: one line each", False,
+    ),
     Key("limits", "enforce", FLAG, _WHO, _REPORT, True, attribute="enforce_limits", label="enforce.limits"),
     # --- turns
     Key(

@@ -54,6 +54,7 @@ class Rules:
     priority: int = default("limits", "priority")
     client_priority: Literal["normal", "below-normal"] = default("limits", "client_priority")
     over_limits: Literal["report", "memory", "terminate"] = default("limits", "over_limits")
+    terminal: bool = default("limits", "terminal")
     max_runtime: float | None = default("limits", "max_runtime")
     idle_timeout: float | None = default("limits", "idle_timeout")
     switch_after: float | None = default("switch", "after")
@@ -282,6 +283,11 @@ class Policy:
     def pauses(self) -> bool:
         """Some user's turns end in a pause."""
         return any(path[-2:] == ("switch", "action") and one.value == "pause" for path, one in self.settings.items())
+
+    @property
+    def terminal(self) -> bool:
+        """Some user is told on terminals."""
+        return any(path[-1] == "terminal" and one.value for path, one in self.settings.items())
 
     @property
     def multiuser(self) -> bool:

@@ -67,6 +67,7 @@ def test_systemd_has_no_complaint_about_the_units(tmp_path: Path) -> None:
     for program in (
         *("usr/bin/mpsagent", "usr/bin/mpsagent-cli", "usr/bin/mpsagent-api", "usr/bin/mpsagent-gate", "usr/bin/env"),
         *(f"usr/lib/mpsagent/mpsagent-{name}" for name in ("open", "directories", "compute-mode", "control-start")),
+        "usr/lib/mpsagent/mpsagent-tell",
     ):
         (tmp_path / program).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy("/bin/true", tmp_path / program)

@@ -231,7 +231,7 @@ class Stage:
                 self._answer(action, True)
             case act.StartControl():
                 self.after(0.05, lambda: self._start_control(action))
-            case act.RunHook():
+            case act.RunHook() | act.Tell():
                 self.after(0.01, lambda: self._answer(action, True))
             case act.Report():
                 pass

@@ -91,6 +91,7 @@ _GOOD = {
     "action": ['"quit"', '"none"'],
     "exempt": ["true"],
     "client_priority": ['"normal"', '"below-normal"'],
+    "terminal": ["true"],
     "over_limits": ['"report"', '"memory"', '"terminate"'],
     "otherwise": ['"none"'],
     "apart_users": ["1", "128"],

@@ -1,0 +1,107 @@
+"""One line on the terminal of a process, written as the process's user: never as root, never waiting.
+
+The agent has no right to be another user. Under systemd a unit is the user, ``mpsagent-tell@UID.service``; without it a
+process that is started by root gives all rights up before it opens anything of the user's. It writes where the
+process's own stderr, stdout or stdin is a terminal, by /proc, so a terminal in a container or of tmux is the right one,
+and the kernel says whether this user may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from mpsagent.system import whole_file
+from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus, Systemd
+from mpsagent.system.processes import start_time
+from mpsagent.system.spawn import run_program
+from mpsagent.system.threads import in_thread
+
+DEADLINE = 5.0
+LONGEST = 400
+STEP = 0.02
+
+
+class Terminals:
+    """``unit``: by systemd, which opens the file with the words for the helper."""
+
+    _one = asyncio.Lock()
+
+    def __init__(self, *, unit: bool, systemd: Systemd | None = None, run_directory: str = RUN_DIRECTORY) -> None:
+        self._systemd = systemd or SystemBus() if unit else None
+        self._directory = Path(run_directory, "tell")
+
+    async def tell(self, uid: int, pid: int, start: int, text: str) -> str | None:
+        """One after the other, whichever instance it is about: a user has one unit. Why it was not told, or None."""
+        words = json.dumps({"pid": pid, "start": start, "text": text}).encode()
+        async with self._one:
+            if uid == 0:
+                return "root is told nothing"
+            if self._systemd is not None:
+                return await in_thread(_by_unit, self._systemd, self._directory, uid, words, deadline=DEADLINE)
+            argv = [sys.executable, "-P", "-m", __name__, str(uid)]
+            ended = await run_program(argv, _environment(), feed=words, deadline=DEADLINE)
+            return None if ended.code == 0 else ended.problem or ended.err.strip()[-200:] or "it has no terminal"
+
+
+def _environment() -> Mapping[str, str]:
+    kept = {name: os.environ[name] for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+    return {"PATH": os.defpath, "LANG": "C.UTF-8", **kept}
+
+
+def _by_unit(systemd: Systemd, directory: Path, uid: int, words: bytes) -> str | None:
+    import time
+
+    unit, file = f"mpsagent-tell@{uid}.service", directory / str(uid)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    whole_file.write(file, words)
+    try:
+        systemd.start(unit)
+        while (state := systemd.state(unit)).job or state.active in ("activating", "deactivating"):
+            time.sleep(STEP)
+    finally:
+        with suppress(OSError):
+            file.unlink()
+    return None if state.active == "inactive" else f"{unit} has {state.active}"
+
+
+# --- the helper -------------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """``mpsagent-tell UID``, with the words on stdin."""
+    uid, said = int(sys.argv[1]), json.loads(os.read(0, 4096))
+    if os.geteuid() == 0 and uid > 0:
+        with open(f"/proc/{int(said['pid'])}/status", encoding="ascii", errors="replace") as status:
+            gid = int(next(line for line in status if line.startswith("Gid:")).split()[1])  # /proc asks for the same
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    if 0 in os.getresuid() or os.geteuid() != uid:
+        return 2
+    return 0 if write(int(said["pid"]), int(said["start"]), str(said["text"])) else 1
+
+
+def write(pid: int, start: int, text: str) -> bool:
+    """Whether a terminal of the process has taken the line. One that is stopped (Ctrl-S) takes none, and is not waited
+    for."""
+    line = "".join(one if one.isprintable() else "?" for one in text[:LONGEST])
+    for number in (2, 1, 0):
+        with suppress(OSError):
+            terminal = os.open(f"/proc/{pid}/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            try:
+                if os.isatty(terminal) and start_time(pid) == start:
+                    os.write(terminal, f"\r\nmpsagent: {line}\r\n".encode())
+                    return True
+            finally:
+                os.close(terminal)
+    return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())

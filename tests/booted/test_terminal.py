@@ -1,0 +1,30 @@
+"""mpsagent-tell@.service: a word on the terminal of who waits, written by a unit of that user."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.booted.machine import Machine
+from tests.booted.service import CLIENT, enough, until, until_it_computes
+
+HOLDER, WAITER = "2001", "2002"
+ON_A_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+
+
+def test_who_waits_is_told_on_the_terminal_and_who_has_none_is_not(running: Machine) -> None:
+    running.write("/etc/mpsagent/policy.d/terminal.toml", '[limits]\nterminal = true\n[switch]\nafter = "1h"\n')
+    running.run("mpsagent-cli", "reload")
+    holder = running.start(CLIENT, "sleep", "600", user=HOLDER)
+    until_it_computes(holder)
+    waiter = running.start("/usr/bin/python3", "-c", ON_A_TERMINAL, CLIENT, "sleep", "600", user=WAITER)
+    said: list[str] = []
+    reader = threading.Thread(target=lambda: said.extend(iter(lambda: waiter.stdout.read(1), "")))  # type: ignore[union-attr]
+    reader.start()
+    until("the waiting user is told", lambda: "waits for the GPU: it is the turn of" in "".join(said))
+    enough(running, HOLDER)
+    until("and that the wait is over", lambda: "has the GPU now, after" in "".join(said))
+    enough(running, WAITER)
+    waiter.wait(60)
+    reader.join(60)
+    assert running.show(f"mpsagent-tell@{WAITER}.service", "User", "Result") == {"User": WAITER, "Result": "success"}
+    until("no words are left", lambda: running.run("ls", "-A", "/run/mpsagent/tell").stdout == "")

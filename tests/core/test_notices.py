@@ -1,0 +1,52 @@
+"""Words on terminals: why a process waits, that it is served, and that its turn ends; only where the policy says so."""
+
+from __future__ import annotations
+
+from mpsagent.core import actions as act
+from tests.core.harness import ALICE, BOB, POLICY, Stage
+
+TELLS = POLICY.replace("[limits]", "[limits]\nterminal = true")
+
+
+def told(stage: Stage) -> list[tuple[int, str]]:
+    said = [one for one in stage.actions(act.Tell) if isinstance(one, act.Tell)]
+    return [(one.pid, one.text.removeprefix(f"process {one.pid} ")) for one in said]
+
+
+def test_who_waits_is_told_once_and_again_when_served_and_who_has_to_go_before() -> None:
+    stage = Stage(TELLS).up()
+    alice = stage.client(ALICE)
+    stage.run(1)
+    bob = stage.client(BOB)
+    stage.run(9.5)
+    assert told(stage) == [], "nobody has waited for 10 s"
+    stage.run(3)
+    assert told(stage) == [
+        (alice.pid, f"user {ALICE} has had the GPU for 10.0s while user {BOB} waits; its turn ends in 5.00s"),
+        (bob.pid, f"waits for the GPU: it is the turn of user {ALICE}"),
+    ]
+    stage.run(60)
+    assert stage.working(bob)
+    assert [pid for pid, _ in told(stage)] == [alice.pid, bob.pid, bob.pid]
+    assert told(stage)[2][1].startswith("has the GPU now, after ")
+
+
+def test_without_the_key_nobody_is_told() -> None:
+    stage = Stage(POLICY).up()
+    stage.client(ALICE)
+    stage.run(1)
+    stage.client(BOB)
+    stage.run(60)
+    assert told(stage) == []
+
+
+def test_a_crowd_of_one_user_is_told_a_few_at_a_time_and_who_has_gone_never() -> None:
+    stage = Stage(TELLS.replace('"10s"', '"1h"')).up()
+    stage.client(ALICE)
+    stage.run(1)
+    crowd = [stage.client(BOB) for _ in range(50)]
+    stage.run(20)
+    assert [pid for pid, _ in told(stage)] == [one.pid for one in crowd[:4]]
+    stage.ends(crowd[0])
+    stage.run(1)
+    assert [pid for pid, _ in told(stage)] == [one.pid for one in crowd[:5]]
