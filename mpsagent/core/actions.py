@@ -38,11 +38,13 @@ class RefuseConnection(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseClient(Action):
-    """A client has left its server while its process lives on: what it asks next is a new admission."""
+    """A client has left its server while its process lives on: what it asks next is a new admission. Not where it has
+    passed more often than ``connections``; None: in any case."""
 
     pid: int
     start: int
     uid: int
+    connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +201,7 @@ def to_gate(action: ToGate, instance: str) -> link.FromAgent:
         case RefuseConnection():
             return link.Refuse(action.connection, action.reason)
         case ReleaseClient():
-            return link.Release(action.pid, action.start)
+            return link.Release(action.pid, action.start, action.connections)
         case CountClient():
             return link.Found(action.pid, action.uid, action.start, action.limits, instance)
 

@@ -267,8 +267,11 @@ def _releases(
         asked.add(key)
         reason = f"client {client.pid} of user {client.uid} has left its server; its process lives on"
         todo.append(
-            act.ReleaseClient(pid=client.pid, start=client.peer.start, uid=client.uid, reason=reason, rule=RULE)
-        )
+            act.ReleaseClient(
+                pid=client.pid, start=client.peer.start, uid=client.uid, connections=client.connections, reason=reason,
+                rule=RULE,
+            )
+        )  # fmt: skip
     return frozenset(asked), todo, wake
 
 

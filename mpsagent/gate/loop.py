@@ -345,7 +345,7 @@ class Gate:
             case link.Release():
                 process = (message.pid, message.start)
                 given = any(one.released(process) for one in self._instances)
-                self._processes.release(process, given=given)
+                self._processes.release(process, message.connections, given=given)
             case link.Found():
                 name = self._instances.get(message.instance).name
                 found = self._processes.found((message.pid, message.start), message.uid, message.limits, name)

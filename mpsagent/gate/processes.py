@@ -125,10 +125,17 @@ class KnownProcesses:
         self._replace(process, pidfd, str(KnownName(uid, gid, process[1], known.since, limits, instance, True)))
         return known
 
-    def release(self, process: Process, *, given: bool = False) -> None:
-        """The agent says that it has left its server. ``given``: another connection of it is being handed over, and it
+    def release(self, process: Process, connections: int | None = None, *, given: bool = False) -> None:
+        """The agent says that it has left its server, when it had passed so often (None: whatever it has done since).
+        One that has passed since is at work again. ``given``: another connection of it is being handed over, and it
         will be known by that."""
-        self._queue.forget(process) if given else self._forget(process)
+        known = self._queue.known_process(process)
+        if known is not None and connections is not None and known.connections > connections:
+            known.connections -= connections  # the agent counts anew, with what it has still to hear
+        elif given:
+            self._queue.forget(process)
+        else:
+            self._forget(process)
 
     def pidfd(self, process: Process) -> int | None:
         """A copy, for another owner to close."""

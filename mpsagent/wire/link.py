@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 3
+VERSION = 4
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -280,11 +280,13 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The process has left its server: it is not known any more, and its next connection is a new knock."""
+    """The process has left its server: it is not known any more, and its next connection is a new knock. Not where it
+    has passed since: ``connections`` says how often it had, as far as the agent knows; None: whatever it does."""
 
     kind: ClassVar[str] = "release"
     pid: int
     start: int
+    connections: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

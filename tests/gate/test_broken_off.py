@@ -213,6 +213,28 @@ def test_a_release_that_crosses_a_hand_over_does_not_make_room_for_another_proce
     other.served()
 
 
+def test_a_release_from_before_the_last_hand_over_makes_no_room_for_another_process(rig: Rig) -> None:
+    """The agent had not heard yet that the process had passed again, and two worked beside max_clients = 1."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30), max_clients=1)))
+    client = rig.client(A)
+    client.served()
+    client.more()
+    client.served(2)
+    start = agent.wait(Passed, 2, pid=client.pid).start
+    agent.say(Release(client.pid, start, 1))
+    other = rig.waiting_client(A)
+    agent.wait(Knock, pid=other.pid)
+    for number in (7, 8):  # the gate has looked who may pass
+        agent.say(admissions(User(A, "all", limits(30), max_clients=1), number=number))
+        agent.wait(Applied, number=number)
+    assert not agent.all(Passed, pid=other.pid)
+    agent.say(Release(client.pid, start, 1))  # by now it has heard of it, and counts anew
+    other.served()
+
+
 def test_a_connection_that_changed_hands_is_refused(rig: Rig) -> None:
     """Who connected is who would be ended for it, so a child may not take its parent's place."""
     rig.start_daemon()

@@ -18,6 +18,7 @@ from mpsagent.system.gate_link import GateLink
 from mpsagent.system.processes import Process
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
 from mpsagent.wire.link import (
+    VERSION,
     Admissions,
     FromGate,
     Hello,
@@ -223,7 +224,7 @@ async def test_it_comes_back_by_itself_and_hears_everything_anew(tmp_path: Path)
         ([b"{"], "not JSON"),
         ([b'{"kind":"knock"}'], "not complete"),
         ([encode(Left(1))], "hello"),
-        ([encode(Hello(7, 1.0, version=99))], "version 99 of the link, this agent 2: the agent is older"),
+        ([encode(Hello(7, 1.0, version=99))], f"version 99 of the link, this agent {VERSION}: the agent is older"),
         (
             [encode(Hello(7, 1.0, version=1))],
             "the gate is older and has to be restarted (systemctl restart mpsagent-gate)",

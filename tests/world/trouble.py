@@ -101,7 +101,7 @@ class Day(Plan):
 class GuestLife(Life):
     kind: str = "honest"
     inside: bool = False
-    """It has contexts at a server, as far as it knows."""
+    """It has a channel at a server."""
 
 
 class Liar(Client):
@@ -199,13 +199,12 @@ class Returning(Client):
             context = yield from self.meet(1)
             if context is None or (yield from context.hear()) is None:
                 return
-            life.inside = True  # type: ignore[attr-defined]
             yield [], kernel.now + self.world.chance.uniform(0.05, 0.4)
-            life.inside = False  # type: ignore[attr-defined]
             context.close()
             yield [], kernel.now + 0.015
+            life.inside = False  # type: ignore[attr-defined]
             channel.close()
-            yield [], kernel.now + self.world.chance.uniform(0.9, 1.4)
+            yield [], kernel.now + self.world.chance.choice((0.505, 0.51, 0.515)) + self.world.chance.uniform(0.0, 0.01)
 
 
 PEOPLE: Mapping[str, type[Client]] = {
@@ -244,7 +243,6 @@ class Watchful(Judges):
         return all(self.world.kernel.now - at > span for at, _ in self.faults)
 
     def works(self, life: Life) -> None:
-        life.inside = True  # type: ignore[attr-defined]
         if life.limits != self.day.limits[life.uid] and not (self.day.doubts and life.limits is not None):
             self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says "
                       f"{self.day.limits[life.uid]}")  # fmt: skip
@@ -292,6 +290,9 @@ class Watchful(Judges):
 
     def arrived(self, server: ServerProcess, pid: int, client: ClientOf) -> None:
         self._server[pid] = server.process
+        for life in self.lives:
+            if life.process.pid == pid and life.process.alive:
+                life.inside = True  # type: ignore[attr-defined]
 
     def served(self, life: Life) -> bool:
         """Its server lives."""
@@ -539,7 +540,7 @@ def crowd(chance: random.Random, seed: int) -> Day:
     """Many users with many processes each, one of whom may work at a time, each process with a share of its own."""
     limits = {3001 + place: (5.0, 1024) for place in range(18)}
     *crowding, late = limits
-    comings = [Guest(2 + place / 10 + chance.uniform(0, 2), uid, 1.0 if place else 60.0)
+    comings = [Guest(2 + place / 10 + chance.uniform(0, 2), uid, 60.0)
                for uid in crowding for place in range(9)]  # fmt: skip
     comings += [Guest(8 + chance.uniform(0, 5), late, 1.0)]
     text = '[cgroup."/user.slice/*"]\nthreads = 5\n'
