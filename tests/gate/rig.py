@@ -45,7 +45,7 @@ def limits(threads: float, gigabytes: int = 0) -> Limits:
 
 
 def admissions(*users: User, **more: Any) -> Admissions:
-    values: dict[str, Any] = {"open": True, "devices": (0,), "fail_safe": limits(10, 1)}
+    values: dict[str, Any] = {"open": True, "devices": (0,), "fail_safe": limits(10, 1), "parallel": True}
     return Admissions(users={user.uid: user for user in users}, **(values | more))
 
 

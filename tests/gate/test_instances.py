@@ -270,7 +270,7 @@ def test_without_an_agent_to_be_had_all_are_served(rig: Rig) -> None:
     agent.say(admit(ONE, A))
     agent.say(admit(TWO, B))
     agent.wait(Applied, instance=TWO)
-    tables = everybody(rig.state, None)
+    tables = everybody(rig.state, None, rig.hidden)
     assert [(table.instance, table.open, dict(table.users)) for table in tables] == [("", True, {}), (TWO, True, {})]
     assert rig.keeper is not None
     rig.keeper.terminate()
