@@ -20,7 +20,7 @@ LONG = (
     # the same work ten times as large, or on two GPUs
     "test_linear.py", "test_hostile_day.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py",
     "gate/test_hostile.py",
-    "world/test_heart.py", "fuzz/test_fuzz.py::test_new_words",
+    "world/test_heart.py", "fuzz/test_fuzz.py::test_new_words", "world/test_trouble.py",
     "gate/test_kills.py::test_kills_at_random_under_load",
     "api/test_views.py::test_every_state_of_every_recording_can_be_shown",
     "cli/test_replay.py::test_a_hundred_megabytes_need_little_memory",
