@@ -127,8 +127,8 @@ def cgroup(pid: int) -> str | None:
 def cgroup_of(text: str) -> str | None:
     """One path of those in /proc/PID/cgroup: the freezer's where there is one (version 1), because systemd leaves that
     hierarchy to batch systems and names their service in all others; else the unified one's; else the first that says
-    more than the root."""
-    rows = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    more than the root. A path may have every letter but a newline, and users name cgroups of their own."""
+    rows = [line.split(":", 2) for line in text.split("\n") if line.count(":") >= 2]
     rows.sort(key=lambda row: (row[1] != "freezer", row[:2] != ["0", ""]))
     said = next((path for _, _, path in rows if path != "/"), "/")
     return said[:LONGEST_CGROUP] if rows else None
