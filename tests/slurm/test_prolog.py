@@ -1,0 +1,55 @@
+"""The prolog alone: nothing that a job says of itself makes a lease that the agent refuses, which drains the node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+PROLOG = Path(__file__).resolve().parents[2] / "packaging" / "slurm" / "prolog"
+
+
+def leased(place: Path, shown: str, settings: str, **environment: str) -> list[str]:
+    """What a job's lease is ordered with."""
+    for name, text in (("scontrol", f"cat <<'END'\n{shown}\nEND"), ("cli", f'printf "%s\\n" "$@" >{place}/said')):
+        (place / name).write_text(f"#!/bin/sh\n{text}\n")
+        (place / name).chmod(0o755)
+    (place / "conf").write_text(f"PATH={place}:$PATH\nclient={place}/cli\nproctrack=proctrack/cgroup\n{settings}\n")
+    given = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_UID": "1000",
+        "MPSAGENT_SLURM_SETTINGS": str(place / "conf"),
+        **environment,
+    }
+    done = subprocess.run(["sh", str(PROLOG)], env={**os.environ, **given}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return (place / "said").read_text().split("\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [
+        ("JobName=x Nodes=a GRES=shard:4(IDX:0)", "50.0"),
+        ("JobName=x Nodes=a GRES=shard:h200:4(0/8) Nodes=b GRES=shard:2(IDX:0)", "25.0"),
+        ("JobName=x GRES=shard:0 Nodes=a GRES=shard:4(IDX:0)", "50.0"),
+        ("JobName=x GRES=shard:08 Nodes=a GRES=shard:4(IDX:0)", "50.0"),
+        ("JobName=x GRES=shard:99999 Nodes=a GRES=gpu:1(IDX:0)", "100.0"),
+        ("JobName=x GRES=shard:99999999999999999999 Nodes=a GRES=gpu:1(IDX:0)", "100.0"),
+        ("JobName=x GRES=gpu:1 Nodes=a GRES=gpu:1(IDX:0)", "100.0"),
+    ],
+)
+def test_a_jobs_name_neither_drains_a_node_nor_makes_a_share_larger(
+    tmp_path: Path, text: str, threads: str
+) -> None:
+    words = leased(tmp_path, text, "shards=8", SLURM_JOB_GPUS="0", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="")
+    assert words[words.index("--threads") + 1] == threads
+
+
+@pytest.mark.parametrize(("tasks", "each"), [("4", "7.5"), ("301", "0.1"), ("100000", "0.1")])
+def test_a_job_of_many_tasks_drains_no_node(tmp_path: Path, tasks: str, each: str) -> None:
+    words = leased(
+        tmp_path, "", 'processes="$SLURM_JOB_NTASKS"', CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30", SLURM_JOB_NTASKS=tasks
+    )
+    assert [words[words.index(one) + 1] for one in ("--threads", "--total-threads")] == [each, "30.0"]
