@@ -19,6 +19,9 @@ SECONDS = frozenset({"gpu", "waited", "longest", "paused"})
 MOST = ("longest", "threads", "memory", "users")
 WHOSE = {"user": ("user", "uid"), "group": ("group",), "day": ("day",), "job": ("job", "user", "uid")}
 """Whose a row is: the same user has the same uid on all nodes of a cluster."""
+MORE = {"job": ("threads", "memory"), "group": ("users",)}
+"""Numbers that only such a row has."""
+MOST_EVER = 2.0**63
 OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "forced")
 """What a page has room for; CSV and JSON have the rest, too."""
 
@@ -76,6 +79,8 @@ def report(
         raise click.UsageError("--merge and FILES go together: report --merge a.json b.json")
     last = _day(until) or ask.now().date()
     first = _day(since) or last - timedelta(days=29)
+    if len({file.resolve() for file in files}) < len(files):
+        raise click.UsageError("a file is given twice, and would count twice")
     query = {"by": by if job is None else "job", "job": job, "first": first, "last": last}
     if as_json and not merge:
         ask.show(path, target("/v1/report", query), True, lambda body: [])
@@ -93,10 +98,17 @@ def _read(file: Path) -> Json:
     """A report in a file."""
     try:
         body: Json = json.loads(file.read_bytes())
-        numbers = [row[name] for row in body["rows"] for name in SUMS]
-        if body["by"] in WHOSE and body["first"] <= body["last"] and all(isinstance(n, int | float) for n in numbers):
+        names, whose = (*SUMS, *MORE.get(body["by"], ())), WHOSE[body["by"]]
+        numbers = [row[name] for row in body["rows"] for name in names]
+        words = [row[name] for row in body["rows"] for name in whose if name != "uid"]
+        numbers += [0 if row["uid"] is None else row["uid"] for row in body["rows"] if "uid" in whose]
+        if (
+            date.fromisoformat(body["first"]) <= date.fromisoformat(body["last"])
+            and all(isinstance(one, int | float) and 0 <= one < MOST_EVER for one in numbers)
+            and all(isinstance(one, str | None) for one in words)
+        ):
             return body
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     raise click.UsageError(f"{file} has no report: write it with mpsagent-cli report --json")
 

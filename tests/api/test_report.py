@@ -193,7 +193,13 @@ def test_reports_of_several_nodes_are_added_up(tmp_path: Path) -> None:
     Path(files[2]).write_text(json.dumps({**report, "by": "user", "rows": []}))
     for words in (["--merge", *files], [files[0]], ["--merge"]):
         assert CliRunner().invoke(cli, ["report", *words]).exit_code == 2
-    for text in ("", "[]", '{"rows": [1]}', json.dumps({**report, "rows": [{**job, "gpu": "1"}]})):
+    assert "given twice" in CliRunner().invoke(cli, ["report", "--merge", files[0], files[0]]).output
+    odd = {"gpu": "1", "user": {}, "uid": [], "job": 5, "longest": float("nan"), "faults": 10**4000}
+    rows = [{**job, name: value} for name, value in odd.items()]
+    rows += [{name: value for name, value in job.items() if name != one} for one in ("threads", "user", "gpu")]
+    wrong: list[dict[str, object]] = [{**report, "rows": [row]} for row in rows]
+    wrong += [{**report, "first": 1, "last": 2, "rows": []}, {**report, "by": [], "rows": []}]
+    for text in ("", "[]", '{"rows": [1]}', "[" * 100_000, *map(json.dumps, wrong)):
         Path(files[2]).write_text(text)
         done = CliRunner().invoke(cli, ["report", "--merge", files[2]])
         assert (done.exit_code, "c.json has no report" in done.output) == (2, True)
