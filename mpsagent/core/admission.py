@@ -149,7 +149,7 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     admitted = _admitted(view) if is_open else []
     users = {uid: _user(view, uid, known_only=bool(held)) for uid in admitted}
     named = list(_named(view, admitted)) if view.shares else []
-    jobs = {share.job: _job(view, share) for _, share in named if share is not None}
+    jobs = {share.counted_as: _job(view, share) for _, share in named if share is not None}
     return Admissions(
         open=is_open, users=users, room=_room(view), fail_safe=fail_safe, devices=devices,
         set_limits=view.limits_enforced, processes={one.key: one for one, _ in named}, jobs=jobs,
@@ -161,12 +161,12 @@ def _named(view: View, users: list[int]) -> Iterator[tuple[Named, Share | None]]
     reason take nobody's place."""
     for one in chain.from_iterable(view.jobs().values()):
         if (share := view.job(one.peer)) is not None and one.detached is None:
-            yield Named(one.pid, one.peer.start, one.limits, share.job), share
+            yield Named(one.pid, one.peer.start, one.limits, share.counted_as), share
     lines = [islice(_with_room(view, uid), OF_ONE_USER) for uid in users]
     for held in islice(filter(None, chain.from_iterable(zip_longest(*lines))), MOST_PROCESSES):
         share = view.job(held.peer)
         limits = at_most(view.limits_of(held.peer))
-        yield Named(held.peer.pid, held.peer.start, limits, "" if share is None else share.job), share
+        yield Named(held.peer.pid, held.peer.start, limits, "" if share is None else share.counted_as), share
 
 
 def _with_room(view: View, uid: int) -> Iterator[Held]:
@@ -191,7 +191,8 @@ def _has_room(view: View, peer: Peer, share: Share) -> bool:
 def _job(view: View, share: Share) -> Job:
     total = share.total(view.state.devices)
     clients = view.clients_of_job(share.job)
-    return Job(share.job, share.max_clients, None if total is None else memory_use.left(view.state, clients, total))
+    left = None if total is None else memory_use.left(view.state, clients, total)
+    return Job(share.counted_as, share.max_clients, left)
 
 
 def _user(view: View, uid: int, *, known_only: bool) -> User:

@@ -240,8 +240,10 @@ class View:
 
     def job(self, peer: Peer) -> Share | None:
         """What bounds this process together with the others of its job, under what bounds its user."""
-        share = self._enforced(peer)
-        return share if share is not None and share.bounds else None
+        share = self.share(peer)
+        if share is None or not share.bounds:
+            return None
+        return share if not self.identified(peer.uid) or self.rules(peer.uid).enforce_limits else None
 
     def bounds(self, peer: Peer) -> Iterator[tuple[str, Rules | Share, tuple[Client, ...]]]:
         """What bounds a process together with others: its user's rules, and its job's share, with the clients there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +11,9 @@ from functools import lru_cache
 from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy import values
 from mpsagent.policy.origins import Origin
+
+LONGEST_NAME = 64
+"""Letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,13 @@ class Share:
         """``cgroup /a``, ``job slurm-17``, ``lease 3``."""
         kind = "cgroup " if self.job.startswith("/") else "" if self.job == self.source else "job "
         return kind + self.job
+
+    @property
+    def counted_as(self) -> str:
+        """The job's name between agent and gate. Whoever works from an earlier lease of that name is not the job's; and
+        it is short, because users name cgroups and all jobs have to fit into one message."""
+        name = self.job if self.job.startswith("/") else self.source
+        return name if len(name) <= LONGEST_NAME else hashlib.sha256(name.encode()).hexdigest()
 
     def total(self, devices: Sequence[Device]) -> Total | None:
         """What all client processes of the job may use together; None: there is no such bound."""

@@ -222,6 +222,44 @@ def test_a_gate_and_an_agent_that_begin_anew_know_whose_the_processes_are() -> N
     assert [stage.working(one) for one in crowd[2:]] == [True, False]
 
 
+def test_a_job_that_is_given_again_has_nothing_of_the_one_before_that_it_does_not_cover() -> None:
+    """The same name for another cgroup and user: whoever works on from the first one keeps nobody of the second."""
+    stage = Stage(TOTALS, together=True).up()
+    for number, uid, cgroup in ((1, ALICE, "/slurm/job_17"), (2, BOB, "/slurm/again_17")):
+        share = Share(f"lease {number}", total_threads=10.0, job="slurm-17")
+        lease = Lease(number, share, stage.now, stage.now + 1000, 0, uid, cgroup, name="slurm-17")
+        stage.feed(inp.LeaseEnded(stage.now, number - 1, 0), inp.LeaseGiven(stage.now, lease))
+        crowd = [stage.client(uid, cgroup=cgroup) for _ in range(2)]
+        stage.run(1)
+        assert [stage.working(one) for one in crowd] == [True, False]
+
+
+def test_a_job_has_its_total_also_over_users_whom_nobody_can_name() -> None:
+    """The name service is away when gate and agent begin anew: who works counts all the same."""
+    stage = Stage(TOTALS, together=True).up()
+    first = [stage.client(ALICE, cgroup="/jobs/17") for _ in range(3)]
+    stage.run(1)
+    bob = stage.client(BOB, cgroup="/jobs/17")
+    stage.gate.own.clear()
+    stage.kill_agent()
+    alice = stage.identities.pop(ALICE)
+    stage.start_agent()
+    stage.run(1)
+    assert [stage.working(one) for one in (*first, bob)] == [True] * 3 + [False]
+    stage.identities[ALICE] = alice
+
+
+def test_a_long_name_of_a_cgroup_is_a_short_one_in_the_gates_table() -> None:
+    """Users name cgroups, and with long names the jobs of a table would be too much for one message."""
+    stage = Stage(TOTALS + '[cgroup."job-*"]\ntotal_threads = 10\n', together=True).up()
+    crowd = [stage.client(ALICE, cgroup=f"/{chr(0x1F600) * 500}{n}/job-1") for n in (1, 2, 2)]
+    stage.run(1)
+    assert [stage.working(one) for one in crowd] == [True, True, False]
+    table = stage.gate.table
+    assert [len(name) for name in table.jobs] == [64, 64]
+    assert {one.job for one in table.processes.values()} == set(table.jobs)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @both
 def test_with_200_clients_no_job_is_ever_over(seed: int, together: bool) -> None:
