@@ -115,7 +115,10 @@ class SocketObject:
         process = _call("accept")
         if not self.file.queue:
             raise _error(errno.EAGAIN)
-        return SocketObject(fileno=process.install(self.file.queue.popleft())), ""
+        file = self.file.queue.popleft()
+        if file.peer is not None:
+            file.peer.accepted = kernel.now
+        return SocketObject(fileno=process.install(file)), ""
 
     def send(self, data: bytes) -> int:
         return self.sendmsg([data])

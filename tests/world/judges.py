@@ -21,7 +21,7 @@ IDLE_KILLED, IDLE_STOPPED = 3.0, 12.0
 """The same, in addition, after a death (another daemon is started, the gate comes back, a handshake is finished for one
 who has gone) and after a process was stopped (a silent daemon has `hang.control` to answer)."""
 HELD_UP = 6.0
-"""The same while a hostile client lives, which can take MPS up each time: the gate gives it 5 to meet its server."""
+"""The same for each hostile client, which can take MPS up: the gate gives it 5 to meet its server."""
 SETTLES = 30.0
 """Seconds after a fault in which what it broke is whole again."""
 HARM = 1.5
@@ -30,9 +30,8 @@ TOGETHER = 0.01
 """Seconds in which those who come count as having come together."""
 TAKES_TURN = 1.0
 """Seconds after the end of a user's last client in which the turn may still be that user's."""
-LOST = 0.002
-"""Seconds after a client's connection in which a gate that is killed loses it: it has accepted it, and systemd has not
-been told."""
+LOST = 0.001
+"""Seconds after a connection was accepted in which a gate that is killed loses it: systemd has not been told of it."""
 
 
 class Broken(Exception):
@@ -82,6 +81,8 @@ class Judges:
         """A client has its first descriptor: a turn goes to the user whose first waiting client came first."""
         if not self.world.plan.turns or any(who in ("gate", "agent") for _, who in self.faults):
             return  # while no agent runs the gate goes on by its last table
+        if self.world.kernel.now - self.stopped < SETTLES:
+            return  # a hand-over that is held up holds on to its user's turn
         if any(one.uid == life.uid and not one.honest for one in self.lives):
             return  # a turn lasts as long as MPS is taken up by one of its user's
         mine = [one for one in self.lives if one.uid == life.uid and one is not life]
@@ -102,7 +103,8 @@ class Judges:
             if life.error == "terminated" and not self.world.plan.ends:
                 self.fail(f"client {life.process.pid} of user {life.uid} was ended, and the policy ends none")
             return
-        if any(kind == "gate" and 0 <= at - (life.connected or 0) < LOST for at, kind in self.faults):
+        accepted = float("-inf") if life.socket is None else life.socket.accepted
+        if any(kind == "gate" and 0 <= at - accepted < LOST for at, kind in self.faults):
             return
         if life.given is None:
             self.fail(f"client {life.process.pid} of user {life.uid} was refused ({life.error}) while it waited")
@@ -121,9 +123,8 @@ class Judges:
             since = self._idle_since = now if self._idle_since is None else self._idle_since
             bound = IDLE + IDLE_KILLED * any(now - at < SETTLES for at, _ in self.faults)
             bound += IDLE_STOPPED * (now - self.stopped < SETTLES)
-            bound += HELD_UP * any(
-                not one.honest and (one.over is None or now - one.over < SETTLES) for one in self.lives
-            )
+            lies = [one for one in self.lives if not one.honest and (one.over is None or now - one.over < SETTLES)]
+            bound += HELD_UP * len(lies)
             if now - since > bound:
                 who = ", ".join(f"{one.process.pid} of user {one.uid}" for one in waiting[:4])
                 self.fail(f"the GPU has been idle for {now - since:.1f} s while {who} waits")

@@ -90,6 +90,8 @@ class Socket(File):
         """Of datagrams."""
         self.priority = 0
         self.credentials = False
+        self.accepted = float("-inf")
+        """When the other end was."""
         self.reset = self.over = False
         self.address = ""
 

@@ -23,8 +23,8 @@ class Life:
     process: Process
     uid: int
     work: float
-    connected: float | None = None
-    """When it connected last to the public socket."""
+    socket: Socket | None = None
+    """Its last connection to the public socket."""
     knocked: float | None = None
     """It has said its credentials: it waits from now on."""
     given: float | None = None
@@ -79,7 +79,7 @@ class Client:
                 end.close()
                 return None
             end.file.credentials = True
-            self.life.connected = self.kernel.now
+            self.life.socket = end.file
             return end
 
     def live(self) -> Steps:

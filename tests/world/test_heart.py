@@ -1,4 +1,4 @@
-"""Every death of every party at every step of the heart; `make test` has one of twenty in test_world.py."""
+"""Every death of every party at every step of the heart; `make test` has one of forty in test_world.py."""
 
 from __future__ import annotations
 

@@ -38,6 +38,8 @@ HIDDEN = f"{RUN}/instances/default/pipe"
 NOTIFY = "/run/systemd/notify"
 DEVICE = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
 LOOK = 0.25
+WATCHDOG = 12.0
+"""Seconds until systemd kills a gate that stands still: WatchdogSec= and TimeoutAbortSec= of its unit."""
 
 
 @dataclass(frozen=True)
@@ -350,6 +352,8 @@ class World:
             self.judges.stopped = self.kernel.now
             self.kernel.signal(process, 19)
             self.kernel.after(seconds, self.kernel.signal, process, 18)
+            if fault.who == "gate" and seconds > WATCHDOG:
+                self.kernel.after(WATCHDOG, self.kernel.signal, process, 9)
 
     def _called(self, process: Process, what: str) -> None:
         if what not in EFFECTS:
