@@ -104,11 +104,12 @@ def named(pattern: str, cgroup: str) -> str | None:
     without one it is the name of a unit or slice, at any place. * and ? stand for any letters but a slash."""
     parts = [part for part in cgroup.split("/") if part]
     wanted = [part for part in pattern.split("/") if part]
+    depth: int | None
     if pattern.startswith("/"):
-        depth = len(wanted) if len(parts) >= len(wanted) and all(map(_fits, parts, wanted)) else 0
+        depth = len(wanted) if len(parts) >= len(wanted) and all(map(_fits, parts, wanted)) else None
     else:
-        depth = next((count for count, part in enumerate(parts, 1) if _fits(part, pattern)), 0)
-    return "/" + "/".join(parts[:depth]) if depth else None
+        depth = next((count for count, part in enumerate(parts, 1) if _fits(part, pattern)), None)
+    return None if depth is None else "/" + "/".join(parts[:depth])
 
 
 def _fits(part: str, pattern: str) -> bool:

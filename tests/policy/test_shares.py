@@ -45,6 +45,8 @@ def policy(text: str) -> Policy:
         ("*", "/", False),
         ("/*", "/", False),
         ("/*", "/a/b", True),
+        ("/", "/", True),
+        ("/", SLURM, True),
     ],
 )
 def test_which_processes_a_pattern_names(pattern: str, cgroup: str, fits: bool) -> None:
