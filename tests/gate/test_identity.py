@@ -31,8 +31,10 @@ from tests.gate.rig import ROOT, A, B
         ),
         ("6:freezer:/\n2:pids:/a\n0::/user.slice\n", "/user.slice"),
         ("2:pids:/a:freezer:/b\n0::/user.slice/x:freezer:y\n", "/user.slice/x:freezer:y"),
-        *((f"0::/user.slice/x{end}1:freezer:/slurm/uid_7/job_7\n", f"/user.slice/x{end}1:freezer:/slurm/uid_7/job_7")
-          for end in "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"),
+        *(
+            (f"0::/user.slice/x{end}1:freezer:/slurm/uid_7/job_7\n", f"/user.slice/x{end}1:freezer:/slurm/uid_7/job_7")
+            for end in "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+        ),
     ],
 )
 def test_which_of_the_cgroups_counts(text: str, path: str | None) -> None:

@@ -40,9 +40,7 @@ def leased(place: Path, shown: str, settings: str, **environment: str) -> list[s
         ("JobName=x GRES=gpu:1 Nodes=a GRES=gpu:1(IDX:0)", "100.0"),
     ],
 )
-def test_a_jobs_name_neither_drains_a_node_nor_makes_a_share_larger(
-    tmp_path: Path, text: str, threads: str
-) -> None:
+def test_a_jobs_name_neither_drains_a_node_nor_makes_a_share_larger(tmp_path: Path, text: str, threads: str) -> None:
     words = leased(tmp_path, text, "shards=8", SLURM_JOB_GPUS="0", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="")
     assert words[words.index("--threads") + 1] == threads
 
