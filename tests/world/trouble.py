@@ -42,7 +42,7 @@ OVERLAP = 2.0
 """Seconds in which two users may be seen at work while one is frozen or let go."""
 NOTHING = 40.0
 """Seconds for which nothing works while somebody waits, whatever has died."""
-FOUND = 20.0
+FOUND = 8.0
 """The same where a process came through another one: it is found, asked about twice, and ended gently."""
 
 
@@ -246,6 +246,11 @@ class Watchful(Judges):
         if life.limits != self.day.limits[life.uid] and not (self.day.doubts and life.limits is not None):
             self.fail(f"client {life.process.pid} of user {life.uid} has {life.limits}, and the policy says "
                       f"{self.day.limits[life.uid]}")  # fmt: skip
+
+    def given(self, life: Life) -> None:
+        """Who came first is first; not where the policy puts users before others, or one comes again and again."""
+        if not self.day.ranked and self.day.name != "hostile":
+            super().given(life)
 
     def ended(self, life: Life) -> None:
         assert isinstance(life, GuestLife)
