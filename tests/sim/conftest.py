@@ -195,7 +195,7 @@ def normal(text: str, names: dict[int, str]) -> list[str]:
             line = f"{found[1]} {found[2]}: {line[found.end() :]}"
         line = re.sub(r"GPU-[-0-9a-f]{36}", "GPU-UUID", line)
         line = re.sub(r"[^ =]+/pipe\b", "PIPE", line)
-        lines.append(re.sub(r"\b\d{3,}\b", lambda number: names.get(int(number[0]), number[0]), line))
+        lines.append(re.sub(r"(?<!version: )\b\d{3,}\b", lambda number: names.get(int(number[0]), number[0]), line))
     return lines
 
 
