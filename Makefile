@@ -113,8 +113,8 @@ disorder: $(STAMP)
 	@$(PY) -m tests.disorder.run --sim --server $(SERVER) --sharing $(SHARING) --clients $(CLIENTS) --seconds $(DISORDER_SECONDS) \
 		--busy $(BUSY) --gpus $(GPUS) --instances $(INSTANCES) $(if $(SEED),--seed $(SEED))
 
-# A minute for each; `make test-all` has 15 s for each, more with FUZZ_SECONDS. WORDS: only these (`python -m tests.fuzz -h`).
-FUZZ_SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,15)
+# A minute for each; `make test-all` has 8 s for each, more with FUZZ_SECONDS. WORDS: only these (`python -m tests.fuzz -h`).
+FUZZ_SECONDS ?= $(if $(filter fuzz,$(MAKECMDGOALS)),60,8)
 WORDS        ?=
 export FUZZ_SECONDS
 fuzz: $(STAMP)

@@ -75,9 +75,9 @@ class _Trial:
         ])  # fmt: skip
 
     def until(self, end: float) -> list[Session]:
-        """Who waits or works then goes on."""
+        """Who waits or works then goes on. Who ended in that millisecond, as logs tell time, has ended."""
         heapq.heapify(self._coming)
-        while (at := self._next()) is not None and at < end:
+        while (at := self._next()) is not None and at < end + 0.001:
             self._now = at
             told: list[_Event] = []
             while self._coming and self._coming[0][0] <= at:

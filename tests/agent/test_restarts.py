@@ -82,6 +82,8 @@ def test_a_replay_of_the_nodes_own_logs_does_not_count_the_gate(stage: Stage) ->
         assert client.ended() == 0
         pids.add(client.pid)
     logs = next(stage.place.rglob("server.log")).parent
+    last = f"Client process {client.pid} disconnected"
+    stage.until(lambda: last in (logs / "server.log").read_text(), "its server has noticed the end of the last one")
     words = ["--control", str(logs / "control.log"), "--server", str(logs / "server.log"), "--json"]
     policy = stage.place / "other.toml"
     policy.write_text('[switch]\nafter = "200ms"\ngrace = "0s"\n')

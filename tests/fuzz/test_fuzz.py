@@ -13,7 +13,7 @@ from tests.fuzz.mutations import mutated
 from tests.fuzz.targets import TARGETS
 
 FOUND = Path(__file__).parent / "found"
-SECONDS = int(os.environ.get("FUZZ_SECONDS", "15"))
+SECONDS = int(os.environ.get("FUZZ_SECONDS", "8"))
 """For each of them; `make test-all FUZZ_SECONDS=60`."""
 
 
