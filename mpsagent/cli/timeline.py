@@ -84,7 +84,7 @@ def page(picture: Picture, zone: tzinfo | None, width: int) -> list[str]:
     found = [one for one in timeline_page.entries(picture) if one[2] != "alone"]  # that one says itself
     told = ((at, text if text.startswith(who) else f"{who}: {text}") for at, who, _, text in found)
     rows = [[clock(zone)(at), wording.safe(text, 1000)] for at, text in told]
-    return tables.table(["AT", "WHAT"], rows, width, below=True) if rows else ["nobody had a GPU"]
+    return tables.table(["AT", "WHAT"], rows, width, below=True) if rows else ["no user had a GPU"]
 
 
 def draw(

@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,14 +56,15 @@ def _environment() -> Mapping[str, str]:
 
 
 def _by_unit(systemd: Systemd, directory: Path, uid: int, words: bytes) -> str | None:
-    import time
-
     unit, file = f"mpsagent-tell@{uid}.service", directory / str(uid)
     directory.mkdir(mode=0o700, exist_ok=True)
     whole_file.write(file, words)
+    until = time.monotonic() + DEADLINE  # the thread ends, too, whatever systemd says
     try:
         systemd.start(unit)
         while (state := systemd.state(unit)).job or state.active in ("activating", "deactivating"):
+            if time.monotonic() > until:
+                return f"{unit} did not end within {DEADLINE:g} s"
             time.sleep(STEP)
     finally:
         with suppress(OSError):
