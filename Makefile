@@ -17,7 +17,7 @@ WORKERS ?= 3
 TEST_TIMEOUT ?= 300
 PYTEST_ARGS  ?=
 
-.PHONY: help venv system-packages lint style types test-packages run-tests format schema modules docs test test-all demo bench disorder hostile world conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
+.PHONY: help venv system-packages lint style types test-packages run-tests format schema openapi modules docs test test-all demo bench disorder hostile world conformance test-gpu test-gpu-system lock wheel deb rpm release clean fuzz
 
 help:
 	@echo 'make demo             half a minute of agent and gate at work on a simulated MPS'
@@ -67,6 +67,10 @@ format: $(STAMP)
 # policies/policy.schema.json, for editors, from the policy's sections; a test says when it is out of date.
 schema: $(STAMP)
 	@$(PY) packaging/write_policy_schema.py
+
+# What GET /openapi.json answers, from the shapes; a test says when it is out of date.
+openapi: $(STAMP)
+	@$(PY) packaging/write_openapi.py
 
 # The table of modules in docs/develop/modules.md, from the modules' first sentences; a test says when it is out of date.
 modules: $(STAMP)
@@ -123,10 +127,10 @@ fuzz: $(STAMP)
 # A failure prints the seed, the smallest plan that fails and its story (docs/develop/world.md).
 WORLD_SECONDS ?= 60
 world: $(STAMP)
-	@$(PY) -m tests.world $(if $(SEED),--seed $(SEED),--seconds $(WORLD_SECONDS))
+	@$(PY) -m tests.world $(if $(KIND),--kind $(KIND)) $(if $(SEED),--seed $(SEED),--seconds $(WORLD_SECONDS))
 
-# Some 20 minutes; ARGS='--only fault,ask --ways own' for less.
-HOSTILE_SECONDS ?= 3600
+# Some 70 minutes; ARGS='--only fault,ask --ways own' for less.
+HOSTILE_SECONDS ?= 6000
 hostile: $(STAMP)
 	@$(PY) campaigns/hostile.py --sim --seconds $(HOSTILE_SECONDS) $(ARGS)
 

@@ -4,7 +4,7 @@
 #     campaigns/disorder.sh DIR SECONDS ROUNDS "--server shared --seed 23 --clients 1000" ...
 #
 # ROUNDS times 100 killed clients in each form, with the gate and without (handover_deaths.py), then one run for each argument, each bounded by
-# SECONDS. In DIR: one .txt and one .tgz (verdict, records, logs, policy, memory of the GPUs) for each. Root and a GPU.
+# SECONDS. In DIR: one .txt and one .tgz (verdict, records, logs, policy, answers of the driver) for each. Root and a GPU.
 # No setting of a GPU is touched. Exit status: how many runs were not good.
 set -uo pipefail
 out=$1 most=$2 rounds=$3
@@ -26,14 +26,9 @@ number=0
 for arguments; do
     number=$((number + 1))
     place=$(mktemp -d)
-    while sleep 0.5; do
-        echo "$(date -u +%T.%3N) $(nvidia-smi --query-gpu=memory.used,memory.free --format=csv,noheader,nounits | tr '\n' ';')"
-    done >"$place/memory.txt" 2>/dev/null &
-    watcher=$!
     # shellcheck disable=SC2086 # several words on purpose
     timeout -k 20 "$most" python3 -m tests.disorder.run --real $arguments --out "$place" 2>&1 | tee "$out/run-$number.txt" | tail -n 60
     [ "${PIPESTATUS[0]}" = 0 ] || failed=$((failed + 1))
-    kill "$watcher"
     tar -C "$place" -czf "$out/run-$number.tgz" . && rm -rf "$place"
 done
 exit "$failed"

@@ -11,6 +11,7 @@
     processor   processor time of agent and gate while eight clients work, on a machine that does nothing else; the same
     cost        one block and ResNet-50 behind the gate against a bare daemon; processor time; only where it is named
     outside     100 programs of 3 s outside MPS beside 100 inside, memory beside nvidia-smi; only where it is named
+    use         what two users make of the GPU, in each way, beside NVML's own figures; only where it is named
     ladder      ending one of two clients that compute, and a fault, on a shared server
 
 As root, with PyTorch, JAX and CuPy in this Python and mpsagent importable. gate.md and gate.json go to DIR ($OUT) after
@@ -27,7 +28,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaigns import gate_cost, gate_outside, gate_pause
+from campaigns import gate_cost, gate_outside, gate_pause, gate_use
 from campaigns import gate_trouble as trouble
 from campaigns import gate_work as work
 from campaigns.begin import facts, parser, place
@@ -45,10 +46,11 @@ PARTS: dict[str, tuple[Callable[[Here, Out], None], float]] = {
     "cost": (gate_cost.cost, 150.0),
     "processor": (gate_cost.processor, 150.0),
     "outside": (gate_outside.outside, 150.0),
+    "use": (gate_use.use, 240.0),
 }
 """What each may take at most, in seconds."""
 ORDER = ("ladder", "namespaces", "frameworks", "forged", "gaps", "throughput", "hostile")
-NAMED = ("pause", "cost", "processor", "outside")
+NAMED = ("pause", "cost", "processor", "outside", "use")
 
 
 def main() -> int:

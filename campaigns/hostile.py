@@ -2,7 +2,7 @@
 """A hostile day: plays recordings 11 and 12, and the attacks that docs/security.md names, against agent and gate,
 beside honest users. Does what a user's own program does reach others?
 
-    hostile.py [--sim] [--only NAMES] [--ways NAMES] [--lanes N] [--seconds 330] [--out DIR] [--limits TEXT] [--short]
+    hostile.py [--sim] [--only NAMES] [--ways NAMES] [--lanes N] [--seconds 520] [--out DIR] [--limits TEXT] [--short]
 
     environment  values of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT that take the memory limit away (recording 11)
     H1           a relay of the user's own; H1-turns: its work goes on in the turns of others, or past its own
@@ -12,18 +12,24 @@ beside honest users. Does what a user's own program does reach others?
     H5           daemon and agent are killed together
     H6           a server is stopped, then its daemon killed
 The other names are those of the functions below; docs/security.md names them where it names tests, and what is not
-played is listed at the end, because no honest user can be beside it: a start, a parser, a page. Names with commas; of
-ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them. `--short`: the attacks
-that take a few seconds.
+played is listed at the end, because no honest user can be beside it: a start, a parser, a page. NAMES with commas, also
+NAME:WAY; of ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them. `--short`:
+the attacks that take a few seconds, and no time is measured.
 
-Each attack in each way has an MPS with agent and gate of its own; LANES of them at once (6 on a GPU). Honest users work
+Each attack in each way has an MPS with agent and gate of its own; LANES of them at once (8 on a GPU). Honest users work
 beside it; a table tells what it cost them. It judges by what MPS gives and by the agent's pages, and knows nothing of
 how they come about. As root, with a GPU or --sim; mpsagent importable. hostile.md, hostile.json and hostile-logs.txt go
-to DIR ($OUT). No setting of the GPU is touched, and nothing that was started here is left.
+to DIR ($OUT), after each row. No setting of the GPU is touched, and nothing that was started here is left.
+
+Then the time of honest users is measured, where the attack takes no turn (a turn is the policy's to bound): the same
+jobs beside the attack, and while the same attack goes on against another MPS of its own, so that processor and GPU have
+the same to do. By turns, ABBA, 4 pairs, up to 12 while it looks like more than a tenth. Of each pair the ratio, and of
+all pairs the median; beside it what does not depend on a busy processor: seconds at the gate, and how many others were
+handed over first.
 
 Held is: honest users lose no work but by MPS's own fault on one server for all (their loss is in the table all the
-same), have exactly their limits, wait no longer than the policy gives, and stand still for a tenth of their time at
-most. Exit status: 0 all held, 1 not, 2 it could not begin.
+same), have exactly their limits, wait no longer than the policy gives, stand still for a tenth of their time at most,
+and their jobs take a tenth longer at most. Exit status: 0 all held, 1 not, 2 it could not begin.
 """
 
 from __future__ import annotations
@@ -39,7 +45,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -121,7 +127,13 @@ class Row:
     lost: list[str] = field(default_factory=list)
     excused: list[str] = field(default_factory=list)
     limits: list[str] = field(default_factory=list)
+    pairs: list[float] = field(default_factory=list)
+    slower: float | None = None
+    """By which part their jobs took longer beside it."""
+    time: str = "-"
     seconds: float = 0.0
+    off: bool = False
+    """It broke off."""
     logs: str = ""
 
     @property
@@ -133,7 +145,8 @@ class Row:
         waited = ", ".join("never" if one is None else f"{one:.1f}" for one in self.waited)
         return [self.attack, self.way, self.word, "; ".join([*self.broke, *self.said]),
                 waited + (f" (bound {self.bound:g})" if self.bound is not None else ""),
-                f"{100 * self.stood:.0f} %", "; ".join(lost) or "none", "; ".join(self.limits) or "exact"]  # fmt: skip
+                f"{100 * self.stood:.0f} %", self.time, "; ".join(lost) or "none",
+                "; ".join(self.limits) or "exact"]  # fmt: skip
 
 
 class Watch:
@@ -201,6 +214,8 @@ class Play:
         self.right: tuple[int, int] = (multiprocessors_for_percent(PERCENT, stage.machine.multiprocessors), 0)
         self.writers: list[int] = []
         self.honest: list[Client] = []
+        self._resting = threading.Event()
+        self._loops: list[threading.Thread] = []
 
     # what the attack needs
 
@@ -297,38 +312,65 @@ class Play:
                 usual = statistics.median(gaps)
                 self.stood(sum(gap - usual for gap in gaps if gap > 3 * usual), sum(gaps))
 
-    def visitors(self, count: int, *uids: int) -> list[float | None]:
-        """Seconds that clients which come one after the other take until they are served."""
-        found: list[float | None] = []
-        for number in range(count):
-            one = self.stage.client(uids[number % len(uids)])
-            at = first(one, 20 + self.slack)
-            found.append(None if at is None else round(at - one.started.since, 3))
-            self.exact(one)
-            if at is None:
-                self.lose(one, "was not served")
-                break
-            one.ended(10)
-        return found
-
-    def beside(self, attack: Callable[[], Any], count: int = 6, patience: float = 0.0) -> Any:
-        """An attack that takes no GPU away: honest users work, and come one after the other, before and beside it."""
+    def beside(self, attack: Callable[[], Any], patience: float = 0.0) -> Any:
+        """An attack that takes no GPU away: honest users work, and others come."""
         if not self.turns:
             self.mind(B).working()
-        before = [one for one in self.visitors(count, C, D) if one is not None]
         found = attack()
         time.sleep(0.5)
-        self.since = time.monotonic()
-        row = self.row
-        row.waited = self.visitors(count, C, D)
-        during = [one for one in row.waited if one is not None]
-        row.bound = round((statistics.median(before) * (1 + TENTH) + 0.1) * count + patience, 1) if before else 0.0
-        self.say(f"{count} clients one after the other: {sum(before):.2f} s before, {sum(during):.2f} s beside it")
-        self.stood(max(0.0, sum(during) - row.bound), max(sum(during), 1.0))
-        if len(during) == count and sum(during) > row.bound + self.slack:
-            self.broke(f"{count} honest clients took {sum(during):.1f} s")
+        for uid in (C, D):
+            self.arrives(uid, START + patience).ended(10)
         self.kept_working()
         return found
+
+    def again(self, every: float, what: Callable[[], Any]) -> None:
+        """Again and again, until `rest`."""
+
+        def loop() -> None:
+            while not self._resting.wait(every):
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    what()
+
+        self._loops.append(threading.Thread(target=loop, daemon=True))
+        self._loops[-1].start()
+
+    def rest(self) -> None:
+        """The attack ends: its loops, its programs, alice's clients."""
+        self._resting.set()
+        for thread in self._loops:
+            thread.join(10)
+        self._resting.clear()
+        self._loops.clear()
+        for writer in self.writers:
+            with contextlib.suppress(OSError):
+                os.close(writer)
+        self.writers.clear()
+        for started in list(self.stage.rig.clients.values()):
+            if started.uid == A and started.process.poll() is None:
+                rigs.send_signal(started.process.pid, signal.SIGKILL)
+                rigs.exited(started.process, 10)
+
+    def jobs(self) -> tuple[float, list[int]]:
+        """Seconds that honest jobs take, each from its start to its end, and their processes."""
+        others = [] if self.turns else [self.stage.client(B, "work", 60)]
+        since, spent = time.monotonic(), 0.0
+        pids = []
+        for uid in (C, D):
+            one = self.stage.client(uid, "work", 10)
+            pids.append(one.pid)
+            self._done(one)
+            spent += time.monotonic() - one.started.since
+        for one in others:
+            pids.append(one.pid)
+            self._done(one)
+            spent += time.monotonic() - since
+        return spent, pids
+
+    def _done(self, one: Client) -> None:
+        if one.ended(20 + self.slack) != 0:
+            self.lose(one, "lost its job" if one.rc is not None else "was not served")
+            one.kill()
+        self.exact(one)
 
     def refused(self, started: rigs.Started, wanted: int, worked: str = r"\bWORKED\b|worked") -> None:
         """This many attempts of an attacker were made, and none came to anything."""
@@ -353,9 +395,7 @@ class Play:
 
     def end(self) -> None:
         self.watch.end()
-        for writer in self.writers:
-            with contextlib.suppress(OSError):
-                os.close(writer)
+        self.rest()
 
 
 def steps(one: Client) -> list[float]:
@@ -447,7 +487,8 @@ def environment(play: Play) -> None:
 def relayed(play: Play) -> tuple[rigs.Started, dict[str, str]]:
     """alice's relay, and the environment of her clients behind it."""
     directory = play.stage.place / "hers"
-    directory.mkdir(mode=0o755)
+    directory.mkdir(mode=0o755, exist_ok=True)
+    (directory / "control").unlink(missing_ok=True)
     os.chown(directory, A, A)
     relay = play.hostile(A, "relay", play.socket, directory)
     until(lambda: "ready" in relay.read(), 10)
@@ -551,16 +592,20 @@ def silence(play: Play) -> None:
     no_word_to_the_server(play, "silent")
 
 
+def liars(play: Play, way: str) -> rigs.Started:
+    return play.hostile(A, way, play.socket, 20, 1.0)
+
+
 def loop_of_many(play: Play, way: str) -> None:
-    """20 processes of alice, again and again; how much slower are others? In turns each waits for the end of hers."""
+    """20 processes of alice, again and again. In turns each of the others waits for the end of hers."""
     play.begin()
     if play.turns:
-        play.hostile(A, way, play.socket, 20, 1.0)
+        liars(play, way)
         time.sleep(1.0)
         for uid in (B, C):
             play.arrives(uid, TAKE_UP + PATIENCE + START).ended(10)
         return
-    play.beside(lambda: play.hostile(A, way, play.socket, 20, 1.0), 8, PATIENCE)
+    play.beside(lambda: liars(play, way), PATIENCE)
 
 
 def loop_of_false_words(play: Play) -> None:
@@ -679,20 +724,33 @@ def become(play: Play) -> None:
         attack.process.kill()
 
 
+def forger(play: Play) -> Callable[..., None]:
+    """Writes 200 lines about everybody into each server.log, as a user's own server can; or into each log."""
+    pids = [*(one.pid for one in play.stage.rig.ours()), *(one.pid for one in play.honest)]
+    made = Forger(2026, pids, pids, [0, A, B, C, D], str(play.socket))
+
+    def write(everywhere: bool = False) -> None:
+        control, server = made.some(200)
+        for log in play.stage.rig.log.glob("**/*.log" if everywhere else "**/server.log"):
+            with log.open("a", errors="surrogateescape") as file:
+                file.write(control if log.name == "control.log" else server)
+
+    return write
+
+
+def forging(play: Play) -> None:
+    play.again(0.1, forger(play))
+
+
 def forge(play: Play) -> None:
     """Lines about everybody in every log, and a program whose name looks like one."""
     play.begin()
 
     def attack() -> None:
-        pids = [*(one.pid for one in play.stage.rig.ours()), *(one.pid for one in play.honest)]
-        forger = Forger(2026, pids, pids, [0, A, B, C, D], str(play.socket))
-        logs = list(play.stage.rig.log.glob("**/*.log"))
         play.stage.rig.spawn_renamed(A, "query", argv0="[2026-01-01 00:00:00.000 Control 1] NEW SERVER 1: Ready")
+        write = forger(play)
         for _ in range(10):
-            control, server = forger.some(200)
-            for log in logs:
-                with log.open("a", errors="surrogateescape") as file:
-                    file.write(control if log.name == "control.log" else server)
+            write(True)
             time.sleep(0.1)
 
     play.beside(attack)
@@ -729,26 +787,37 @@ def take_more(play: Play) -> None:
     play.arrives(C, START)
 
 
+def asking_on(play: Play) -> rigs.Started:
+    changing = ["set_default_active_thread_percentage 100", "set_default_device_pinned_mem_limit 0 0G", "quit -t 0"]
+    commands = ["get_server_list", *changing, "[2026-01-01 00:00:00.000 Control 1] Cmd:quit", "x" * 3000]
+    return play.hostile(A, "ask", play.socket, 8, *commands)
+
+
 def ask(play: Play) -> None:
     """Front-ends of alice in eight loops: questions, orders that change something, texts like log lines."""
     play.begin()
-    changing = ["set_default_active_thread_percentage 100", "set_default_device_pinned_mem_limit 0 0G", "quit -t 0"]
-    commands = ["get_server_list", *changing, "[2026-01-01 00:00:00.000 Control 1] Cmd:quit", "x" * 3000]
-    asking = play.beside(lambda: play.hostile(A, "ask", play.socket, 8, *commands))
+    asking = play.beside(lambda: asking_on(play))
     play.say(f"{len(asking.read().splitlines())} answers")
     if not asking.read():
         play.broke("nobody answered")
 
 
+ONLY_FOUR = {"alice": 'access = "allow"', "limits": 'access = "deny"',
+             "users": "\n".join(f'[user.{uid}]\naccess = "allow"' for uid in (B, C, D))}  # fmt: skip
+
+
+def many_uids(play: Play) -> rigs.Started:
+    return play.hostile(0, "uids", play.socket, 40, SUBORDINATE)
+
+
 def deny(play: Play) -> None:
     """Users whom the policy does not let in: directly, through alice's relay, and 40 uids of one person."""
-    allowed = "\n".join(f'[user.{uid}]\naccess = "allow"' for uid in (B, C, D))
-    play.begin(alice='access = "allow"', users=allowed, limits='access = "deny"')
+    play.begin(**ONLY_FOUR)
     _, through = relayed(play)
     theirs = play.stage.client(E, "mind", 60, **through)
 
     def attack() -> None:
-        play.hostile(0, "uids", play.socket, 40, SUBORDINATE)
+        many_uids(play)
         directly = play.stage.client(E)
         if directly.ended(20 + play.slack) == 0:
             play.broke("a user who is denied was served")
@@ -758,7 +827,7 @@ def deny(play: Play) -> None:
         play.arrives(B, TURN + START).ended(10)
         play.arrives(C, START).ended(10)
     else:
-        play.beside(attack, 6, START)
+        play.beside(attack, START)
     theirs.ended(20 + play.slack)
     if theirs.rc is None and steps(theirs):
         play.broke(f"a user who is denied works through another's relay: {theirs.text()[-200:]}")
@@ -782,27 +851,22 @@ def leave_behind(play: Play) -> None:
     play.kept_working()
 
 
+def coming(play: Play) -> list[Client]:
+    crowd = [play.stage.client(A, "sleep", 60) for _ in range(16)]
+    play.again(0.5, lambda: crowd.append(play.stage.client(A, "sleep", 2)))
+    return crowd
+
+
 def come_and_come(play: Play) -> None:
     """alice starts one client after the other, so that one of hers is always there, and 16 at once; she may have 4."""
     play.begin(alice="max_clients = 4")
-    crowd = [play.stage.client(A, "sleep", 60) for _ in range(16)]
-    ending = threading.Event()
-
-    def come() -> None:
-        while not ending.wait(0.5):
-            crowd.append(play.stage.client(A, "sleep", 2))
-
-    thread = threading.Thread(target=come, daemon=True)
-    thread.start()
-    try:
-        if play.turns:
-            for uid in (B, C):
-                play.arrives(uid, TURN + START).ended(10)
-        else:
-            play.beside(lambda: None)
-    finally:
-        ending.set()
-        thread.join(10)
+    crowd = coming(play)
+    if play.turns:
+        for uid in (B, C):
+            play.arrives(uid, TURN + START).ended(10)
+    else:
+        play.beside(lambda: None)
+    play.rest()
     most = max((sum(one.pid in states and states[one.pid] == "running" for one in crowd)
                 for _, states in play.watch.states), default=0)  # fmt: skip
     play.say(f"at most {most} of {len(crowd)} at work")
@@ -841,12 +905,18 @@ def outside(play: Play) -> None:
         play.broke("not named")
 
 
+FOUR_UIDS = (A, *range(SUBORDINATE, SUBORDINATE + 3))
+
+
+def knocking(play: Play) -> None:
+    for uid in FOUR_UIDS:
+        play.hostile(uid, "knock", play.socket, 500)
+
+
 def knock(play: Play) -> None:
     """Connections of alice and of 3 uids of hers that say nothing, half of it, too much or garbage, without end."""
     play.begin()
-    play.beside(
-        lambda: [play.hostile(uid, "knock", play.socket, 500) for uid in (A, *range(SUBORDINATE, SUBORDINATE + 3))]
-    )
+    play.beside(lambda: knocking(play))
 
 
 def stop_the_server(play: Play) -> None:
@@ -893,29 +963,32 @@ def _faulty(play: Play, mode: str, seconds: float) -> None:
     play.kept_working(excused=play.row.way == "together")
 
 
+def reading(play: Play) -> None:
+    for uid in FOUR_UIDS:
+        play.hostile(uid, "read", play.agent.api.path, 40)
+
+
 def read(play: Play) -> None:
     """Readers of the API: 4 uids with 40 connections each, requests without end whose answers they do not read."""
     play.begin()
-    path = play.agent.api.path
-    play.beside(lambda: [play.hostile(uid, "read", path, 40) for uid in (A, *range(SUBORDINATE, SUBORDINATE + 3))])
+    play.beside(lambda: reading(play))
     for name in ("drain", "resume"):
         if (status := play.agent.api.order(name)[0]) != 200:
             play.broke(f"root's {name} was answered with {status}")
 
 
+def ordering(play: Play, victim: int) -> list[rigs.Started]:
+    path = play.agent.api.path.with_name("agent-orders.sock")
+    texts = [json.dumps({"order": "terminate", "pid": victim}), '{"order": "drain"}', '{"order": "reload"}', "x" * 5000]
+    return [play.hostile(A, "order", path, 2, text) for text in texts]
+
+
 def order(play: Play) -> None:
     """Orders in a loop that are for administrators, and one that ends bob's work."""
     play.begin()
-    path = play.agent.api.path.with_name("agent-orders.sock")
     victim = play.mind(B) if not play.turns else play.stage.client(B, "mind", 60)
     victim.working()
-    texts = [
-        json.dumps({"order": "terminate", "pid": victim.pid}),
-        '{"order": "drain"}',
-        '{"order": "reload"}',
-        "x" * 5000,
-    ]
-    attacks = [play.hostile(A, "order", path, 2, text) for text in texts]
+    attacks = ordering(play, victim.pid)
     until(lambda: all(one.read() for one in attacks[:3]), 15 + play.slack)
     for one in attacks:
         if '"status": 200' in one.read() or '"status":200' in one.read():
@@ -926,15 +999,19 @@ def order(play: Play) -> None:
         play.kept_working()
 
 
+def to_the_api(play: Play, number: signal.Signals) -> None:
+    for one in play.stage.rig.ours():
+        if b"mpsagent.api.main" in Path(f"/proc/{one.pid}/cmdline").read_bytes():
+            rigs.send_signal(one.pid, number)
+
+
 def api_killed(play: Play) -> None:
     """The api is stopped, and killed again and again."""
     play.begin()
 
     def attack() -> None:
         for number in (signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP):
-            for one in play.stage.rig.ours():
-                if b"mpsagent.api.main" in Path(f"/proc/{one.pid}/cmdline").read_bytes():
-                    rigs.send_signal(one.pid, number)
+            to_the_api(play, number)
             time.sleep(0.5)
 
     play.beside(attack)
@@ -958,76 +1035,248 @@ ATTACKS: dict[str, Callable[[Play], None]] = {
 SHORT = ("pretend", "ask", "deny", "leave_behind", "fault", "order")
 
 
+# --- what it costs others ---------------------------------------------------------------------------------------------
+
+PAIRS, MOST_PAIRS = 4, 12
+ATTACKS_PART = 0.55
+"""Of the seconds there are, at most, before the time of honest users is measured."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """An attack that goes on until `Play.rest`; `policy`: what it needs. In turns only where it takes none. `before`:
+    seconds of it before anything is measured, in which it may cost others more (docs/security.md)."""
+
+    begin: Callable[[Play], Any]
+    ways: tuple[str, ...] = tuple(WAYS)
+    policy: dict[str, str] = field(default_factory=dict)
+    before: float = 0.0
+
+
+def through_a_relay(play: Play) -> None:
+    _, through = relayed(play)
+    for _ in range(4):
+        play.stage.client(A, "mind", 60, **through)
+
+
+def lifting(play: Play) -> None:
+    for value in ("x", "0=1G,7=1G"):
+        play.stage.client(A, "alloc", TOO_MUCH, 60, **{VARIABLE: value})
+
+
+def clinging(play: Play) -> None:
+    play.stage.client(A, "mind", 60, "--ignore-term")
+    still = play.stage.client(A, "sleep", 60)
+    still.working()
+    still.signal(signal.SIGSTOP)
+    play.stage.client(A, "sleep", 60)
+
+
+def stopping(play: Play) -> None:
+    play.stage.client(A, "mind", 60).working()
+
+    def stop() -> None:
+        rows = play.agent.api.get("/v1/servers")["servers"]
+        hers = [row["pid"] for row in rows if play.row.way != "apart" or row["uid"] == A]
+        play.hostile(A, "signal", int(signal.SIGSTOP), *hers)
+
+    stop()
+    play.again(1.0, stop)
+
+
+def killing(play: Play) -> None:
+    def kill() -> None:
+        one = play.stage.client(A, "spin", 60)
+        one.saw("launch", 5)
+        one.kill()
+
+    play.again(0.5, kill)
+
+
+LOADS: dict[str, Load] = {
+    "H2-loop": Load(lambda play: liars(play, "acknowledge"), AT_ONCE, before=20.0),
+    "H2-silent": Load(lambda play: liars(play, "silent"), AT_ONCE, before=20.0),
+    "H3": Load(lambda play: liars(play, "error"), AT_ONCE),
+    "come_and_come": Load(coming, AT_ONCE, {"alice": "max_clients = 4"}),
+    "knock": Load(knocking),
+    "H4": Load(
+        lambda play: play.stage.client(A, "contexts", 60, 60), AT_ONCE, {"alice": 'max_clients = 1\nmemory = "40G"'}
+    ),
+    "forge": Load(forging, ("own", "apart")),
+    "ask": Load(asking_on),
+    "order": Load(lambda play: ordering(play, play.agent.pid)),
+    "read": Load(reading),
+    "deny": Load(many_uids, policy=ONLY_FOUR),
+    "api_killed": Load(lambda play: play.again(0.5, lambda: to_the_api(play, signal.SIGKILL))),
+    "killed_in_a_kernel": Load(killing, ("apart",)),
+    "fault": Load(lambda play: play.again(0.5, lambda: play.stage.client(A, "oob", 0)), ("apart",)),
+    "stop_the_server": Load(stopping, AT_ONCE),
+    "leave_behind": Load(lambda play: play.again(1.0, lambda: play.stage.client(A, "leave", 2)), AT_ONCE),
+    "H1": Load(through_a_relay, AT_ONCE, {"alice": "max_clients = 1"}),
+    "environment": Load(lifting, AT_ONCE),
+    "take_more": Load(lambda play: play.stage.client(A, "sleep", 60, **{PARTITIONS: "1"}), AT_ONCE),
+    "cling": Load(clinging, AT_ONCE, {"alice": "max_clients = 2"}),
+    "outside": Load(lambda play: play.stage.client(A, "mind", 60, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")),
+    "pretend": Load(lambda play: play.again(0.3, lambda: play.hostile(A, "pretend", play.socket, B))),
+}
+"""Of the others H2 and become are H2-silent once, touch asks the kernel alone, and H5 and H6 are no user's to do."""
+
+
+def time_beside(play: Play, elsewhere: Play) -> None:
+    """How much longer do jobs take beside the attack than while it goes on at another MPS?"""
+    load = LOADS[play.row.attack]
+    for one in (play, elsewhere):
+        one.begin(**load.policy)
+    for one in (play, elsewhere):
+        one.jobs()  # each user's first client starts a server
+    if load.before:
+        load.begin(play)
+        time.sleep(load.before)
+        play.rest()
+    row, found = play.row, {True: [], False: []}  # type: dict[bool, list[tuple[float, float, float]]]
+    while len(row.pairs) < PAIRS or (len(row.pairs) < MOST_PAIRS and statistics.median(row.pairs) > 1 + TENTH):
+        for here in (True, False) if len(row.pairs) % 2 else (False, True):
+            attacked = play if here else elsewhere
+            load.begin(attacked)
+            time.sleep(0.5)
+            seconds, pids = play.jobs()
+            attacked.rest()
+            found[here].append((seconds, *at_the_gate(play, pids)))
+        row.pairs.append(found[True][-1][0] / found[False][-1][0])
+    row.slower = statistics.median(row.pairs) - 1
+    in_all = sum(one for one, *_ in found[True]) / sum(one for one, *_ in found[False]) - 1
+    (took, waited, ahead), (before, usual, _) = (
+        tuple(map(statistics.median, zip(*found[here], strict=True))) for here in (True, False)
+    )
+    row.time = (f"{100 * row.slower:+.0f} %, in all {100 * in_all:+.0f} ({took:.2f} s, {before:.2f}; "
+                f"at the gate {waited:.2f}, {usual:.2f}; {ahead:.0f} ahead; {len(row.pairs)} pairs)")  # fmt: skip
+    if row.slower > TENTH and sum(one > 1 for one in row.pairs) > 0.9 * len(row.pairs):
+        play.broke(f"honest jobs take {100 * row.slower:.0f} % longer")
+
+
+def at_the_gate(play: Play, pids: Sequence[int]) -> tuple[float, float]:
+    """Seconds that these waited there together, and how many of other users were let in between their coming and
+    their being let in."""
+
+    rows: list[Json] = []
+
+    def all_shown() -> bool:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            found = play.agent.api.get("/v1/sessions?kind=client&limit=1000")["sessions"]
+            rows[:] = [one for one in found if one["began"]]
+        return {one["pid"] for one in rows} >= set(pids)
+
+    until(all_shown, 3)
+    ours = [one for one in rows if one["pid"] in pids]
+    ahead = sum(one["came"] < other["began"] < one["began"] and other["uid"] != one["uid"]
+                for one in ours for other in rows if other not in ours)  # fmt: skip
+    return sum(one["waited"] for one in ours), float(ahead)
+
+
 # --- the campaign -----------------------------------------------------------------------------------------------------
 
 
 class Campaign:
     def __init__(self, options: argparse.Namespace, backend: rigs.Backend, machine: Machine, base: Path) -> None:
         self.options, self.backend, self.machine, self.base = options, backend, machine, base
+        self.about = facts(backend, machine)
         self.end = time.monotonic() + options.seconds
-        wanted = [(name, way) for name in ATTACKS for way in (TURNS if name == "H1-turns" else WAYS)]
+        self.until_time = time.monotonic() + ATTACKS_PART * options.seconds
+        names = [*(one.__name__ for one in NAMED), *ATTACKS]  # the recordings' have been played on a GPU most often
+        wanted = [(name, way) for name in dict.fromkeys(names) for way in (TURNS if name == "H1-turns" else WAYS)]
         self.left = [
             Row(name, way)
             for name, way in wanted
-            if name in (options.only or ATTACKS) and way in (options.ways or WAYS)
+            if {name, f"{name}:{way}"} & set(options.only or ATTACKS) and way in (options.ways or WAYS)
         ]
+        timed = [row for way in ("together", "own", "shared", "apart") for name in LOADS for row in self.left
+                 if (row.attack, row.way) == (name, way) and way in LOADS[name].ways]  # fmt: skip
+        self.timed = [] if options.short else timed
         self.rows: list[Row] = []
         self.stages: list[Stage] = []
         self.behind: list[str] = []
         self.lock = threading.Lock()
 
     def play(self) -> None:
-        """All rows, in lanes; the time that is left bounds it."""
-        lanes = [threading.Thread(target=self._lane, daemon=True) for _ in range(self.options.lanes)]
+        """All rows, in lanes; then what they cost, in fewer; the time that is left bounds it."""
+        self._side_by_side(
+            self.left, self.options.lanes, self._attack, self.until_time if self.timed else self.end - 20
+        )
+        self._side_by_side(self.timed, (self.options.lanes + 1) // 2, self._time, self.end - 20)
+        self.rows += [row for row in self.left if row not in self.rows]
+
+    def _side_by_side(self, left: list[Row], count: int, what: Callable[[Row], None], end: float) -> None:
+        """None is begun after ``end``."""
+
+        def work() -> None:
+            while left and time.monotonic() < end:
+                with self.lock:
+                    row = left.pop(0)
+                    if row not in self.rows:
+                        self.rows.append(row)
+                since = time.monotonic()
+                what(row)
+                row.held = None if row.off else not row.broke and not row.lost and not row.limits
+                row.seconds = round(row.seconds + time.monotonic() - since, 1)
+                print(f"ANSWER {' | '.join(cell(one) for one in row.cells())}"[:1200], flush=True)
+                self.write()
+
+        lanes = [threading.Thread(target=work, daemon=True) for _ in range(count)]
         for number, lane in enumerate(lanes):
             time.sleep(0.5 * (number > 0))
             lane.start()
         while any(lane.is_alive() for lane in lanes) and time.monotonic() < self.end:
             time.sleep(0.1)
-        self.left.clear()
-        for stage in list(self.stages):  # who is still at it breaks off
-            self._clear(stage)
-        for lane in lanes:
-            lane.join(15)
+        if any(lane.is_alive() for lane in lanes):
+            for stage in list(self.stages):  # who is still at it breaks off
+                self._clear(stage)
+            for lane in lanes:
+                lane.join(15)
 
-    def _lane(self) -> None:
-        while self.left:
-            with self.lock:
-                row = self.left.pop(0)
-                number = len(self.rows)
-                self.rows.append(row)
-            if time.monotonic() > self.end - 20:
-                row.said.append("no time was left")
-                continue
-            self._one(row, number)
-            print(f"ANSWER {' | '.join(cell(one) for one in row.cells())}"[:1200], flush=True)
-
-    def _one(self, row: Row, number: int) -> None:
-        echo = (lambda text: print(f"{row.attack} {row.way}: {text}", flush=True)) if self.options.verbose else None
-        stage = Stage(self.backend, self.base / f"s{number}", self.machine, quick=self.backend.name == "sim", echo=echo)
-        self.stages.append(stage)
-        since = time.monotonic()
-        play = Play(stage, row, self.options)
-        try:
+    def _attack(self, row: Row) -> None:
+        with self._played(row) as (play,):
             ATTACKS[row.attack](play)
-            row.held = not row.broke and not row.lost and not row.limits
+
+    def _time(self, row: Row) -> None:
+        with self._played(row, 2) as (play, elsewhere):
+            time_beside(play, elsewhere)
+
+    @contextlib.contextmanager
+    def _played(self, row: Row, count: int = 1) -> Iterator[list[Play]]:
+        """So many stages of this row's way of sharing."""
+        echo = (lambda text: print(f"{row.attack} {row.way}: {text}", flush=True)) if self.options.verbose else None
+        plays = []
+        before = [*row.broke], [*row.lost], [*row.limits]
+        for _ in range(count):
+            with self.lock:
+                stage = Stage(self.backend, self.base / f"s{len(self.stages)}", self.machine,
+                              quick=self.backend.name == "sim", echo=echo)  # fmt: skip
+                self.stages.append(stage)
+            plays.append(Play(stage, row, self.options))
+        try:
+            yield plays
         except Exception as error:
-            row.said.append(f"broken off: {type(error).__name__}: {str(error)[:300]}")
-            row.logs = traceback.format_exc()[-3000:]
+            if time.monotonic() > self.end:
+                row.said.append("no time was left")
+                row.broke, row.lost, row.limits = before  # the end of the stage was no attack
+            else:
+                row.said.append(f"broken off: {type(error).__name__}: {str(error)[:300]}")
+            row.off = row.held is None or time.monotonic() < self.end
+            row.logs += traceback.format_exc()[-3000:]
         finally:
-            play.end()
-            if not row.held:
-                with contextlib.suppress(Exception):
-                    row.logs += stage.last_words()[-12000:]
-            self._clear(stage)
-            row.seconds = round(time.monotonic() - since, 1)
+            for play in plays:
+                play.end()
+                if row.broke or row.lost or row.limits or row.off:
+                    with contextlib.suppress(Exception):
+                        row.logs += play.stage.last_words()[-12000:]
+                self._clear(play.stage)
 
     def _clear(self, stage: Stage) -> None:
         with contextlib.suppress(Exception):
             stage.end()
         self.behind += [one for one in stage.left if one not in self.behind]
 
-    def markdown(self, about: dict[str, str]) -> str:
+    def markdown(self) -> str:
         head = [
             "attack",
             "sharing",
@@ -1035,10 +1284,11 @@ class Campaign:
             "what was seen",
             "honest: waited (s)",
             "stood still",
+            "jobs take (beside it, elsewhere)",
             "work lost",
             "limits",
         ]
-        lines = ["# Hostile users", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
+        lines = ["# Hostile users", "", *(f"- {key}: {value}" for key, value in self.about.items()), ""]
         lines += [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         lines += [f"| {' | '.join(cell(one) for one in row.cells())} |" for row in self.ordered()]
         if not self.options.only and not self.options.ways:
@@ -1053,9 +1303,12 @@ class Campaign:
         names = list(ATTACKS)
         return sorted(self.rows, key=lambda row: (names.index(row.attack), list(WAYS).index(row.way)))
 
-    def write(self, out: Path, about: dict[str, str]) -> None:
+    def write(self) -> None:
+        out, about = self.options.out, self.about
+        if out is None:
+            return
         out.mkdir(parents=True, exist_ok=True)
-        (out / "hostile.md").write_text(self.markdown(about))
+        (out / "hostile.md").write_text(self.markdown())
         rows = [{**{key: value for key, value in asdict(row).items() if key != "logs"}, "outcome": row.word}
                 for row in self.ordered()]  # fmt: skip
         found: dict[str, Any] = {"about": about, "rows": rows, "left behind": self.behind}
@@ -1072,31 +1325,29 @@ def not_played() -> list[str]:
 
 
 def main() -> int:
-    arguments = parser(__doc__, 330.0)
+    arguments = parser(__doc__, 520.0)
     arguments.add_argument("--ways", type=lambda text: text.split(","), default=[])
     arguments.add_argument("--lanes", type=int, default=0)
     arguments.add_argument(
         "--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound"
     )
-    arguments.add_argument("--short", action="store_true", help="the attacks that take a few seconds")
+    arguments.add_argument("--short", action="store_true", help="attacks that take a few seconds; no time is measured")
     arguments.add_argument("--limits", default='over_limits = "terminate"', help="more keys of [limits]")
     options = arguments.parse_args()
-    if unknown := set(options.only) - set(ATTACKS) | set(options.ways) - set(WAYS):
+    if unknown := {one.partition(":")[0] for one in options.only} - set(ATTACKS) | set(options.ways) - set(WAYS):
         arguments.error(f"not known: {', '.join(sorted(unknown))}")
     options.only = options.only or (list(SHORT) if options.short else [])
-    options.lanes = options.lanes or (1 if options.sim else 6)
+    options.lanes = options.lanes or (1 if options.sim else 8)
     options.slack = options.slack if options.slack >= 0 else (4.0 if options.sim else 0.0)
     with place(options.sim) as (backend, machine, base):
-        about = facts(backend, machine)
         campaign = Campaign(options, backend, machine, base)
         try:
             campaign.play()
         finally:
             for stage in campaign.stages:
                 campaign._clear(stage)
-            print(campaign.markdown(about))
-            if options.out is not None:
-                campaign.write(options.out, about)
+            print(campaign.markdown())
+            campaign.write()
     return 0 if all(row.held for row in campaign.rows) and not campaign.behind else 1
 
 

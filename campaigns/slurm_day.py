@@ -6,7 +6,8 @@
     slurm_day.py --packages FILE    Slurm as slurm_packages.sh packs it; without it .gpu/slurm/slurm.tar.xz where there
                                     is no slurmd
     slurm_day.py --seconds N        broken off after so many seconds (240)
-    slurm_day.py --only paused      these steps
+    slurm_day.py --only paused      these steps; totals, stops_with and stops_without only where they are named
+                                    (slurm_day.sh plays these three)
 
 Slurm runs in namespaces of its own; nothing outside them is changed, and no setting of the GPU. mpsagent and what it
 needs must be importable (PYTHONPATH). In DIR: report.md, raw.json, slurm.log. Exit status: 0 all is well, 1 something
@@ -15,6 +16,7 @@ is not, 2 this machine cannot play.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -32,6 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import Broken, facts, parser, place
+from campaigns.slurm_watch import Watch
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.conformance import rig as rigs
@@ -41,6 +44,36 @@ from tests.slurm.cluster import Cluster, why_not
 
 MIB = 1 << 20
 OUTSIDE = 5
+TEN = (
+    (40, 8, 9),
+    (20, 2, 3),
+    (10, 1, 1),
+    (30, 1, 2),
+    (80, 8, 9),
+    (20, 1, 1),
+    (50, 2, 4),
+    (50, 8, 8),
+    (16, 8, 8),
+    (60, 2, 2),
+)
+"""Jobs with totals: the share, how many of its processes have it together, how many are started. One process of a job
+is PyTorch's where one is started."""
+EXPORTS = "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=140G"
+LEAST = 8
+"""Multiprocessors that NVIDIA's MPS gives every process of an H200, however small its share is."""
+NEIGHBOURS = 4
+STEP, SCRIPT = "srun --mpi=none {}", "exec {}"
+STARTS = "trap 'kill $!; wait' TERM\n{} &\nwait"
+"""A script that passes a signal on: Slurm sends it to what slurmstepd has started alone, and kills the rest."""
+STOPS = (
+    ("over its time limit", STEP, STEP),
+    ("scancel of a step", STEP, STEP),
+    ("scancel of a script that is the program", SCRIPT, SCRIPT),
+    ("scancel of a script that starts it", STARTS, "{}"),
+    ("scancel", STEP, STEP),
+)
+"""How a job is stopped, and its script with `mpsagent-cli run` and without; with, the last one is ended by `client
+terminate --job` before, and has no `run`."""
 SHARES = (10, 20, 30, 40, 50, 60, 70, 80, 10, 30)
 CONTEXT = 2048
 """MiB that contexts and PyTorch may take of a share; the shares are 14 GiB apart."""
@@ -84,9 +117,12 @@ class Day:
         check(done.returncode == 0, f"mpsagent-cli does not run as a user: {words}")
         job = [*stage.backend.client, "sleep"] if stage.backend.name == "sim" else [python, str(code / "slurm_job.py")]
         self.job = " ".join(job)
+        self.small = " ".join(stage.backend.client)
+        self.run = " ".join([*words, "run", "--"])
         self.cluster = Cluster(
-            stage.place / "slurm", words, "answer=30\npatience=5\nmemory=share", check=2, below=below
-        )
+            stage.place / "slurm", words, "answer=30\npatience=5\nmemory=share\nprocesses=$SLURM_JOB_NTASKS", check=2,
+            below=below, kill_wait=10,
+        )  # fmt: skip
 
     def end(self) -> None:
         self.cluster.end()
@@ -170,6 +206,124 @@ class Day:
         status, said = self.stage.cli(self.agent, "report", "--by", "job")
         self.figures["mpsagent-cli report --by job"] = said
         check(status == 0, said)
+
+    def totals(self) -> None:
+        """Ten jobs with a total, of 1, 2 and 8 processes that export all of the GPU: their sum is never over it."""
+        seconds, wanted = 4, {}
+        with Watch(self.stage.backend.name) as watch:
+            for number, (share, tasks, started) in enumerate(TEN):
+                one = f"{self.job if started == 1 else f'{self.small} mind'} {seconds}"
+                crowd = " & ".join([one] * started)
+                job = self.cluster.submit(
+                    USERS[number % 4], f"mps:{share}", EXPORTS, f"{crowd} & wait", options=[f"--ntasks={tasks}"]
+                )
+                wanted[job] = (share, tasks, started)
+            self.finished(*wanted)
+        self.no_lease()
+        seen = watch.by_pid()
+        rows, wrong, mib = [], [], self.machine.total_mib
+        least = LEAST if self.stage.backend.name == "real" else 0
+        for job, (share, tasks, started) in wanted.items():
+            text, clients = self.cluster.said(job), self.clients_of(job)
+            found = [(int(a), int(b)) for a, b in re.findall(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", text)]
+            at_once = self.most_at_once(job)
+            may = max(multiprocessors_for_percent(share, self.machine.multiprocessors), tasks * least)
+            most, free = max(found, default=(0, 0)), max((b for _, b in found), default=0)
+            each = max(multiprocessors_for_percent(share / tasks, self.machine.multiprocessors), least)
+            if (
+                len(found) != started or at_once > tasks or any(sms != each for sms, _ in found)
+                or at_once * most[0] > may or at_once * free > mib * share / 100 or "GIVEN" in text
+            ):  # fmt: skip
+                wrong.append(f"job {job}, {share} % for {tasks}, {at_once} at once, {each} each: {text}")
+            row = self.row(job)
+            by_smi = max((seen.get(pid, 0) for pid in clients), default=0)
+            rows.append(
+                f"| {job} | {share} | {tasks} | {started} | {at_once} | {at_once * most[0]} of {may} | "
+                f"{at_once * free} of {mib * share / 100:.0f} | {row['gpu']:.1f} | {row['waited']:.1f} | "
+                f"{by_smi or '-'} | {(row['memory_used'] or 0) // MIB} | {self.ended(job)} |"
+            )
+        head = "| job | mps | processes | started | at once | multiprocessors of all | free MiB of all | GPU s | "
+        head += "waited s | most MiB of one process: nvidia-smi | report | how it ended |"
+        self.figures["jobs"] = "\n".join([head, "|" + "---|" * 12, *rows])
+        self.figures |= watch.figures()
+        self.reports()
+        check(not wrong, "\n".join(wrong))
+
+    def reports(self) -> None:
+        """What people are told afterwards."""
+        status, said = self.stage.cli(self.agent, "report", "--by", "job")
+        self.figures["mpsagent-cli report --by job"] = "\n".join(f"    {line}" for line in said.splitlines())
+        rows = json.dumps(self.agent.api.get("/v1/report?by=job")["rows"])
+        self.figures["the same with --json"] = rows
+        check(status == 0, said)
+
+    def clients_of(self, job: int) -> set[int]:
+        return {one["pid"] for one in self.agent.found("client.connected", job=f"slurm-{job}")}
+
+    def most_at_once(self, job: int) -> int:
+        """Clients of a job that MPS had at the same time, by the order of the records."""
+        now = most = 0
+        for one in self.agent.news():
+            if one.get("job") == f"slurm-{job}":
+                now += {"client.connected": 1, "client.ended": -1}.get(one["kind"], 0)
+                most = max(most, now)
+        return most
+
+    def ended(self, job: int) -> str:
+        """In Slurm's words, and how its clients did in ours."""
+        state = self.cluster.show(job).partition("JobState=")[2].partition(" ")[0]
+        outcomes = [one["outcome"] for one in self.agent.found("client.ended", job=f"slurm-{job}")]
+        return f"{state}; {', '.join(f'{outcomes.count(one)} {one}' for one in sorted(set(outcomes)))}"
+
+    def stops_with(self) -> None:
+        """Five jobs are stopped with a kernel in flight, as docs/jobs.md says: all of their 20 neighbours finish."""
+        finished, faults = self.stopped(self.run)
+        check((finished, faults) == (len(STOPS) * NEIGHBOURS, 0), f"{finished} finished, {faults} faults")
+
+    def stops_without(self) -> None:
+        """The same with nothing but Slurm. What that did to the neighbours is told, not judged."""
+        self.stopped("")
+
+    def stopped(self, wrapper: str) -> tuple[int, int]:
+        """How many neighbours finished well, and faults of MPS."""
+        rows, all_finished, all_faults = [], 0, 0
+        for how, *scripts in STOPS:
+            ask_first = wrapper and how == "scancel"
+            script = scripts[0] if wrapper else scripts[1]
+            program = f"{'' if ask_first else wrapper} {self.small} spin 600".strip()
+            options = ["--time=1"] if "limit" in how else []
+            beside = [self.cluster.submit(USERS[n], "mps:15", f"exec {self.small} mind 600") for n in range(NEIGHBOURS)]
+            job = self.cluster.submit(USERS[NEIGHBOURS], "mps:30", script.format(program), options=options)
+            self.until(lambda: "launch" in self.cluster.said(job), "a kernel is in flight")  # noqa: B023
+            self.until(lambda: all("step" in self.cluster.said(one) for one in beside), "neighbours work")  # noqa: B023
+            since = time.monotonic()
+            began = self.agent.mark()
+            if not options:
+                if ask_first:
+                    status, said = self.stage.cli(
+                        self.agent, "client", "terminate", "--job", f"slurm-{job}", "--now", "--deadline", "20s"
+                    )
+                    check(status == 0, said)
+                with contextlib.suppress(StageError):  # it may have ended
+                    self.cluster.run("scancel", str(job))
+            self.finished(job)
+            took = time.monotonic() - since
+            time.sleep(2)
+            for one in beside:
+                with contextlib.suppress(StageError):
+                    self.cluster.run("scancel", "--signal=USR1", "--full", str(one))
+            self.finished(*beside)
+            good = sum("last CUDA_SUCCESS" in self.cluster.said(one) for one in beside)
+            faults = len(self.agent.found("server.fault", since=began))
+            all_finished, all_faults = all_finished + good, all_faults + faults
+            how = "`client terminate --job`, then scancel" if ask_first else how
+            rows.append(f"| {how} | {self.ended(job)} | {took:.1f} | {good} of {len(beside)} | {faults} |")
+            head = "| the job is stopped | how it ended | after s | neighbours that finished | faults of MPS |"
+            self.figures["stopped"] = "\n".join([head, "|" + "---|" * 5, *rows])
+        self.figures["neighbours that finished"] = f"{all_finished} of {len(STOPS) * NEIGHBOURS}, {all_faults} faults"
+        self.no_lease()
+        self.reports()
+        return all_finished, all_faults
 
     def waits(self) -> None:
         """A job that wants all of the GPU waits while its user works outside of jobs; the report says so."""
@@ -283,6 +437,7 @@ class Day:
 
 TOGETHER = ("shares", "waits", "drains", "killed", "cancelled")
 """Steps with `sharing = "together"`; the step `paused` has turns."""
+NAMED = ("totals", "stops_with", "stops_without")
 
 
 def play(day: Day, steps: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
@@ -339,7 +494,7 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_REAL, options.seconds)
         try:
             for name, all_steps, policy, instance in (
-                ("together", TOGETHER, POLICY, 'sharing = "together"'), ("turns", ("paused",), PAUSING, ""),
+                ("together", (*TOGETHER, *NAMED), POLICY, 'sharing = "together"'), ("turns", ("paused",), PAUSING, ""),
             ):  # fmt: skip
                 if steps := tuple(step for step in all_steps if step in (options.only or [*TOGETHER, "paused"])):
                     logs += played(backend, base / name, machine, below, steps, policy, instance, rows)

@@ -92,6 +92,7 @@ install -d "$dest/etc/mpsagent/policy.d"
 install -D -m644 -t "$dest/usr/share/doc/mpsagent/examples" policies/*.toml
 install -D -m755 -t "$dest/usr/share/mpsagent/slurm" packaging/slurm/{prolog,epilog,task-prolog,health-check}
 install -m644 -t "$dest/usr/share/mpsagent/slurm" packaging/slurm/common.sh
+install -D -m755 -t "$dest/usr/share/mpsagent/containers" packaging/containers/mpsagent-runtime
 install -D -m644 -t "$dest/usr/share/mpsagent/kubernetes" packaging/kubernetes/*.yaml
 install -D -m644 -t "$dest/usr/share/mpsagent/prometheus" packaging/prometheus/*
 install -D -m644 -t "$dest/usr/share/mpsagent/ansible" packaging/ansible/*

@@ -30,7 +30,6 @@ LONG = (
     "agent/test_bypass.py",
     "agent/test_clock_steps.py", "agent/test_containers.py", "agent/test_device_plugin.py", "agent/test_hostage.py",
     "agent/test_instances.py", "agent/test_pause.py", "agent/test_relayed.py", "agent/test_restarts.py",
-    "agent/test_shutdown.py",
     "agent/test_unlimited.py::"
     "test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that_fills_its_limit",
 )  # fmt: skip

@@ -15,8 +15,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from mpsagent.cli.cuda_errors import ERRORS
-from mpsagent.cli.main import cli
+from mpsagent.cli.verbs import cli
 from mpsagent.policy.files import load
 from tests import recordings
 from tests.nvidia import page
@@ -198,13 +197,6 @@ def test_the_counts_of_disorder_are_those_of_its_outputs() -> None:
         compared += len(said) if names else 0
     assert wrong == []
     assert compared > 20
-
-
-def test_operations_says_of_cuda_errors_what_doctor_says() -> None:
-    """Whoever searches the page for a number finds the same as who asks the program."""
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    rows = [f"| {number} {error.name} | {error.meaning} | {error.do} |\n" for number, error in ERRORS.items()]
-    assert [row for row in rows if row not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -55,10 +55,10 @@ LAYERS = (
     _layer("mpsagent.sim", "mps.units", None),
 )
 # What a user's shell starts again and again: neither these nor anything that they import at their top may be heavy.
-LIGHT = ("mpsagent.cli.main", "mpsagent.cli.client")
+LIGHT = ("mpsagent.cli.main", "mpsagent.cli.pages", "mpsagent.cli.client")
 HEAVY = frozenset("aiohttp asyncinotify psutil pydantic pynvml pystemd structlog tomli asyncio".split())
 # The command line may fetch the agent's insides on no account, not even in a function.
-OFFLINE = ("mpsagent.cli.main", "mpsagent.cli.client", "mpsagent.cli.replay")
+OFFLINE = ("mpsagent.cli.main", "mpsagent.cli.verbs", "mpsagent.cli.client", "mpsagent.cli.replay")
 
 # A page is pickled by root for the api, which takes our own values from root alone; the agent unpickles nothing.
 PAGES = ("mpsagent.agent.page", "mpsagent.api.received")

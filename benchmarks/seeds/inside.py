@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.seeds import published
 from benchmarks.seeds.process import Make, Process, ProcessError, Simulated
-from benchmarks.seeds.programs import NVJPEG, PER_STEP, PROCESSOR, PROGRAMS, TORCH, decodes, photographs
+from benchmarks.seeds.programs import JPEG, NVJPEG, PER_STEP, PROCESSOR, PROGRAMS, TORCH, decodes, photographs
 from benchmarks.seeds.published import OFF, Seed, Start
 from mpsagent.bench.own_mps import OwnMps, OwnMpsError
 from mpsagent.bench.results import percentile
@@ -59,6 +59,12 @@ class Nvml:
     def memory(self) -> float | None:
         with suppress(Exception):
             return float(self._nvml.nvmlDeviceGetMemoryInfo(self._device).used / MIB)
+        return None
+
+    def engines(self) -> int | None:
+        """Percent of the time in which the JPEG engines work."""
+        with suppress(Exception):
+            return int(self._nvml.nvmlDeviceGetJpgUtilization(self._device)[0])
         return None
 
     def now(self) -> tuple[int, int] | None:
@@ -133,9 +139,10 @@ class Windows:
         for process in working:
             process.go(begin, at, self._seconds)
         time.sleep(max(0.0, at - time.monotonic()))
-        seen = []
+        seen, engines = [], []
         while time.monotonic() < at + self._seconds - 0.05:
             seen.append(self._nvml.now())
+            engines.append(self._nvml.engines())
             time.sleep(0.1)
         said = [process.hear(self._seconds + READY) for process in working]
         each = [{"rate": one["rate"] * per_step, **_latencies([(v, 1.0) for v in one["latencies"]])} for one in said]
@@ -145,6 +152,7 @@ class Windows:
             "rate": sum(one["rate"] for one in each), **_latencies(weighed), "each": each,
             "utilisation": statistics.fmean(busy for busy, _ in known) if known else None,
             "mhz": statistics.fmean(clock for _, clock in known) if known else None,
+            "jpeg_engines": max((one for one in engines if one is not None), default=None),
             "load": os.getloadavg()[0],
         }  # fmt: skip
 
@@ -179,8 +187,8 @@ def prepare(data: Path, seeds: Sequence[Seed], mnist_files: str) -> dict[str, An
         else:
             mnist.make(data / "mnist")
         about["mnist"] = mnist_files or "made"
-    if "jpeg" in programs:
-        photographs(data / "jpeg")
+    for program in programs & set(JPEG):
+        photographs(data / program)
     return about
 
 

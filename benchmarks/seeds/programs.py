@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ MODEL_BATCH, BATCH, MNIST_BATCH = 128, 32, 128
 WIDE, HIGH, SMALL_WIDE, SMALL_HIGH = 1920, 1080, 480, 270
 PER_STEP = {"batch": MODEL_BATCH, "thirty-two": BATCH}
 """Where a step is more than one of the seed's units."""
-TORCH = ("image", "batch", "thirty-two", "jpeg", "mnist", "queue")
+TORCH = ("image", "layers", "batch", "thirty-two", "jpeg", "jpeg-gpu", "jpeg-decode", "mnist", "queue")
+JPEG = ("jpeg", "jpeg-gpu", "jpeg-decode")
 
 
 def _seen(torch: Any) -> tuple[str, int]:
@@ -44,20 +46,21 @@ def _wait(torch: Any) -> None:
         torch.cuda.synchronize()
 
 
-def _model(name: str, batch: int) -> Step:
-    """A forward pass in half precision, random weights. On a GPU it is recorded once as a graph and then replayed: one
-    launch, as an inference engine does it."""
+def _model(name: str, batch: int, recorded: bool = True) -> Step:
+    """A forward pass in half precision, random weights. ``recorded``: on a GPU it is recorded once as a graph and then
+    replayed: one launch, as an inference engine does it; else each layer is launched, as PyTorch does by itself."""
     import torch
     import torchvision
 
     form = torch.channels_last
     network = getattr(torchvision.models, name)(weights=None).eval().to(DEVICE, torch.half, memory_format=form)
     images = torch.randn(batch, 3, 224, 224, device=DEVICE, dtype=torch.half).to(memory_format=form)
-    if DEVICE != "cuda":
+    if DEVICE != "cuda" or not recorded:
 
         def forward() -> None:
             with torch.inference_mode():
                 network(images)
+            _wait(torch)
 
         return forward
     graph = torch.cuda.CUDAGraph()
@@ -78,11 +81,11 @@ def _model(name: str, batch: int) -> Step:
     return step
 
 
-def _inference(batch: int) -> Callable[[int, Path], Made]:
+def _inference(batch: int, recorded: bool = True) -> Callable[[int, Path], Made]:
     def make(number: int, place: Path) -> Made:
         import torch
 
-        return *_seen(torch), _model("resnet50", batch)
+        return *_seen(torch), _model("resnet50", batch, recorded)
 
     return make
 
@@ -194,22 +197,117 @@ def _jpeg(number: int, place: Path) -> Made:
     return (_jpeg_gpu if (place / "decoder").read_text() == NVJPEG else _jpeg_processor)(number, files)
 
 
+class _Image(ctypes.Structure):
+    """nvjpegImage_t."""
+
+    _fields_ = (("channel", ctypes.c_void_p * 4), ("pitch", ctypes.c_size_t * 4))
+
+
+class NvJpegError(Exception):
+    """It is not there, refuses, or decodes something else."""
+
+
+class NvJpeg:
+    """nvJPEG's decoder with a backend of one's choice, stage by stage: nvjpegDecode may do it in another way. Its
+    library is torchvision's, a wheel's or CUDA's."""
+
+    HYBRID, GPU_HYBRID = 1, 2
+    """Huffman decoding by the processor, or by the multiprocessors; all else by these."""
+    _PLANES = 3  # NVJPEG_OUTPUT_RGB
+
+    def __init__(self, backend: int) -> None:
+        self._library = self._load()
+        self._handle = self._made("nvjpegCreateEx", 0, None, None, 0)
+        self._decoder = self._made("nvjpegDecoderCreate", self._handle, backend)
+        self._state = self._made("nvjpegDecoderStateCreate", self._handle, self._decoder)
+        pinned, device = (self._made(f"nvjpegBuffer{of}Create", self._handle, None) for of in ("Pinned", "Device"))
+        self._call("nvjpegStateAttachPinnedBuffer", self._state, pinned)
+        self._call("nvjpegStateAttachDeviceBuffer", self._state, device)
+        self._file = self._made("nvjpegJpegStreamCreate", self._handle)
+        self._parameters = self._made("nvjpegDecodeParamsCreate", self._handle)
+        self._call("nvjpegDecodeParamsSetOutputFormat", self._parameters, self._PLANES)
+
+    @staticmethod
+    def _load() -> ctypes.CDLL:
+        mapped = Path("/proc/self/maps").read_text().split()  # by torchvision, if it has one
+        below = ("torchvision.libs/libnvjpeg*.so*", "nvidia/*/lib/libnvjpeg.so*")
+        found = [one for one in mapped if "/libnvjpeg" in one]
+        found += [str(one) for base in sys.path for pattern in below for one in Path(base or ".").glob(pattern)]
+        for one in (*found, "libnvjpeg.so.13", "libnvjpeg.so.12", "/usr/local/cuda/lib64/libnvjpeg.so"):
+            with suppress(OSError):
+                return ctypes.CDLL(one)
+        raise NvJpegError("no libnvjpeg.so: pip install nvidia-nvjpeg")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._library, name)(*arguments):
+            raise NvJpegError(f"{name}: nvjpegStatus_t {status}")
+
+    def _made(self, name: str, *arguments: Any) -> ctypes.c_void_p:
+        handle = ctypes.c_void_p()
+        self._call(name, *arguments, ctypes.byref(handle))
+        return handle
+
+    def decode(self, data: bytes, into: Any) -> None:
+        """``into``: a tensor of three planes on the GPU. Done when the default stream is."""
+        plane = into.shape[1] * into.shape[2]
+        image = _Image()
+        for number in range(3):
+            image.channel[number], image.pitch[number] = into.data_ptr() + number * plane, into.shape[2]
+        self._call("nvjpegJpegStreamParse", self._handle, data, ctypes.c_size_t(len(data)), 0, 0, self._file)
+        what = (self._handle, self._decoder, self._state)
+        self._call("nvjpegDecodeJpegHost", *what, self._parameters, self._file)
+        self._call("nvjpegDecodeJpegTransferToDevice", *what, self._file, None)
+        self._call("nvjpegDecodeJpegDevice", *what, ctypes.byref(image), None)
+
+
+def _jpeg_decoded(backend: int, coded: bool = True) -> Callable[[int, Path], Made]:
+    def make(number: int, place: Path) -> Made:
+        import torch
+        import torchvision
+
+        files = [path.read_bytes() for path in sorted(place.glob("*.jpeg"))]
+        seen = _seen(torch)
+        image = torch.empty(3, HIGH, WIDE, dtype=torch.uint8, device="cuda")
+        decoder = NvJpeg(backend)
+        decoder.decode(files[0], image)
+        torch.cuda.synchronize()
+        right = torchvision.io.decode_jpeg(torch.frombuffer(bytearray(files[0]), dtype=torch.uint8))
+        if (off := (image.cpu().float() - right.float()).abs().mean().item()) > 12:  # decoders differ by a few
+            raise NvJpegError(f"it decodes another picture: each value is {off:.0f} off")
+
+        def decode(turn: int) -> Any:
+            decoder.decode(files[turn % len(files)], image)
+            return image
+
+        return *seen, _smaller(number, decode, coded)
+
+    return make
+
+
 def _jpeg_gpu(number: int, files: list[bytes]) -> Made:
     import torch
     import torchvision
 
     seen = _seen(torch)
     coded = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in files]
+    return *seen, _smaller(number, lambda turn: torchvision.io.decode_jpeg(coded[turn % len(coded)], device="cuda"))
+
+
+def _smaller(number: int, decode: Callable[[int], Any], coded: bool = True) -> Step:
+    import torch
+    import torchvision
+
     turn = number
 
     def step() -> None:
         nonlocal turn
         turn += 1
-        image = torchvision.io.decode_jpeg(coded[turn % len(coded)], device="cuda")
+        image = decode(turn)
         small = torch.nn.functional.interpolate(image[None].float(), (SMALL_HIGH, SMALL_WIDE), mode="bilinear")
-        torchvision.io.encode_jpeg(small[0].round().to(torch.uint8), quality=90).cpu()
+        pixels = small[0].round().to(torch.uint8)
+        (torchvision.io.encode_jpeg(pixels, quality=90) if coded else pixels).cpu()
 
-    return *seen, step
+    return step
 
 
 def _jpeg_processor(number: int, files: list[bytes]) -> Made:
@@ -247,9 +345,12 @@ PROGRAMS: dict[str, Callable[[int, Path], Made]] = {
     "block": _block,
     "nbody": _nbody,
     "image": _inference(1),
+    "layers": _inference(1, recorded=False),
     "batch": _inference(MODEL_BATCH),
     "thirty-two": _inference(BATCH),
     "queue": _queue,
     "jpeg": _jpeg,
+    "jpeg-gpu": _jpeg_decoded(NvJpeg.GPU_HYBRID),
+    "jpeg-decode": _jpeg_decoded(NvJpeg.GPU_HYBRID, coded=False),
     "mnist": _mnist,
 }

@@ -71,6 +71,20 @@ SEEDS = (
         {2: ("", "", "1.42"), 4: ("", "", "2.26"), 8: ("", "", "2.98"), 16: ("", "", "3.42"), 18: ("", "", "3.53")},
     ),
     Seed(
+        "jpeg-gpu", "JPEG to smaller JPEG by multiprocessors", "V100", "images",
+        (Start("jpeg-gpu", (1, 2, 4, 8, 16, 18)),),
+        "2, 4, 8, 16, 18 processes 1.42, 2.26, 2.98, 3.42, 3.53 times",
+        "nvJPEG's backend GPU_HYBRID decodes with kernels, which MPS lets run side by side, and the row above has JPEG "
+        "engines; resizing and encoding are the same.",
+        {2: ("", "", "1.42"), 4: ("", "", "2.26"), 8: ("", "", "2.98"), 16: ("", "", "3.42"), 18: ("", "", "3.53")},
+    ),
+    Seed(
+        "jpeg-decode", "JPEG to smaller pictures by multiprocessors", "V100", "images",
+        (Start("jpeg-decode", (1, 2, 4, 8, 18)),),
+        "as above",
+        "The same without writing a JPEG again: torchvision's call of nvJPEG's encoder is a step of its own.",
+    ),
+    Seed(
         "mnist", "MNIST trainings side by side", "P100", "batches", (Start("mnist", (1, 5, 10)),),
         "1 training 80 s; 5: 136 s off, 86 s on; 10: 221 s off, 124 s on: 1.8 times",
         "Ours is the small network of two convolutions and two layers in PyTorch, batches of 128 from made images in "
@@ -92,6 +106,12 @@ SEEDS = (
         "One client of ours already replays a CUDA graph, so it leaves less to gain than a client that launches layer "
         "by layer; batches of 128 leave nothing of the GPU idle. The clients are those of ResNet-50 above.",
         needs="resnet",
+    ),
+    Seed(
+        "layers", "inference, clients that launch layer by layer", "V100", "images", (Start("layers", (1, 8)),),
+        "many clients with MPS 7 times one client without",
+        "PyTorch as it is, an image at a time: one client waits for its processor between some hundred launches an "
+        "image, so many clients gain more than those above that replay a graph.",
     ),
     Seed(
         "queue", "two programs behind queues, a model each", "not said", "requests", (Start("queue", (1, 2)),),

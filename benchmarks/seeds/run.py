@@ -1,4 +1,4 @@
-"""The seeds of the field, on one GPU: `python benchmarks/seeds/run.py --out DIR` (root; about five minutes).
+"""The seeds of the field, on one GPU: `python benchmarks/seeds/run.py --out DIR` (root; about seven minutes).
 
 Each published measurement is repeated in kind, without MPS and with it behind the gate; docs/measured/seeds.md says
 what each is. Agent, gate and MPS are started for it, in namespaces of their own, and nothing is left. DIR gets
@@ -117,7 +117,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(BY_NAME), default=[], metavar="NAME", help=", ".join(BY_NAME))
     parser.add_argument("--seconds", type=float, default=2.3, help="of each window (2.3)")
     parser.add_argument(
-        "--limit", type=float, default=330.0, help="seconds for all; what does not fit is left out (330)"
+        "--limit", type=float, default=480.0, help="seconds for all; what does not fit is left out (480)"
     )
     parser.add_argument("--gpu", default="", help="its number or UUID (the first that CUDA_VISIBLE_DEVICES leaves)")
     parser.add_argument("--mnist", default="", help="a directory with MNIST's own files, unpacked (made ones)")

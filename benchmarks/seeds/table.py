@@ -100,6 +100,12 @@ def _cells(results: Found | None, seed: Seed) -> tuple[str, str]:
             f"16 clients {_rate(results, many, seed)}: {_times(many, one)} times one, "
             f"batching {_times(batch, many)} times that",
         )
+    if seed.name == "layers":
+        one, many = _find(results, seed, "layers", OFF, 1), _find(results, seed, "layers", ON, 8)
+        return (
+            f"one client {_rate(results, one, seed)}",
+            f"8 clients {_rate(results, many, seed)}: {_times(many, one)} times one",
+        )
     start = seed.starts[0]
     most = max([count for count in start.counts if count in seed.rows] or start.counts)
     off, on = (_find(results, seed, start.program, mode, most) for mode in (OFF, ON))
@@ -223,11 +229,15 @@ def page(results: Found | None, picture: str = "seeds.svg") -> str:
     return "\n".join(lines) + "\n"
 
 
+def _dates(results: Found) -> str:
+    return str(results.get("dates", results["date"]))
+
+
 def _about(results: Found | None) -> str:
     if results is None:
         return f"**{NOT_YET[0].upper()}{NOT_YET[1:]}** on a GPU: the measured columns are empty until then."
     about = results["about"]
-    said = f"{results['gpu']}, driver {about.get('driver', 'unknown')}, {results['date']}, {results['cores']} cores"
+    said = f"{results['gpu']}, driver {about.get('driver', 'unknown')}, {_dates(results)}, {results['cores']} cores"
     if loads := [one["load"] for one in results["figures"] if "load" in one]:
         said += f" with a load of {max(loads):.0f} at most"
     tools = [f"{name} {about[name]}" for name in ("torch", "torchvision") if name in about]
@@ -253,18 +263,18 @@ def draw(results: Found, place: Path) -> list[str]:
         from matplotlib.figure import Figure
     except ImportError as error:
         return [f"no pictures: {error}"]
-    figure = Figure(figsize=(12, 11))
+    figure = Figure(figsize=(12, 14))
     figure.subplots_adjust(left=0.07, right=0.98, bottom=0.06, top=0.93, wspace=0.28, hspace=0.38)
-    title = f"Seeds of the field: {results['gpu']}, driver {results['about'].get('driver', '')}, {results['date']}"
+    title = f"Seeds of the field: {results['gpu']}, driver {results['about'].get('driver', '')}, {_dates(results)}"
     figure.suptitle("SIMULATED, nothing computed" if results["simulated"] else title, fontsize=11)
     drawn = [one for one in SEEDS if one.name not in ("inference", "queue", "threads")]
-    fields = list(figure.subplots(3, 3).flat)
+    fields = list(figure.subplots(4, 3).flat)
     for field, seed in zip(fields, drawn, strict=False):
         _by_processes(field, results, seed)
-    _inference(fields[5], results, BY_NAME["inference"])
-    _latency(fields[6], results, BY_NAME["queue"])
-    _percentages(fields[7], results, BY_NAME["threads"])
-    fields[8].set_visible(False)
+    for place_of, (of, name) in enumerate(((_inference, "inference"), (_latency, "queue"), (_percentages, "threads"))):
+        of(fields[len(drawn) + place_of], results, BY_NAME[name])
+    for field in fields[len(drawn) + 3 :]:
+        field.set_visible(False)
     for form in ("svg", "png"):
         figure.savefig(place / f"seeds.{form}", dpi=120, metadata={"Date": None} if form == "svg" else {})
     return []
@@ -352,7 +362,9 @@ def together(runs: Sequence[Found]) -> Found:
     return {
         **runs[0],
         "command": "\n    ".join(one["command"] for one in runs),
-        "took": max(one["took"] for one in runs),
+        "took": sum(max(one["took"] for one in runs if one["date"] == date) for date in {one["date"] for one in runs}),
+        "dates": " and ".join(sorted({one.get("dates", one["date"]) for one in runs})),
+        "cores": " and ".join(sorted({str(one["cores"]) for one in runs})),
         "about": {key: value for one in runs for key, value in one["about"].items()},
         "figures": [figure for one in runs for figure in one["figures"]],
         **({"problem": "; ".join(problems)} if problems else {}),

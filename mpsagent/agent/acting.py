@@ -49,7 +49,7 @@ class Acting:
 
     def _those(self, instance: str | None) -> list[Agent]:
         """Instances by their section, without those of users apart."""
-        each = self._node.apart.templates()
+        each = self._node.apart.sections()
         found = [one for one in each if instance in (None, one.name)]
         if not found:
             known = ", ".join(one.name for one in each)
@@ -96,19 +96,6 @@ class Acting:
         rows = [{"pid": one.pid, "uid": one.uid, "user": self._node.name_of(one.uid)} for one in found]
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 
-    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
-        """End one server; its clients get ``timeout`` seconds to end by themselves (None: the policy's ``kill_grace``).
-        ``force``: it ends under them."""
-        agents = self._node.agents
-        there = next((one for one in agents if pid in one.state.servers), agents[0])
-        found = requests.shutdown_server(there, pid, timeout, force=force, dry_run=dry_run, by=by)
-        if found is None:
-            raise Problem(404, f"process {pid} is not a server of MPS", "pid", "see `mpsagent-cli servers`")
-        await self._written_down()
-        clients = [{**one, "user": self._node.name_of(one["uid"])} for one in found["clients"]]
-        user = None if found["uid"] is None else self._node.name_of(found["uid"])
-        return {**found, "user": user, "clients": clients}
-
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
         """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there."""
         until: float | None = None
@@ -130,7 +117,7 @@ class Acting:
     ) -> Json:
         """Start the control daemon again, also out of the failed state; clients get ``timeout`` seconds to end by
         themselves (None: the policy's ``kill_grace``). All, or none."""
-        those = [each for one in self._those(instance) for each in (one, *self._node.apart.of(one))]
+        those = [each for one in self._those(instance) for each in (one, *self._node.apart.lanes(one))]
         if not all(requests.restart(one, timeout, by, dry_run=True) for one in those):
             hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
             raise Problem(409, "nothing is started in a drain", "drain", hint)
@@ -140,7 +127,7 @@ class Acting:
     async def _each(self, instance: str | None, order: Callable[[Agent], object]) -> Json:
         """Those of users apart, too."""
         those = self._those(instance)
-        for each in [each for one in those for each in (one, *self._node.apart.of(one))]:
+        for each in [each for one in those for each in (one, *self._node.apart.lanes(one))]:
             order(each)
         await self._written_down()
         return {"instances": [one.name for one in those]}
@@ -204,11 +191,11 @@ class Acting:
         fresh, errors = await policies.read(node.settings, remember=False)
         if fresh is None:
             raise _mistakes(errors)
-        each, templates = node.each_of(fresh), node.apart.templates()
+        each, sections = node.each_of(fresh), node.apart.sections()
         names = policy_diff.named_users([node.policy, fresh])
         known = await self._identities(names)
         found: dict[str, Json] = {}
-        for one in templates:
+        for one in sections:
             present = {*one.state.users(), *one.state.queue()}
             users = {uid: who for uid, who in one.state.identities.items() if uid in present} | known
             policy = each.get(one.name, one.policy)

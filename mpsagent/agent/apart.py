@@ -1,14 +1,14 @@
-"""Instances with ``sharing = "apart"``: a user who is held at a template gets an instance, and it goes when it is idle.
+"""Instances with ``sharing = "apart"``: a user who is held at a section's gets one, and it goes when it is idle.
 
-A template is an instance without a control daemon, where users wait until theirs is there. Users' instances are as all
-others: a fault, a hang or a restart of one is none of the others' business. An agent that comes anew finds them by
-their directories, and proves their control daemons as those of all others.
+That of the section has no control daemon: users wait there until theirs is there. Users' instances are as all others:
+a fault, a hang or a restart of one is none of the others' business. An agent that comes anew finds them by their
+directories, and proves their control daemons as those of all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +48,9 @@ class Apart:
         self._moved, self._joined, self._parted = moved, joined, parted
         self._closed = False
         self._later: dict[str, Policy] = {}
-        """By template: a policy with another way of sharing, which takes hold when no user's instance is left."""
-        self._going: set[str] = set()
-        """Instances that are being taken away; their directories are not free yet."""
+        """By section: a policy with another way of sharing, which takes hold when no user's instance is left."""
+        self._going: dict[str, str] = {}
+        """Instances that are being taken away, with their sections; their directories are not free yet."""
         self._failed: dict[str, float] = {}
         """By name: when an instance that could not be made is tried again."""
         self._scheduled = False
@@ -70,28 +70,19 @@ class Apart:
             return self._agents[0]
         return next((agent for agent in self._agents if agent.name == name), None)
 
-    def templates(self) -> list[Agent]:
+    def sections(self) -> list[Agent]:
         """All instances that are no user's own."""
         return [agent for agent in self._agents if agent.policy.user is None]
 
-    def section(self, agent: Agent) -> Agent:
-        """The instance of the policy's section; of a user's, the one that it was made of."""
-        return self.find(apart.family(agent.policy)) or agent
-
-    def of(self, template: Agent) -> list[Agent]:
+    def lanes(self, section: Agent) -> list[Agent]:
         """Its users' instances, in the order in which they came."""
         users = (agent for agent in self._agents if agent.policy.user is not None)
-        return [agent for agent in users if apart.family(agent.policy) == template.name]
+        return [agent for agent in users if apart.section(agent.policy) == section.name]
 
     def of_user(self, uid: int) -> Agent | None:
         """Where this user's clients go."""
         mine = (agent for agent in self._agents if agent.policy.user == uid)
-        return next((agent for agent in mine if apart.family(agent.policy) not in self._later), None)
-
-    def users(self, template: Agent) -> Iterator[int]:
-        """Users with clients at it or at its users' instances."""
-        for agent in (template, *self.of(template)):
-            yield from agent.state.users()
+        return next((agent for agent in mine if apart.section(agent.policy) not in self._later), None)
 
     # --- the start ----------------------------------------------------------------------------------------------------
 
@@ -111,19 +102,19 @@ class Apart:
 
     # --- another policy -----------------------------------------------------------------------------------------------
 
-    def use_policy(self, template: Agent, policy: Policy | None) -> str | None:
-        """As :meth:`Agent.use_policy`, for a template and its users' instances."""
-        users = self.of(template)
+    def use_policy(self, section: Agent, policy: Policy | None) -> str | None:
+        """As :meth:`Agent.use_policy`, for a section and its users' instances."""
+        users = self.lanes(section)
         if policy is not None and users and policy.sharing != "apart":
-            self._later[template.name] = policy
+            self._later[section.name] = policy
             policy = replace(policy, sharing="apart")
-        elif policy is not None and self._later.pop(template.name, None) is not None:
+        elif policy is not None and self._later.pop(section.name, None) is not None:
             for one in users:
                 one.take([inp.DrainResumed(one.clock.now())])
-        left = template.use_policy(policy)
+        left = section.use_policy(policy)
         for one in users if policy is not None else ():
             assert one.policy.user is not None
-            one.use_policy(apart.of_user(template.policy, one.policy.user))
+            one.use_policy(apart.of_user(section.policy, one.policy.user))
         self.soon()
         return left
 
@@ -131,101 +122,100 @@ class Apart:
 
     def soon(self) -> None:
         """Something has changed that may make an instance needed."""
-        if not self._scheduled and any(one.view().elsewhere for one in self.templates()):
+        if not self._scheduled and any(one.view().elsewhere for one in self.sections()):
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._look_soon)
 
     def _look_soon(self) -> None:
         self._scheduled = False
-        for template in self.templates():
-            self._begin(template)
+        for section in self.sections():
+            self._begin(section)
 
     def look(self) -> None:
         """Every second."""
-        for template in self.templates():
-            self._leave(template)
-            for one in self.of(template):
+        for section in self.sections():
+            self._leave(section)
+            for one in self.lanes(section):
                 if self._over(one):
-                    self._end(template, one)
-            self._begin(template)
+                    self._end(section, one)
+            self._begin(section)
 
-    def _begin(self, template: Agent) -> None:
+    def _begin(self, section: Agent) -> None:
         """Each user who is held there gets an instance, as far as there is room."""
-        users = template.state.held.users()
+        users = section.state.held.users()
         for uid in users:
-            there = self.instance_for(template, uid)
-            if there is not template:
-                self._moved(uid, template, there)
-        why = self._why_not(template)
-        if users and template.state.apart_held != why:
-            template.take([inp.ApartHeld(template.clock.now(), why)])
+            there = self.instance_for(section, uid)
+            if there is not section:
+                self._moved(uid, section, there)
+        why = self._why_not(section)
+        if users and section.state.apart_held != why:
+            section.take([inp.ApartHeld(section.clock.now(), why)])
 
-    def instance_for(self, template: Agent, uid: int) -> Agent:
-        """Where this user goes, who belongs to the template: the user's own instance, made now if it may be."""
-        view, name = template.view(), apart.name(template.name, uid)
-        if not view.elsewhere or not template.ready or self._closed:
-            return template
-        if template.state.drain is not None or template.name in self._later or name in self._going:
-            return template
+    def instance_for(self, section: Agent, uid: int) -> Agent:
+        """Where this user goes, who belongs to the section: the user's own instance, made now if it may be."""
+        view, name = section.view(), apart.name(section.name, uid)
+        if not view.elsewhere or not section.ready or self._closed:
+            return section
+        if section.state.drain is not None or section.name in self._later or name in self._going:
+            return section
         there = self.find(name)
         if there is not None:
             return there
-        if view.denied(uid) or not view.identified(uid) or self._why_not(template) is not None:
-            return template
-        if template.clock.now() < self._failed.get(name, 0.0):
-            return template
-        return self._make(template, uid) or template
+        if view.denied(uid) or not view.identified(uid) or self._why_not(section) is not None:
+            return section
+        if section.clock.now() < self._failed.get(name, 0.0):
+            return section
+        return self._make(section, uid) or section
 
-    def _why_not(self, template: Agent) -> str | None:
+    def _why_not(self, section: Agent) -> str | None:
         """Why no further instance is made now."""
-        if template.name in self._later:
-            return f'sharing = "{self._later[template.name].sharing}" takes hold when the clients at work have ended'
-        count, most = len(self.of(template)), template.policy.apart_users
-        count += sum(1 for one in self._going if _family(one) == template.name)
+        if section.name in self._later:
+            return f'sharing = "{self._later[section.name].sharing}" takes hold when the clients at work have ended'
+        count, most = len(self.lanes(section)), section.policy.apart_users
+        count += list(self._going.values()).count(section.name)
         if count >= most or len(self._agents) + len(self._going) >= MOST_INSTANCES:
             return f"no more users may have a control daemon of their own (apart_users = {most})"
         return None
 
-    def _make(self, template: Agent, uid: int) -> Agent | None:
+    def _make(self, section: Agent, uid: int) -> Agent | None:
         """An instance for this user, at work in a moment."""
-        now, made = template.clock.now(), self._make_instance(apart.of_user(template.policy, uid))
+        now, made = section.clock.now(), self._make_instance(apart.of_user(section.policy, uid))
         try:
             made.prepare()
         except (OSError, AlreadyLocked, directories.DirectoryRefused) as error:
-            self._not_made(template, made, error)
+            self._not_made(section, made, error)
             self._recorder.spawn(made.end())
             return None
         self._failed.pop(made.name, None)
         self._agents.append(made)
         made.absorb([
-            inp.DevicesFound(now, template.state.devices), *(inp.LeaseGiven(now, one) for one in template.state.leases)
+            inp.DevicesFound(now, section.state.devices), *(inp.LeaseGiven(now, one) for one in section.state.leases)
         ])  # fmt: skip
         self._joined(made)
-        self._recorder.spawn(self._work(made))
+        self._recorder.spawn(self._work(section, made))
         return made
 
-    def _not_made(self, template: Agent, made: Agent, error: Exception) -> None:
-        now = template.clock.now()
+    def _not_made(self, section: Agent, made: Agent, error: Exception) -> None:
+        now = section.clock.now()
         self._failed[made.name] = now + AGAIN
         what = f"user {made.policy.user} gets no control daemon: {error}"
-        template.conditions.set("apart", what, now, "it is tried again by itself", until=now + 2 * AGAIN)
+        section.conditions.set("apart", what, now, "it is tried again by itself", until=now + 2 * AGAIN)
 
-    async def _work(self, made: Agent) -> None:
+    async def _work(self, section: Agent, made: Agent) -> None:
         try:
             await made.begin(None)
         except OSError as error:
-            template = self.section(made)
             if made in self._agents:
-                self._not_made(template, made, error)
-                self._end(template, made)
+                self._not_made(section, made, error)
+                self._end(section, made)
 
-    def _leave(self, template: Agent) -> None:
+    def _leave(self, section: Agent) -> None:
         """Where another way of sharing waits: clients at work go on, and nothing new is let in."""
-        later, now, users = self._later.get(template.name), template.clock.now(), self.of(template)
+        later, now, users = self._later.get(section.name), section.clock.now(), self.lanes(section)
         what = None
-        if later is not None and not users and not any(_family(one) == template.name for one in self._going):
-            del self._later[template.name]
-            template.use_policy(later)
+        if later is not None and not users and section.name not in self._going.values():
+            del self._later[section.name]
+            section.use_policy(later)
         elif later is not None:
             for one in users:
                 if one.ready and one.state.drain is None:
@@ -237,19 +227,19 @@ class Apart:
                 f"{'has' if count == 1 else 'have'} ended; who comes is held meanwhile"
             )
         do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
-        template.conditions.set("sharing apart", what, now, do)
+        section.conditions.set("sharing apart", what, now, do)
 
     def _over(self, one: Agent) -> bool:
         """It has no control daemon, and no user who needs one."""
         view = one.view()
         if not one.at_rest or view.control_alive or not view.synced or one.state.clients:
             return False
-        return apart.family(one.policy) in self._later or not one.state.held
+        return apart.section(one.policy) in self._later or not one.state.held
 
-    def _end(self, template: Agent, one: Agent) -> None:
+    def _end(self, section: Agent, one: Agent) -> None:
         self._agents.remove(one)
-        self._going.add(one.name)
-        self._parted(one, template)
+        self._going[one.name] = section.name
+        self._parted(one, section)
         self._recorder.spawn(self._take_away(one))
 
     async def _take_away(self, one: Agent) -> None:
@@ -258,7 +248,7 @@ class Apart:
             one.store.clear()
             self._clean(one)
         finally:
-            self._going.discard(one.name)
+            self._going.pop(one.name, None)
             self.soon()
 
     def _clean(self, one: Agent) -> None:
@@ -269,8 +259,3 @@ class Apart:
             Path(one.where.hidden).rmdir()
             Path(one.where.home).rmdir()
         Path(self._run_directory, f"instance-{one.name}.env").unlink(missing_ok=True)
-
-
-def _family(name: str) -> str:
-    found = apart.split(name)
-    return name if found is None else found[0]

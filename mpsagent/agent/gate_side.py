@@ -20,7 +20,6 @@ from mpsagent.wire import link
 
 _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
     ("ending", lambda core: core.memories.ladder, saved.ending_rows),
-    ("shutdowns", lambda core: core.state.servers, saved.shutdown_rows),
     ("turn", lambda core: core.memories.turns, saved.turn_row),
     ("served", lambda core: core.memories.turns, saved.served_rows),
     ("suspended", lambda core: core.memories.turns, saved.suspended_rows),
@@ -151,8 +150,15 @@ class GateSide:
             return
         saved.take_up_turn(self._core, first, told, now)
         saved.take_up_usage(self._core, first, now)
-        self._take([*told, *saved.shutdowns(first, self._core, now), saved.ending(first, now)])
+        self._take([*told, saved.ending(first, now)])
         self.keep()
+
+    def process_ended(self, pid: int, start: int) -> None:
+        """Of a client. While the gate tells everything, what it has told of it is taken in later, and so is its end."""
+        event = inp.ProcessEnded(self._clock.now(), pid, start)
+        self._take([event])
+        if self._told is not None:
+            self._told.append(event)
 
     def lost(self) -> None:
         """The link has broken."""

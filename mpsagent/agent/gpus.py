@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.settings import Settings
+from mpsagent.core.inputs import Worked
 from mpsagent.mps.limits import Device
 from mpsagent.system import devices as gpus
 from mpsagent.system import whole_file
@@ -62,6 +63,7 @@ class Gpus:
         self._clock = clock
         self.nvml = Nvml(environment, clock.now)
         self.processes = Shared(self._processes)
+        self.work = Shared(self._work)
         self.look = Shared(self._look)
         self.seen: dict[str, Gpu] = {}
         """The GPUs and their MIG devices by UUID, as they were seen last."""
@@ -77,6 +79,14 @@ class Gpus:
             return await self.nvml.processes()
         return await self._simulated(gpus.simulated_processes, self._file)
 
+    async def _work(self) -> Worked | None:
+        """What each GPU has done, or None: it is not known. What is wrong is said by :meth:`_look`."""
+        if self._file is None:
+            found = await self.nvml.work()
+        else:
+            found = await self._simulated(gpus.simulated_work, self._file)
+        return None if isinstance(found, str) else Worked(self._clock.now(), found)
+
     async def _look(self) -> None:
         """Look at the GPUs themselves."""
         found = await self.nvml.gpus() if self._file is None else await self._simulated(gpus.simulated_gpus, self._file)
@@ -86,7 +96,7 @@ class Gpus:
         self.problem, self.all, self.at = None, found, self._clock.now()
         self.seen = {uuid: one for one in found for uuid in (one.uuid, *(part.uuid for part in one.parts)) if uuid}
 
-    async def _simulated(self, read: Callable[[str], tuple[_Answer, ...]], file: str) -> tuple[_Answer, ...] | str:
+    async def _simulated(self, read: Callable[[str], _Answer], file: str) -> _Answer | str:
         try:
             return await in_thread(read, file, deadline=5.0)
         except (OSError, ValueError, TimeoutError) as error:

@@ -33,9 +33,18 @@ from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
 from mpsagent.agent.settings import Settings
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core import use
 from mpsagent.core.engine import Core, Step
-from mpsagent.core.model import State
-from mpsagent.core.transitions import ClientWaiting, Transition, transition_fields
+from mpsagent.core.model import Held, State
+from mpsagent.core.transitions import (
+    ClientConnected,
+    ClientEnded,
+    ClientWaiting,
+    Transition,
+    UserPaused,
+    UserResumed,
+    transition_fields,
+)
 from mpsagent.core.view import View
 from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Device
@@ -52,6 +61,8 @@ from mpsagent.system.terminal import Terminals
 
 TICK = 1.0
 """Seconds between two looks of the observer."""
+STOOD = 2.5
+"""Seconds without a decision after which the agent has stood still: it is stopped, or its machine was."""
 MOST_PENDING = 256
 """Actions under way at most; more than that are a fault of ours, and said to be one."""
 GPU_WAIT = 3.0
@@ -65,8 +76,8 @@ class Agent(Recorder):
     """One instance of MPS under one policy. Everything public here is for the api and orders; times are of ``clock``.
 
     ``link`` leads to the gate, and is that of all instances. ``inside`` says what is inside MPS, of all instances.
-    ``machine``: it looks after its GPUs, too; False for a user apart, whose section's instance does. ``named`` says
-    whether records say which instance they are about. ``since``: who came before that an agent before has told of;
+    It looks after its GPUs, too; of a user apart the section's instance does. ``named`` says whether records say which
+    instance they are about. ``since``: who came before that an agent before has told of;
     None: there was none. ``decided`` is called after each of its decisions, ``found`` with the GPUs when they are
     known."""
 
@@ -83,7 +94,6 @@ class Agent(Recorder):
         link: GateLink,
         seen: gpus.Gpus,
         make_supervisor: MakeSupervisor,
-        machine: bool,
         since: float | None,
         named: Callable[[], bool],
         inside: Callable[[], Collection[Inside]],
@@ -100,7 +110,7 @@ class Agent(Recorder):
         """Since when the control daemon runs."""
         self.ready = False
         self.stopping = False
-        self._machine = machine
+        machine = self._machine = policy.user is None
         self._since = since
         self._named, self._decided, self._found = named, decided, found
         self.where = directories.directories(
@@ -126,6 +136,7 @@ class Agent(Recorder):
         self._held: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
+        self._decided_at = float("-inf")
         self._pending = 0
         self._worth = Worth()
         self.absorb([inp.PolicyChanged(clock.now(), policy)])
@@ -192,6 +203,13 @@ class Agent(Recorder):
         if looking is not None and not self.devices:
             await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
+        came: dict[tuple[int, int], Held] = {}
+        for held in self.state.held.values():  # while it was being made, as for a user apart who is the first
+            came.setdefault(held.process, held)
+        for process, held in came.items():
+            if not held.of_client:
+                waiting = ClientWaiting(held.since, process[0], held.uid, held.connection)
+                self.write_down(waiting, self.clock.now())
         self.spawn(self._tick())
         self.observer.survey()
         self._decide()
@@ -268,6 +286,8 @@ class Agent(Recorder):
             quit_it = act.QuitControl(timeout=timeout, reason="the agent is being stopped", rule="agent.on_stop")
             done = await self.executor.perform(quit_it)
             self.record("control.quit", done.at, ok=done.ok, text=done.text)
+        for one in use.owed(self.state, self.clock.now()):
+            self.record(one.kind, one.at, **transition_fields(one))
         self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
@@ -300,7 +320,7 @@ class Agent(Recorder):
 
     def _client_ended(self, pid: int, start: int) -> None:
         self.executor.freezer.forget(pid, start)
-        self.take([inp.ProcessEnded(self.clock.now(), pid, start)])
+        self.gate.process_ended(pid, start)
 
     def _control_gone(self, pid: int) -> None:
         now = self.clock.now()
@@ -347,7 +367,7 @@ class Agent(Recorder):
             return
         now = self.clock.now()
         try:
-            self._carry_out(self.core.receive_all(events, now), now)
+            self._carry_out(self.core.receive_all([*self._seen_again(now), *events], now), now)
             self.shown.changed()
         except Exception as error:
             self.failed("deciding failed", error)
@@ -366,11 +386,17 @@ class Agent(Recorder):
     def _decide(self) -> None:
         now = self.clock.now()
         try:
-            self._carry_out(self.core.tick(now), now)
+            seen = self._seen_again(now)
+            self._carry_out(self.core.receive_all(seen, now) if seen else self.core.tick(now), now)
             self.shown.changed()
         except Exception as error:
             self.failed("deciding failed", error)
             self._wake_at(now + TICK)
+
+    def _seen_again(self, now: float) -> list[inp.Input]:
+        """Who was seen stopped before the agent stood still may go on now."""
+        stood, self._decided_at = now > self._decided_at + STOOD, now
+        return [self.observer.processes(now)] if stood else []
 
     def _carry_out(self, step: Step, now: float) -> None:
         """The gate first: it is told at once. What came of it is on record as transitions."""
@@ -384,6 +410,8 @@ class Agent(Recorder):
                 self._dispatch(action, now)
         for one in step.transitions:
             self.write_down(one, now)
+        if any(isinstance(one, ClientConnected | ClientEnded | UserPaused | UserResumed) for one in step.transitions):
+            self.observer.look_at_work()
         uids = dict.fromkeys((*self.state.queue(), *self.state.users()))  # who came first is asked about first
         if self.people.meet(uids):
             self._soon()

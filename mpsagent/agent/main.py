@@ -41,6 +41,8 @@ from mpsagent.system.store import Store
 OPENING = 10.0
 """Seconds until systemd is told READY although users cannot be let in yet; `status` says why."""
 
+TOLD = 2.0
+"""Seconds between two words to systemd: the line in `systemctl status`, and the watchdog's."""
 SOON = 0.1
 """Seconds between two looks whether a socket is free."""
 
@@ -180,7 +182,7 @@ async def _opened(agent: Node, stop: asyncio.Event) -> None:
 
 async def _until_stopped(agent: Node, notifier: Notifier, stop: asyncio.Event, reload: asyncio.Event) -> None:
     """Keep systemd informed until we are stopped. The watchdog hears from us only while the loop turns."""
-    every = min(1.0, notifier.watchdog / 3) if notifier.watchdog else 1.0
+    every = min(TOLD, notifier.watchdog / 3) if notifier.watchdog else TOLD
     said, stopped = "", asyncio.ensure_future(stop.wait())
     reloading = asyncio.ensure_future(reload.wait())
     while not stop.is_set():

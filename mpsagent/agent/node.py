@@ -110,7 +110,7 @@ class Node(Recorder):
     @property
     def environment(self) -> dict[str, str]:
         """What users' programs need, who name no instance."""
-        agents = self.apart.templates()
+        agents = self.apart.sections()
         return environment([agent.policy for agent in (agents[:1] if self.own else agents)])
 
     def environment_of(self, name: str) -> dict[str, str]:
@@ -171,7 +171,6 @@ class Node(Recorder):
             link=self.placing.link,
             seen=self.gpus,
             make_supervisor=self.make_supervisor,
-            machine=policy.user is None,
             since=self.started if inherited else None,
             named=lambda: not self.single,
             inside=lambda: [one.inside for one in self.agents],
@@ -192,7 +191,7 @@ class Node(Recorder):
 
     def _devices_found(self, agent: Agent, found: tuple[Device, ...]) -> None:
         """It has the GPUs; so have its users' instances."""
-        for one in (agent, *self.apart.of(agent)):
+        for one in (agent, *self.apart.lanes(agent)):
             one.take([inp.DevicesFound(self.clock.now(), found)])
         if agent.ready:
             self.check_policy()
@@ -254,7 +253,7 @@ class Node(Recorder):
 
     def _look_outside(self) -> None:
         self.gpus.processes.forget()
-        for agent in self.apart.templates():
+        for agent in self.apart.sections():
             agent.observer.outside()
 
     # --- what is wrong ------------------------------------------------------------------------------------------------
@@ -436,7 +435,7 @@ class Node(Recorder):
     def _use(self, policy: Policy) -> str | None:
         """Each instance goes by it from now on. What has to wait until the agent is started again, in words."""
         fresh = self.each_of(policy)
-        left = [self.apart.use_policy(agent, fresh.pop(agent.name, None)) for agent in self.apart.templates()]
+        left = [self.apart.use_policy(agent, fresh.pop(agent.name, None)) for agent in self.apart.sections()]
         if fresh:
             left.append(f"{', '.join(fresh)} added: takes hold when the agent is started again")
         if self.own is not (policy.placement == "own"):

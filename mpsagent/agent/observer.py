@@ -29,6 +29,9 @@ FRESH, FRESH_CLIENT = 5.0, 1.0
 MEMORY_EVERY = 1.5
 """Seconds after which it is looked again what clients with a memory limit use; with a round each second that is every
 other one, so who is beyond it is found within 3 s."""
+WORK_EVERY, WORK_SOON = 15.0, 3.0
+"""Seconds between two looks at what the GPUs have done, and until the first one after a user has come; at once when
+users come and go, or a client has ended."""
 BLIND = "faults and server ends are not seen meanwhile"
 
 
@@ -66,6 +69,9 @@ class Observer:
         self._memory_at = self._looked_at = float("-inf")
         self._surveying: asyncio.Task[None] | None = None
         self._listing: asyncio.Task[None] | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._work_at = self._work_again = float("-inf")
+        self._workers: frozenset[int] = frozenset()
 
     def once(self, logs: Iterable[LogFollower], since: float | None) -> list[inp.Input]:
         """One round, without waiting for anything; what the engine should know of it. ``since``: since when the control
@@ -94,7 +100,8 @@ class Observer:
         idle = self._listing is None or self._listing.done()
         if limited and idle and now >= self._memory_at + MEMORY_EVERY:
             self._listing = self._recorder.spawn(self._weigh())
-        return [self._processes(now)]
+        self.look_at_work()
+        return [self.processes(now)]
 
     def _memory_counts(self) -> bool:
         """Whether the present user can be paused for another one depends on how much memory is in use."""
@@ -109,7 +116,8 @@ class Observer:
         do = f"give it a log directory of its own; {directory} is this instance's"
         self._conditions.set("other daemon", what, now, do, until=now + FORGET)
 
-    def _processes(self, now: float) -> inp.ProcessesSeen:
+    def processes(self, now: float) -> inp.ProcessesSeen:
+        """Who is stopped, and whose client computes nothing."""
         state = self._core.state
         pids = [*state.servers, *([state.control.pid] if state.control is not None else [])]
         pids += [held.peer.pid for held in state.held.values() if held.handing is not None]
@@ -117,8 +125,8 @@ class Observer:
         if now >= self._cpu_at + CPU_EVERY:
             self._cpu_at = now
             view = self._core.view()
-            matters = [c.pid for c in state.clients.values()
-                       if state.held and view.rules(c.uid).idle_timeout is not None]  # fmt: skip
+            timed = [(c.pid, view.rules(c.uid)) for c in state.clients.values()] if state.held else []
+            matters = [pid for pid, rules in timed if rules.idle_timeout is not None and rules.idle_by == "cpu"]
             self._idle = dict(self._clients.idle_since(matters, now))
         frozen = [client.pid for client in state.clients.values() if client.frozen is not None]
         self._clients.forget_idle(frozen)
@@ -150,6 +158,34 @@ class Observer:
         finally:
             self._disk_busy = False
         self._conditions.set("log disk", what, self._clock.now(), BLIND)
+
+    def look_at_work(self) -> None:
+        """What the GPUs have done, aside: at the same moments for all instances, and when users come and go."""
+        now, state = self._clock.now(), self._core.state
+        workers = frozenset(one.uid for one in state.clients.values() if one.frozen is None and one.detached is None)
+        idle = now >= self._work_again and (self._working is None or self._working.done())
+        due = now >= self._work_at and (workers or self._work_at < 0)  # and once at first
+        if idle and (state.parted or workers != self._workers or due):
+            soon = now + WORK_SOON if workers - self._workers else float("inf")
+            self._workers, self._work_at = workers, min(soon, (now // WORK_EVERY + 1) * WORK_EVERY)
+            self._working = self._recorder.spawn(self._worked())
+
+    async def _worked(self) -> None:
+        found = await self._gpus.work()
+        if found is None:  # said elsewhere; each try may start a helper
+            self._work_again = self._clock.now() + WORK_EVERY
+        else:
+            self._take([found._replace(lanes=1 + self._others())])
+
+    def _others(self) -> int:
+        """Other users apart who are at work on our GPUs."""
+        mine = self._core.state
+        ours = {device.uuid for device in mine.devices}
+        return sum(
+            one.state is not mine and any(device.uuid in ours for device in one.state.devices)
+            and any(client.detached is None and client.frozen is None for client in one.state.clients.values())
+            for one in self._inside()
+        )  # fmt: skip
 
     # --- the GPUs -----------------------------------------------------------------------------------------------------
 

@@ -202,13 +202,6 @@ def _terminate_each(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, J
     return takes.terminate_each(body["those"], now=now, dry_run=dry_run, by=by)
 
 
-def _shutdown(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
-    timeout, force, dry_run = _seconds(body), bool(body.get("force")), bool(body.get("dry_run"))
-    if force and timeout is not None:
-        raise Problem(400, "by force nobody is waited for", "timeout", "leave out timeout, or force")
-    return takes.shutdown_server(body["pid"], timeout, force=force, dry_run=dry_run, by=by)
-
-
 def _restart(takes: Acting, body: Json, by: int) -> Coroutine[Any, Any, Json]:
     return takes.restart(_seconds(body), by, body.get("instance"), dry_run=bool(body.get("dry_run")))
 
@@ -217,7 +210,6 @@ ORDERS: dict[str, tuple[str, _Keys, Callable[[Acting, Json, int], Coroutine[Any,
     "terminate": ("end client {pid}", {**_PID, "now": bool, "dry_run": bool}, _terminate),
     "terminate-each": ("end clients", {"job": str, "cgroup": str, "mine": bool, "below": bool, "now": bool,
                                        "dry_run": bool}, _terminate_each),
-    "shutdown": ("end server {pid}", {**_PID, **_TIMEOUT, "force": bool, "dry_run": bool}, _shutdown),
     "drain": ("drain", {**_TIMEOUT, **_INSTANCE},
               lambda takes, body, by: takes.drain(_seconds(body), by, body.get("instance"))),
     "resume": ("resume", _INSTANCE, lambda takes, body, by: takes.resume(by, body.get("instance"))),

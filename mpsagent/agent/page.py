@@ -35,8 +35,10 @@ EVERY = 0.1
 SHARE = 50
 """And so many times as long as making one takes: with 2,000 users at the gate that is 14 to 24 ms."""
 BEAT = 1.0
-"""Seconds after which the api hears of the agent again, although nothing has changed; from half of that on when it is
-looked whether something has."""
+"""Seconds after which the api hears of the agent again, although nothing has changed."""
+QUIET = 0.4
+"""From so many seconds after a frame on a look whether something has changed tells it so: each second's look is then
+the sign of life, and the machine is not woken a second time for it."""
 ROOM = 10_000
 """Records that wait for the api."""
 AT_ONCE = 1000
@@ -228,9 +230,9 @@ class Showing(asyncio.Protocol):
         now = loop.time()
         self._earliest = now + max(EVERY, SHARE * (now - begun))
         if empty:
-            self._at(self._quiet + BEAT / 2)
+            self._at(self._quiet - QUIET + BEAT)
             return
-        self._quiet = now + BEAT / 2
+        self._quiet = now + QUIET
         transport.write(LENGTH.pack(len(data)) + data)
         if self._transport is not None and not self._paused:
             self._at(self._earliest if self._found or self._sent < self._last else now + BEAT)

@@ -97,7 +97,7 @@ class Placing:
     # --- from the gate ------------------------------------------------------------------------------------------------
 
     def _name_all(self) -> None:
-        own = [agent.name for agent in self._apart.templates()[1:]] if self._own else []
+        own = [agent.name for agent in self._apart.sections()[1:]] if self._own else []
         self.link.send(link.Instances(tuple(agent.name for agent in self._agents), tuple(own)))
 
     def _decide(self) -> None:
@@ -195,22 +195,20 @@ class Placing:
             found = self._apart.of_user(knock.uid)
         if found is None:
             found = next((agent for agent in agents if agent.gate.waited_here(knock)), None)
-        if found is not None:
-            self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
-            return
-        places = self.places()
-        name = placement.stays(knock.uid, places)
-        if name is None:
-            who = self._identified(knock, process, places)
-            if who is None:
+        if found is None:
+            places = self.places()
+            name = placement.stays(knock.uid, places)
+            if name is None:
+                who = self._identified(knock, process, places)
+                if who is None:
+                    return
+                name = placement.place(who, places, self._how())
+            if name is None:
+                self._refuse(knock, process, NOWHERE)
                 return
-            name = placement.place(who, places, self._how())
-        if name is not None:
             found = self._apart.find(name)
             assert found is not None
-            self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
-            return
-        self._refuse(knock, process, NOWHERE)
+        self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
 
     def _asked(self, knock: link.Knock, process: Pidfd | None) -> None:
         """It came in the directory of an instance, and is for that one or for none."""
@@ -252,7 +250,7 @@ class Placing:
     def _spread(self) -> None:
         """Who waits elsewhere and has no client at work goes to an instance that is idle."""
         self._scheduled = False
-        for agent in self._apart.templates():
+        for agent in self._apart.sections():
             for uid in agent.view().waiting():
                 places = self.places()
                 here = next(one for one in places if one.name == agent.name)
@@ -264,11 +262,11 @@ class Placing:
                 self.move(uid, agent, to)
 
     def places(self) -> list[placement.Place]:
-        """Those of users apart are part of their template's."""
+        """Those of users apart are part of their section's."""
         found = []
-        for template in self._apart.templates():
-            users = self._apart.of(template)
-            every = [placement.place_of(one.policy, one.view(), self._processes(one)) for one in (template, *users)]
+        for section in self._apart.sections():
+            users = self._apart.lanes(section)
+            every = [placement.place_of(one.policy, one.view(), self._processes(one)) for one in (section, *users)]
             found.append(placement.merged(every))
         return found
 

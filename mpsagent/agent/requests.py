@@ -11,7 +11,6 @@ from mpsagent.agent.lease_body import Asked
 from mpsagent.agent.node import Node
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import Client, State
-from mpsagent.mps.units import duration_text
 from mpsagent.policy.shares import Lease, Share, matches
 from mpsagent.system.processes import lineage
 
@@ -63,38 +62,6 @@ def ending(state: State, pid: int, *, at_once: bool, dry_run: bool) -> dict[str,
         steps.insert(0, f"hook {policy.before_end}, at most {policy.hook_deadline:g} s")
     return {
         **found, "ok": True, "uid": client.uid, "server": None if server is None else server.pid, "steps": steps,
-    }  # fmt: skip
-
-
-def shutdown_server(
-    agent: Agent, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int
-) -> dict[str, Any] | None:
-    """End a server, whose clients get ``timeout`` seconds (None: the policy's ``kill_grace``); ``dry_run``: only say
-    what would be done. None: there is no such server."""
-    server = agent.state.servers.get(pid)
-    if server is None:
-        return None
-    found = ending_server(agent.state, pid, timeout, force=force, dry_run=dry_run)
-    if not dry_run:
-        now, grace = agent.clock.now(), found["timeout"]
-        agent.record("server.shutdown_ordered", now, pid=pid, uid=server.uid, by=by, timeout=grace, force=force)
-        agent.take([inp.ShutdownOrdered(now, pid, now, now + grace, by, force)])
-    return found
-
-
-def ending_server(state: State, pid: int, timeout: float | None, *, force: bool, dry_run: bool) -> dict[str, Any]:
-    """How a server is ended, step by step, and who works there."""
-    server, policy = state.servers[pid], state.policy
-    grace = 0.0 if force else policy.kill_grace if timeout is None else timeout
-    patience = duration_text(policy.hang_exit)
-    steps = [f"shutdown_server {pid} -f", f"after {patience} SIGKILL"]
-    if not force:
-        late = f"after {duration_text(grace)} who still works there is ended, one by one"
-        steps = [late, f"shutdown_server {pid}", f"after {patience} {steps[0]}", steps[1]]
-    return {
-        "pid": pid, "uid": server.uid, "dry_run": dry_run, "force": force, "timeout": grace,
-        "clients": [{"pid": one.pid, "uid": one.uid} for one in state.working_on(server)],
-        "steps": ["who comes waits at the gate until it has gone", *steps],
     }  # fmt: skip
 
 

@@ -26,7 +26,7 @@ LEASE = "lease"
 """The number of the last lease, of all instances; everything else is one instance's."""
 CLOCK = "clock"
 """What the times of all instances are of, see :mod:`mpsagent.agent.clock`."""
-TIMES = ("turn", "served", "suspended", "usage", "leases", "drain", "shutdowns")
+TIMES = ("turn", "served", "suspended", "usage", "leases", "drain")
 SINCE_1970 = 1e8
 """Floats of this size are times."""
 MOST = 1000
@@ -66,11 +66,6 @@ def ending_rows(core: Core) -> list[list[Any]]:
     """Who is being ended, so that the next agent goes on with it and asks MPS nothing twice."""
     climbs = core.memories.ladder.climbs
     return [[c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE] for c in climbs.values()]
-
-
-def shutdown_rows(core: Core) -> list[list[Any]]:
-    """Servers that a person has ordered to end."""
-    return [[one.pid, *one.shutdown] for one in core.state.to_end() if one.shutdown is not None]
 
 
 def turn_row(core: Core) -> list[Any] | None:
@@ -174,19 +169,6 @@ def drain(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
         until = None if until is None else _number(until)
         return [inp.DrainOrdered(now, _number(row["since"]), until, bool(row.get("restart")))]
     return []
-
-
-def shutdowns(kept: Mapping[str, Any], core: Core, now: float) -> list[inp.Input]:
-    """Of servers that are still the same: not a later process with that pid."""
-    found: list[inp.Input] = []
-    rows = kept.get("shutdowns")
-    for row in rows[:MOST] if isinstance(rows, list) else ():
-        with suppress(*_DAMAGED):
-            pid, since, by, until, force = row
-            server = core.state.servers.get(int(pid))
-            if server is not None and server.started <= _number(since):
-                found.append(inp.ShutdownOrdered(now, server.pid, _number(since), _number(until), int(by), bool(force)))
-    return found
 
 
 def ending(kept: Mapping[str, Any], now: float) -> inp.Resumed:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -23,6 +25,8 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _silent = logging.getLogger("mpsagent.http")
 _silent.addHandler(logging.NullHandler())
 _silent.propagate = False  # aiohttp logs what peers send; a peer must not be able to fill the journal
+KEPT: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
+"""systemd's sockets stay at the end, and may not be removed from here."""
 
 
 class Api:
@@ -66,7 +70,7 @@ class Api:
         server = self._runner.server
         assert server is not None
         made = lambda: Handler(server, self.peers, _silent)  # noqa: E731
-        self._listening.append(await asyncio.get_running_loop().create_unix_server(made, sock=sock))
+        self._listening.append(await asyncio.get_running_loop().create_unix_server(made, sock=sock, **KEPT))
 
     async def close(self) -> None:
         """Accept no more, end the streams, let requests finish for a moment."""

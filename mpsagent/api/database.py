@@ -12,15 +12,17 @@ import sqlite3
 import stat
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields
 from datetime import date, datetime, timedelta
 from datetime import time as midnight
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from mpsagent.core.sessions import Session, Sessions
+from mpsagent.core.model import Use
+from mpsagent.core.sessions import Session, Sessions, with_use
 
 NAME = "history.db"
 VERSION, BEFORE = 4, 3
@@ -50,7 +52,10 @@ MOST_JOBS = 1000
 """Jobs in a report: those of the last days."""
 SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
 _SAVE = f"INSERT OR REPLACE INTO sessions VALUES ({','.join('?' * len(fields(Session)))})"  # noqa: S608 - our own words
-_LARGEST = frozenset({"longest", "threads", "memory", "at"})
+USED = ("counted", "busy", "energy", "memory_used", "shared")
+"""What clients did with the GPU: busy seconds of those that were counted, joules, the most bytes of a process; shared:
+these are those of several users."""
+LARGEST = frozenset({"longest", "threads", "memory", "at", "memory_used", "shared"})
 """Of several the largest counts; of the others the sum."""
 _PASSING = ("FULL", "IOERR", "BUSY", "LOCKED", "READONLY", "CANTOPEN", "PERM", "AUTH", "NOMEM", "INTERRUPT", "PROTOCOL")
 """SQLite's errors that say nothing against the file itself."""
@@ -351,20 +356,29 @@ _AT_WORK = """
     SELECT {key}, max(passed, :begin), min(coalesce(ended, :now), :end) FROM sessions
     WHERE kind = '{kind}' AND passed < :end AND coalesce(ended, :now) > :begin AND {whose} ORDER BY 1, passed
 """
+_USE = """
+    SELECT number, uid, job, passed, coalesce(ended, :now), more FROM sessions
+    WHERE kind = 'client' AND passed < :end AND coalesce(ended, :now) > :begin AND {whose}
+"""
 
 
-def report(path: Path, first: str, last: str, by: str, now: float, job: str | None = None) -> list[Record]:
+def report(
+    path: Path, first: str, last: str, by: str, now: float, job: str | None = None,
+    live: Mapping[int, Use] = MappingProxyType({}),
+) -> list[Record]:  # fmt: skip
     """Sums of the days from ``first`` to ``last`` (YYYY-MM-DD), ``by`` "uid", "day" or "job" (of one name, or at most
     MOST_JOBS, the last ones first). Time with the GPU is that with a client at work, however many, without pauses.
-    ``threads``, ``memory``: the most that one of a job's clients had: percent, and bytes on a device, 0: no limit."""
+    ``threads``, ``memory``: the most that one of a job's clients had: percent, and bytes on a device, 0: no limit.
+    ``live``: by session, what it has used and is not on record yet. What a client used on several days is divided by
+    time."""
     whose = "true" if by != "job" else "job IS NOT NULL" if job is None else "job = :job"
-    values = {"begin": _begins(date.fromisoformat(first)), "end": local_day(_begins(date.fromisoformat(last)))[1],
-              "now": now, "job": job}  # fmt: skip
+    begins, ends = _begins(date.fromisoformat(first)), local_day(_begins(date.fromisoformat(last)))[1]
+    values = {"begin": begins, "end": ends, "now": now, "job": job}
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def of(*key: Any) -> dict[str, Any]:
         if key not in found:
-            found[key] = {**dict.fromkeys(SUMS, 0), "at": 0.0, "threads": 0.0, "memory": 0}
+            found[key] = {**dict.fromkeys((*SUMS, *USED), 0), "at": 0.0, "threads": 0.0, "memory": 0}
         return found[key]
 
     owner = "uid, job" if by == "job" else "uid"
@@ -381,7 +395,7 @@ def report(path: Path, first: str, last: str, by: str, now: float, job: str | No
             for row in connection.execute(text, values):
                 sums = of(*row[len(wanted) :])
                 for name, value in zip(wanted, row, strict=False):
-                    sums[name] = max(sums[name], value or 0) if name in _LARGEST else sums[name] + value
+                    sums[name] = max(sums[name], value or 0) if name in LARGEST else sums[name] + value
         pauses: dict[int, list[tuple[float, float]]] = {}
         for uid, begin, end in _stretches(
             connection.execute(_AT_WORK.format(key="uid", kind="pause", whose="true"), values)
@@ -395,11 +409,24 @@ def report(path: Path, first: str, last: str, by: str, now: float, job: str | No
             row = of(day) if by == "day" else of(uid, *job_name)
             row["gpu"] += end - begin - paused
             row["paused"] += paused
+        for number, uid, name, since, until, text in connection.execute(_USE.format(whose=whose), values):
+            more = _with_live(json.loads(text), live.get(number))
+            parts: Iterable[tuple[Any, str, float, float]] = [(uid, "", max(since, begins), min(until, ends))]
+            for _, day, begin, end in _by_day([(uid, *one[2:]) for one in parts]) if by == "day" else parts:
+                row = of(day) if by == "day" else of(uid, name) if by == "job" else of(uid)
+                for column in ("counted", "busy", "energy"):
+                    row[column] += more.get(column, 0) * ((end - begin) / (until - since) if until > since else 1)
+                row["memory_used"] = max(row["memory_used"], more.get("memory", 0))
+                row["shared"] = max(row["shared"], more.get("shared", False))
     if by != "job":
-        return [{by: one, **{name: found[one,][name] for name in SUMS}} for (one,) in sorted(found)]
+        return [{by: one, **{name: found[one,][name] for name in (*SUMS, *USED)}} for (one,) in sorted(found)]
     jobs = sorted(found, key=lambda one: (found[one]["at"], one[1]), reverse=True)[:MOST_JOBS]
-    columns = (*SUMS, "threads", "memory")
+    columns = (*SUMS, *USED, "threads", "memory")
     return [{"job": one[1], "uid": one[0], **{name: found[one][name] for name in columns}} for one in jobs]
+
+
+def _with_live(more: dict[str, Any], use: Use | None) -> dict[str, Any]:
+    return more if use is None else with_use(more, use.seconds, use.busy, use.energy, use.shared)
 
 
 def _stretches(rows: Iterable[tuple[Any, float, float]]) -> Iterator[tuple[Any, float, float]]:

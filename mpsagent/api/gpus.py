@@ -60,7 +60,7 @@ def device(one: Device, seen: Seen) -> shapes_gpus.Device:
         "compute_mode": None if gpu is None else gpu.mode,
         "mig": None if gpu is None else gpu.mig,
         "memory_used": None if used is None else used.used,
-        "utilisation": None if gpu is None else gpu.utilisation,
+        "utilization": None if gpu is None else gpu.utilization,
         "power": None if gpu is None else gpu.power,
         "temperature": None if gpu is None else gpu.temperature,
         "xids": [{"at": iso(xid.at), "number": xid.number} for xid in events],

@@ -11,13 +11,15 @@ import asyncio
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mpsagent.api import database
 from mpsagent.api.database import NAME, Database, Query, Record, Row, Unusable, session_row
+from mpsagent.core.model import Use
 from mpsagent.core.sessions import Key, Session, Sessions
 from mpsagent.system.threads import in_thread
 
@@ -154,9 +156,12 @@ class History:
         """Sessions, as far as they are written. Raises OSError and TimeoutError."""
         return await self._ask(lambda path: database.sessions(path, query))
 
-    async def report(self, first: str, last: str, by: str, now: float, job: str | None = None) -> list[Record]:
+    async def report(
+        self, first: str, last: str, by: str, now: float, job: str | None = None,
+        live: Mapping[int, Use] = MappingProxyType({}),
+    ) -> list[Record]:  # fmt: skip
         """See :func:`mpsagent.api.database.report`. Raises OSError and TimeoutError."""
-        return await self._ask(lambda path: database.report(path, first, last, by, now, job))
+        return await self._ask(lambda path: database.report(path, first, last, by, now, job, live))
 
     async def _ask(self, question: Callable[[Path], T]) -> T:
         path = self._path

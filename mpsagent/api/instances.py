@@ -81,10 +81,10 @@ class Everything:
         """By section. Those of users apart are not among them."""
         return {one.name: self._of(one.name) for one in self._page.instances if one.view.policy.user is None}
 
-    def _users(self, template: str) -> list[Answers]:
+    def _users(self, section: str) -> list[Answers]:
         """Those of its users, where it is apart."""
         users = [one for one in self._page.instances if one.view.policy.user is not None]
-        return [self._of(one.name) for one in users if apart.family(one.view.policy) == template]
+        return [self._of(one.name) for one in users if apart.section(one.view.policy) == section]
 
     # --- what is so ---------------------------------------------------------------------------------------------------
 
@@ -236,23 +236,25 @@ class Everything:
         if user is not None:
             query = query._replace(uid=(await self._identity(user)).uid)
         now, live = self._received.now(), {one.number: one for one in self._history.sessions.open.values()}
+        used = dict(self._received.live)
         found = await _kept(self._history.find_sessions(query))  # those that go on have used more memory since
         uids = {one.uid for one in found if one.uid is not None}
         who = await asyncio.gather(*map(self._received.names.look_up, uids))
         names = {one.uid: one.name for one in who}
-        return [views.session(live.get(one.number, one), now, names.get) for one in found]
+        return [views.session(live.get(one.number, one), now, names.get, used.get(one.number)) for one in found]
 
     async def report(self, by: str, first: str, last: str, job: str | None = None) -> Json:
         """Sums of these days; ``job``: of this one alone. Raises Problem."""
         history, now, names = self._history, self._received.now(), self._received.names
-        kept: list[Json] = await _kept(history.report(first, last, by if by in ("day", "job") else "uid", now, job))
+        kind, live = by if by in ("day", "job") else "uid", dict(self._received.live)
+        kept: list[Json] = await _kept(history.report(first, last, kind, now, job, live))
         uids = sorted({row["uid"] for row in kept if by != "day"})
         who = dict(zip(uids, await asyncio.gather(*map(names.look_up, uids)), strict=True))
         if by == "group":
             rows = of_groups(kept, [who[row["uid"]] for row in kept], self._page.policy.groups)
         else:
             rows = kept if by == "day" else [{**row, "user": who[row["uid"]].name} for row in kept]
-        return {"by": by, "first": first, "last": last, "rows": rows}
+        return {"by": by, "first": first, "last": last, "rows": [_with_utilization(row) for row in rows]}
 
     def newest(self) -> int:
         """``seq`` of the newest record."""
@@ -284,11 +286,17 @@ def of_groups(rows: Iterable[Json], who: Iterable[Identity], named: Iterable[str
     found: dict[str | None, Json] = {}
     for row, one in zip(rows, who, strict=True):
         group = next((name for name in (*named, *one.groups) if name in one.groups), None)
-        total = found.setdefault(group, {"group": group, "users": 0, **dict.fromkeys(database.SUMS, 0)})
+        names = (*database.SUMS, *database.USED)
+        total = found.setdefault(group, {"group": group, "users": 0, **dict.fromkeys(names, 0)})
         total["users"] += 1
-        for name in database.SUMS:
-            total[name] = max(total[name], row[name]) if name == "longest" else total[name] + row[name]
+        for name in names:
+            total[name] = max(total[name], row[name]) if name in database.LARGEST else total[name] + row[name]
     return sorted(found.values(), key=lambda row: str(row["group"]))
+
+
+def _with_utilization(row: Json) -> Json:
+    ratio = row["busy"] / row["counted"] if row["counted"] else None
+    return {**row, "shared": bool(row["shared"]), "utilization": ratio}
 
 
 async def _kept(answer: Awaitable[T]) -> T:
@@ -331,7 +339,7 @@ def _together(pages: Mapping[str, Json], *, named: bool = True) -> Json:
     every = list(pages.values())
     first = every[0]
     found: Json = {key: first[key] for key in first}
-    found |= dict.fromkeys(("control", "turn", "holder", "last_switch", "last_change", "last_fault"))
+    found |= dict.fromkeys(("control", "turn", "holder", "last_change", "last_fault"))
     found |= {key: sum(page[key] for page in every) for key in SUMS}
     for key in LISTS:
         found[key] = [

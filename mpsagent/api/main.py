@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 import mpsagent
-from mpsagent.api.calls import Api
+from mpsagent.api.calls import KEPT, Api
 from mpsagent.api.history import History
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
@@ -100,7 +100,7 @@ async def _serve(directory: str | None, public: socket.socket, pages: socket.soc
     if child:
         reading = loop.create_task(serve(*await asyncio.open_unix_connection(sock=pages)))
     else:
-        reading = loop.create_task((await asyncio.start_unix_server(serve, sock=pages)).serve_forever())
+        reading = loop.create_task((await asyncio.start_unix_server(serve, sock=pages, **KEPT)).serve_forever())
     while not stop.is_set():
         notifier.tell("WATCHDOG=1")
         with suppress(TimeoutError):

@@ -6,9 +6,10 @@ Prometheus's own). Users are called by their names, or their uids where these ha
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import (
     CollectorRegistry,
@@ -21,6 +22,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from mpsagent.core import transitions as tr
+from mpsagent.core.model import Client
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a gauge beside each counter that no one asks for
 Json = dict[str, Any]
@@ -31,6 +33,9 @@ MOST_USERS = 500
 WAITS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 MOMENTS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 MOST_ENDING = 1000
+MOST_USED = 500
+"""Users and their jobs with series of their own of what they use; those that were at work last."""
+_POD = re.compile(r"pod:([^/:]*)/([^/:]*):[0-9a-f-]{32,36}", re.ASCII)
 
 _COUNTERS: dict[str, tuple[str, str]] = {
     tr.FaultBegan.kind: ("faults", "Faults of MPS servers."),
@@ -45,6 +50,14 @@ _COUNTERS: dict[str, tuple[str, str]] = {
     "limits.mismatch": ("limit_mismatches", "Servers that started with other limits than their first client's."),
 }
 """Records that are only counted: the name without ``_total``."""
+
+
+class Job(NamedTuple):
+    """Whose use it is: of a user, and of the job (a lease's name) for which the process was let in."""
+
+    instance: str
+    uid: int | None
+    job: str | None
 
 
 class Metrics:
@@ -71,6 +84,10 @@ class Metrics:
         self._ending: dict[tuple[str, int], str] = {}
         self._busy: dict[tuple[str, int], float] = {}
         self._time: dict[tuple[str, str], float] = {}
+        self._energy: dict[Job, list[float]] = {}
+        """Joules that are on record, and the most that was ever shown."""
+        self._now: dict[str, dict[Job, tuple[float | None, float]]] = {}
+        """Of who is at work: utilisation, and joules that are not on record yet."""
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"mpsagent_{name}", about, (INSTANCE, *labels), registry=self._registry)
@@ -104,6 +121,8 @@ class Metrics:
                 rule = self._ending.pop((instance, int(record["pid"])), None)
                 if rule is not None:
                     self._forced.labels(instance, rule).inc()
+            case tr.ClientUsed.kind:
+                self._used(Job(instance, record["uid"], record.get("job")))[0] += record["energy"]
             case tr.TurnBegan.kind:
                 before = self._had.get(instance)
                 if before is not None and before != record["uid"]:
@@ -129,6 +148,32 @@ class Metrics:
         for uid in users:
             self._busy[instance, uid] = now
             self._time.setdefault((instance, self._user(uid)), 0.0)
+
+    def use(self, instance: str, clients: Iterable[Client]) -> None:
+        """What who is at work makes of the GPU."""
+        found = self._now[instance] = {}
+        for one in clients:
+            job, use = Job(instance, one.uid, one.job), one.use
+            ratio, energy = found.get(job, (None, 0.0))
+            if use.utilization is not None:
+                ratio = max(use.utilization, ratio or 0.0)
+            found[job] = ratio, energy + use.energy
+
+    def _used(self, job: Job) -> list[float]:
+        if job not in self._energy and len(self._energy) >= MOST_USED:
+            idle = (one for one in self._energy if one.uid is not None and one not in self._now.get(one.instance, {}))
+            gone = next(idle, None)
+            if gone is None:
+                return self._energy.setdefault(Job(job.instance, None, None), [0.0, 0.0])
+            del self._energy[gone]
+        found = self._energy[job] = self._energy.pop(job, [0.0, 0.0])
+        return found
+
+    def _of_job(self, job: Job) -> dict[str, str]:
+        pod = _POD.fullmatch(job.job or "")
+        user = "other" if job.uid is None else self._user(job.uid)
+        of_pod = ("", pod[2], pod[1]) if pod else (job.job or "", "", "")
+        return {INSTANCE: job.instance, "user": user, **dict(zip(("job", "pod", "namespace"), of_pod, strict=True))}
 
     def _user(self, uid: int) -> str:
         """Its label. What it once was it stays, so that its series go on."""
@@ -187,6 +232,20 @@ class Metrics:
         about = "Time in which a user had a client at work."
         spent = [({INSTANCE: which, "user": user}, value) for (which, user), value in self._time.items()]
         yield _counter("gpu_seconds", about, spent)
+        now = {job: one for found in self._now.values() for job, one in found.items()}
+        about = "What a user's or job's server makes of the GPU; together that of all users."
+        ratios: dict[tuple[str, ...], Sample] = {}
+        for job, (ratio, _) in now.items():
+            if ratio is not None and len(ratios) < MOST_USED:
+                labels = self._of_job(job)
+                ratios[tuple(labels.values())] = labels, ratio
+        yield _gauge("utilization_ratio", about, ratios.values())
+        for job, (_, energy) in now.items():
+            used = self._used(job)
+            used[1] = max(used[1], used[0] + energy)
+        about = "Energy that the GPU used for a user or job; together divided by time at work."
+        used_so_far = [(self._of_job(job), max(one)) for job, one in self._energy.items()]
+        yield _counter("energy_joules", about, _summed(used_so_far))
 
     def _labels(self, instance: str, row: Mapping[str, Any]) -> dict[str, str]:
         rest = {key: str(value) for key, value in row.items() if key != "uid"}
@@ -212,7 +271,7 @@ _OF_INSTANCE: dict[tuple[str, str], Callable[[Json], float]] = {
 _OF_DEVICES: dict[tuple[str, str], Callable[[Json], float | None]] = {
     ("gpu_up", "0 when NVML says that a GPU is lost."): lambda gpu: None if gpu["seen"] is None else not gpu["problem"],
     ("gpu_memory_used_bytes", "Device memory in use, by all processes."): lambda gpu: gpu["memory_used"],
-    ("gpu_utilisation_ratio", "Part of the time in which a kernel ran."): lambda gpu: gpu["utilisation"],
+    ("gpu_utilization_ratio", "Part of the time in which a kernel ran."): lambda gpu: gpu["utilization"],
     ("gpu_power_watts", "Power drawn."): lambda gpu: gpu["power"],
     ("gpu_temperature_celsius", "Temperature."): lambda gpu: gpu["temperature"],
     ("gpu_xids", "Xid errors of the driver that were heard of."): lambda gpu: gpu["xids_seen"],

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import resources
-from typing import Any
 
 from aiohttp import web
 
 from mpsagent.agent.problem import Json, Problem
-from mpsagent.api import http, metrics
+from mpsagent.api import metrics
 from mpsagent.api.connections import Peers, uid_of
 from mpsagent.api.http import json_answer, line
 from mpsagent.api.instances import Everything
@@ -74,14 +73,10 @@ class Reads:
 
     async def clients(self, request: web.Request) -> web.Response:
         await self._backend.look_again(_GPU_WAIT)
-        return self._listed(request, "clients", self._backend.clients(), "pid")
+        return json_answer({"clients": list(self._backend.clients())})
 
     async def queue(self, request: web.Request) -> web.Response:
-        return self._listed(request, "queue", self._backend.queue(), "uid")
-
-    def _listed(self, request: web.Request, key: str, items: Iterable[Any], of: str) -> web.Response:
-        page = http.Page(items, of, parameters(request, {"after", "limit"}))
-        return json_answer({key: list(page), "next": page.next})
+        return json_answer({"queue": list(self._backend.queue())})
 
     async def policy(self, request: web.Request) -> web.Response:
         return json_answer(self._backend.policy())

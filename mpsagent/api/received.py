@@ -18,9 +18,10 @@ import structlog
 
 import mpsagent
 from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Page, Record
-from mpsagent.api import missed
+from mpsagent.api import without_agent
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
+from mpsagent.core.model import Client, Use
 from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Key, Session
 from mpsagent.core.transitions import Transition, transition_fields
@@ -81,6 +82,8 @@ class Received:
         self._before_this: dict[int, tuple[float, float | None]] = {}
         """What was open then, as the agent before has said it, by its clock."""
         self._settled = 0.0
+        self.live: dict[int, Use] = {}
+        """By session: what a client has used that is not on record yet."""
         self._known: dict[int, Identity] = {}
 
     # --- what is known
@@ -193,16 +196,24 @@ class Received:
         while len(self._known) > NAMES:
             del self._known[next(iter(self._known))]
         users: dict[str, list[int]] = {}
+        used: dict[str, list[Client]] = {}
+        self.live.clear()
         for one in page.instances:
-            paused, there = one.view.suspended, users.setdefault(apart.family(one.view.policy), [])
+            paused, there = one.view.suspended, users.setdefault(apart.section(one.view.policy), [])
             there += [uid for uid in one.view.state.users() if uid not in paused]
             where = None if page.single else one.name
             for pid, size in one.memory.items():
                 client = self.history.sessions.open.get(("client", where, pid))
                 if client is not None:
                     client.more["memory"] = max(size, client.more.get("memory", 0))
+            for mine in one.view.state.clients.values():
+                client = self.history.sessions.open.get(("client", where, mine.pid))
+                if client is not None and mine.use.energy:
+                    self.live[client.number] = mine.use
+                used.setdefault(apart.section(one.view.policy), []).append(mine)
         for name, there in users.items():
             self._metered.work(name, there)
+            self._metered.use(name, used.get(name, ()))
 
     # --- records
 
@@ -236,9 +247,9 @@ class Received:
         """What the agent's start has found in the logs: what of it is not on record yet."""
         old = self.history.since(0, NAMES) if frame.found else []
         for name in dict.fromkeys(name for name, _ in frame.found if old):
-            since = float(str(old[-1]["at"])) - missed.OVERLAP
+            since = float(str(old[-1]["at"])) - without_agent.OVERLAP
             happened = [one for where, one in frame.found if where == name and one.at > since]
-            self._tell(name, missed.not_yet_written(happened, old))
+            self._tell(name, without_agent.not_yet_written(happened, old))
 
     def _catch_up(self, page: Page) -> None:
         """What happened at the gate while no agent was there, once the gate has told the agent everything."""
@@ -250,7 +261,7 @@ class Received:
                 for mine in sessions.open.values()
                 if mine.kind == "client" and (page.single or (mine.instance or page.first) == one.name)
             ]  # fmt: skip
-            self._tell(one.name, missed.missed(known, one.view.state, page.started, self.now()))
+            self._tell(one.name, without_agent.missed(known, one.view.state, page.started, self.now()))
         sessions.seen = None
 
     def last(self, of: Mapping[str | None, Session], name: str) -> Session | None:

@@ -1,4 +1,4 @@
-"""The JSON that the API answers with. The OpenAPI document is written from these (see openapi.py).
+"""The JSON that the API answers with. The OpenAPI document is written from these (`make openapi`).
 
 Times are ISO 8601 in UTC; spans are seconds; sizes are bytes. ``null`` means: not known or not so.
 """
@@ -158,7 +158,6 @@ class Status(TypedDict):
     waiting_processes: int
     outside: list[Outside]
     outside_processes: int
-    last_switch: str | None
     last_change: Change | None
     last_fault: Fault | None
     limits: LimitsState
@@ -186,17 +185,11 @@ class Servers(TypedDict):
 
 
 class Clients(TypedDict):
-    """``next``: of a page, the ``after`` of the next one; null: there is none."""
-
     clients: list[Client]
-    next: str | None
 
 
 class Queue(TypedDict):
-    """``next``: of a page, the ``after`` of the next one; null: there is none."""
-
     queue: list[Waiting]
-    next: str | None
 
 
 class Healthz(TypedDict):
@@ -238,7 +231,9 @@ class ReportRow(TypedDict):
     says. ``threads``, ``memory`` (of jobs): the most that one of its clients had: percent, and bytes on a device, 0: no
     limit. ``gpu``, ``waited``, ``longest``, ``paused`` in seconds: with a client at work; of all processes' waits
     together; of the longest wait; frozen in pauses, no part of ``gpu``. ``left``: processes that went away while they
-    waited. ``forced``: clients that mpsagent has ended."""
+    waited. ``forced``: clients that mpsagent has ended. ``utilization``, from 0 to 1, null: not known: the GPU was
+    ``busy`` for so many seconds of those that were ``counted``; ``shared``: that is of several users on one server.
+    ``energy`` in joules, ``memory_used``: the most bytes of one process."""
 
     uid: NotRequired[int]
     user: NotRequired[str | None]
@@ -258,6 +253,12 @@ class ReportRow(TypedDict):
     forced: int
     turns: int
     paused: float
+    counted: float
+    busy: float
+    utilization: float | None
+    energy: float
+    memory_used: int
+    shared: bool
 
 
 class Report(TypedDict):

@@ -32,7 +32,7 @@ class Outside(TypedDict):
 
 class Device(TypedDict):
     """From ``generation`` on it is what NVML said at ``seen``; null: it cannot say, or was not asked yet.
-    ``utilisation``: from 0 to 1, the part of the last second or so in which a kernel ran; ``power`` in watts;
+    ``utilization``: from 0 to 1, the part of the last second or so in which a kernel ran; ``power`` in watts;
     ``temperature`` in °C; ``mig``: the GPU is divided into MIG devices; ``memory_used``: by all processes, of any kind;
     ``xids``: the last ones that were heard of, of ``xids_seen``; ``problem``: why the GPU says nothing."""
 
@@ -45,7 +45,7 @@ class Device(TypedDict):
     compute_mode: str | None
     mig: bool | None
     memory_used: int | None
-    utilisation: float | None
+    utilization: float | None
     power: float | None
     temperature: int | None
     xids: list[Xid]

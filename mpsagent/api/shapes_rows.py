@@ -22,7 +22,9 @@ class Session(TypedDict):
     ``pid``: of a fault, the server's. ``began``: let in, null: not so far. ``ended`` null: it goes on. ``waited``,
     ``worked``: seconds until then, and from then on. ``outcome``: how it ended (of a client ok, ended, faulted, lost,
     left, refused, unknown), and ``why``. Of a client: ``limits`` and ``lease`` that it came with, ``memory``: the most
-    that was seen. Of a turn: ``before``, who had the GPU, and the ``gap`` in seconds. Of a pause: ``clients``."""
+    that was seen; ``utilization`` of its server while it was at work, from 0 to 1, ``energy``: its part, in joules;
+    ``shared``: other users were at work on that server, too. Of a turn: ``before``, who had the GPU, and the ``gap`` in
+    seconds. Of a pause: ``clients``."""
 
     cursor: int
     kind: str
@@ -41,6 +43,9 @@ class Session(TypedDict):
     limits: NotRequired[Limits]
     lease: NotRequired[int]
     memory: NotRequired[int]
+    utilization: NotRequired[float]
+    energy: NotRequired[float]
+    shared: NotRequired[bool]
     before: NotRequired[int | None]
     gap: NotRequired[float | None]
     clients: NotRequired[int]
@@ -77,8 +82,7 @@ class Turn(TypedDict):
 class Server(TypedDict):
     """``limits`` are what the server itself reported at its start; ``wanted``: those of its user's policy, null for a
     shared server; ``verified``: whether it started with its first client's. ``shared``: one for all users.
-    ``unknown_clients``: processes in its log that did not pass the gate. ``ordered_down``: since when it is being ended
-    because a person ordered it."""
+    ``unknown_clients``: processes in its log that did not pass the gate."""
 
     pid: int
     uid: int | None
@@ -97,7 +101,6 @@ class Server(TypedDict):
     fault_since: str | None
     sticky: list[int]
     forced: bool
-    ordered_down: str | None
 
 
 class Container(TypedDict):
@@ -112,7 +115,8 @@ class Client(TypedDict):
     """A process. ``state``: ``waiting`` (held at the gate), ``starting`` (let in, and its server has not spoken of it),
     ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
     ``detached`` (left its server and lives), ``ending`` (being ended by the agent; ``why`` says for what).
-    ``memory``: device memory in use, null: not known. ``limits``: those it was handed over with;
+    ``memory``: device memory in use, null: not known. ``utilization``: of its server at the last look, from 0 to 1,
+    null: not known; ``shared``: other users were at work there too. ``limits``: those it was handed over with;
     ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen by the gate, it came through
     another process. ``outcome``: how it will have ended, as far as
     that is known."""
@@ -131,6 +135,8 @@ class Client(TypedDict):
     seconds: float
     waited: float | None
     memory: int | None
+    utilization: float | None
+    shared: bool
     limits: Limits | None
     fail_safe: bool
     unseen: bool

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 from mpsagent.agent.conditions import Condition, problems
 from mpsagent.api import gpus
 from mpsagent.core import pause_room
-from mpsagent.core.model import Client, Held, Server, State
+from mpsagent.core.model import Client, Held, Server, State, Use
 from mpsagent.core.outside import Outsider
 from mpsagent.core.sentences import Names, named
-from mpsagent.core.sessions import Session
+from mpsagent.core.sessions import Session, with_use
 from mpsagent.core.view import SHARED_UID, View
 from mpsagent.core.waiting import Waiting
 from mpsagent.mps.limits import Limits
@@ -100,7 +100,6 @@ def server(view: View, about: About, one: Server) -> shapes_rows.Server:
         "fault_since": iso_or_none(one.fault_since),
         "sticky": list(one.sticky),
         "forced": one.forced,
-        "ordered_down": None if one.shutdown is None else iso(one.shutdown.since),
     }
 
 
@@ -154,6 +153,8 @@ def _client(view: View, one: Client, serving: Server | None, now: float, memory:
         "seconds": span(one.since, now),
         "waited": round(one.waited, 3),
         "memory": memory,
+        "utilization": one.use.utilization,
+        "shared": one.use.shared,
         "limits": limits(one.limits),
         "fail_safe": one.fail_safe,
         "unseen": one.unseen,
@@ -187,6 +188,8 @@ def _held(state: State, one: Held, now: float) -> shapes_rows.Client:
         "seconds": span(one.since, now),
         "waited": span(one.since, now),
         "memory": None,
+        "utilization": None,
+        "shared": False,
         "limits": None,
         "fail_safe": False,
         "unseen": False,
@@ -343,7 +346,6 @@ def status(view: View, about: About, now: float) -> shapes.Status:
         "waiting_processes": sum(one.processes for one in waiting),
         "outside": [gpus.outside(one, name(state, one.seen.uid, about.names)) for one in about.outside[:STATUS_USERS]],
         "outside_processes": len(about.outside),
-        "last_switch": None if change is None else iso(change.came),
         "last_change": None
         if change is None
         else {
@@ -398,9 +400,13 @@ def _condition(one: Condition) -> shapes.Condition:
     return {"what": one.what, "since": iso_or_none(one.since), "do": one.do}
 
 
-def session(one: Session, now: float, names: Names) -> dict[str, Any]:
-    """See :class:`mpsagent.api.shapes_rows.Session`."""
+def session(one: Session, now: float, names: Names, use: Use | None = None) -> dict[str, Any]:
+    """See :class:`mpsagent.api.shapes_rows.Session`. ``use``: what is not on record yet."""
     until = now if one.ended is None else one.ended
+    more = one.more if use is None else with_use(one.more, use.seconds, use.busy, use.energy, use.shared)
+    rest = {name: value for name, value in more.items() if name not in ("counted", "busy")}
+    if more.get("counted"):
+        rest["utilization"] = round(more["busy"] / more["counted"], 3)
     return {
         "cursor": one.number,
         "kind": one.kind,
@@ -416,7 +422,7 @@ def session(one: Session, now: float, names: Names) -> dict[str, Any]:
         "outcome": one.outcome,
         "why": one.why,
         "job": one.job,
-        **one.more,
+        **rest,
     }
 
 

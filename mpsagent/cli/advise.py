@@ -7,13 +7,13 @@ from textwrap import wrap
 
 import click
 
-from mpsagent.cli import ask
-from mpsagent.cli.ask import Json, moment
+from mpsagent.cli import ask, options
+from mpsagent.cli.ask import Json
 from mpsagent.cli.timeline import Reader
 
 
 @click.command()
-@click.option("--since", callback=moment, default="7d", show_default=True, metavar="TIME",
+@click.option("--since", callback=options.moment, default="7d", show_default=True, metavar="TIME",
               help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.pass_obj
@@ -55,7 +55,7 @@ def advise(path: str, since: float, as_json: bool) -> None:
 def page(one: Json) -> list[str]:
     """For people."""
     from mpsagent.cli.advice import CLIENTS, HOURS
-    from mpsagent.cli.answers import PAGE
+    from mpsagent.cli.answer_text import PAGE
     from mpsagent.cli.wording import many, safe
     from mpsagent.mps.units import duration_text
 

@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, NoReturn, TextIO
-
-import click
+from typing import Any, TextIO
 
 from mpsagent.cli import client
 
@@ -23,41 +20,20 @@ Json = dict[str, Any]
 Text = Callable[[Json], list[str]]
 
 
-class Whole(click.IntRange):
-    """click calls it "integer range", also where it says what is wrong with a word."""
-
-    name = "number"
-
-
-class Number(click.FloatRange):
-    """The same."""
-
-    name = "number"
-
-
-def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """A time in words of people, as seconds since the epoch."""
-    from mpsagent.mps.units import parse_duration
-
-    if value is None:
-        return None
-    try:
-        return now().timestamp() - parse_duration(value)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(value).timestamp()
-    except (ValueError, OverflowError, OSError):
-        hint = 'write "2d" for two days ago, 2026-11-22 or "2026-11-22 08:00"'
-        raise click.BadParameter(f"{value!r} is no time: {hint}", ctx, param) from None
-
-
 def iso(at: float | None) -> str | None:
     return None if at is None else datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def asked(path: str, target: str) -> tuple[Json, bytes]:
     return _answered(lambda: client.ask(path, target, 15.0))
+
+
+def target(path: str, query: Mapping[str, object]) -> str:
+    """What is asked for, without what is not given."""
+    from urllib.parse import urlencode
+
+    given = {name: value for name, value in query.items() if value is not None}
+    return f"{path}?{urlencode(given, errors='surrogateescape')}"
 
 
 def ordered(path: str, order: str, body: Any = None) -> tuple[Json, bytes]:
@@ -83,12 +59,9 @@ def _answered(ask: Callable[[], tuple[Json, bytes]]) -> tuple[Json, bytes]:
     raise AssertionError  # both have exited
 
 
-def show(path: str, target: str, as_json: bool, text: Text, every: float | None = None) -> Json:
-    """``every``: again and again, so many seconds apart, for ever."""
-    if every is not None:
-        _watch(path, target, as_json, text, every)
+def show(path: str, target: str, as_json: bool, text: Text) -> Json:
     body, raw = asked(path, target)
-    click.echo(raw.decode().rstrip("\n") if as_json else "\n".join(text(body)))
+    print(raw.decode().rstrip("\n") if as_json else "\n".join(text(body)))
     return body
 
 
@@ -109,52 +82,20 @@ def probe(path: str, as_json: bool) -> int:
     except (ValueError, AttributeError, KeyError, TypeError):
         pass
     if as_json:
-        click.echo(json.dumps({"ok": status == FINE, "problems": problems}))
+        print(json.dumps({"ok": status == FINE, "problems": problems}))
     else:
         from mpsagent.cli.wording import safe
 
-        click.echo("\n".join(safe(one, 400) for one in problems) or "healthy")
+        print("\n".join(safe(one, 400) for one in problems) or "healthy")
     return status
-
-
-def _watch(path: str, target: str, as_json: bool, text: Text, every: float) -> NoReturn:
-    """On a terminal each answer takes the place of the one before. An agent that is away is said, and asked again."""
-    on_screen = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    try:
-        while True:
-            head = [f"{now():%H:%M:%S}, every {every:g} s until Ctrl-C", ""]
-            try:
-                body, raw = client.ask(path, target)
-            except (client.Unreachable, client.Refused) as error:
-                click.echo(_frame([*head, f"mpsagent-cli: {error}"], on_screen), nl=False, err=as_json)
-            else:
-                page = raw.decode() if as_json else _frame([*head, *text(body)], on_screen)
-                click.echo(page, nl=False)
-            time.sleep(every)
-    except (KeyboardInterrupt, BrokenPipeError):
-        sys.exit(FINE)
-
-
-def _frame(lines: list[str], on_screen: bool) -> str:
-    """Over the one before, without a flicker; what does not fit on the screen is counted."""
-    from shutil import get_terminal_size
-
-    if not on_screen:
-        return "\n".join([*lines, "", ""])
-    most = max(2, get_terminal_size().lines - 1)
-    if len(lines) > most:
-        lines = [*lines[: most - 1], f"… {len(lines) - most + 1} more lines"]
-    return "\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J"
 
 
 def act(path: str, order: str, body: Any, as_json: bool) -> None:
     from mpsagent.cli import order_text
-    from mpsagent.cli.progress import Progress
 
-    with Progress("waiting for mpsagent"):
-        answer, raw = ordered(path, order, body)
+    answer, raw = ordered(path, order, body)
     if as_json:
-        click.echo(raw.decode().rstrip("\n"))
+        print(raw.decode().rstrip("\n"))
     else:
         for line in order_text.answered(answer, now()):
             say(line)
@@ -163,8 +104,8 @@ def act(path: str, order: str, body: Any, as_json: bool) -> None:
 
 
 def unreachable(gone: client.Unreachable) -> None:
-    click.echo(f"mpsagent-cli: {gone}", err=True)
-    click.echo("  see: systemctl status mpsagent; start it: systemctl enable --now mpsagent", err=True)
+    print(f"mpsagent-cli: {gone}", file=sys.stderr)
+    print("  see: systemctl status mpsagent; start it: systemctl enable --now mpsagent", file=sys.stderr)
     sys.exit(UNREACHABLE)
 
 
@@ -192,17 +133,7 @@ def say(line: str, indent: str = "  ", *, err: bool = False) -> None:
 
     most = width(sys.stderr if err else sys.stdout)
     parts = wrap(line, most, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
-    click.echo("\n".join(parts) if len(line) > most else line, err=err)
-
-
-def span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
-    """Seconds of an option like "10m"."""
-    from mpsagent.mps.units import parse_duration
-
-    try:
-        return None if value is None else parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    print("\n".join(parts) if len(line) > most else line, file=sys.stderr if err else sys.stdout)
 
 
 MOST_COMMAND = 160
@@ -243,7 +174,7 @@ def width(file: TextIO | None = None) -> int:
 
 
 def paint() -> Callable[[str, str], str]:
-    from mpsagent.cli import answers
+    from mpsagent.cli import answer_text
 
     coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return answers.painted if coloured else answers.plain
+    return answer_text.painted if coloured else answer_text.plain

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from mpsagent.cli import ask, client
+from mpsagent.cli import ask, client, options
 
 _file = click.Path(dir_okay=False, path_type=Path)
 
@@ -57,9 +57,9 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
 @click.option("--workloads", callback=_names, metavar="LIST", help="Which ones; --list names them.  [default: all]")
 @click.option("--processes", callback=_counts, default="1,2,4,8,16", show_default=True, metavar="LIST",
               help="How many at once, a run for each of these.")  # fmt: skip
-@click.option("--users", type=ask.Whole(1, 48), default=2, show_default=True, help="Whose processes they are.")
-@click.option("--seconds", type=ask.Number(0.2, 3600), default=5.0, show_default=True, help="For each run.")
-@click.option("--gpu", type=ask.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
+@click.option("--users", type=options.Whole(1, 48), default=2, show_default=True, help="Whose processes they are.")
+@click.option("--seconds", type=options.Number(0.2, 3600), default=5.0, show_default=True, help="For each run.")
+@click.option("--gpu", type=options.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
 @click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
               "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
 @click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "

@@ -12,7 +12,6 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 DEFAULT_SOCKET = "/run/mpsagent/mpsagent.sock"
@@ -101,8 +100,8 @@ def lines(path: str, target: str, silence: float = 60.0) -> Iterator[bytes]:
 def order(path: str, name: str, body: Any = None, timeout: float = 10.0) -> tuple[Any, bytes]:
     """One order to the agent itself, on its socket beside ``path``; the answer's JSON, and the same as bytes. Raises
     Unreachable, Refused."""
-    public, message = Path(path), json.dumps({**(body or {}), "order": name}).encode()
-    places = [str(public.with_name(f"{public.stem}{of}{public.suffix}")) for of in ("-admin", "-orders")]
+    (stem, suffix), message = os.path.splitext(path), json.dumps({**(body or {}), "order": name}).encode()  # noqa: PTH122 - pathlib takes long to import
+    places = [f"{stem}{of}{suffix}" for of in ("-admin", "-orders")]
     sock = None
     for place in places if os.access(places[0], os.W_OK, effective_ids=True) else places[1:]:
         try:

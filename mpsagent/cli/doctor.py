@@ -10,9 +10,8 @@ from typing import NamedTuple
 
 import click
 
-from mpsagent.cli import answers, client, cuda_errors, wording
-from mpsagent.cli.ask import FINE, UNHEALTHY, UNREACHABLE, Json, now, refused_and_exit, unreachable
-from mpsagent.cli.progress import Progress
+from mpsagent.cli import answer_text, client, wording
+from mpsagent.cli.ask import FINE, UNHEALTHY, UNREACHABLE, Json, now
 from mpsagent.core.sentences import named
 from mpsagent.policy.keys import default
 from mpsagent.system import checkup, checkup_slurm
@@ -42,9 +41,8 @@ def doctor(path: str, as_json: bool, strict: bool) -> int:
     """Print the findings; the exit status. ``strict``: warnings count as problems."""
     seen = _ask(path)
     once: dict[str, Finding] = {}  # what the agent says is not said again
-    with Progress("looking at this machine") as progress:
-        for one in _findings(path, seen, progress):
-            once.setdefault(named(one.what, _no_name), one)
+    for one in _findings(path, seen):
+        once.setdefault(named(one.what, _no_name), one)
     findings = list(once.values())
     counts = {grade: sum(one.grade == grade for one in findings) for grade in (PROBLEM, WARNING, NOTE)}
     good = not counts[PROBLEM] and not (strict and counts[WARNING])
@@ -58,34 +56,13 @@ def doctor(path: str, as_json: bool, strict: bool) -> int:
     return UNREACHABLE if seen.status is None else FINE if good else UNHEALTHY
 
 
-def explain(path: str, code: int, as_json: bool) -> int:
-    """Print what a CUDA error means and what explains it on this machine; the exit status."""
-    error = cuda_errors.ERRORS[code]
-    try:
-        events = client.ask(path, "/v1/events?limit=1000", timeout=ANSWER)[0]["events"]
-    except client.Unreachable as gone:
-        unreachable(gone)
-    except client.Refused as refused:
-        refused_and_exit(refused)
-    found = cuda_errors.explaining(error, events)
-    if as_json:
-        click.echo(json.dumps({"code": code, **error._asdict(), "events": found}))
-        return FINE
-    click.echo("\n".join(wrap(f"{code} {error.name}: {error.meaning}.", answers.PAGE, break_on_hyphens=False)))
-    click.echo("\n".join(wrap(f"What to do: {error.do}", answers.PAGE, break_on_hyphens=False)))
-    click.echo("\nHere, of the last 1,000 events:" if found else "\nNone of the last 1,000 events here explains it.")
-    for one in found:
-        click.echo("\n".join(answers.event(one, now(), answers.PAGE)))
-    return FINE
-
-
 def _no_name(uid: int) -> None:
     """A name service may be what is wrong, so none is asked; root is root all the same."""
 
 
 def _lines(one: Finding) -> list[str]:
     head = f"{one.grade:<8} "
-    room = answers.PAGE - len(head)
+    room = answer_text.PAGE - len(head)
     lines = wrap(f"{one.topic}: {wording.safe(named(one.what, _no_name), 600)}", room, break_on_hyphens=False)
     lines += (
         wrap(f"-> {wording.safe(one.do, 400)}", room, subsequent_indent="   ", break_on_hyphens=False) if one.do else []
@@ -109,7 +86,7 @@ def _ask(path: str) -> _Seen:
 
 def _settings_on_disk() -> Json:
     """Those of the policy files, when no agent says which are in force."""
-    from mpsagent.cli.offline import DIRECTORY
+    from mpsagent.cli.policy_check import DIRECTORY
     from mpsagent.policy.files import load
     from mpsagent.system.policy_files import read_policy
 
@@ -117,7 +94,7 @@ def _settings_on_disk() -> Json:
     return {} if policy is None else policy.sections()
 
 
-def _findings(path: str, seen: _Seen, progress: Progress) -> Iterator[Finding]:
+def _findings(path: str, seen: _Seen) -> Iterator[Finding]:
     public, directory, control = map(seen.setting, ("pipe_directory", "log_directory", "control_program"))
     status = seen.status
     daemons, count, logs = list[int](), 0, [directory]
@@ -147,7 +124,6 @@ def _findings(path: str, seen: _Seen, progress: Progress) -> Iterator[Finding]:
         ("clock", checkup.clock),
     ]
     for topic, check in checks:
-        progress.at(f"looking at {topic}")
         try:
             yield from check()
         except OSError as error:

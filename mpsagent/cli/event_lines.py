@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import click
 
-from mpsagent.cli import answers, client
+from mpsagent.cli import answer_text, client, options
 from mpsagent.cli.ask import (
     FINE,
     UNHEALTHY,
@@ -16,9 +16,9 @@ from mpsagent.cli.ask import (
     asked,
     complain,
     iso,
-    moment,
     now,
     refused_and_exit,
+    target,
     unreachable,
     width,
 )  # fmt: skip
@@ -33,7 +33,7 @@ class Events:
     """Prints events: as JSON all of them, as text an action and its outcome in one line."""
 
     def __init__(self, as_json: bool) -> None:
-        self.as_json, self._pairs = as_json, answers.Pairs()
+        self.as_json, self._pairs = as_json, answer_text.Pairs()
 
     def show(self, event: Json) -> None:
         if self.as_json:
@@ -47,21 +47,25 @@ class Events:
 
     def write(self, events: list[Json]) -> None:
         for one in events:
-            click.echo("\n".join(answers.event(one, now(), width())))
+            click.echo("\n".join(answer_text.event(one, now(), width())))
 
 
 def beginning(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int | None, float | None]:
-    """After which cursor, or from which time on, as ``history`` takes it."""
+    """After which cursor, or from which time on."""
     if value is None:
         return None, None
     if value.isascii() and value.isdecimal() and len(value) <= 18:
         return int(value), None
-    return None, moment(ctx, param, value)
+    return None, options.moment(ctx, param, value)
 
 
-def events(path: str, cursor: int | None, since: float | None, limit: int, shown: Events, *, followed: bool) -> None:
-    """Those there are, and where they are ``followed``, those that come."""
-    if since is None and cursor is None and not shown.as_json:
+def events(
+    path: str, cursor: int | None, since: float | None, only: Json, lines: int | None, shown: Events, *, followed: bool
+) -> None:
+    """Those there are, ``only`` those that are asked for, and where they are ``followed``, those that come."""
+    some = since is not None or any(one is not None for one in only.values())
+    limit = lines or (1000 if some or cursor is not None else 20)
+    if not some and cursor is None and not shown.as_json:
         try:
             found, cursor = _latest(path, limit)
             shown.write(found)
@@ -74,18 +78,15 @@ def events(path: str, cursor: int | None, since: float | None, limit: int, shown
     if followed and since is None:
         follow(path, cursor, limit, shown)
         return
-    target = f"/v1/events?limit={limit}"
-    if since is not None:
-        target += f"&since={iso(since)}"
-    elif cursor is not None:
-        target += f"&cursor={cursor}"
-    body, _ = asked(path, target)
+    body, _ = asked(path, target("/v1/events", {**only, "since": iso(since), "cursor": cursor, "limit": limit}))
     for event in body["events"]:
         shown.show(event)
     if followed:
         follow(path, body["cursor"], 1000, shown)
-    else:
-        shown.settle()
+        return
+    shown.settle()
+    if not body["events"] and some and not shown.as_json:
+        click.echo("nothing on record")
 
 
 def _latest(path: str, limit: int) -> tuple[list[Json], int]:
@@ -107,7 +108,7 @@ def _latest(path: str, limit: int) -> tuple[list[Json], int]:
 
 
 def _told(found: list[Json]) -> list[Json]:
-    pairs = answers.Pairs()
+    pairs = answer_text.Pairs()
     return [*(one for event in found for one in pairs.take(event)), *pairs.rest()]
 
 
@@ -115,9 +116,8 @@ def follow(path: str, cursor: int | None, limit: int, shown: Events) -> None:
     """Events as they come, for ever. A lost connection is taken up where it ended."""
     reached, pause = False, 0.5
     while True:
-        target = f"/v1/events?follow=1&limit={limit}" + ("" if cursor is None else f"&cursor={cursor}")
         try:
-            for line in client.lines(path, target):
+            for line in client.lines(path, target("/v1/events", {"follow": 1, "limit": limit, "cursor": cursor})):
                 reached, pause = True, 0.5
                 event = json.loads(line)
                 if "cursor" not in event:
@@ -168,18 +168,6 @@ def until_ended(path: str, cursor: int, pids: list[int], seconds: float | None =
     seconds = END_DEADLINE if seconds is None else seconds
     which = f"client {', '.join(map(str, pids))}" if len(pids) < 4 else f"{len(pids)} clients"
     return _until(path, cursor, seconds, mine, over, f"{which}: not ended so far")
-
-
-def until_shut_down(path: str, cursor: int, pid: int, seconds: float) -> int:
-    """Say what is done to a server, which may take so long, until it has ended; the exit status."""
-
-    def mine(event: Json) -> bool:
-        return event.get("server") == pid or (event["kind"].startswith("server.") and event.get("pid") == pid)
-
-    def over(event: Json) -> int | None:
-        return FINE if event["kind"] == "server.ended" else None
-
-    return _until(path, cursor, seconds + END_DEADLINE, mine, over, f"server {pid} has not ended so far")
 
 
 def until_restarted(path: str, before: Json, names: list[str], seconds: float) -> int:

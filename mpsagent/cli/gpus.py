@@ -30,7 +30,7 @@ def _as_of(seen: str | None, now: datetime) -> str:
 def _facts(one: Json) -> list[str]:
     used, xids = one.get("memory_used"), one.get("xids") or ()
     said = (
-        ("{:.0%} busy", one.get("utilisation")),
+        ("{:.0%} busy", one.get("utilization")),
         ("{:.1f} GiB in use", None if used is None else used / (1 << 30)),
         ("{:.0f} W", one.get("power")),
         ("{} °C", one.get("temperature")),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from mpsagent.cli import ask, complete
+from mpsagent.cli import ask, options
 
 Json = dict[str, Any]
 
@@ -21,15 +21,16 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for pro
 
 
 @lease.command()
-@click.option("--uid", type=ask.Whole(min=0), help="The job's user.")
+@click.option("--uid", type=options.Whole(min=0), help="The job's user.")
 @click.option("--cgroup", metavar="PATTERN", help='Its cgroup: "/slurm/uid_1001/job_17", or a unit or slice.')
-@click.option("--pid", type=ask.Whole(min=1), help="A process; the job is this one and what descends from it.")
-@click.option("--threads", type=ask.Number(0.1, 100), help="Percent of the multiprocessors for each client process.")
-@click.option("--sms", type=ask.Whole(min=2), help="The same as a number of multiprocessors.")
+@click.option("--pid", type=options.Whole(min=1), help="A process; the job is this one and what descends from it.")
+@click.option("--threads", type=options.Number(0.1, 100),
+              help="Percent of the multiprocessors for each client process.")  # fmt: skip
+@click.option("--sms", type=options.Whole(min=2), help="The same as a number of multiprocessors.")
 @click.option("--memory", metavar="SIZE", help='Device memory of each client process: "10G", "25%".')
-@click.option("--total-threads", type=ask.Number(0.1, 100), help="Percent of the multiprocessors for all together.")
+@click.option("--total-threads", type=options.Number(0.1, 100), help="Percent of the multiprocessors for all together.")
 @click.option("--total-memory", metavar="SIZE", help="Memory on each device for all together.")
-@click.option("--max-clients", type=ask.Whole(min=1), help="Client processes at a time.")
+@click.option("--max-clients", type=options.Whole(min=1), help="Client processes at a time.")
 @click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')
 @click.option("--name", help="What the batch system calls the job; a lease that has this name is replaced.")
 @_json
@@ -67,7 +68,7 @@ def listed(path: str, as_json: bool) -> None:
 
 
 @lease.command()
-@click.argument("number", type=ask.Whole(min=1), required=False, shell_complete=complete.leases)
+@click.argument("number", type=options.Whole(min=1), required=False)
 @click.option("--cgroup", metavar="PATTERN", help="All leases of this cgroup, written as they were given.")
 @click.option("--name", help="The lease with this name.")
 @_json

@@ -6,8 +6,8 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.cli.answers import PAGE
-from mpsagent.cli.wording import Json, local, many, safe, user
+from mpsagent.cli.answer_text import PAGE
+from mpsagent.cli.wording import Json, local, safe, user
 
 
 def answered(answer: Json, now: datetime) -> list[str]:
@@ -28,7 +28,7 @@ def answered(answer: Json, now: datetime) -> list[str]:
         each = [f"Client {one['pid']} of {user(one)} {verb} ended." for one in answer["ending"]]
         return each or ["no client: nothing is to be ended"]
     if "steps" in answer and "dry_run" in answer:
-        return _ending_server(answer) if "clients" in answer else _ending(answer)
+        return _ending(answer)
     return tree(answer)
 
 
@@ -37,18 +37,6 @@ def _ending(answer: Json) -> list[str]:
     server = "" if answer.get("server") is None else f" at server {answer['server']}"
     verb = "would be" if answer["dry_run"] else "is being"
     return _steps(f"Client {answer['pid']} of {user(answer)}{server} {verb} ended, until it has gone:", answer)
-
-
-def _ending_server(answer: Json) -> list[str]:
-    """How a server is ended, or would be."""
-    verb = "would be" if answer["dry_run"] else "is being"
-    return _steps(f"Server {answer['pid']} with {at_work(answer)} {verb} ended, until it has gone:", answer)
-
-
-def at_work(answer: Json) -> str:
-    """``2 clients of alice, bob``"""
-    clients = answer["clients"]
-    return f"{many(len(clients), 'client')} of {', '.join(sorted(set(map(user, clients))))}" if clients else "no client"
 
 
 def _steps(first: str, answer: Json) -> list[str]:

@@ -6,7 +6,7 @@ from datetime import datetime
 from textwrap import wrap
 from typing import Any
 
-from mpsagent.cli.answers import waiting
+from mpsagent.cli.answer_text import waiting
 from mpsagent.cli.order_text import tree
 from mpsagent.cli.tables import WIDE, table
 from mpsagent.cli.wording import Json, local, safe, whose_turn

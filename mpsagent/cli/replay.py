@@ -13,9 +13,8 @@ from tempfile import TemporaryDirectory
 import click
 
 from mpsagent.api.views import session as session_json
-from mpsagent.cli import ask, complete, report, timeline, wording
-from mpsagent.cli.ask import USAGE, Json, moment
-from mpsagent.cli.progress import Progress
+from mpsagent.cli import ask, options, report, timeline, wording
+from mpsagent.cli.ask import USAGE, Json
 from mpsagent.core.sessions import Session
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import parse_bytes
@@ -36,20 +35,18 @@ _file = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--server", type=_file, help="The server.log of it.")
 @click.option("--both", type=_file, help="What a control daemon in the foreground (-f) printed: both logs in one.")
 @click.option("--zone", metavar="ZONE", help="Time zone of the logs, like Europe/Berlin (this machine's).")
-@click.option("--since", callback=moment, default="1d", show_default=True, metavar="TIME",
+@click.option("--since", callback=options.moment, default="1d", show_default=True, metavar="TIME",
               help="Of the history, where no log is given.")  # fmt: skip
-@click.option("--until", callback=moment, metavar="TIME", help="Before this time; now.")
+@click.option("--until", callback=options.moment, metavar="TIME", help="Before this time; now.")
 @click.option("--policy", "files", multiple=True, type=_file, help="What would have been under this policy.")
-@click.option("--instance", metavar="NAME", help="Where there are several: of this one.",
-              shell_complete=complete.instances)  # fmt: skip
+@click.option("--instance", metavar="NAME", help="Where there are several: of this one.")
 @click.option("--gpu", default="143155M,132", show_default=True, metavar="MEMORY,MULTIPROCESSORS",
               help="The GPU that --policy assumes.")  # fmt: skip
 @timeline.pictures
 @click.pass_obj
 def replay(
     path: str, control: Path | None, server: Path | None, both: Path | None, zone: str | None, since: float,
-    until: float | None, files: tuple[Path, ...], instance: str | None, gpu: str, html: Path | None, svg: Path | None,
-    as_json: bool,
+    until: float | None, files: tuple[Path, ...], instance: str | None, gpu: str, svg: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Who was served when, who waited, what ended how.
 
@@ -62,11 +59,10 @@ def replay(
     try:
         there, policy = _zone(zone), _policy(files, instance) if files else None
         devices = _devices(gpu, max(1, len(policy.devices)) if policy is not None else 1)
-        with Progress("reading"):
-            if from_log or both is not None:
-                body, rows, last = _of_logs(control, server, both, there)
-            else:
-                body, rows, last = _of_history(path, since, until, instance)
+        if from_log or both is not None:
+            body, rows, last = _of_logs(control, server, both, there)
+        else:
+            body, rows, last = _of_history(path, since, until, instance)
         users = {one.uid: identity_of(one.uid) for one in rows if one.uid is not None}
     except (OSError, ValueError) as error:
         click.echo(f"mpsagent-cli: {wording.safe(error, 4000)}", err=True)
@@ -79,15 +75,14 @@ def replay(
 
         body["would"] = None  # nothing is decided where it is not known who is at work
         if body["clients_named"]:
-            with Progress("deciding"):
-                drawn = body["would"] = _shown(tried(policy, rows, last, users.__getitem__, devices), last, names)
-    if as_json and html is None and svg is None:
+            drawn = body["would"] = _shown(tried(policy, rows, last, users.__getitem__, devices), last, names)
+    if as_json and svg is None:
         json.dump(body, sys.stdout, indent=1)
         print()
         return
     picture = timeline.of_sessions(drawn["sessions"], min((one.came for one in rows), default=last), last, there)
-    if html is not None or svg is not None:
-        timeline.draw(picture, html, svg, as_json, there)
+    if svg is not None:
+        timeline.draw(picture, svg, as_json, there)
         return
     width = ask.width()
     click.echo("\n".join(report.table(body["report"], width)))
@@ -98,7 +93,7 @@ def replay(
     if not body["clients_named"]:
         click.echo(f"\n{UNNAMED}")
     if body["unknown_lines"]:
-        click.echo(f"\n{wording.many(body['unknown_lines'], 'line')} not understood: mpsagent-cli report-logs")
+        click.echo(f"\n{wording.many(body['unknown_lines'], 'line')} not understood")
 
 
 def _of_logs(

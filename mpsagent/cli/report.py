@@ -1,64 +1,41 @@
-"""`mpsagent-cli history` and `report`: what happened to whom, and who had what."""
+"""`mpsagent-cli report`: who had what."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
 import click
 
-from mpsagent.cli import ask, complete, event_lines, tables, wording
-from mpsagent.cli.ask import Json, iso, moment
+from mpsagent.cli import ask, options, tables, wording
+from mpsagent.cli.ask import Json
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
-SECONDS = frozenset({"gpu", "waited", "longest", "paused"})
-MOST = ("longest", "threads", "memory", "users")
+USED = ("counted", "busy", "energy", "memory_used", "shared")
+SECONDS = frozenset({"gpu", "waited", "longest", "paused", "counted", "busy"})
+MOST = ("longest", "threads", "memory", "users", "memory_used", "shared")
 WHOSE = {"user": ("user", "uid"), "group": ("group",), "day": ("day",), "job": ("job", "user", "uid")}
 """Whose a row is: the same user has the same uid on all nodes of a cluster."""
 MORE = {"job": ("threads", "memory"), "group": ("users",)}
 """Numbers that only such a row has."""
 MOST_EVER = 2.0**63
+SHARED = "*: of all users together, who were at work on one server"
 OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "forced")
+OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults", "forced")
+"""Where NVML has said what was used."""
 """What a page has room for; CSV and JSON have the rest, too."""
-
-
-@click.command()
-@click.argument("user", required=False, shell_complete=complete.users)
-@click.option("--pid", type=ask.Whole(min=1), help="Only of this process.", shell_complete=complete.processes)
-@click.option("--kind", help="Only what begins so: client.ended, server.")
-@click.option("--since", callback=moment, metavar="TIME", help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00".')
-@click.option("--until", callback=moment, metavar="TIME", help="Before this time.")
-@click.option("-n", "--lines", type=ask.Whole(1, 1000), default=100, show_default=True, help="How many at most.")
-@_json
-@click.pass_obj
-def history(
-    path: str, user: str | None, pid: int | None, kind: str | None, since: float | None, until: float | None,
-    lines: int, as_json: bool,
-) -> None:  # fmt: skip
-    """What is on record of a user, a process or a time.
-
-    USER is a name or a uid. The newest come, oldest first. How far back it reaches is in the policy ([history]).
-    """
-    query = {"user": user, "pid": pid, "kind": kind, "since": iso(since), "until": iso(until), "limit": lines}
-    body = _asked(path, "/v1/events", query)
-    shown = event_lines.Events(as_json)
-    for event in body["events"]:
-        shown.show(event)
-    shown.settle()
-    if not body["events"] and not as_json:
-        click.echo("nothing on record")
 
 
 @click.command()
 @click.option("--by", type=click.Choice(["user", "group", "day", "job"]), default="user", show_default=True,
               help="A line for each of these.")  # fmt: skip
 @click.option("--job", metavar="NAME", help="Only this job, by the name of its lease.")
-@click.option("--since", callback=moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
-@click.option("--until", callback=moment, metavar="TIME", help="Last day; today.")
+@click.option("--since", callback=options.moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
+@click.option("--until", callback=options.moment, metavar="TIME", help="Last day; today.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; times in seconds.")
 @click.option("--merge", is_flag=True, help="Add up FILES, which `report --json` has written on several nodes.")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -73,7 +50,9 @@ def report(
     GPU is the time with a client at work, however many. WAITED is that of all processes together, LONGEST the
     longest wait of one. LEFT went away while they waited; FORCED were ended by mpsagent. PAUSED is the
     time in which their processes stood for others, and no time with the GPU. Days are the node's.
-    Jobs are those that had a lease with a name; THREADS and MEMORY are the most that one of their clients had.
+    UTIL is the GPU's utilisation meanwhile, ENERGY what it used, USED the most memory of one process. Jobs are those
+    that had a lease with a name; THREADS and MEMORY are the most that one of their clients had. What a page has
+    no room for is in --csv and --json.
     """
     if merge != bool(files):
         raise click.UsageError("--merge and FILES go together: report --merge a.json b.json")
@@ -83,9 +62,9 @@ def report(
         raise click.UsageError("a file is given twice, and would count twice")
     query = {"by": by if job is None else "job", "job": job, "first": first, "last": last}
     if as_json and not merge:
-        ask.show(path, target("/v1/report", query), True, lambda body: [])
+        ask.show(path, ask.target("/v1/report", query), True, lambda body: [])
         return
-    body = merged([_read(file) for file in files]) if merge else _asked(path, "/v1/report", query)
+    body = merged([_read(file) for file in files]) if merge else ask.asked(path, ask.target("/v1/report", query))[0]
     if as_json:
         click.echo(json.dumps(body))
     elif as_csv:
@@ -98,7 +77,7 @@ def _read(file: Path) -> Json:
     """A report in a file."""
     try:
         body: Json = json.loads(file.read_bytes())
-        names, whose = (*SUMS, *MORE.get(body["by"], ())), WHOSE[body["by"]]
+        names, whose = (*SUMS, *USED, *MORE.get(body["by"], ())), WHOSE[body["by"]]
         numbers = [row[name] for row in body["rows"] for name in names]
         words = [row[name] for row in body["rows"] for name in whose if name != "uid"]
         numbers += [0 if row["uid"] is None else row["uid"] for row in body["rows"] if "uid" in whose]
@@ -125,9 +104,9 @@ def merged(bodies: Sequence[Json]) -> Json:
         for name in before:
             if name in MOST:  # a limit of 0 is none
                 row[name] = 0 if name == "memory" and 0 in (before[name], row[name]) else max(before[name], row[name])
-            elif name in SUMS:
+            elif name in (*SUMS, *USED):
                 row[name] += before[name]
-        rows[whose] = row
+        rows[whose] = {**row, "utilization": row["busy"] / row["counted"] if row["counted"] else None}
     first, last = min(one["first"] for one in bodies), max(one["last"] for one in bodies)
     return {"by": by, "first": first, "last": last, "rows": [rows[one] for one in sorted(rows, key=str)]}
 
@@ -140,10 +119,13 @@ def table(body: Json, width: int = tables.WIDE) -> list[str]:
     if by != "day":
         rows = sorted(rows, key=lambda row: -row["gpu"])
     paused = any(row.get("paused") for row in rows)  # else there is no column for it: a page has little room
-    columns = OF_JOBS if by == "job" else SUMS if paused else SUMS[:-1]
+    columns: tuple[str, ...] = OF_JOBS if by == "job" else SUMS if paused else SUMS[:-1]
+    if any(row["counted"] for row in rows):
+        columns = ("user",) * (by == "job") + OF_USE + (("paused",) if paused else ("used",))
     lines = [[name.upper() for name in (by, *columns)]]
     lines += [[_who(row, by), *(_value(name, row) for name in columns)] for row in rows]
-    return tables.table(None, lines, width, names={"job": (1, 0), "day": ()}.get(by, (0,)), right=True)
+    found = tables.table(None, lines, width, names={"job": (1, 0), "day": ()}.get(by, (0,)), right=True)
+    return [*found, SHARED] if any(row["shared"] for row in rows) else found
 
 
 def _who(row: Json, by: str) -> str:
@@ -159,6 +141,19 @@ def _value(name: str, row: Json) -> str:
         return wording.user(row)
     if name == "memory":
         return limit_text(row[name]) if row[name] else "-"
+    if name == "util":
+        return wording.utilization(row)
+    if name == "energy":
+        hours = row[name] / 3600
+        return (
+            f"{hours:.3g} Wh"
+            if hours < 1000
+            else f"{hours / 1000:.3g} kWh"
+            if hours < 1e6
+            else f"{hours / 1000:.0f} kWh"
+        )
+    if name == "used":
+        return wording.size(row["memory_used"] or None)
     return duration_text(row[name]) if name in SECONDS else f"{row[name]:g}"
 
 
@@ -168,10 +163,11 @@ def _write_csv(body: Json) -> None:
 
     names: tuple[str, ...] = {"user": ("uid", "user"), "group": ("group", "users"), "day": ("day",),
                               "job": ("job", "uid", "user", "threads", "memory")}[body["by"]]  # fmt: skip
+    columns = (*SUMS, *USED, "utilization")
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*names, *(f"{name}_seconds" if name in SECONDS else name for name in SUMS)])
+    writer.writerow([*names, *(f"{name}_seconds" if name in SECONDS else name for name in columns)])
     for row in body["rows"]:
-        writer.writerow([_cell(row.get(name, 0)) for name in (*names, *SUMS)])
+        writer.writerow([_cell(row.get(name, 0)) for name in (*names, *columns)])
 
 
 def _cell(value: object) -> object:
@@ -179,17 +175,6 @@ def _cell(value: object) -> object:
     if isinstance(value, str) and value[:1] in "=+-@\t":
         return "'" + value
     return round(value, 3) if isinstance(value, float) else value
-
-
-def _asked(path: str, place: str, query: Mapping[str, object]) -> Json:
-    return ask.asked(path, target(place, query))[0]
-
-
-def target(path: str, query: Mapping[str, object]) -> str:
-    from urllib.parse import urlencode
-
-    given = {name: value for name, value in query.items() if value is not None}
-    return f"{path}?{urlencode(given, errors='surrogateescape')}"
 
 
 def _day(at: float | None) -> date | None:

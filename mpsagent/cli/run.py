@@ -21,7 +21,8 @@ from pathlib import Path
 import click
 
 from mpsagent.cli import client
-from mpsagent.cli.ask import Json, now, span
+from mpsagent.cli.ask import Json, now
+from mpsagent.cli.options import span
 from mpsagent.cli.wording import local, safe
 
 WAITED_TOO_LONG, NOT_FOUND, NOT_EXECUTABLE = 75, 127, 126

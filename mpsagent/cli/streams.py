@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from mpsagent.cli.ask import USAGE
+from mpsagent.cli.ask import UNHEALTHY, USAGE
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -21,7 +21,15 @@ def usable() -> Iterator[None]:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
-        yield
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(UNHEALTHY)
+    except KeyboardInterrupt:
+        sys.exit(UNHEALTHY)
     except OSError as error:
         if error.errno not in _FULL:
             raise

@@ -1,9 +1,8 @@
-"""`mpsagent-cli timeline`: the sessions and events of a time as a list, a page or a picture."""
+"""`mpsagent-cli timeline`: the sessions and events of a time as a list or a picture."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpsagent.cli import ask
-from mpsagent.cli.ask import Json, iso, moment
-from mpsagent.cli.report import target
+from mpsagent.cli import ask, options
+from mpsagent.cli.ask import Json, iso
 
 if TYPE_CHECKING:
     from mpsagent.cli.timeline_rows import Picture
@@ -28,32 +26,22 @@ _out = click.Path(dir_okay=False, path_type=Path)
 
 def pictures(command: Any) -> Any:
     """The options of a verb that draws."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
-        click.option("--svg", type=_out, metavar="FILE", help="The picture alone."),
-        click.option("--html", type=_out, metavar="FILE",
-                     help="A page that needs nothing else; - for standard output."),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+    svg = click.option("--svg", type=_out, metavar="FILE", help="The picture; - for standard output.")
+    return svg(click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command))
 
 
 @click.command()
-@click.option("--since", callback=moment, default="1d", show_default=True, metavar="TIME",
+@click.option("--since", callback=options.moment, default="1d", show_default=True, metavar="TIME",
               help='"2h" for two hours ago, 2026-11-22, "2026-11-22 08:00".')  # fmt: skip
-@click.option("--until", callback=moment, metavar="TIME", help="Before this time; now.")
+@click.option("--until", callback=options.moment, metavar="TIME", help="Before this time; now.")
 @pictures
 @click.pass_obj
-def timeline(
-    path: str, since: float, until: float | None, html: Path | None, svg: Path | None, as_json: bool
-) -> None:  # fmt: skip
+def timeline(path: str, since: float, until: float | None, svg: Path | None, as_json: bool) -> None:
     """Who had the GPU when.
 
-    Alone or together, who waited, pauses, faults, forced ends, limits, leases: as a list, or drawn. The drawn page has
-    tables for who cannot see it.
+    Alone or together, who waited, pauses, faults, forced ends, limits, leases: as a list, or drawn.
     """
     from mpsagent.cli import timeline_rows
-    from mpsagent.cli.progress import Progress
 
     now = ask.now().timestamp()
     end = now if until is None else min(until, now)
@@ -61,12 +49,11 @@ def timeline(
         raise click.UsageError("--since is not before --until")
     sessions = Reader(path, "sessions", since, until)
     events = Reader(path, "events", since, until, timeline_rows.KINDS)
-    with Progress("reading sessions"):
-        picture = timeline_rows.picture(sessions.rows(), events.rows(), since, end, clock())
+    picture = timeline_rows.picture(sessions.rows(), events.rows(), since, end, clock())
     note = sessions.note or events.note
-    if html is None and svg is None and not as_json:
+    if svg is None and not as_json:
         click.echo("\n".join(page(picture, None, ask.width())))
-    draw(picture, html, svg, as_json, None, note)
+    draw(picture, svg, as_json, None)
     if note:
         click.echo(f"mpsagent-cli: {note}", err=True)
 
@@ -79,27 +66,25 @@ def of_sessions(sessions: Iterable[Json], since: float, until: float, zone: tzin
 
 def page(picture: Picture, zone: tzinfo | None, width: int) -> list[str]:
     """A line for each entry of a user."""
-    from mpsagent.cli import tables, timeline_page, wording
+    from mpsagent.cli import tables, timeline_svg, wording
 
-    found = [one for one in timeline_page.entries(picture) if one[2] != "alone"]  # that one says itself
-    told = ((at, text if text.startswith(who) else f"{who}: {text}") for at, who, _, text in found)
+    found = sorted(
+        (one.start, row.label, one.text)
+        for row in timeline_svg.rows(picture) for one in row.entries if one.kind != "alone"  # that one says itself
+    )  # fmt: skip
+    told = ((at, text if text.startswith(who) else f"{who}: {text}") for at, who, text in found)
     rows = [[clock(zone)(at), wording.safe(text, 1000)] for at, text in told]
     return tables.table(["AT", "WHAT"], rows, width, below=True) if rows else ["no user had a GPU"]
 
 
-def draw(
-    picture: Picture, html: Path | None, svg: Path | None, as_json: bool, zone: tzinfo | None, note: str = ""
-) -> None:
-    from mpsagent.cli import timeline_page, timeline_svg
+def draw(picture: Picture, svg: Path | None, as_json: bool, zone: tzinfo | None) -> None:
+    from mpsagent.cli import timeline_svg
 
     there = datetime.fromtimestamp(picture.start, zone).astimezone(zone)
     offset = there.utcoffset()
     assert offset is not None
-    east, name = offset.total_seconds(), there.strftime("%Z (UTC%z)")
-    if html is not None:
-        _write(html, timeline_page.page(picture, os.uname().nodename, clock(zone), name, east, note))
     if svg is not None:
-        _write(svg, timeline_svg.svg(picture, clock(zone), name, east, alone=True))
+        _write(svg, timeline_svg.svg(picture, clock(zone), there.strftime("%Z (UTC%z)"), offset.total_seconds()))
     if as_json:
         click.echo(json.dumps(picture, default=_parts))
 
@@ -114,7 +99,7 @@ class Reader:
 
     def rows(self) -> Iterator[Json]:
         for _ in range(MOST // PAGE):
-            body = ask.asked(self._path, target(f"/v1/{self._what}", {**self._query, "cursor": self._cursor}))[0]
+            body = ask.asked(self._path, ask.target(f"/v1/{self._what}", {**self._query, "cursor": self._cursor}))[0]
             yield from body[self._what]
             if len(body[self._what]) < PAGE:
                 return

@@ -1,4 +1,4 @@
-"""A timeline as SVG, alone or within its page. Each drawn thing has its words (``title``). Pure."""
+"""A timeline as SVG. Each drawn thing has its words (``title``). Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from html import escape
 from importlib import resources
 
 from mpsagent.cli.timeline_rows import Mark, Picture, Row, Span
+from mpsagent.mps.units import duration_text
 
 WIDTH, SIDE, ROW, TOP = 1200, 10, 48, 26
 """Pixels: of all, of the free space left and right, of a row, of the axis."""
@@ -39,15 +40,10 @@ def rows(picture: Picture) -> list[Row]:
     return [*picture.gpus, *picture.users, *([picture.node] if picture.node.marks else [])]
 
 
-def style() -> str:
-    return resources.files("mpsagent.cli").joinpath("timeline.css").read_text(encoding="utf-8")
-
-
-def svg(picture: Picture, clock: Callable[[float], str], zone: str, offset: float, *, alone: bool) -> str:
-    """``alone``: a file of its own, with its style and legend. ``zone``, ``offset``: of the times at the axis, in words
-    and as seconds east of UTC."""
+def svg(picture: Picture, clock: Callable[[float], str], zone: str, offset: float) -> str:
+    """``zone``, ``offset``: of the times at the axis, in words and as seconds east of UTC."""
     shown = rows(picture)
-    height = TOP + ROW * len(shown) + (56 if alone else 6)
+    height = TOP + ROW * len(shown) + 56
     span = max(picture.end - picture.start, 1.0)
 
     def x(at: float) -> float:
@@ -57,13 +53,15 @@ def svg(picture: Picture, clock: Callable[[float], str], zone: str, offset: floa
     about = "; ".join(
         f"{row.label}: {len(row.spans)} spans, {len(row.marks)} marks" for row in [*picture.users, picture.node]
     )
+    if picture.grain:
+        about += f". Breaks of less than {duration_text(picture.grain)} are not drawn"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="timeline" role="img" aria-labelledby="t d" '
         f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">',
         f'<title id="t">{escape(title)}</title><desc id="d">{escape(about)}. Times of {escape(zone)}.</desc>',
     ]
-    if alone:
-        lines.append(f"<style>{style()}</style>")
+    style = resources.files("mpsagent.cli").joinpath("timeline.css").read_text(encoding="utf-8")
+    lines.append(f"<style>{style}</style>")
     lines.append(
         '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
         '<rect width="6" height="6" class="hatch-ground"/><rect width="3" height="6" class="hatch-line"/>'
@@ -83,8 +81,7 @@ def svg(picture: Picture, clock: Callable[[float], str], zone: str, offset: floa
         lines += [_span(one, x, top) for one in row.spans]
         lines += [_mark(one, x, top) for one in row.marks]
         lines.append("</g>")
-    if alone:
-        lines.append(_legend(height - 36, {one.kind for row in shown for one in row.entries}))
+    lines.append(_legend(height - 36, {one.kind for row in shown for one in row.entries}))
     lines.append("</svg>")
     return "\n".join(lines)
 
@@ -121,16 +118,6 @@ def _legend(y: int, kinds: set[str]) -> str:
         parts.append(f'{shape}<text class="label" x="{at + 12}" y="{y + 4}">{WORDS[kind]}</text>')
         at += 30 + 7 * len(WORDS[kind])
     return "".join(parts)
-
-
-def key(kind: str) -> str:
-    """A legend's picture of one kind, as a small SVG."""
-    inside = (
-        f'<g class="mark {kind}" transform="translate(9,8)"><path d="{SHAPES[kind]}"/></g>'
-        if kind in SHAPES
-        else f'<rect class="{kind}" x="1" y="3" width="16" height="10"/>'
-    )
-    return f'<svg class="key" width="18" height="16" aria-hidden="true">{inside}</svg>'
 
 
 def _ticks(start: float, end: float, offset: float) -> list[tuple[float, str]]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import sys
 
-import click
-
 from mpsagent.cli import ask
 from mpsagent.cli.top_page import View, page
 
@@ -20,13 +18,13 @@ def top(path: str, every: float, as_json: bool) -> None:
         import json
 
         answers = [ask.asked(path, f"/v1/{name}")[0] for name in ("status", "clients")]
-        click.echo(json.dumps({"status": answers[0], "clients": answers[1]["clients"]}))
+        print(json.dumps({"status": answers[0], "clients": answers[1]["clients"]}))
     elif sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM") != "dumb":
         _live(path, every)
     else:
         status = ask.asked(path, "/v1/status")[0]
         clients = ask.command_lines(ask.asked(path, "/v1/clients")[0]["clients"])
-        click.echo("\n".join(line.text for line in page(status, clients, View(), ask.now(), ask.width())))
+        print("\n".join(line.text for line in page(status, clients, View(), ask.now(), ask.width())))
 
 
 def _live(path: str, every: float) -> None:
@@ -39,4 +37,5 @@ def _live(path: str, every: float) -> None:
     except curses.error as error:
         term = os.environ.get("TERM") or "not set"
         text = f"this terminal cannot do it ({error}); TERM is {term}; one page: mpsagent-cli top | cat"
-        raise click.ClickException(text) from None
+        print(f"Error: {text}", file=sys.stderr)
+        sys.exit(ask.UNHEALTHY)

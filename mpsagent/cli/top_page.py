@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from mpsagent.cli import wording
 from mpsagent.cli.tables import cut, padded, width_of
-from mpsagent.cli.wording import many, safe, size, user
+from mpsagent.cli.wording import many, safe, size, user, utilization
 from mpsagent.mps.units import duration_text
 
 Json = dict[str, Any]
@@ -53,6 +53,7 @@ CLIENTS = (
         right=True,
     ),
     Column("MEMORY", lambda one: size(one["memory"]), lambda one: -(one["memory"] or 0), right=True),
+    Column("UTIL", utilization, lambda one: -(one["utilization"] or 0.0), right=True),
     Column("SHARE", lambda one: _percent(_share(one)), lambda one: -(_share(one) or 0.0), right=True),
     Column("COMMAND", lambda one: safe(one["command"] or "-", 400), lambda one: one["command"] or ""),
 )
@@ -61,6 +62,7 @@ USERS = (
     Column("CLIENTS", lambda one: str(one["clients"]), lambda one: -one["clients"], right=True),
     Column("WAITING", lambda one: str(one["waiting"]), lambda one: -one["waiting"], right=True),
     Column("MEMORY", lambda one: size(one["memory"]), lambda one: -(one["memory"] or 0), right=True),
+    Column("UTIL", utilization, lambda one: -(one["utilization"] or 0.0), right=True),
     Column("SHARE", lambda one: _percent(one["share"]), lambda one: -(one["share"] or 0.0), right=True),
     Column("LONGEST WAIT", lambda one: duration_text(one["longest"]), lambda one: -one["longest"], right=True),
     Column("WHY IT WAITS", lambda one: safe(one["why"], 300), lambda one: one["why"]),
@@ -105,7 +107,7 @@ def _users(status: Json, clients: list[Json]) -> list[Json]:
         mine = found.setdefault(
             one["uid"],
             {"uid": one["uid"], "user": one["user"], "clients": 0, "waiting": 0, "memory": None, "share": None,
-             "longest": 0.0, "why": why.get(one["uid"], "")},
+             "utilization": None, "shared": False, "longest": 0.0, "why": why.get(one["uid"], "")},
         )  # fmt: skip
         if one["state"] == "waiting":
             mine["waiting"] += 1
@@ -115,6 +117,9 @@ def _users(status: Json, clients: list[Json]) -> list[Json]:
         for key, value in (("memory", one["memory"]), ("share", _share(one))):
             if value is not None:
                 mine[key] = (mine[key] or 0) + value
+        if one["utilization"] is not None:
+            mine["utilization"] = max(one["utilization"], mine["utilization"] or 0.0)
+            mine["shared"] |= one["shared"]
     return list(found.values())
 
 

@@ -40,6 +40,12 @@ def size(value: int | None) -> str:
     return f"{value / (1 << 30):.1f} GiB" if value >= 1 << 30 else f"{value >> 20} MiB"
 
 
+def utilization(one: Json) -> str:
+    """``85%``; ``85%*``: of several users on one server."""
+    value = one["utilization"]
+    return "-" if value is None else f"{value:.0%}" + "*" * bool(one["shared"])
+
+
 def limits(value: Json | None) -> str:
     """``60 %, 20G``"""
     return safe(limits_words(value))

@@ -145,16 +145,17 @@ def _over(
     waiting = view.waiting() if view.state.drain is None else ()  # in a drain it would make room for no one
     frozen = any(client.frozen is not None for client in clients)  # then it holds nothing
     if rules.idle_timeout is not None and clients and not frozen and any(other != uid for other in waiting):
-        idle = [view.state.cpu_idle_since.get(c.pid) for c in clients]
+        by_gpu, worked = rules.idle_by == "gpu", view.state.worked
+        idle = [c.use.idle_since if by_gpu else view.state.cpu_idle_since.get(c.pid) for c in clients]
         known = [since for since in idle if since is not None]
         if len(known) == len(idle):  # each of them idle: the user holds the GPU for nothing
             due = max(known) + rules.idle_timeout
             rule = rules.origin("idle_timeout").key
-            if now >= due:
+            if (worked.at if by_gpu and worked is not None else now) >= due:
                 idle_for = duration_text(now - max(known))
                 text = f"user {uid} holds the GPU with idle clients ({idle_for}) while others wait"
                 ends += [(client, text, rule) for client in clients]
-            else:
+            elif not by_gpu:  # else the next look decides
                 wakes.append(due)
     return ends, wakes
 

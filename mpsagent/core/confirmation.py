@@ -25,10 +25,9 @@ FAULT_FOR = 0.15
 """Seconds from the line of a fault until it is asked about: an answer must not be older than the fault."""
 SERVER_FOR = 2.0
 """Seconds from a server's first line until it is asked about; a start takes 0.06 to 0.6."""
-STRANGER_FOR, ADOPTED_FOR = 0.05, 2.0
-"""Seconds from the line of a context whose process did not pass the gate until it is asked about, and from the moment
-the gate was met: what it has to tell comes by another way than the log. Once MPS has listed it, it is asked again at
-once."""
+STRANGER_FOR = 0.05
+"""Seconds from the line of a context whose process did not pass the gate until it is asked about: what the gate tells
+comes by another way than the log. Once MPS has listed it, it is asked again at once."""
 STRANGER, LISTED = "process", "listed process"
 QUIT_FOR = 1.1
 """Seconds from the line of a ``quit`` until it is asked about; an answer is believed from a second after it."""
@@ -90,16 +89,16 @@ def _doubts(view: View, memory: Memory, now: float) -> dict[Key, tuple[float, tu
             found["end of the FAULT of server", server.pid] = (server.mended, (server.pid,))
         elif not server.confirmed:  # one that does not exist would stand in the way of the next user
             found["server", server.pid] = (server.started + SERVER_FOR, ())
-    if state.gate is not None:
-        met = state.gate.since + ADOPTED_FOR
-        for server in state.servers.values():
-            for pid in state.strangers(server):
-                one = server.attached[pid]
-                at = one.since + STRANGER_FOR if one.ended is None else one.ended[0] + LEFT_FOR
-                if one.seen is None:
-                    found[STRANGER, pid] = (max(met, at, memory.strangers), (server.pid,))
-                else:
-                    found[LISTED, pid] = (max(met, one.seen.at), (server.pid,))
+    if view.unlisted and state.gate is not None and now < state.gate.since + view.policy.hang_control:
+        found["servers of control daemon", state.control.pid] = (now, tuple(state.servers))
+    for server in state.servers.values():
+        for pid in state.strangers(server):
+            one = server.attached[pid]
+            at = one.since + STRANGER_FOR if one.ended is None else one.ended[0] + LEFT_FOR
+            if one.seen is None:
+                found[STRANGER, pid] = (max(at, memory.strangers), (server.pid,))
+            else:
+                found[LISTED, pid] = (one.seen.at, (server.pid,))
     for client in state.clients.values():
         leaving = view.ending.get(client.pid)
         if leaving is not None and not leaving.blocks and not leaving.signalled:

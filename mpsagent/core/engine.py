@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 from mpsagent.core import actions as act
 from mpsagent.core import (
     admission,
-    apart,
     caps,
     confirmation,
-    drain,
     faults,
     hangs,
     ladder,
     limits,
     notices,
     pause,
+    quitting,
     relayed,
-    shutdown,
     starts,
     stopped_handovers,
     turn_memory,
@@ -71,9 +69,7 @@ class Memories:
     starts: starts.Memory = field(default_factory=starts.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
     relayed: relayed.Memory = field(default_factory=relayed.Memory)
-    drain: drain.Memory = field(default_factory=drain.Memory)
-    shutdown: shutdown.Memory = field(default_factory=shutdown.Memory)
-    apart: apart.Memory = field(default_factory=apart.Memory)
+    quitting: quitting.Memory = field(default_factory=quitting.Memory)
     limits: limits.Memory = field(default_factory=limits.Memory)
     notices: notices.Memory = field(default_factory=notices.Memory)
     admission: admission.Memory = field(default_factory=admission.Memory)
@@ -184,7 +180,7 @@ class Core:
             in_the_way=None if asked is None else (asked.server, asked.since),
             given_up=failed or m.starts.given_up,
             pause_until=m.starts.until,
-            retiring=m.apart.quit is not None,
+            retiring=m.quitting.asked is not None,
             turn_waits=m.turns.waits,
             remembered=self._view[2].remembered if same and self._view is not None else {},
         )
@@ -310,9 +306,7 @@ _RULES = (
     ("faults", faults),
     ("caps", caps),
     ("relayed", relayed),
-    ("drain", drain),
-    ("shutdown", shutdown),
-    ("apart", apart),
+    ("quitting", quitting),
     ("handovers", stopped_handovers),
     ("hangs", hangs),
     ("starts", starts),

@@ -11,6 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Device
+from mpsagent.mps.work import Work
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.policy.shares import Lease
@@ -122,6 +123,14 @@ class MemorySeen(NamedTuple):
     memory: Mapping[int, Mapping[str, int]]
 
 
+class Worked(NamedTuple):
+    """A look at what the GPUs have done, by UUID. ``lanes``: how many control daemons had users at work there."""
+
+    at: float
+    work: Mapping[str, Work]
+    lanes: int = 1
+
+
 # --- from MPS, by its front-end ---------------------------------------------------------------------------------------
 
 
@@ -197,18 +206,6 @@ class EndClient(NamedTuple):
     at_once: bool
 
 
-class ShutdownOrdered(NamedTuple):
-    """A person wants a server ended; its clients get until ``until`` to end by themselves, or lose it at once
-    (``force``). ``since`` is earlier than ``at`` when an earlier agent was told."""
-
-    at: float
-    server: int
-    since: float
-    until: float
-    by: int
-    force: bool
-
-
 class DrainOrdered(NamedTuple):
     """``until`` None: running work may take as long as it wants. ``since`` is earlier than ``at`` when an earlier agent
     was told. ``restart``: until the control daemon has ended, and no longer."""
@@ -224,7 +221,7 @@ class DrainResumed(NamedTuple):
 
 
 class ApartHeld(NamedTuple):
-    """Why who is held at a template gets no instance now; None: it is being made."""
+    """Why who is held gets no control daemon of the user's own now; None: it is being started."""
 
     at: float
     why: str | None
@@ -258,14 +255,13 @@ class Resumed(NamedTuple):
 
 
 GateInput = GateSaid[Any] | GateLost
-KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen
+KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen | Worked
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
 PersonInput = (
     PolicyChanged
     | DevicesFound
     | PeopleKnown
     | EndClient
-    | ShutdownOrdered
     | DrainOrdered
     | DrainResumed
     | ApartHeld

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from mpsagent.core.inputs import Lifts, Peer, Seen
+from mpsagent.core.inputs import Lifts, Peer, Seen, Worked
 from mpsagent.core.queue import Held as Held
 from mpsagent.core.queue import Queue
 from mpsagent.mps.limits import Device, Limits
@@ -89,16 +89,6 @@ class Attachment:
         return max(1, -(-len(self.contexts - {0}) // max(1, len(self.devices))))
 
 
-class Shutdown(NamedTuple):
-    """A person's order to end a server: since when, by whom; ``until``: its clients are ended then; ``force``: it is
-    ended under them."""
-
-    since: float
-    by: int
-    until: float
-    force: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server process. ``limits``: what it said it started with; ``idle_since``: when the last pid of ``attached``
@@ -137,10 +127,23 @@ class Server:
     turned_away: int = 0
     """pid of the client that it has just refused a context because it is full. Its log says then that this process has
     disconnected, which it has not (an H200)."""
-    shutdown: Shutdown | None = None
     listed_at: float | None = None
     listed: frozenset[int] = frozenset()
     """What ``get_client_list`` answered last, and when: the pids with a context."""
+
+
+class Use(NamedTuple):
+    """What a client has used, see :mod:`mpsagent.core.use`. ``utilization``: at the last look, from 0 to 1, None: not
+    known; ``idle_since``: since when it has been 0. Not on record yet: ``busy`` of ``seconds``, ``energy`` in joules.
+    ``shared``: the utilisation is that of several users. ``told``: how often it was put on record."""
+
+    utilization: float | None = None
+    idle_since: float | None = None
+    seconds: float = 0.0
+    busy: float = 0.0
+    energy: float = 0.0
+    shared: bool = False
+    told: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +177,7 @@ class Client:
     """That lease's name."""
     frozen: float | None = None
     """Since when it is frozen, because its user is paused; also where its owner had stopped it before."""
+    use: Use = field(default_factory=Use)
 
     @property
     def pid(self) -> int:
@@ -187,6 +191,13 @@ class Client:
     def unseen(self) -> bool:
         """The gate has not seen it: it came through another process (a relay, a sandbox; recording 12, H1)."""
         return self.connections == 0
+
+
+class Parted(NamedTuple):
+    """A client that has ended, and when. What it used since the last look is still to be counted."""
+
+    client: Client
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +271,7 @@ class State:
     """When the oldest command was sent that the control daemon has still not answered."""
     drain: Drain | None = None
     apart_held: str | None = None
-    """At a template: why who is held gets no instance of the user's own now."""
+    """Where each user has a control daemon: why who is held gets none now."""
     leases: tuple[Lease, ...] = ()
     """Shares of jobs, in the order in which they were given."""
     start_failure: StartFailure | None = None
@@ -272,6 +283,9 @@ class State:
     """Device memory of processes as NVML said last: bytes by pid and the device's UUID."""
     over: Mapping[int, Over] = field(default_factory=dict)
     """Clients that have used more memory than they were given, by pid."""
+    worked: Worked | None = None
+    """The last look at what the GPUs have done."""
+    parted: tuple[Parted, ...] = ()
     left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
     """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
     ended: Mapping[int, float] = field(default_factory=dict)
@@ -344,10 +358,6 @@ class State:
     def candidates(self, client: Client) -> tuple[Server, ...]:
         """Servers where this client may have a context."""
         return tuple(server for server in self.servers.values() if self.fits(client, server))
-
-    def to_end(self) -> tuple[Server, ...]:
-        """Servers that a person has ordered to end: nothing new is let in until they have gone."""
-        return tuple(server for server in self.servers.values() if server.shutdown is not None)
 
     def clients_of_user(self, uid: int) -> tuple[Client, ...]:
         return tuple(c for c in self.clients.values() if c.uid == uid)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpsagent.core import inputs as inp
-from mpsagent.core import memory_use, reduce_answers, reduce_logs, reduce_people
+from mpsagent.core import memory_use, reduce_answers, reduce_logs, reduce_people, use
 from mpsagent.core import transitions as tr
 from mpsagent.core.actions import (
     Done,
@@ -163,7 +163,7 @@ def _left(state: State, event: inp.GateSaid[link.Left], out: Out) -> State:
     if held is None:
         return state
     rest = state.held.without(said.connection)
-    if not _is_client(state, held.peer) and not rest.has(held.process):
+    if not held.of_client and not _is_client(state, held.peer) and not rest.has(held.process):
         out.append(_gone(state, held, event.at))
     return replace(state, held=rest)
 
@@ -305,6 +305,7 @@ def _ended(state: State, event: inp.ProcessEnded, out: Out) -> State:
         cpu_idle_since=without(state.cpu_idle_since, event.pid),
         lifts=without(state.lifts, event.pid) if event.pid in state.lifts else state.lifts,
         over=without(state.over, event.pid) if event.pid in state.over else state.over,
+        parted=use.parted(state, client, event.at),
     )
 
 
@@ -441,6 +442,7 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     inp.ControlGone: _control_gone,
     inp.ProcessesSeen: _seen,
     inp.MemorySeen: _memory,
+    inp.Worked: use.counted,
     inp.DaemonSilent: _silent,
     Done: _done,
 }

@@ -8,8 +8,8 @@ from typing import Any
 
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.changes import Out, put
-from mpsagent.core.model import Drain, Shutdown, State
+from mpsagent.core.changes import Out
+from mpsagent.core.model import Drain, State
 
 
 def _policy(state: State, event: inp.PolicyChanged, out: Out) -> State:
@@ -22,17 +22,6 @@ def _devices(state: State, event: inp.DevicesFound, out: Out) -> State:
 
 def _people(state: State, event: inp.PeopleKnown, out: Out) -> State:
     return replace(state, identities=dict(event.identities))
-
-
-def _shutdown(state: State, event: inp.ShutdownOrdered, out: Out) -> State:
-    """Ordered again, it is the same order with another time; nothing takes force back."""
-    server = state.servers.get(event.server)
-    if server is None:
-        return state
-    known = server.shutdown
-    since = event.since if known is None else known.since
-    force = event.force or (known is not None and known.force)
-    return put(state, replace(server, shutdown=Shutdown(since, event.by, event.until, force)))
 
 
 def _drain(state: State, event: inp.DrainOrdered, out: Out) -> State:
@@ -80,5 +69,4 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     inp.RestartOrdered: _restart,
     inp.LeaseGiven: _lease_given,
     inp.LeaseEnded: _lease_ended,
-    inp.ShutdownOrdered: _shutdown,
 }

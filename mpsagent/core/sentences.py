@@ -43,9 +43,11 @@ def _where(record: Record) -> str:
 
 def worth_telling(record: Record) -> bool:
     """Whether people are told: an action is told with its outcome, in one line, and a question to the control daemon
-    only when it failed (while users wait there is one every few seconds)."""
+    only when it failed (while users wait there is one every few seconds). What a client has used stands in sessions."""
     kind = record.get("kind")
-    return kind != "action" and not (kind == "action.done" and record.get("action") == "Reconcile" and record.get("ok"))
+    return kind not in ("action", "client.used") and not (
+        kind == "action.done" and record.get("action") == "Reconcile" and record.get("ok")
+    )
 
 
 def _job(words: _Words, else_: str = "") -> str:
@@ -110,6 +112,13 @@ def _client_ended(w: _Words) -> str:
         "lost": ": its server had ended under it",
     }.get(str(w.get("outcome")), "")
     return f"client {w['pid']}{w.of_user()} ended after {w.span('seconds')}{how}"
+
+
+def _client_used(w: _Words) -> str:
+    busy = f" {w['busy'] / w['seconds']:.0%} of {w.span('seconds')}" if w["seconds"] else ""
+    whose = " (of all at work there)" if w["shared"] and busy else ""
+    told = f"client {w['pid']}{w.of_user()}{_job(w)} used the GPU{busy}{whose}"
+    return f"{told}, {w['energy'] / 1000:.3g} kJ"
 
 
 def _left(w: _Words) -> str:
@@ -206,11 +215,6 @@ def _restart(w: _Words) -> str:
     return f"{w.user('by')} ordered a restart of the control daemon{until}"
 
 
-def _shutdown(w: _Words) -> str:
-    until = "by force" if w["force"] else f"its clients get {w.span('timeout')} to end by themselves"
-    return f"{w.user('by')} ordered the end of server {w['pid']}{w.of_user()}; {until}"
-
-
 def _drain(w: _Words) -> str:
     timeout = w.get("timeout")
     until = "" if timeout is None else f"; what still runs after {duration_text(float(timeout))} is ended"
@@ -226,7 +230,6 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "server.starting": lambda w: f"server {w['pid']}{w.of_user()} is starting",
     "server.ready": lambda w: f"server {w['pid']}{w.of_user()} is ready",
     "server.ended": _server_ended,
-    "server.shutdown_ordered": _shutdown,
     "server.start_failed": _start_failed,
     "server.full": lambda w: f"server {w['server']} is full ({w['limit']} clients)",
     "server.fault": lambda w: f"server {w['server']}{w.of_user()} is in FAULT and takes no new clients",
@@ -235,6 +238,7 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
     "client.left": _left,
     "client.connected": _connected,
     "client.ended": _client_ended,
+    "client.used": _client_used,
     "client.refused": lambda w: f"process {w['pid']}{w.of_user()} was refused: {w.text('why')}",
     "client.handover_failed": _handover_failed,
     "client.sticky": lambda w: f"client {w['pid']} of server {w['server']} has a sticky error",

@@ -21,8 +21,8 @@ class Session:
     """``number``: of the record with which it began. ``kind``: client, turn, pause or fault. ``instance`` None: there
     is one. ``pid``: of a fault, the server's; 0 for users. ``passed``: let in, or begun; None: it waited and no more.
     ``outcome``: of a client :class:`mpsagent.core.model.Outcome`, left or refused; of a turn forced or left; of a fault
-    recovered or ended; unknown: nobody has seen the end. ``more``: limits, lease and the most memory seen of a client;
-    gap and user before of a turn; number of clients of a pause."""
+    recovered or ended; unknown: nobody has seen the end. ``more``: limits, lease, the most memory seen and the use of a
+    client; gap and user before of a turn; number of clients of a pause."""
 
     number: int
     kind: str
@@ -46,6 +46,18 @@ class Session:
         self.ended, self.outcome, self.why = max(at, self.passed or self.came), outcome, why or self.why
 
 
+MOST_GONE = 1000
+
+
+def with_use(more: Mapping[str, Any], seconds: float, busy: float, energy: float, shared: bool) -> dict[str, Any]:
+    """A client's use, and what it has used since: the GPU was ``busy`` of the seconds ``counted``."""
+    sums = {"counted": seconds, "busy": busy, "energy": energy}
+    return {
+        **more, **{name: round(more.get(name, 0.0) + value, 3) for name, value in sums.items()},
+        "shared": bool(shared or more.get("shared")),
+    }  # fmt: skip
+
+
 class Sessions:
     """``open``: what has not ended. ``changes``, ``faults``: by instance, the last turn of another user than before,
     and the last fault. ``last``: time of the last record. ``seen``: when the agent before was last heard of, while it
@@ -53,6 +65,8 @@ class Sessions:
 
     def __init__(self, rows: Iterable[Session] = ()) -> None:
         self.open: dict[Key, Session] = {}
+        self._gone: dict[Key, Session] = {}
+        """The clients that ended last, until it is known what they have used."""
         self.changes: dict[str | None, Session] = {}
         self.faults: dict[str | None, Session] = {}
         self.last = 0.0
@@ -94,6 +108,10 @@ class Sessions:
             self.open[one.key] = one
         elif self.open.get(one.key) is one:
             del self.open[one.key]
+            if one.kind == "client" and one.passed is not None:
+                self._gone[one.key] = one
+                if len(self._gone) > MOST_GONE:
+                    del self._gone[next(iter(self._gone))]
         if one.kind == "fault":
             self.faults[one.instance] = one
         elif one.kind == "turn" and one.more.get("before", one.uid) != one.uid:  # of whose beginning there is a record
@@ -139,6 +157,15 @@ class Sessions:
         one.end(until, outcome, why if outcome == "lost" and ordered >= one.passed else None)
         return [one]
 
+    def _used(self, record: Record, at: float) -> list[Session]:
+        key = "client", record.get("instance"), int(record["pid"])
+        one = self._gone.pop(key, None) if record["over"] else self.open.get(key)
+        if one is None:
+            return []
+        seconds, busy, energy = (float(record[name]) for name in ("seconds", "busy", "energy"))
+        one.more = with_use(one.more, seconds, busy, energy, bool(record["shared"]))
+        return [one]
+
     def _turned_away(self, record: Record, at: float) -> list[Session]:
         came, outcome = at - float(record.get("waited", 0.0)), record["kind"].removeprefix("client.")
         one = self._of("client", record, came)
@@ -146,6 +173,14 @@ class Sessions:
             one = self._new("client", record, came)
         one.job = record.get("job")
         one.end(at, outcome, record.get("why"))
+        return [one]
+
+    def _lost(self, record: Record, at: float) -> list[Session]:
+        """It went away in its hand-over; one that lives has been let in before."""
+        one = self.open.get(("client", record.get("instance"), int(record["pid"])))
+        if one is None or one.passed is not None or not record.get("lost"):
+            return []
+        one.end(at, "left", record.get("why"))
         return [one]
 
     def _done(self, record: Record, at: float) -> list[Session]:
@@ -197,12 +232,13 @@ _RULES: dict[str, Callable[[Sessions, Record, float], list[Session]]] = {
     "client.waiting": Sessions._waiting,
     "client.connected": Sessions._connected,
     "client.ended": Sessions._ended,
+    "client.used": Sessions._used,
     "client.left": Sessions._turned_away,
     "client.refused": Sessions._turned_away,
+    "client.handover_failed": Sessions._lost,
     "user.moved": Sessions._moved,
     "action.done": Sessions._done,
     "control.restart_ordered": Sessions._order,
-    "server.shutdown_ordered": Sessions._order,
     "drain.ordered": Sessions._order,
     "turn.began": Sessions._began,
     "turn.ended": Sessions._over,

@@ -133,6 +133,22 @@ class ClientEnded(Transition):
 
 
 @dataclass(frozen=True, slots=True)
+class ClientUsed(Transition):
+    """What a client has used since this was said last: the GPU was ``busy`` of ``seconds``, ``energy`` in joules.
+    ``shared``: that of all at work there. ``over``: it has ended."""
+
+    kind = "client.used"
+    pid: int
+    uid: int
+    seconds: float
+    busy: float
+    energy: float
+    shared: bool
+    over: bool
+    job: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClientRefused(Transition):
     kind = "client.refused"
     pid: int

@@ -17,8 +17,6 @@ SHUTDOWN_AGAIN = 1.0
 SHUTDOWN_SELDOM = 5.0
 SHUTDOWNS = 10
 """How often a server is asked once a second to make way, then every ``SHUTDOWN_SELDOM`` seconds."""
-QUIT_TIMEOUT = 2
-"""Seconds that MPS is given to quit when no client is left."""
 
 
 def following(m: Moment) -> float | None:
@@ -26,15 +24,17 @@ def following(m: Moment) -> float | None:
     view, state, waiting = m.view, m.view.state, m.view.waiting()
     asked, suspended = m.memory.shutdown, m.memory.suspended
     m.remember(shutdown=None, waits=None)
-    if not (waiting or view.outdated) or not view.control_alive or view.given_up is not None:
-        return None
+    if not waiting or view.outdated or not view.control_alive or view.given_up is not None:
+        return None  # where the policy wants another form of server, the control daemon quits first
     if state.drain is not None or (state.control is not None and state.control.quitting is not None):
         return None
     if not view.settled:  # a client whom an earlier table let in may be on its way through the gate
         m.remember(shutdown=asked)
         return None
-    if view.outdated:
-        return _renew(m)
+    asked_until = float("-inf") if state.gate is None else state.gate.since + view.policy.hang_control
+    if m.now < asked_until and (view.unlisted or any(map(state.strangers, state.servers.values()))):
+        m.remember(shutdown=asked, waits=Reason("control", "MPS is being asked who works there"))
+        return asked_until
     # One who comes and has no room beside the paused ones is waited for with their next turn, which ends them.
     uid = next((one for one in waiting if not suspended or misfit(view, one) is None), waiting[0])
     ends = Status.SHUTTING_DOWN, Status.FAULT
@@ -56,23 +56,13 @@ def _only_kept_open(m: Moment, server: Server) -> bool:
     return bool(server.listed) and server.listed <= m.view.state.kept_open(server).keys()
 
 
-def _renew(m: Moment) -> float | None:
-    """Nothing works, so the control daemon makes way for one with the policy's form of server."""
-    view, control = m.view, m.view.state.control
-    if control is None or view.state.held.handing or view.passed_untouched:
-        return None
-    then = ": a new control daemon is started" if view.wanted else ""
-    reason = f"nothing works, and the policy wants {view.form}{then}"
-    return m.quit(control, QUIT_TIMEOUT, reason, view.instance_rule("sharing"))
-
-
 def _make_way(m: Moment, server: Server, asked: Asked | None, uid: int) -> float | None:
     """The server of the user before has to exit first. It is told at once when its last client has left: MPS's own
-    back-off grows to seconds (recording 02, R3). One that starts, stops, is in FAULT or ordered to end is waited for:
-    other rules see to that, and to one that never makes way."""
+    back-off grows to seconds (recording 02, R3). One that starts, stops or is in FAULT is waited for: other rules see
+    to that, and to one that never makes way."""
     view, now, asked = m.view, m.now, asked if asked is not None and asked.server == server.pid else None
     m.remember(shutdown=asked, waits=Reason("server", f"{view.server_text(server)} is ending"))
-    if server.status is not Status.ACTIVE or server.shutdown is not None:
+    if server.status is not Status.ACTIVE:
         return None
     due = server.idle_since
     if due is None:

@@ -197,7 +197,7 @@ def _between(m: Moment) -> float | None:
     first, contested = state.held.first(turn.uid), view.contested()
     mine = first is not None and (turn.phase != "idle" or contested is None or first.since <= contested)
     mine = mine and view.identified(turn.uid)
-    ends = state.drain is not None or bool(state.to_end())
+    ends = state.drain is not None
     if turn.began is not None:
         times = deadlines(view, turn)
         until = float("-inf") if ends or view.outdated else until if times is None else times[1]
@@ -331,6 +331,6 @@ def note(memory: Memory, done: act.Done) -> Memory:
         soon = 0.1 if asked.times <= 3 else SHUTDOWN_AGAIN
         again = asked._replace(last=done.at + soon - SHUTDOWN_AGAIN, times=min(asked.times, 4))
         return replace(memory, shutdown=again)
-    if isinstance(action, act.QuitControl) and not done.ok and memory.quit is not None and action.rule != "drain":
+    if isinstance(action, act.QuitControl) and not done.ok and memory.quit is not None:
         return replace(memory, quit=(memory.quit[0], done.at - AGAIN))
     return memory

@@ -85,7 +85,7 @@ class View:
     seconds of users in the last day; ``sent``: the admissions that the gate was told last, and their number;
     ``in_the_way``: the server that is asked to make way for the next user, and since when; ``given_up``: why the agent
     no longer tries to start the control daemon or its servers; ``pause_until``: until when servers that did not start
-    are not tried; ``retiring``: the control daemon of a user apart was asked to quit, because it is idle;
+    are not tried; ``retiring``: the control daemon was told to quit, because nothing works there;
     ``turn_waits``: why the next turn does not begin yet."""
 
     state: State
@@ -128,19 +128,19 @@ class View:
         return self.policy.user is not None or (self.policy.sharing == "together" and self.shared)
 
     @property
-    def template(self) -> bool:
-        """Its users have instances of their own; who is held here waits for that."""
+    def each(self) -> bool:
+        """Each user has a control daemon; who is held here waits for that."""
         return self.policy.sharing == "apart" and self.policy.user is None
 
     @property
     def elsewhere(self) -> bool:
         """Who is held here waits for a control daemon of the user's own."""
-        return self.template and not self.control_alive
+        return self.each and not self.control_alive
 
     @property
     def form(self) -> str:
         """What the policy wants users to have, in words."""
-        if self.template:
+        if self.each:
             return "a control daemon for each user"
         return "one server for all users" if self.policy.multiuser else "a server for each turn"
 
@@ -154,7 +154,17 @@ class View:
     @property
     def wanted(self) -> bool:
         """A control daemon is to run here."""
-        return not self.template and (self.policy.user is None or bool(self.state.held))
+        return not self.each and (self.policy.user is None or bool(self.state.held))
+
+    @property
+    def unlisted(self) -> bool:
+        """The control daemon was there before the gate, and has not said since then who works there: where mpsagent was
+        installed again, the gate knows nobody."""
+        gate, control, servers = self.state.gate, self.state.control, self.state.servers.values()
+        if gate is None or control is None or not control.proven or control.started >= gate.since:
+            return False
+        listed = [self.state.listed_at, *(one.listed_at for one in servers if one.started < gate.since)]
+        return any(at is None or at < gate.since for at in listed)
 
     @property
     def outdated(self) -> bool:
@@ -162,7 +172,7 @@ class View:
         control = self.state.control
         if control is None or not control.proven:
             return False
-        return self.template or control.asked_multiuser != self.policy.multiuser
+        return self.each or control.asked_multiuser != self.policy.multiuser
 
     @property
     def synced(self) -> bool:
@@ -351,15 +361,15 @@ class View:
 
     def may_stand(self, uid: int) -> bool:
         """The processes of a paused user may go on standing, also where a policy has come that ends turns otherwise:
-        else all who are paused would work at once. Not in a drain or where a server is to end, because everybody's work
-        is to end; nor while a fault is to end, which nobody can leave who stands (X13, recording 08, G17)."""
+        else all who are paused would work at once. Not in a drain, because everybody's work is to end; nor while a
+        fault is to end, which nobody can leave who stands (X13, recording 08, G17)."""
         rules, control = self.rules(uid), self.state.control
         return (
             rules.enforce_switch and not rules.switch_exempt
             and self.sharing == "turns" and self.shared and not self.outdated
             and self.identified(uid) and not self.denied(uid)
             and control is not None and control.proven and control.quitting is None
-            and self.given_up is None and self.state.drain is None and not self.state.to_end()
+            and self.given_up is None and self.state.drain is None
             and not any(server.status is Status.FAULT for server in self.state.servers.values())
         )  # fmt: skip
 
@@ -383,6 +393,14 @@ class View:
         """The table that the gate was told last is in force."""
         gate = self.state.gate
         return gate is not None and self.sent is not None and gate.applied >= self.sent[0]
+
+    @property
+    def closed(self) -> bool:
+        """The gate lets no new client in, and has said so."""
+        if self.sent is None or not self.synced or not self.settled:
+            return False
+        table = self.sent[1]
+        return not table.open or all(one.admit == "known" for one in table.users.values())
 
     def let_in(self, uid: int) -> bool:
         """The gate lets this user in now, and has said so."""

@@ -294,6 +294,7 @@ class HandOver:
         if self.stage is not Stage.ACKNOWLEDGEMENT:
             return []
         self._status = acknowledgement_status(data)
+        self._why = "the client says that it has met its server, and has not; MPS answered no one meanwhile"
         self.stage = Stage.MEETING
         self._sessions = 0
         return [Acknowledge(data), self._question()]
@@ -325,6 +326,10 @@ class HandOver:
             return self._left()
         self._gone = True
         return []
+
+    def client_ended(self) -> None:
+        """Its process: it meets no server any more."""
+        self._why = "the client says that it has met its server, and has ended without; MPS answered no one meanwhile"
 
     def undeliverable(self) -> list[Action]:
         """The client has gone: its descriptor could not be sent to it."""
@@ -366,7 +371,6 @@ class HandOver:
             self._why = "the client has not met its server in time, and MPS answered no one meanwhile"
             return self._rescue()
         if self.stage is Stage.MEETING:
-            self._why = "the client says that it has met its server, and has not; MPS answered no one meanwhile"
             return self._rescue()
         if self.stage in (Stage.RESCUE, Stage.DONE):
             return []

@@ -38,6 +38,8 @@ from mpsagent.wire.link import Admissions
 UNSURE = 0.5
 """Seconds in which a restored client that may have its descriptor shows that it has."""
 DYING = 0.05
+ENDED = 1.0
+"""Seconds for which the server is asked about a client that has ended."""
 NOT_ADMITTED = "not admitted any more; it is held on"
 MOST_LATE = 256
 """Clients whose acknowledgement, or last word, is outstanding; beyond it the oldest connection is closed."""
@@ -375,13 +377,15 @@ class Instance:
         """Its connection may live on in a child, which cannot meet the server in its place."""
         self._list_from = self._list_pause = 0.0
         current = self.current
-        if current is not None and current.machine.stage is Stage.ACKNOWLEDGEMENT:
-            connection = current.connection
-            if connection.process == process:
-                self._holding.look(connection)
-                if self.current is current and current.machine.stage is Stage.ACKNOWLEDGEMENT:
-                    self._holding.unwatch(connection)
-                    current.client_closed()
+        if current is None or current.connection.process != process:
+            return
+        if current.machine.stage is Stage.ACKNOWLEDGEMENT:
+            self._holding.look(current.connection)
+            if self.current is current and current.machine.stage is Stage.ACKNOWLEDGEMENT:
+                self._holding.unwatch(current.connection)
+                current.client_closed()
+        if self.current is current and current.machine.stage is Stage.MEETING:
+            current.process_ended()
 
     def _be_late(self, connection: Connection) -> None:
         """It is not held any more, and nothing more can be done for it."""
@@ -500,6 +504,13 @@ class Handing:
 
     def client_closed(self) -> None:
         self._do(self.machine.client_closed())
+
+    def process_ended(self) -> None:
+        """It says that it has met its server, which is asked; the answer takes milliseconds if it has."""
+        self.machine.client_ended()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._lane.loop.call_later(ENDED, self._expired)
 
     def withdraw(self) -> None:
         """The client is not admitted any more."""

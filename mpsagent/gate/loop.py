@@ -224,9 +224,9 @@ class Gate:
         if name is not None:
             self._instances.get(name).lane.pump()
 
-    def _process_ended(self, known: KnownProcess) -> None:
+    def _process_ended(self, process: Process) -> None:
         for instance in self._instances:
-            instance.process_ended(known.process)
+            instance.process_ended(process)
             instance.lane.pump()  # there is room for one more
 
     def _front_end_command(self, lane: Lane, who: Credentials, command: str, at: float, refused: bool) -> None:

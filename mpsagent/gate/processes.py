@@ -26,7 +26,7 @@ class KnownProcesses:
     """``ended`` hears of each end, after the process is known no more."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, queue: Queue, store: Store, ended: Callable[[KnownProcess], None]
+        self, loop: asyncio.AbstractEventLoop, queue: Queue, store: Store, ended: Callable[[Process], None]
     ) -> None:
         self._loop = loop
         self._queue = queue
@@ -148,10 +148,8 @@ class KnownProcesses:
             return None
 
     def _end(self, process: Process) -> None:
-        known = self._queue.known_process(process)
         self._forget(process)
-        if known is not None:
-            self._ended(known)
+        self._ended(process)
 
     def _forget(self, process: Process) -> None:
         self._queue.forget(process)

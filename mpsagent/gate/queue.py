@@ -23,7 +23,11 @@ OWES_FROM, OWES = 1.0, 9.0
 long before the next one, where others could be handed over. So one user has a tenth of MPS's time for it at most. For
 one that lives twice as long each time, until ``FORGIVEN`` seconds have passed without one."""
 SLOW_FROM, SLOW = 0.25, Rates(rate=0.1, burst=5.0)
-"""The same for clients that meet their server and take long for it: a user may take up 5 seconds before."""
+"""The same for clients that meet their server and take long for it, or are lost sooner: a user may take up 5 seconds
+before."""
+ALONE = Rates(rate=0.1, burst=16.0)
+"""While no other user is there: whoever comes would meet one of them each time, for 5 s (make hostile). The burst is
+two hand-overs of 8 s: so many are lost to a server that hangs, which is no user's fault, until it is killed."""
 LONGEST_OWED = FORGIVEN = 600.0
 MOST_REMEMBERED = 1024
 LOOK_BEHIND = 16
@@ -93,7 +97,7 @@ class Queue:
         self._own: dict[Process, str] = {}
         """Processes that were, or are being, handed over with limits of their own, and their jobs."""
         self._owes: dict[int, _Owed] = {}
-        self._slow = Account(SLOW)
+        self._slow, self._alone = Account(SLOW), Account(ALONE)
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         self._new = Account(NEW_CLIENTS)
@@ -276,9 +280,12 @@ class Queue:
     def took(self, uid: int, seconds: float, now: float, *, lost: bool = True, lives: bool = False) -> None:
         """A hand-over of this user has taken so long, while MPS answered no one. ``lost``: its client has not met its
         server; ``lives``: and could have."""
-        if not lost and seconds >= SLOW_FROM:
-            self._slow.charge(uid, seconds, now)
-        if not lost or seconds < OWES_FROM:
+        long = seconds >= OWES_FROM
+        if lost or long:
+            self._alone.charge(uid, seconds, now)
+        if not (lost and long):
+            if lost or seconds >= SLOW_FROM:
+                self._slow.charge(uid, seconds, now)
             return
         if len(self._owes) >= MOST_REMEMBERED:
             self._owes = {one: owed for one, owed in self._owes.items() if owed.until > now}
@@ -288,7 +295,9 @@ class Queue:
         pause = OWES * seconds * (2**owed.times if lives else 1)
         self._owes[uid] = _Owed(min(owed.until + pause, now + LONGEST_OWED), min(9, owed.times + lives))
 
-    def _owed_until(self, uid: int) -> float:
+    def _owed_until(self, uid: int, several: bool) -> float:
+        if not several:
+            return self._alone.free_from(uid)
         owed = self._owes.get(uid)
         return max(self._slow.free_from(uid), 0.0 if owed is None else owed.until)
 
@@ -333,7 +342,7 @@ class Queue:
                     continue
                 paced = self.contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
                 at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])
-                at = max(at, self._owed_until(uid)) if several else at
+                at = max(at, self._owed_until(uid, several))
                 mine = line.kin if known else line.new
                 if mine and (full or (user.max_contexts is not None and places.taken(uid) >= user.max_contexts)):
                     # a known process without a context has its place already

@@ -48,7 +48,7 @@ _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {"bool": _Field.TYPE_BOOL, "int32": _Field.TYPE_INT32, "string": _Field.TYPE_STRING}
 
 
-def _package(name: str, messages: dict[str, str]) -> dict[str, Any]:
+def package(name: str, messages: dict[str, str]) -> dict[str, Any]:
     """The classes of its messages, by name."""
     file = descriptor_pb2.FileDescriptorProto(name=f"mpsagent/{name}.proto", package=name, syntax="proto3")
     for message, fields in messages.items():
@@ -70,5 +70,5 @@ def _package(name: str, messages: dict[str, str]) -> dict[str, Any]:
     return {message: factory.GetPrototype(one) for message, one in found.items()}
 
 
-DEVICE = _package("v1beta1", _FIELDS["v1beta1"])
-PODS = _package("v1", _FIELDS["v1"])
+DEVICE = package("v1beta1", _FIELDS["v1beta1"])
+PODS = package("v1", _FIELDS["v1"])

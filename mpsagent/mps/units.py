@@ -89,6 +89,7 @@ def percent_for_multiprocessors(wanted: int, present: int) -> float:
 
     A client gets ``percent * present / 100`` rounded down to an even number (132 present: 10 % -> 12, 30 % -> 38,
     45 % -> 58, 90 % -> 118; recordings 01, 02 and 06). An odd wish is therefore served with one multiprocessor less.
+    Not told here: an H200 gives no process fewer than 8 (docs/measured, 2026-11-23, slurm-day.md).
     """
     even = max(2, wanted - wanted % 2)
     if even >= present:

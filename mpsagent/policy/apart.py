@@ -1,6 +1,6 @@
-"""Instances with ``sharing = "apart"``: the section is a template, of which each user gets an instance. Pure.
+"""Instances with ``sharing = "apart"``: each user gets one of the section. Pure.
 
-The template has no control daemon. Those of its users are named after it and the uid: ``gpu0-u1001``.
+The section's own has no control daemon. Those of its users are named after it and the uid: ``gpu0-u1001``.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from dataclasses import replace
 from mpsagent.policy.policy import Policy
 
 LONGEST = 50
-"""Characters in a template's name: those of its users' instances may have 64."""
+"""Characters in such a section's name: those of its users' instances may have 64."""
 _NAME = re.compile(r"(.+)-u(0|[1-9][0-9]{0,9})")
 
 
-def name(template: str, uid: int) -> str:
+def name(section: str, uid: int) -> str:
     """The name of a user's instance."""
-    return f"{template}-u{uid}"
+    return f"{section}-u{uid}"
 
 
 def split(instance: str) -> tuple[str, int] | None:
-    """The template and the uid in such a name; None: it is no such name."""
+    """The section and the uid in such a name; None: it is no such name."""
     found = _NAME.fullmatch(instance)
     return None if found is None else (found[1], int(found[2]))
 
 
-def family(policy: Policy) -> str:
+def section(policy: Policy) -> str:
     """The name by which people know an instance: that of its section."""
     found = None if policy.user is None else split(policy.instance)
     return policy.instance if found is None else found[0]
 
 
-def of_user(template: Policy, uid: int) -> Policy:
-    """What holds in a user's instance. Its logs have a directory of their own below the template's."""
+def of_user(policy: Policy, uid: int) -> Policy:
+    """What holds in a user's instance. Its logs have a directory of their own below the section's."""
     return replace(
-        template, instance=name(template.instance, uid), user=uid, sharing="apart",
-        log_directory=f"{template.log_directory}/u{uid}",
+        policy, instance=name(policy.instance, uid), user=uid, sharing="apart",
+        log_directory=f"{policy.log_directory}/u{uid}",
     )  # fmt: skip
 
 

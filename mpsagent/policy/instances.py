@@ -117,9 +117,9 @@ def mistakes(policy: Policy) -> list[PolicyError]:
 
 def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
     for one in sections:
-        template = apart.taken(one, sections)
-        if template is not None:
-            text = f"the instance of a user of {template}, which is apart, may have this name"
+        section = apart.taken(one, sections)
+        if section is not None:
+            text = f"the instance of a user of {section}, which is apart, may have this name"
             yield _told(policy, one, "devices", text, "choose another name for one of them")
         if one.sharing != "apart":
             continue

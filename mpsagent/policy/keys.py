@@ -134,7 +134,15 @@ KEYS: tuple[Key, ...] = (
     ),
     Key(
         "limits", "idle_timeout", kinds.duration(1, LONG, never=True), _WHO,
-        "a user's clients that used no CPU for so long are ended if another user waits",
+        "a user's clients that were idle for so long are ended if another user waits",
+    ),
+    Key(
+        "limits", "idle_by",
+        kinds.choice({
+            "cpu": "none of them used CPU time",
+            "gpu": "the GPU's utilisation was below 1 %",
+        }),
+        _WHO, "what idle means for `idle_timeout`", "cpu",
     ),
     Key(
         "limits", "terminal", FLAG, _WHO,
@@ -188,7 +196,7 @@ KEYS: tuple[Key, ...] = (
     # --- how long each part of MPS may stay silent
     _deadline("control", "the control daemon answers a command", 10.0),
     _deadline("server", "a server answers", 30.0),
-    _deadline("server_ready", "a server gets ready", 30.0, "as `server`"),
+    _deadline("server_ready", "a server gets ready, at its start and after a fault", 30.0, "as `server`"),
     _deadline("fault", "after a fault, clients with a sticky error leave by themselves", 15.0),
     _deadline("exit", "a server exits after its shutdown", 15.0),
     _deadline("quit", "`quit` returns", 10.0),

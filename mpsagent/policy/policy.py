@@ -57,6 +57,7 @@ class Rules:
     terminal: bool = default("limits", "terminal")
     max_runtime: float | None = default("limits", "max_runtime")
     idle_timeout: float | None = default("limits", "idle_timeout")
+    idle_by: str = default("limits", "idle_by")
     switch_after: float | None = default("switch", "after")
     switch_grace: float = default("switch", "grace")
     switch_action: Literal["terminate", "quit", "pause", "none"] = default("switch", "action")

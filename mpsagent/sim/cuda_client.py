@@ -6,6 +6,7 @@
     spin SECONDS            one long kernel
     oob SECONDS             after that time an illegal access
     mind SECONDS [1]        a kernel of 5 ms every 50 ms, a line every 0.25 s; with 1 also after its first error
+    duty PART SECONDS       a kernel for that part of each 0.1 s, and at the end how long kernels ran
     fault                   at SIGUSR1 an illegal access
     work N                  N kernels of 10 ms
     init SECONDS            cuInit only
@@ -390,6 +391,17 @@ def _mind(cuda: Cuda, seconds: float, goes_on: float) -> int:
     return 0 if last == SUCCESS else 14
 
 
+def _duty(cuda: Cuda, part: float, seconds: float) -> int:
+    begun, busy, last = time.monotonic(), 0.0, SUCCESS
+    while last == SUCCESS and (now := time.monotonic()) < begun + seconds:
+        if part:
+            last = cuda.kernel(part / 10)
+            busy += time.monotonic() - now
+        cuda.wait(0.1 - (time.monotonic() - begun) % 0.1)
+    cuda.say(f"busy {busy:.3f} of {time.monotonic() - begun:.3f} s, last {last}")
+    return 0 if last == SUCCESS else 14
+
+
 def _fault(cuda: Cuda, _: float, __: float) -> int:
     cuda.say(f"armed {SUCCESS}")
     while not cuda.enough and not cuda.error:
@@ -452,5 +464,5 @@ def _limit(cuda: Cuda, step: float, _: float) -> int:
 
 _MODES = {
     "query": _query, "alloc": _alloc, "sleep": _sleep, "spin": _spin, "oob": _oob, "work": _work, "two": _two,
-    "limit": _limit, "mind": _mind, "fault": _fault, "contexts": _contexts, "leave": _leave,
+    "limit": _limit, "mind": _mind, "duty": _duty, "fault": _fault, "contexts": _contexts, "leave": _leave,
 }  # fmt: skip

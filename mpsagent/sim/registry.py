@@ -4,8 +4,10 @@ One small file per device and process in the directory named by MPSSIM_REGISTRY 
 install directory's `processes`; default /tmp/mpsagent-sim-processes), called `<machine ordinal>.<pid>`, with one line
     <kind> <uid> <MiB> <start time>
 where kind is `server`, `mps` (a client of a server) or `bypass` (a process outside MPS). The file of a process that has
-gone is stale; `processes()` skips it. A file `<machine ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes bypassing
-clients fail while another process uses the device, as the real compute mode does.
+gone is stale; `processes()` skips it. A server writes `<machine ordinal>.busy.<pid>` beside it, which stays: the
+seconds in which a kernel ran there, and since when one runs now (monotonic clock), or 0. A file
+`<machine ordinal>.compute_mode` holding EXCLUSIVE_PROCESS makes bypassing clients fail while another process uses the
+device, as the real compute mode does.
 """
 
 # pathlib and contextlib cost more than everything else in the start of a front-end or client
@@ -70,6 +72,32 @@ class Entry:
             except OSError:
                 pass
         self.paths.clear()
+
+
+class Busy:
+    """In which seconds a kernel runs on a device, as NVML would charge this server with them."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.path = f"{directory()}/{ordinal}.busy.{os.getpid()}"
+        self.seconds = self.since = 0.0
+        self.written: tuple[float, float] = (0.0, 0.0)
+
+    def note(self, now: float, busy: bool) -> bool:
+        """True: there is something to write."""
+        if busy and not self.since:
+            self.since = now
+        elif self.since and not busy:
+            self.seconds, self.since = self.seconds + now - self.since, 0.0
+        return (self.seconds, self.since) != self.written
+
+    def write(self) -> None:
+        self.written = self.seconds, self.since
+        try:
+            with open(f"{self.path}.new", "w") as file:
+                file.write(f"{self.seconds:.6f} {self.since:.6f}\n")
+            os.rename(f"{self.path}.new", self.path)
+        except OSError:
+            pass
 
 
 def processes(ordinal: int) -> list[tuple[int, str, int, int]]:

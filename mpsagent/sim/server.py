@@ -20,8 +20,11 @@ from typing import NoReturn
 from mpsagent.sim import gpu, rendezvous, texts, wire
 from mpsagent.sim.delays import Delays, start_error
 from mpsagent.sim.process_title import become
-from mpsagent.sim.registry import Entry, processes
+from mpsagent.sim.registry import Busy, Entry, processes
 from mpsagent.sim.server_clients import MAX_CLIENTS, Client, Link
+
+BUSY_EVERY = 0.1
+"""Seconds between two notes of how long kernels have run."""
 
 
 class Server:
@@ -32,6 +35,8 @@ class Server:
         self.delays = delays
         self.log = log
         self.entry = Entry("server")
+        self.busy = [Busy(device.ordinal) for device in devices]
+        self.noting = False
         self.percentage = 100.0
         self.limits: dict[int, int] = {}
         self.clients: dict[int, Client] = {}
@@ -87,6 +92,7 @@ class Server:
         return line
 
     def leave(self) -> NoReturn:
+        self.note_work(write=True)
         self.entry.remove()
         os._exit(0)
 
@@ -336,6 +342,7 @@ class Server:
                 link.client.name = line[5:]
             elif line in ("KERNEL", "IDLE"):
                 link.kernel = line == "KERNEL"
+                self.note_work()
             elif line == "TERMINATED" and link.terminating:
                 time.sleep(self.delays.terminate())
                 self.terminated(link)
@@ -357,10 +364,22 @@ class Server:
                 wait = last + self.delays.channel_close() - time.monotonic()
                 self.later(max(0.0, wait), lambda: self.lose_channel(link))
 
+    def note_work(self, *, write: bool = False) -> None:
+        """What NVML's counters would say, now or in a moment: kernels may be short and many."""
+        now, working = time.monotonic(), {link.device for link in self._contexts() if link.kernel}
+        fresh = [busy for at, busy in enumerate(self.busy) if busy.note(now, at in working)]
+        for busy in fresh if write else ():
+            busy.write()
+        if write or (fresh and not self.noting):
+            self.noting = not write
+            if not write:
+                self.later(BUSY_EVERY, lambda: self.note_work(write=True))
+
     def lose_context(self, link: Link) -> None:
         client = link.client
         client.last_close = time.monotonic()
         client.contexts.pop(link.number, None)
+        self.note_work()
         self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
         kernel = link.kernel
         if link.terminating:

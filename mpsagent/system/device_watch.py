@@ -121,8 +121,8 @@ class DeviceWatch:
                 self._tell()
 
     def _read_count(self) -> int:
-        with suppress(OSError, ValueError):
-            return int(Path(self._count_file).read_bytes())
+        with suppress(OSError, ValueError), open(self._count_file, "rb", buffering=0) as file:
+            return int(file.read(32))
         return 0
 
     def _end(self) -> None:

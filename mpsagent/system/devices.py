@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 
 import mpsagent
 from mpsagent.mps.limits import Device
+from mpsagent.mps.work import Work
 from mpsagent.system.directories import NOWHERE
 from mpsagent.system.nvml import ComputeProcess, Gpu
 from mpsagent.system.nvml_helper import SMALL_SMS
@@ -29,6 +31,8 @@ from mpsagent.system.spawn import run_program
 
 DEADLINE = 30.0
 """Seconds: without persistence mode the driver starts a GPU first, which takes several."""
+IDLE_WATTS, BUSY_WATTS = 100.0, 500.0
+"""What a simulated GPU draws, without a kernel and with one."""
 SMS_ATTRIBUTE = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 
 
@@ -75,6 +79,20 @@ def simulated_processes(devices_file: str) -> tuple[ComputeProcess, ...]:
                 continue  # it has gone, or it counts in a pid namespace of its own
             rows.append(ComputeProcess(int(pid), uuids.get(ordinal, ""), kind in ("mps", "server"), int(size) << 20))
     return tuple(rows)
+
+
+def simulated_work(devices_file: str) -> dict[str, Work]:
+    """What they have done: files ``processes/ORDINAL.busy.PID`` that simulated servers write, with the seconds in which
+    a kernel ran there, and since when (by the machine's monotonic clock) one runs now, or 0."""
+    place, now, found = Path(devices_file).with_name("processes"), time.monotonic(), dict[str, Work]()
+    for device in from_file(devices_file):
+        total = 0.0
+        for path in place.glob(f"{device.ordinal}.busy.*"):
+            with suppress(OSError, ValueError):
+                busy, since = map(float, path.read_text()[:100].split())
+                total += busy + (max(0.0, now - since) if since else 0.0)
+        found[device.uuid] = Work(now, total, IDLE_WATTS * now + (BUSY_WATTS - IDLE_WATTS) * total)
+    return found
 
 
 def simulated_gpus(devices_file: str) -> tuple[Gpu, ...]:

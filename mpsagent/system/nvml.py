@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mpsagent
+from mpsagent.mps.work import Work
 from mpsagent.system.directories import NOWHERE
 from mpsagent.system.spawn import kill_group, reap, start_process
 
@@ -43,7 +44,7 @@ class Part(NamedTuple):
 
 
 class Gpu(NamedTuple):
-    """What a GPU says of itself, None where it cannot: ``memory``, ``used`` in bytes, ``utilisation`` from 0 to 1,
+    """What a GPU says of itself, None where it cannot: ``memory``, ``used`` in bytes, ``utilization`` from 0 to 1,
     ``power`` in watts, ``temperature`` in °C, ``mode`` in the policy's words. ``problem``: why it says nothing."""
 
     number: int
@@ -56,7 +57,7 @@ class Gpu(NamedTuple):
     mode: str | None = None
     mig: bool | None = None
     parts: tuple[Part, ...] = ()
-    utilisation: float | None = None
+    utilization: float | None = None
     power: float | None = None
     temperature: int | None = None
     problem: str | None = None
@@ -102,6 +103,7 @@ class Nvml:
         """The last events of each GPU that has had any while a helper was there."""
         self.xids_seen: dict[str, int] = {}
         """How many there were, by UUID."""
+        self._work: dict[str, Work] = {}
 
     @property
     def pid(self) -> int | None:
@@ -135,6 +137,18 @@ class Nvml:
             return tuple(ComputeProcess(**row) for row in answer)
         except TypeError as error:
             return f"NVML's helper answered what is not understood: {error!r}"
+
+    async def work(self, *, deadline: float | None = None) -> Mapping[str, Work] | str:
+        """What each GPU has done since this was asked first, or what is wrong. What it does while no helper is there is
+        not counted, but for its energy."""
+        answer = await self._ask({"ask": "work"}, deadline)
+        if isinstance(answer, str):
+            return answer
+        try:
+            self._work |= {row["device"]: _more(self._work.get(row["device"]), row) for row in answer}
+        except (TypeError, KeyError, ValueError) as error:
+            return f"NVML's helper answered what is not understood: {error!r}"
+        return dict(self._work)
 
     async def _ask(self, question: dict[str, str], deadline: float | None) -> list[Any] | str:
         async with self._one:
@@ -206,6 +220,15 @@ class Nvml:
         self._drop()
         if self._dying is not None:
             self._dying.close()
+
+
+def _more(before: Work | None, row: Mapping[str, Any]) -> Work:
+    """With what the helper says of the time since it was asked last."""
+    old = before or Work(0.0, 0.0, 0.0)
+    known = row["utilization"] is not None
+    seconds = float(row["seconds"]) if known else 0.0
+    energy = old.energy if row["energy"] is None else float(row["energy"])
+    return Work(old.seconds + seconds, old.busy + seconds * (row["utilization"] or 0.0), energy)
 
 
 class _Process:

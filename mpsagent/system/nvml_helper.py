@@ -12,7 +12,9 @@ import importlib
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 MODES = ("default", "exclusive-thread", "prohibited", "exclusive-process")
@@ -40,6 +42,8 @@ class Helper:
         self._say = say
         self._uuids: dict[int, str] = {}
         """What each GPU was called before it was lost."""
+        self._worked: dict[int, tuple[float, int]] = {}
+        """When what each GPU does was asked last, and NVML's stamp of the last sample."""
         self._listening = False
 
     def answer(self, asked: Row) -> list[Row]:
@@ -51,6 +55,8 @@ class Helper:
                 return rows
             case "processes":
                 return [row for index in range(self._nvml.nvmlDeviceGetCount()) for row in self._processes(index)]
+            case "work":
+                return [row for index in range(self._nvml.nvmlDeviceGetCount()) for row in self._work(index)]
             case "set-mode":
                 return [self._set_mode(str(asked.get("device")), str(asked.get("mode")))]
             case other:
@@ -82,7 +88,7 @@ class Helper:
             "mode": None if mode is None else MODES[mode] if 0 <= mode < len(MODES) else f"mode {mode}",
             "mig": None if mig is None else bool(mig[0]),
             "parts": self._parts(handle) if mig is not None and mig[0] else [],
-            "utilisation": None if busy is None else int(busy.gpu) / 100,
+            "utilization": None if busy is None else int(busy.gpu) / 100,
             "power": None if power is None else int(power) / 1000,
             "temperature": self._fact(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             "problem": None,
@@ -150,6 +156,29 @@ class Helper:
             }
             for pid, one in {**plain, **clients}.items()
         ]
+
+    def _work(self, index: int) -> list[Row]:
+        """What a GPU has done since the last such question: its utilisation in these seconds, and its energy in joules
+        since the driver was loaded. One that is lost does nothing."""
+        nvml = self._nvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            uuid = text(nvml.nvmlDeviceGetUUID(handle))
+        except nvml.NVMLError:
+            return []
+        now, (before, stamp) = time.monotonic(), self._worked.get(index, (0.0, 0))
+        _, samples = self._fact(nvml.nvmlDeviceGetSamples, handle, nvml.NVML_GPU_UTILIZATION_SAMPLES, stamp) or (0, ())
+        found = [one.sampleValue.uiVal for one in samples if one.timeStamp > stamp]
+        if not found and (rates := self._fact(nvml.nvmlDeviceGetUtilizationRates, handle)) is not None:
+            found = [rates.gpu]
+        self._worked[index] = now, max((one.timeStamp for one in samples), default=stamp)
+        energy = self._fact(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        return [{
+            "device": uuid,
+            "seconds": now - before if before else 0.0,
+            "utilization": fmean(found) / 100 if found else None,
+            "energy": None if energy is None else int(energy) / 1000,
+        }]  # fmt: skip
 
     def _divided(self, handle: Any) -> bool:
         mig = self._fact(self._nvml.nvmlDeviceGetMigMode, handle)

@@ -27,8 +27,10 @@ else
     cgroup="/slurm*/uid_$uid/job_$job"
 fi
 settings=${MPSAGENT_SLURM_SETTINGS:-/etc/mpsagent/slurm.conf}
+set +u # settings may name a variable that not every hook has, such as SLURM_JOB_NTASKS
 # shellcheck disable=SC1090
 [ ! -r "$settings" ] || . "$settings"
+set -u
 
 # ask WORD...: mpsagent-cli, again and again while the agent does not answer; what it says is then in $said.
 ask() {

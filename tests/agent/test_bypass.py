@@ -140,7 +140,7 @@ def test_people_see_the_memory_of_clients_and_what_the_compute_mode_does_not_pre
 def machine_memory(stage: Stage) -> list[tuple[int, int]]:
     """Pid and MiB of the processes on the simulated GPU, as the simulator has them."""
     place, found = Path(stage.backend.control).with_name("processes"), []
-    for path in place.glob("0.*[0-9]"):
+    for path in place.glob("0.[0-9]*[0-9]"):
         with suppress(OSError, IndexError):  # it ends just now, or is being written
             found.append((int(path.name.split(".")[1]), int(path.read_text().split()[2])))
     return found

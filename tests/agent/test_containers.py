@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from mpsagent.sim import gpu
 from tests.agent.stage import Agent, Stage
 from tests.conformance import rig as rigs
+from tests.conformance.backends import REPOSITORY
 from tests.scenes.containers import Podman, cgroup_parent, why_not, why_not_mapped
 
 A, B = rigs.USERS[:2]
@@ -188,3 +190,29 @@ def test_root_in_a_container_is_told_apart(parent: str, stage: Stage) -> None:
     assert rigs.exited(inside.process, 60)
     assert outside.rc is None
     stage.no_problem(agent)
+
+
+@pytest.mark.parametrize(("signals", "status"), [("TERM KILL", 0), ("", 14)])
+def test_a_container_that_is_stopped_hurts_no_neighbour(parent: str, stage: Stage, signals: str, status: int) -> None:
+    """By our runtime, which has its clients ended through MPS before podman's SIGTERM. Where it does not, the signal
+    ends one with a kernel in flight, and its neighbour has a fault."""
+    contained = Contained(stage, "together", "")
+    script, settings = stage.place / "runtime", stage.place / "containers.conf"
+    words = f"env PYTHONPATH={REPOSITORY} {sys.executable} -m mpsagent.cli.main --socket {contained.agent.api.path}"
+    settings.write_text(f'runtime=crun\nclient="{words}"\nsignals="{signals}"\n')
+    ours = REPOSITORY / "packaging/containers/mpsagent-runtime"
+    script.write_text(f'#!/bin/sh\nMPSAGENT_CONTAINERS_SETTINGS={settings} exec {ours} "$@"\n')
+    script.chmod(0o755)
+    neighbour = stage.client(B, "mind", 600)
+    neighbour.known()
+    program = f"trap 'kill $!; wait' TERM; {' '.join(stage.backend.client)} spin 600 & wait"
+    command = contained.podman.command(A, "sh", "-c", program, parent=parent, runtime=script)
+    started = stage.rig.run(command, env=stage.python_environment())
+    stage.until(lambda: "launch" in started.read(), "the container's kernel runs")
+    contained.listed(A)
+    (podman,) = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
+    os.kill(int(podman), signal.SIGTERM)  # podman passes it on, by its runtime
+    assert rigs.exited(started.process, 60)
+    stage.until(lambda: len(contained.agent.found("client.ended", uid=A)) == 1, "the agent knows")
+    faults = len(contained.agent.found("server.fault"))
+    assert (neighbour.finish() if status == 0 else neighbour.ended(), faults) == (status, int(status != 0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,28 +67,6 @@ def test_without_an_agent_the_machine_is_looked_at_all_the_same(stage: Stage) ->
     done = doctor(stage, socket="none")
     assert (done.returncode, done.stderr) == (3, "")
     assert done.stdout.startswith("problem  mpsagent: no answer on ")
-
-
-def test_a_cuda_error_with_its_cause_here(stage: Stage) -> None:
-    """810: who ended it; 805: why it was turned away; 807: nothing here explains it."""
-    agent = stage.with_agent(POLICY + f'[user.{A + 1}]\naccess = "deny"\n')
-    client = stage.client(A, "sleep", 600)
-    client.known()
-    assert agent.api.order("terminate", pid=client.pid)[0] == 200
-    stage.record("client.ended", pid=client.pid)
-    refused = stage.client(A + 1, "query")
-    refused.ended()
-    stage.record("client.refused", pid=refused.pid)
-    text = doctor(stage, "--error", "810").stdout
-    assert "810 CUDA_ERROR_MPS_CLIENT_TERMINATED" in text
-    assert f"root ordered the end of client {client.pid}" in text
-    assert f"process {refused.pid} of user {A + 1} was refused" in doctor(stage, "--error", "805").stdout
-    for other in ("807", "808"):
-        assert "None of the last 1,000 events here explains it." in doctor(stage, "--error", other).stdout
-    body = json.loads(doctor(stage, "--error", "806", "--json").stdout)
-    assert (body["code"], body["name"], body["events"]) == (806, "CUDA_ERROR_MPS_RPC_FAILURE", [])
-    assert doctor(stage, "--error", "804").returncode == 2
-    assert os.geteuid() == 0
 
 
 def test_a_daemon_started_by_hand_is_named_once_and_its_files_are_left_alone(stage: Stage) -> None:

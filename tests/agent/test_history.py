@@ -51,15 +51,15 @@ def test_a_turn_is_in_the_report_the_history_and_the_metrics(stage: Stage) -> No
     (two,) = agent.api.get(f"/v1/sessions?user={B}&kind=client")["sessions"]
     assert (two["pid"], two["ended"], two["waited"]) == (second.pid, None, pytest.approx(rows[B]["waited"], abs=0.01))
 
-    status, text = stage.cli(agent, "history", "--pid", str(first.pid), "--json")
+    status, text = stage.cli(agent, "events", "--pid", str(first.pid), "--json")
     events = [json.loads(line) for line in text.splitlines()]
     assert status == 0
-    assert [one["kind"] for one in events if one["kind"].startswith("client.")] == [
+    assert [one["kind"] for one in events if one["kind"].startswith("client.") and one["kind"] != "client.used"] == [
         "client.waiting", "client.connected", "client.ended",
     ]  # fmt: skip
-    text = stage.cli(agent, "history", str(B), "--kind", "turn.", "--json")[1]
+    text = stage.cli(agent, "events", str(B), "--kind", "turn.", "--json")[1]
     assert [json.loads(line)["kind"] for line in text.splitlines()] == ["turn.began"]
-    assert "nothing on record" in stage.cli(agent, "history", "--until", "2020-01-01")[1]
+    assert "nothing on record" in stage.cli(agent, "events", "--until", "2020-01-01")[1]
 
     text = stage.cli(agent, "metrics")[1]
     samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))

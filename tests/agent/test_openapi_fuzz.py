@@ -62,7 +62,7 @@ _BYTES = [
 _NAMES = ["sms", "clients", "0", "1", "-1", "9" * 50, "", "\ud800", "²", "x"]
 _LEASE = {"uid": 20001, "threads": 20, "until": "2h", "memory": "1G"}
 _KEYS = ["now", "dry_run", "timeout", "instance", "force", "uid", "cgroup", "pid", "threads", "memory", "until", "name"]
-_ORDERS = ["drain", "resume", "restart", "reload", "terminate", "shutdown", "end-lease", "diff", "nothing"]
+_ORDERS = ["drain", "resume", "restart", "reload", "terminate", "end-lease", "diff", "nothing"]
 
 
 def _value(draw: random.Random, depth: int = 0) -> Any:

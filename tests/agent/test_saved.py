@@ -11,7 +11,7 @@ import pytest
 
 from mpsagent.agent import saved
 from mpsagent.agent.node import Node
-from mpsagent.api import missed
+from mpsagent.api import without_agent
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
@@ -53,8 +53,8 @@ def at_work(peer: Peer = ALICE, since: float = 900.0) -> inp.GateSaid[link.Known
 
 
 def holder(one: Core, events: list[inp.Input]) -> int:
-    """Whose turn it is once the gate works by what it is told."""
-    actions = one.receive_all(events, NOW).actions
+    """Whose turn it is once MPS has said which servers there are, and the gate works by what it is told."""
+    actions = one.receive_all([*events, inp.ServersListed(NOW, {}, frozenset())], NOW).actions
     for action in actions:
         if isinstance(action, act.SetAdmissions):
             one.receive(inp.GateSaid(NOW, link.Applied(action.number)), NOW)
@@ -188,7 +188,7 @@ def written(known: list[dict[str, Any]], *events: inp.Input) -> list[tr.Transiti
     sessions = Sessions()
     for record in known:
         sessions.take(record)
-    return missed.missed(sessions.open.values(), one.state, NOW, NOW)
+    return without_agent.missed(sessions.open.values(), one.state, NOW, NOW)
 
 
 def test_who_is_on_record_is_not_written_again() -> None:
@@ -287,12 +287,12 @@ def test_what_is_kept_moves_with_the_wall_clock() -> None:
         "turn": [1001, at, at, None, None], "gpu/served": [[1002, at]], "suspended": [[1003, at]],
         "usage": {"hours": [[1001, [[500_000, 12.5]]]], "since": [[1001, at]]},
         "leases": [{"number": 1, "since": at, "until": at, "memory": {"0": 20 << 30}, "threads": 12.5}],
-        "drain": {"since": at, "until": at, "restart": False}, "shutdowns": [[70, at, 0, at, False]],
+        "drain": {"since": at, "until": at, "restart": False},
         "logs": {"control": [5, at]}, "lease": 4,
     }  # fmt: skip
     text, there = json.dumps(values), json.dumps(saved.moved(values, hour))
-    assert text.count(str(at)) == 12
-    assert there.count(str(at + hour)) == 11
+    assert text.count(str(at)) == 10
+    assert there.count(str(at + hour)) == 9
     assert saved.moved(values, hour)["logs"] == values["logs"]
     assert json.loads(there.replace(str(at + hour), str(at))) == values
 

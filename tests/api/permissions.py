@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from typing import Any
 import click
 
 from mpsagent.agent.orders import ORDERS
-from mpsagent.cli.main import cli
+from mpsagent.cli.verbs import cli
 from tests.api.stand_in import ADMIN, OTHER, USER, Served, serve
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 BEGIN, END = "<!-- who may do what: measured by tests/api/permissions.py -->", "<!-- end of who may do what -->"
@@ -29,7 +32,6 @@ VERBS: dict[str, list[str]] = {
     "drain": [],
     "env": [],
     "events": [],
-    "history": [],
     "lease add": ["--uid", "1001", "--threads", "30", "--until", "2h"],
     "lease end": ["1"],
     "lease list": [],
@@ -44,21 +46,20 @@ VERBS: dict[str, list[str]] = {
     "restart": ["--yes", "--no-wait"],
     "report": [],
     "resume": [],
-    "server shutdown": ["500", "--yes", "--no-wait"],
     "servers": [],
     "status": [],
     "timeline": ["--json"],
     "top": [],
 }
 BODIES: dict[str, dict[str, Any]] = {
-    "terminate": {"pid": 501}, "terminate-each": {"mine": True}, "shutdown": {"pid": 500}, "end-lease": {"number": 1},
+    "terminate": {"pid": 501}, "terminate-each": {"mine": True}, "end-lease": {"number": 1},
     "lease": {"uid": 1001, "threads": 30, "until": "2h"},
 }  # fmt: skip
-WITHOUT_AGENT = {"bench", "completion", "policy check", "replay", "report-logs", "run"}
+WITHOUT_AGENT = {"bench", "completion", "policy check", "replay", "run"}
 # All is run once as root, so that all modules are in memory: the user may not be able to read this checkout.
 _AS_USER = """
 import contextlib, io, json, os, sys
-from mpsagent.cli.main import cli
+from mpsagent.cli.verbs import cli
 uid, verbs = int(sys.argv[1]), json.load(sys.stdin)
 
 def run():
@@ -127,8 +128,7 @@ def by_command_line(served: Served) -> dict[str, list[str]]:
 
 def table() -> str:
     with serve() as served:
-        from mpsagent.api.openapi import document
-
+        document = runpy.run_path(str(ROOT / "packaging" / "write_openapi.py"))["document"]
         rows = {f"`{name}`": may for name, may in calls(served, document()).items()}
         rows |= {f"`mpsagent-cli {name}`": may for name, may in by_command_line(served).items()}
     lines = [f"| | {' | '.join(PEOPLE)} |", "|---|---|---|---|---|"]

@@ -246,18 +246,6 @@ class StandIn:
         rows = [{"pid": one.pid, "uid": one.uid, "user": self.state.identities[one.uid].name} for one in found]
         return {"ok": True, "dry_run": dry_run, "ending": rows}
 
-    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Any:
-        if pid not in self.state.servers:
-            raise Problem(404, f"process {pid} is not a server of MPS", "pid", "see `mpsagent-cli servers`")
-        if not dry_run:
-            self.asked.append(("shutdown", pid, timeout, force, by))
-            action = {"action": "ShutdownServer", "server": pid, "reason": "it is to end, as user 0 ordered"}
-            self.happen("action.done", **action, force=force, ok=True, text="")
-            self.happen("server.ended", pid=pid, uid=USER)
-        found = requests.ending_server(self.state, pid, timeout, force=force, dry_run=dry_run)
-        clients = [{**one, "user": self.state.identities[one["uid"]].name} for one in found["clients"]]
-        return {**found, "user": "alice", "clients": clients}
-
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Any:
         self.asked.append(("drain", timeout, by, *([instance] if instance else [])))
         return {"ok": True}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpsagent.api import database
 from mpsagent.api.database import NAME, Database, Query
 from mpsagent.api.history import History
+from mpsagent.core.model import Use
 from tests.api.history_files import lines, row, write
 
 pytestmark = pytest.mark.usefixtures("no_leak")
@@ -141,6 +143,8 @@ def test_the_report_counts_what_is_under_way(tmp_path: Path) -> None:
 
     both = {"uid": 1000, "gpu": 100.0, "waited": 3.0, "longest": 2.5, "clients": 2}
     rest = {"left": 0, "refused": 0, "faults": 0, "forced": 0, "turns": 0, "paused": 0}
+    assert list(database.SUMS) == [*[*both][1:], *rest]
+    rest |= dict.fromkeys(database.USED, 0)
     assert sums(200.0) == [{**both, **rest}]
     write(file, row(3, 300.0, "client.ended", uid=1000, pid=5, outcome="ok"), row(4, 400.0, "turn.began", uid=1000))
     write(file, row(5, 500.0, "client.ended", uid=1000, pid=6, outcome="ended"))
@@ -150,7 +154,32 @@ def test_the_report_counts_what_is_under_way(tmp_path: Path) -> None:
         {"day": day, **{k: v for k, v in both.items() if k != "uid"}, **rest, "gpu": 400.0, "forced": 1, "turns": 1}
     ]
     assert database.report(tmp_path / NAME, "1980-01-01", "1990-01-01", "uid", 0.0) == []
-    assert list(database.SUMS) == [*[*both][1:], *rest]
+
+
+def test_what_was_used_is_in_the_report(tmp_path: Path) -> None:
+    """Of who has ended and, not yet on record, of who is at work; over midnight by time. What is said after the end
+    counts for that process, and not for the next one with its number."""
+    path, job = tmp_path / NAME, {"uid": 1000, "job": "slurm-7"}
+    use = {"uid": 1000, "seconds": 60.0, "busy": 30.0, "energy": 9000.0, "shared": False}
+    midnight = database.local_day(1000.0)[1]
+    file = Database(path)
+    write(
+        file, row(1, midnight - 80, "client.connected", pid=5, waited=0.0, **job),
+        row(2, midnight + 20, "client.used", pid=5, over=False, **use),
+        row(3, midnight + 20, "client.ended", pid=5, outcome="ok", **job),
+        row(4, midnight + 20, "client.connected", pid=5, waited=0.0, **job),
+        row(5, midnight + 21, "client.used", pid=5, over=True, **{**use, "energy": 1000.0}),
+    )  # fmt: skip
+    before, after = (database.local_day(at)[0] for at in (midnight - 1, midnight + 1))
+    live = {4: Use(0.9, None, 20.0, 18.0, 500.0, shared=True)}
+
+    def rows(by: str) -> list[Any]:
+        kept = database.report(path, before, after, by, midnight + 40, None, live)
+        return [[one[name] for name in ("counted", "busy", "energy", "shared")] for one in kept]
+
+    assert rows("uid") == rows("job") == [[140.0, 78.0, 10_500.0, True]]
+    assert rows("day") == [[96.0, 48.0, 8_000.0, False], [44.0, 30.0, 2_500.0, True]]
+    file.close()
 
 
 def test_the_report_of_jobs(tmp_path: Path) -> None:
@@ -165,7 +194,8 @@ def test_the_report_of_jobs(tmp_path: Path) -> None:
     later = {"threads": 20.0, "memory": {"0": 8192}}
     write(file, row(2, 160.0, "client.connected", pid=6, waited=0.5, limits=later, **job), row(3, 165.0, uid=1))
     day = database.local_day(100.0)[0]
-    rest = {"left": 0, "refused": 0, "faults": 0, "forced": 0, "turns": 0, "paused": 0, "threads": 30.0, "memory": 8192}
+    rest = {"left": 0, "refused": 0, "faults": 0, "forced": 0, "turns": 0, "paused": 0, "threads": 30.0, "memory": 8192,
+            **dict.fromkeys(database.USED, 0)}  # fmt: skip
     found = {**job, "gpu": 100.0, "waited": 3.0, "longest": 2.5, "clients": 2, **rest}
     assert database.report(path, day, day, "job", 200.0) == [found]
     ends = [row(4, 200.0, "client.ended", uid=1000, pid=5, outcome="ok"),

@@ -23,13 +23,13 @@ def test_a_mig_device_has_its_own_memory_and_its_gpus_errors() -> None:
     part = device(Device(0, "MIG-1", "NVIDIA H200 MIG", 10 << 30, 16), SEEN)
     assert (whole["memory_used"], part["memory_used"]) == (3 << 30, 1 << 30)
     assert [xid["number"] for xid in part["xids"]] == [79]
-    assert (whole["seen"], whole["utilisation"]) == ("1970-01-01T00:01:00.000+00:00", None)
+    assert (whole["seen"], whole["utilization"]) == ("1970-01-01T00:01:00.000+00:00", None)
 
 
 def test_a_gpu_of_which_nvml_says_nothing_is_not_made_up() -> None:
     found = device(Device(0, "GPU-2", "NVIDIA H200", 140 << 30, 132), SEEN)
     unknown = {key: value for key, value in found.items() if value is None}
-    assert unknown.keys() >= {"memory_used", "utilisation", "power", "temperature", "compute_mode", "mig", "seen"}
+    assert unknown.keys() >= {"memory_used", "utilization", "power", "temperature", "compute_mode", "mig", "seen"}
     assert gpus_now([dict(found)], NOW) == []
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.api.http import Page
-from tests.api.stand_in import START, Served, held, serve
+from tests.api.stand_in import Served, serve
 
 
 @pytest.fixture
@@ -97,41 +96,3 @@ def test_a_stream_does_not_say_it_either(served: Served) -> None:
         while b"\r\n\r\n" not in got:
             got += sock.recv(1000)
     assert b"\r\nserver:" not in got.lower()
-
-
-def test_long_lists_are_read_in_pages(served: Served) -> None:
-    """Each entry once, in the list's own order, which has the processes that work first."""
-    state = served.backend.state
-    queue = state.held
-    for number in range(25):
-        queue = queue.put(held(100 + number, 7000 - number, 30_000 + number, START + 40 + number))
-    from dataclasses import replace
-
-    served.backend.state = replace(state, held=queue)
-    for path, key in (("clients", "pid"), ("queue", "uid")):
-        everything: list[int] = [one[key] for one in ask(served, f"/v1/{path}")[2][path]]
-        found, target = [], f"/v1/{path}?limit=10"
-        while True:
-            body = ask(served, target)[2]
-            found += [one[key] for one in body[path]]
-            assert len(body[path]) <= 10
-            if body["next"] is None:
-                break
-            target = f"/v1/{path}?limit=10&after={body['next']}"
-        assert found == everything
-        assert len(found) >= 27
-    status, _, problem = ask(served, "/v1/clients?after=4000000000@other")
-    assert (status, problem["where"]) == (410, "after")
-    assert ask(served, "/v1/queue?limit=27")[2]["next"] is None
-
-
-def test_a_user_who_waits_at_two_instances_is_on_the_pages_twice() -> None:
-    """An entry is told by its instance too: told by its uid alone, the pages would go round for ever."""
-    queue = [{"uid": uid, "instance": name} for name in ("a", "b") for uid in (1, 2, 3)]
-    found: list[dict[str, object]] = []
-    asked = {"limit": "2"}
-    for _ in range(3):
-        page = Page(queue, "uid", asked)
-        found += page  # type: ignore[arg-type]
-        asked = {"limit": "2", "after": str(page.next)}
-    assert (found, page.next) == (queue, None)

@@ -22,10 +22,12 @@ import pytest
 from click.testing import CliRunner
 
 from mpsagent.api import metrics as module
-from mpsagent.api.metrics import Metrics
-from mpsagent.cli.main import cli
+from mpsagent.api.metrics import MOST_USED, Metrics
+from mpsagent.cli.verbs import cli
 from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
+from mpsagent.core.inputs import Peer
+from mpsagent.core.model import Client, Use
 from mpsagent.mps.limits import Limits
 from tests.api.prometheus import program
 from tests.api.stand_in import Served, StandIn, serve, until
@@ -60,6 +62,7 @@ def a_day(metrics: Metrics, instance: str = "default") -> None:
         act.TerminateClient(reason="", rule="switch.after", uid=1000, pid=10, start=1, server=3, deadline=1.0),
         act.SignalClient(reason="", rule="switch.after", uid=1000, pid=10, start=1, signal=15),
         tr.ClientEnded(3.0, 10, 1000, 3, "ended", 2.0, 2.5), tr.TurnEnded(3.0, 1000, 2.0, True),
+        tr.ClientUsed(3.0, 10, 1000, 2.0, 1.0, 300.0, False, True),
         tr.TurnBegan(3.1, 1001, 0.1), tr.GateConnected(4.0, 9),
         act.Report(reason="", rule="built-in", kind="limits.mismatch"),
         tr.HandoverFailed(5.0, 10, 1000, "limits", "", False), tr.ServerStartFailed(6.0, 7, "no GPU", 1),
@@ -101,6 +104,49 @@ def test_the_time_of_a_user_grows_while_a_client_works(monkeypatch: pytest.Monke
     metrics.work("default", [])
     now[0] = 200.0
     assert scrape(metrics, clients_by_uid={})[series] == 15
+
+
+def a_client(uid: int, job: str | None = None, **use: Any) -> Client:
+    return Client(Peer(uid, uid, 0, 1), 0.0, job=job, use=Use(**use))
+
+
+def test_what_users_and_their_jobs_use() -> None:
+    """Of who is at work what NVML said last; energy on record and not yet, and it never falls."""
+    metrics = Metrics({1: "alice", 2: "bob"}.get)
+    pod = "pod:lab/train-0:" + "0123456789abcdef" * 2
+    metrics.use("default", [
+        a_client(1, utilization=0.25, energy=100.0), a_client(1, utilization=0.75, energy=50.0),
+        a_client(1, "slurm-7"), a_client(2, pod, utilization=0.5, energy=5.0),
+    ])  # fmt: skip
+    of = 'mps_instance="default",namespace="{}",pod="{}",user="{}"'
+    alice = f'{{job="",{of.format("", "", "alice")}}}'
+    bobs = f'{{job="",{of.format("lab", "train-0", "bob")}}}'
+    found = scrape(metrics)
+    ratios = {name: value for name, value in found.items() if name.startswith("mpsagent_utilization_ratio")}
+    assert ratios == {f"mpsagent_utilization_ratio{alice}": 0.75, f"mpsagent_utilization_ratio{bobs}": 0.5}
+    assert found[f"mpsagent_energy_joules_total{alice}"] == 150.0
+    metrics.use("default", [])  # they have gone, and what they used is not on record yet
+    assert scrape(metrics)[f"mpsagent_energy_joules_total{alice}"] == 150.0
+    metrics.hear("default", record(tr.ClientUsed(1.0, 1, 1, 9.0, 3.0, 160.0, False, True)))
+    metrics.hear("default", record(tr.ClientUsed(1.0, 3, 1, 9.0, 3.0, 7.0, False, True, "slurm-7")))
+    found = scrape(metrics)
+    assert found[f"mpsagent_energy_joules_total{alice}"] == 160.0
+    assert found[f'mpsagent_energy_joules_total{{job="slurm-7",{of.format("", "", "alice")}}}'] == 7.0
+    assert not [name for name in found if name.startswith("mpsagent_utilization_ratio")]
+
+
+def test_jobs_of_a_year_make_no_thousands_of_series() -> None:
+    """Those that were at work last keep theirs; beyond the bound they are together."""
+    metrics = Metrics()
+    for number in range(2000):
+        metrics.hear("default", record(tr.ClientUsed(1.0, 1, 1, 9.0, 3.0, 1.0, False, True, f"job-{number}")))
+    metrics.use("default", [a_client(1, f"live-{number}", utilization=0.5, energy=1.0) for number in range(600)])
+    found = scrape(metrics)
+    energy = [name for name in found if name.startswith("mpsagent_energy_joules")]
+    assert len(energy) <= MOST_USED + 1
+    assert [name for name in energy if 'user="other"' in name]
+    assert not [name for name in energy if "job-" in name]
+    assert len([name for name in found if name.startswith("mpsagent_utilization_ratio")]) == MOST_USED
 
 
 def test_thousands_of_uids_make_no_thousands_of_series() -> None:
@@ -325,6 +371,7 @@ def test_a_real_prometheus_answers_every_query_of_the_dashboard_and_the_alerts(t
             for _ in range(3):
                 a_day(metered)
                 metered.work("default", [20001])
+                metered.use("default", [a_client(20001, utilization=0.5, energy=1.0)])
                 time.sleep(1.1)  # a rate is made of two scrapes
             for expr, title in targets:
                 query = expr.replace("$node", ".*").replace("$__rate_interval", "1m")

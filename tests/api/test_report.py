@@ -17,15 +17,16 @@ from click.testing import CliRunner
 from mpsagent.api import instances
 from mpsagent.api.database import Query
 from mpsagent.cli import report as cli_report
-from mpsagent.cli.main import cli
+from mpsagent.cli.verbs import cli
 from mpsagent.policy.identity import Identity
 from tests.api.history_files import row, write
 from tests.api.stand_in import Served, StandIn, serve
 
 ROW = {
     "gpu": 3661.0, "waited": 90.5, "longest": 60.0, "clients": 4, "left": 1, "refused": 0, "faults": 1, "forced": 2,
-    "turns": 3,
+    "turns": 3, "counted": 0.0, "busy": 0.0, "energy": 0.0, "memory_used": 0, "shared": False, "utilization": None,
 }  # fmt: skip
+USED = {"counted": 1000.0, "busy": 850.0, "energy": 5.4e5, "memory_used": 3 << 30, "utilization": 0.85}
 
 
 class Kept(StandIn):
@@ -87,6 +88,22 @@ def test_a_job_has_its_user_and_limits(served: Served) -> None:
     assert served.backend.asked[-2:] == [("report", "job", None), ("report", "job", "slurm-17")]
 
 
+def test_what_was_used_is_in_the_table(served: Served) -> None:
+    """In 80 columns, also with long names; what is that of several users is marked."""
+    rows = ({"uid": 1000, "user": "a" * 17, **ROW, **USED}, {"uid": 1001, "user": "bob", **ROW, "gpu": 1.0})
+    served.backend.rows = rows  # type: ignore[attr-defined]
+    head, first, second = run(served, "report").splitlines()
+    assert head.split() == "USER GPU UTIL ENERGY WAITED CLIENTS FAULTS FORCED USED".split()
+    assert (first.split()[1:5], first.split()[-2:]) == (["1h01m", "85%", "150", "Wh"], ["3.0", "GiB"])
+    assert (second.split()[2:5], second.split()[-1]) == (["-", "0", "Wh"], "-")
+    assert max(map(len, (head, first))) <= 80
+    served.backend.rows = ({**rows[0], "shared": True, "energy": 7.2e6},)  # type: ignore[attr-defined]
+    _, first, note = run(served, "report").splitlines()
+    assert ("85%*" in first, "2 kWh" in first, note[:2]) == (True, True, "*:")
+    [row] = csv.DictReader(io.StringIO(run(served, "report", "--csv")))
+    assert (row["busy_seconds"], row["energy"], row["utilization"]) == ("850.0", "7200000.0", "0.85")
+
+
 def test_groups_and_pauses_are_in_table_csv_and_json(served: Served) -> None:
     """There is a column for pauses where there were any; who is in no group that is known is not hidden."""
     rows = (
@@ -111,22 +128,22 @@ def test_groups_and_pauses_are_in_table_csv_and_json(served: Served) -> None:
 def test_nothing_is_said_as_nothing(served: Served) -> None:
     """An empty table looks like a mistake."""
     assert "no user had a GPU" in run(served, "report")
-    assert run(served, "history", "alice") == "nothing on record\n"
+    assert run(served, "events", "alice") == "nothing on record\n"
 
 
 def test_history_asks_what_was_meant(served: Served) -> None:
     """Times are the caller's local ones."""
-    run(served, "history", "alice", "--pid", "5", "--kind", "client.", "--since", "2026-11-22 08:00", "-n", "7")
+    run(served, "events", "alice", "--pid", "5", "--kind", "client.", "--since", "2026-11-22 08:00", "-n", "7")
     since = time.mktime((2026, 11, 22, 8, 0, 0, 0, 0, -1))
     assert served.backend.asked[-1] == ("find", "alice", Query(None, 7, None, 5, "client.", since, None))
-    run(served, "history", "--since", "2h")
+    run(served, "events", "--since", "2h")
     assert abs(served.backend.asked[-1][2].since - (time.time() - 7200)) < 60
 
 
 @pytest.mark.parametrize("words", [["--since", "yesterday"], ["--until", "99999-01-01"], ["--pid", "0"]])
 def test_what_is_no_time_is_said(served: Served, words: list[str]) -> None:
     """A wrong question has no answer that looks like one."""
-    assert CliRunner().invoke(cli, ["--socket", str(served.path), "history", *words]).exit_code == 2
+    assert CliRunner().invoke(cli, ["--socket", str(served.path), "events", *words]).exit_code == 2
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mpsagent.api import metrics, views
-from mpsagent.cli import answers, wording
+from mpsagent.cli import answer_text, wording
 from mpsagent.core import inputs as inp
 from mpsagent.core import waiting as waits
 from mpsagent.core.engine import Core
@@ -30,7 +30,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def page(body: Any) -> str:
-    return "\n".join(answers.status(json.loads(json.dumps(body)), answers.plain, NOON))
+    return "\n".join(answer_text.status(json.loads(json.dumps(body)), answer_text.plain, NOON))
 
 
 def queue_of(*held: Held) -> Any:
@@ -230,7 +230,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     assert {word: _why(view, uid) for word, (view, uid) in cases.items()} == {word: word for word in cases}
     (row,) = (one for one in queue(cases["starts"][0], 30.0) if one["uid"] == 8)
     assert row["until"] == views.iso(99.0)
-    assert "why, until 00:01:39 at the latest" in answers.waiting(dict(row), datetime(1970, 1, 1, tzinfo=UTC))
+    assert "why, until 00:01:39 at the latest" in answer_text.waiting(dict(row), datetime(1970, 1, 1, tzinfo=UTC))
     assert _why(View(replace(state, control=replace(control, quitting=3.0)), turn=TURN)) == "control"
     assert _why(View(state, turn=replace(mine, phase="ending")), 10) == "turn", "its own turn is over"
 
@@ -326,8 +326,8 @@ def test_every_state_of_every_recording_can_be_shown() -> None:
                 if core.state is not before:
                     body = json.loads(json.dumps(views.status(core.view(), views.About(), event.at)))
                     clients = json.loads(json.dumps(list(views.clients(core.view(), event.at))))
-                    pages.add("\n".join(answers.status(body, answers.plain, NOON)))
-                    pages.add("\n".join(answers.servers(body["servers"], NOON)))
-                    answers.clients(clients)
+                    pages.add("\n".join(answer_text.status(body, answer_text.plain, NOON)))
+                    pages.add("\n".join(answer_text.servers(body["servers"], NOON)))
+                    answer_text.clients(clients)
                     metered.text(body, 1, 0, 0)
     assert any("FAULT" in one for one in pages)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.cli.main import cli
+from mpsagent.cli.verbs import cli
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ROOT / "packaging/man"

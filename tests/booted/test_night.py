@@ -82,3 +82,24 @@ def test_out_of_the_way_with_one_command_and_everybody_served(running: Machine, 
     enough(running, ALICE)
     said += worker.communicate(timeout=60)[0]
     assert (worker.returncode, "last CUDA_SUCCESS" in said) == (0, True), said
+
+
+def test_out_of_the_way_with_users_apart_and_a_boot_brings_it_back(running: Machine) -> None:
+    """Who works stays on the user's own daemon, who comes is served, and after a boot the policy holds again."""
+    running.write("/etc/mpsagent/policy.d/20-way.toml", '[instance.default]\nsharing = "apart"\n')
+    running.systemctl("restart", "mpsagent.service")
+    until("ready for users", lambda: ready(running))
+    worker = running.start(CLIENT, "sleep", "600", user=ALICE)
+    said = until_at_work(worker)
+
+    commands(running, "mpsagent-off")
+    for user in (ALICE, BOB, ALICE):
+        assert multiprocessors(running.run(CLIENT, "query", user=user).stdout) == STRICTEST
+    enough(running, ALICE)
+    said += worker.communicate(timeout=60)[0]
+    assert (worker.returncode, "last CUDA_SUCCESS" in said) == (0, True), said
+
+    running.reboot()
+    until("ready for users", lambda: ready(running))
+    assert running.systemctl("is-active", "mpsagent-off.service", check=False) == "inactive"
+    assert_served_exactly(running, ALICE)

@@ -217,6 +217,10 @@ def _():
 def _():
     notify(b"FDSTORE=1\nFDNAME=probe", os.pidfd_open(other))
 
+@attempt("FORBIDDEN: read what root alone may read")
+def _():
+    assert open("/etc/shadow").read()
+
 @attempt("FORBIDDEN: have systemd start a unit")
 def _():
     subprocess.run(["systemctl", "start", "probe-target.target"], check=True, capture_output=True)

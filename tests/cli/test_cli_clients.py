@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.cli import answers
+from mpsagent.cli import answer_text
 from tests.api.stand_in import ADMIN, OTHER, USER, Served, serve
 from tests.cli.program import PROGRAM, run
 
@@ -75,7 +75,7 @@ def test_why_is_not_cut_off(served: Served) -> None:
     """A narrow terminal hid the end of the reason, which is the part that matters."""
     found = served.backend.queue()
     rows = [{**one, "why": "MPS's servers do not start: Driver initialization failed with: 100"} for one in found]
-    lines = answers.queue(rows, datetime(2026, 11, 21, 12, tzinfo=UTC), 80)
+    lines = answer_text.queue(rows, datetime(2026, 11, 21, 12, tzinfo=UTC), 80)
     assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()).count("Driver initialization failed with: 100") == 2
 

@@ -122,47 +122,6 @@ def test_a_restart_that_fails_is_not_fine(served: Served, monkeypatch: pytest.Mo
     assert "this FAILED: it is not installed" in " ".join(done.stdout.split())
 
 
-def test_a_shutdown_says_whose_work_it_costs_and_what_became_of_it(served: Served) -> None:
-    """Without a pid it is the only server; in a script it needs --yes; while no client is at work it needs nothing."""
-    done = run(served, "server", "shutdown", "--dry-run")
-    assert done.stdout.splitlines() == [
-        "Server 500 with 1 client of alice would be ended, until it has gone:",
-        "  1. who comes waits at the gate until it has gone",
-        "  2. after 5.00s who still works there is ended, one by one",
-        "  3. shutdown_server 500",
-        "  4. after 15.0s shutdown_server 500 -f",
-        "  5. after 15.0s SIGKILL",
-    ]
-    done = run(served, "server", "shutdown")
-    assert (done.returncode, "1 client of alice would lose work" in done.stderr) == (2, True)
-    assert served.backend.asked == []
-    done = run(served, "server", "shutdown", "500", "--yes", "--timeout", "10m")
-    assert (done.returncode, done.stderr) == (0, "")
-    said = ["told server 500 to shut down: it is to end, as root ordered", "server 500 of alice has ended"]
-    assert [line[21:] for line in done.stdout.splitlines()] == said
-    assert run(served, "server", "shutdown", "--yes", "--force").returncode == 0
-    assert [one[1:4] for one in served.backend.asked] == [(500, 600.0, False), (500, None, True)]
-    served.backend.state = replace(served.backend.state, clients={})
-    assert run(served, "server", "shutdown").returncode == 0
-
-
-def test_a_shutdown_names_the_server_that_is_not_there(served: Served) -> None:
-    for words, said in (
-        (["7"], "process 7 is not a server of MPS"),
-        (["--instance", "left"], "no server runs at instance 'left'"),
-        (["--timeout", "10"], "is not a duration"),
-        (["--force", "--timeout", "1m"], "by force nobody is waited for"),
-    ):
-        done = run(served, "server", "shutdown", *words)
-        assert (done.returncode, said in done.stderr) == (2, True), done
-    state = served.backend.state
-    servers = {**state.servers, 510: replace(state.servers[500], pid=510)}
-    served.backend.state = replace(state, servers=servers)
-    done = run(served, "server", "shutdown", "--yes")
-    assert (done.returncode, "which one? 2 servers run: 500, 510" in done.stderr) == (2, True)
-    assert served.backend.asked == []
-
-
 def test_a_reload_that_fails_is_not_fine(served: Served) -> None:
     """The old policy stays and the exit status says that the new one did not take."""
     done = run(served, "reload")
@@ -222,7 +181,7 @@ def test_a_reload_says_what_is_not_in_force_yet() -> None:
 
 def test_a_span_without_a_unit_is_told_in_terms_of_the_command_line(served: Served) -> None:
     """`drain --timeout 3` was answered in terms of JSON, with the places of mistakes behind them."""
-    for words in (["drain"], ["restart", "--yes"], ["server", "shutdown"]):
+    for words in (["drain"], ["restart", "--yes"]):
         done = run(served, *words, "--timeout", "3")
         assert done.returncode == 2
         assert 'write it like "30s"' in done.stderr

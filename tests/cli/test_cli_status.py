@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpsagent.agent.conditions import Condition
-from mpsagent.cli import answers, wording
+from mpsagent.cli import answer_text, wording
 from mpsagent.core.model import Drain
 from mpsagent.core.view import Turn
 from mpsagent.policy.identity import Identity
@@ -33,7 +33,7 @@ def test_exit_0_when_all_is_well(served: Served) -> None:
     done = run(served, "status")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "● mpsagent 0.0-test: healthy, up 40.0s"
-    page = answers.status(served.backend.status(), answers.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
+    page = answer_text.status(served.backend.status(), answer_text.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
     assert page == [
         "● mpsagent 0.0-test: healthy, up 40.0s",
         "  GPU      NVIDIA H200 (140 GiB, 132 multiprocessors)",
@@ -54,7 +54,7 @@ def test_who_is_to_be_ended_for_computing_outside_mps_is_named(served: Served) -
     """It stood in the API only."""
     one = {"pid": 77, "uid": 1002, "user": "bob", "ends": "2026-11-21T00:05:00+00:00"}
     body = {**served.backend.status(), "outside": [one, {**one, "pid": 78, "ends": None}]}
-    page = answers.status(body, answers.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
+    page = answer_text.status(body, answer_text.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
     assert "  outside  process 77 of bob, outside MPS, is due to be ended at 00:05:00" in page
     assert not [line for line in page if "process 78" in line]
 
@@ -92,7 +92,7 @@ def test_status_fits_on_one_screen_whatever_is_in_it(served: Served) -> None:
         line = line.put(held(number, 700 + number, 30000 + number, START + number))
     backend.state = replace(backend.state, held=line, unconfirmed={USER: "printed 19G", OTHER: "no answer"})
     lines = run(served, "status", TZ="UTC").stdout.splitlines()
-    assert len(lines) <= answers.SCREEN
+    assert len(lines) <= answer_text.SCREEN
     assert max(map(len, lines)) <= 80
     assert any("problems more (mpsagent-cli doctor)" in one for one in lines)
     assert any("users more (mpsagent-cli queue)" in one for one in lines)
@@ -108,7 +108,7 @@ def test_a_drain_says_what_ends_when(served: Served) -> None:
         backend = served.backend
         backend.turn = Turn(USER, START)
         backend.state = replace(backend.state, drain=Drain(START, deadline, restart))
-        lines = answers.status(backend.status(), answers.plain, datetime(2026, 11, 21, 0, 0, at, tzinfo=UTC))
+        lines = answer_text.status(backend.status(), answer_text.plain, datetime(2026, 11, 21, 0, 0, at, tzinfo=UTC))
         return " ".join(" ".join(lines).split())
 
     for restart, end in ((False, "mpsagent-cli resume"), (True, "MPS has been started again")):

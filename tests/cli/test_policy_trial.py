@@ -185,8 +185,8 @@ def test_the_program_says_it_in_both_forms_draws_it_and_refuses_a_bad_policy(tmp
     page = run(*words).stdout
     assert "2026-11-20 23:56:50  user 1001: process 710 was ended (the turn of user 1001 is over)" in page
     assert "1 process: 725; user 1001 had the GPU" in page
-    run(*words, "--html", tmp_path / "page.html")
-    assert "process 710 was ended" in (tmp_path / "page.html").read_text()
+    run(*words, "--svg", tmp_path / "picture.svg")
+    assert "process 710 was ended" in (tmp_path / "picture.svg").read_text()
     policy.write_text("[switch]\nafter = soon\n")
     done = run(*words)
     assert (done.returncode, "the policy is not valid" in done.stderr) == (2, True)

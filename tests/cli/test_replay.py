@@ -311,7 +311,7 @@ def test_a_hundred_megabytes_need_little_memory(tmp_path: Path) -> None:
             file.write(block)
     # VmHWM, not ru_maxrss: that one survives fork and exec, so a big test runner would be counted.
     code = (
-        "import sys\nfrom mpsagent.cli.main import cli\n"
+        "import sys\nfrom mpsagent.cli.verbs import cli\n"
         "try: cli(sys.argv[1:], standalone_mode=False)\n"
         "finally: print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0], file=sys.stderr)"
     )

@@ -62,7 +62,7 @@ def test_a_socket_without_a_name_is_said(path: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("words", ["policy explain", "history", "history --kind", "report --job"])
+@pytest.mark.parametrize("words", ["policy explain", "events", "events --kind", "report --job"])
 def test_bytes_that_are_no_text_are_asked_for_as_they_are(served: Served, words: str) -> None:
     """It was a traceback; whether there is such a name the agent knows."""
     done = by_a_shell(served, f"{words} $(printf '\\377')")
@@ -71,7 +71,7 @@ def test_bytes_that_are_no_text_are_asked_for_as_they_are(served: Served, words:
 
 def test_a_word_that_is_no_number_is_called_so(served: Served) -> None:
     """It was "not a valid integer range"."""
-    for words in (["client", "terminate", "train"], ["status", "--watch", "x"], ["lease", "end", "x"]):
+    for words in (["client", "terminate", "train"], ["events", "-n", "x"], ["lease", "end", "x"]):
         done = run(served, *words)
         assert (done.returncode, "is not a valid number" in done.stderr) == (2, True), done.stderr
 

@@ -9,6 +9,7 @@
     cuda_client.py oob [SECONDS]        after a pause, one kernel that writes far outside its memory
     cuda_client.py mind SECONDS [1]     a kernel of 5 ms every 50 ms, a line every 0.25 s, until its first error; with 1
                                         it goes on after errors; SIGUSR1 ends it early, and well
+    cuda_client.py duty PART SECONDS    a kernel for that part of each 0.1 s, and at the end how long kernels ran
     cuda_client.py fault                ready, it waits for SIGUSR1; then one kernel that writes far outside its memory
     cuda_client.py work N               N kernels of 10 ms, each waited for
     cuda_client.py init SECONDS         cuInit only: connected to MPS, but without a CUDA context
@@ -285,6 +286,18 @@ def mind(cuda, seconds, goes_on):
     return 14 if last else 0
 
 
+def duty(cuda, part, seconds):
+    begun = time.monotonic()
+    busy = last = 0
+    while not last and (now := time.monotonic()) < begun + seconds:
+        if part:
+            last = cuda.launch(b"spin", int(part * 1e8)) or cuda.synchronize()
+            busy += time.monotonic() - now
+        until(0.1 - (time.monotonic() - begun) % 0.1)
+    say("busy %.3f of %.3f s, last %s" % (busy, time.monotonic() - begun, cuda.name(last)))
+    return 14 if last else 0
+
+
 def fault(cuda, wait_for_the_word):
     """The times that it says are those of the clock that all processes share."""
     loaded = cuda.load_kernels()
@@ -406,6 +419,8 @@ def main(arguments):
         return work(cuda, int(first))
     if mode == "spin":
         return spin(cuda, first)
+    if mode == "duty":
+        return duty(cuda, first, second)
     if mode == "mind":
         return mind(cuda, first, bool(second))
     if mode == "fault":

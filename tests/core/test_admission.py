@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
+from mpsagent.core import limits
 from mpsagent.core import transitions as tr
 from mpsagent.core.model import Drain
+from mpsagent.core.view import View
 from mpsagent.core.waiting import waiting
 from mpsagent.mps import events as ev
 from mpsagent.wire import link
@@ -332,6 +336,23 @@ def test_a_server_that_started_with_something_else_is_reported_and_left_alone() 
     stage.run(5)
     assert [r.uid for r in stage.reports("limits.mismatch")] == [ALICE]
     assert stage.actions(act.KillServer) == []
+
+
+def test_of_two_that_came_at_once_the_second_may_stand_in_the_log_first() -> None:
+    """World, hour, seed 479974238: the second one was taken for the first, and status said a mismatch."""
+    stage = Stage(PATIENT, together=True).up()
+    first, second = stage.client(ALICE), stage.client(BOB)
+    stage.run(1)
+    assert stage.core is not None
+    (server,) = stage.core.state.servers.values()
+    log = {second.pid: server.attached[second.pid]}
+    early = replace(server, limits=stage.limits(ALICE), reported=True, attached=log)
+    state = replace(stage.core.state, servers={server.pid: early})
+    said = [
+        one for one in limits.decide(View(state), limits.Memory(), stage.now).actions if isinstance(one, act.Report)
+    ]
+    assert [one.kind for one in said] == ["limits.verified"]
+    assert stage.working(first)
 
 
 def test_who_is_admitted_is_told_in_one_table_for_everybody() -> None:

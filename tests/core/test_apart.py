@@ -1,4 +1,4 @@
-"""A control daemon for each user: when it starts, when it ends, and that a template has none."""
+"""A control daemon for each user: when it starts, when it ends, and that the section has none."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_quit_that_is_lost_is_asked_again_and_holds_nobody_for_good() -> None:
     assert stage.working(late)
 
 
-def test_a_template_starts_no_daemon_holds_everyone_and_refuses_who_is_denied() -> None:
+def test_the_section_starts_no_daemon_holds_everyone_and_refuses_who_is_denied() -> None:
     stage = Stage(POLICY + APART + DENY)
     stage.start_agent()
     alice, carol = stage.client(ALICE), stage.client(CAROL)

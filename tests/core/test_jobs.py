@@ -172,6 +172,19 @@ def test_a_job_has_its_total_and_its_users_other_jobs_do_not_wait_for_it(
     assert [stage.working(one) for one in crowd[1:]] == [True] * fit + [False] * (19 - fit)
 
 
+def test_behind_many_of_a_full_job_its_users_other_jobs_do_not_wait() -> None:
+    """The gate holds up to 1,024 of one user."""
+    stage = Stage(TOTALS, together=True).up()
+    first = stage.client(ALICE, cgroup="/few")
+    stage.run(1)
+    assert stage.working(first)
+    for _ in range(300):
+        stage.client(ALICE, cgroup="/few")
+    other = stage.client(ALICE, cgroup="/jobs/18")
+    stage.run(1)
+    assert stage.working(other)
+
+
 def test_a_job_is_under_its_users_and_over_several_users() -> None:
     stage = Stage(TOTALS, together=True).up()
     bobs = [stage.client(BOB, cgroup="/jobs/17") for _ in range(3)]

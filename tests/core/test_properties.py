@@ -96,8 +96,6 @@ def play(stage: Stage, program: list[Step]) -> None:
             case "drain":
                 until = stage.now + 5 if step.which % 2 else None
                 stage.feed(inp.DrainOrdered(stage.now, stage.now, until))
-            case "shutdown" if server is not None:
-                stage.feed(inp.ShutdownOrdered(stage.now, server.pid, stage.now, stage.now + step.which % 9, 0, False))
             case "resume":
                 stage.feed(inp.DrainResumed(stage.now))
             case "restart":
@@ -134,7 +132,6 @@ GATE = ("cut", "connect", "connect", "kill agent", "agent", "agent")
 WILD = (
     *BENIGN, "leftover", "frozen", "freeze", "detach", "come back", "end", "reuse", "fault", "freeze server",
     "kill server", "freeze daemon", "crash", "deaf", "reload", "deny", "drain", "resume", "restart", "forget",
-    "shutdown",
 )  # fmt: skip
 
 

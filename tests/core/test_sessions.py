@@ -54,6 +54,18 @@ def test_who_was_not_let_in_is_a_session_too() -> None:
     assert found[4].why == "denied"
 
 
+def test_who_goes_away_in_its_hand_over_does_not_wait_for_ever() -> None:
+    """One that lives has been let in, and goes on."""
+    failed = {"stage": "acknowledgement", "why": "it went away"}
+    found = told(
+        client(10.0, "waiting"), client(11.0, "handover_failed", lost=False, **failed),
+        client(12.0, "handover_failed", lost=True, **failed),
+        client(20.0, "connected", pid=6), client(20.0, "handover_failed", pid=6, lost=True, **failed),
+    )  # fmt: skip
+    assert [row(one) for one in found.values()] == [(10.0, None, 12.0, "left"), (20.0, 20.0, None, None)]
+    assert found[1].why == "it went away"
+
+
 def test_a_number_that_is_used_again_is_another_session() -> None:
     found = told(client(10.0, "waiting"), client(12.0, "waiting"), client(13.0, "connected"), client(19.0, "connected"))
     assert [row(found[number]) for number in (1, 2, 4)] == [

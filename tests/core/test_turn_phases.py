@@ -83,11 +83,6 @@ def fault(stage: Stage) -> None:
         stage.mps.fault(server)
 
 
-def order(stage: Stage) -> None:
-    for server in stage.mps.servers:
-        stage.feed(inp.ShutdownOrdered(stage.now, server, stage.now, stage.now + 5, 0, False))
-
-
 EVENTS: dict[str, Callable[[Stage], object]] = {
     "nothing": lambda stage: None,
     "its process ends": ends,
@@ -102,7 +97,6 @@ EVENTS: dict[str, Callable[[Stage], object]] = {
     "policy: none": lambda stage: stage.reload(NONE),
     "policy: pause": lambda stage: stage.reload(PAUSE),
     "fault": fault,
-    "server ordered down": order,
     "daemon crashes": lambda stage: stage.crash_control(),
     "gate away": lambda stage: stage.cut_link(),
     "agent anew": starts_anew,
@@ -122,7 +116,6 @@ policy: no end      idle        open        contested   warned      late        
 policy: none        idle        open        contested   warned      late        contested   ending      shut
 policy: pause       idle        open        contested   warned      late        pausing     ending      shut
 fault               idle        open        contested   warned      late        contested   ending      shut
-server ordered down idle        open        contested   warned      late        contested   ending      shut
 daemon crashes      idle        open        contested   warned      late        contested   ending      shut
 gate away           idle        open        contested   warned      late        pausing     ending      shut
 agent anew          -           open        contested   warned      warned      pausing     warned      bob:idle

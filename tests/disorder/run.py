@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,7 +99,8 @@ def _run(options: Options, base: Path) -> Verdict:
     else:
         entitled = places.entitled_on_the_simulator(population, machine)
     say(f"entitled: {entitled}")
-    with Stage(backend, base / "s", looked) as stage, places.busy(options.busy):
+    driver = places.Driver()
+    with Stage(backend, base / "s", looked) as stage, places.busy(options.busy), driver if real else nullcontext():
         extra = []
         if options.bare:
             extra = places.start_bare(stage, population, options.server)
@@ -128,11 +129,12 @@ def _run(options: Options, base: Path) -> Verdict:
                 turns=not options.bare and options.sharing == "turns", kills=killer.done, logged=logged, each=each,
                 slack=options.slack,
                 apart=options.sharing == "apart",
-                pause=options.action == "pause", frozen=frozen, active=active,
+                pause=options.action == "pause", frozen=frozen, active=active, stalls=driver.stalls(began),
             )  # fmt: skip
         finally:
             if options.out is not None:
                 _write(options.out, stage, field, population.policy, [*killer.agents, *stage.agents])
+                (options.out / "driver.txt").write_text(driver.text())
             field.end()
         if options.out is not None:
             (options.out / "verdict.json").write_text(json.dumps(verdict.json(), indent=1))

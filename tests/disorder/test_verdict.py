@@ -40,10 +40,12 @@ def sees(at: float = 0.2, sms: int = 26, free: int = 3000) -> list[tuple[float, 
 
 def verdict(
     *records: Record, turns: bool = True, population: Population = POPULATION, logged: tuple[float, ...] = (),
-    active: tuple[float, ...] = (),
+    active: tuple[float, ...] = (), stalls: tuple[tuple[float, float], ...] = (),
 ) -> Verdict:  # fmt: skip
     entitled = {(user.uid, 0): RIGHT for user in population.users}
-    return judge(records, population, MACHINE, entitled, turns=turns, logged=logged, active={100: active})
+    return judge(
+        records, population, MACHINE, entitled, turns=turns, logged=logged, active={100: active}, stalls=stalls
+    )
 
 
 def refused(error: str = "CUDA_ERROR_MPS_CONNECTION_FAILED") -> list[tuple[float, str]]:
@@ -252,6 +254,8 @@ def test_a_wait_beyond_the_policy_and_a_front_end_without_an_answer() -> None:
     assert verdict(client("query", FREE.uid, sees(at=20.0))).late == 0
     assert verdict(client("query", FREE.uid, sees(at=300.0)), active=(2.0,)).late == 0, "the driver was late"
     assert verdict(client("query", FREE.uid, sees(at=300.0)), active=(290.0,)).late == 1
+    assert verdict(client("query", FREE.uid, sees(at=300.0)), stalls=((5.0, 150.0), (155.0, 299.0))).late == 0
+    assert verdict(client("query", FREE.uid, sees(at=300.0)), stalls=((5.0, 150.0), (300.0, 500.0))).late == 1
     guest = Record(1, Deed(0.0, FREE.uid, "ps", guest=True), 100, 0.0, [(30.0, "guest ps: no answer in 30 s")], rc=0)
     guest.ended = 30.0
     assert verdict(guest).unanswered == 1

@@ -81,6 +81,8 @@ class Verdict:
     """Clients that waited longer than the policy allows."""
     driver: float = 0.0
     """The longest time in which the driver made a context that a server had called active, in seconds."""
+    stood: float = 0.0
+    """Seconds in which the driver did not answer nvidia-smi either."""
     frozen: int = 0
     """Processes that were left frozen."""
     unanswered: int = 0
@@ -108,7 +110,7 @@ class Verdict:
             f"faults {self.faults}, killed {killed or 'nothing'}; two users at once {self.together}, "
             f"beyond max_clients {self.capped}, waited too long {self.late}, left frozen {self.frozen}, "
             f"front-ends without an answer {self.unanswered}; clients on each GPU {sorted(self.gpus.values())}; "
-            f"the driver made a context in {self.driver:.1f} s at most",
+            f"the driver made a context in {self.driver:.1f} s at most, and stood still for {self.stood:.1f} s in all",
         ]
         for uid, wait in sorted(self.waits.items()):
             lines.append(
@@ -122,7 +124,7 @@ class Verdict:
         return {
             "good": self.good, "counts": dict(self.counts), "waits": self.waits, "faults": self.faults,
             "together": self.together, "capped": self.capped, "late": self.late, "driver": round(self.driver, 1),
-            "frozen": self.frozen,
+            "stood": round(self.stood, 1), "frozen": self.frozen,
             "unanswered": self.unanswered, "guests": dict(self.guests), "killed": self.killed,
             "sentences": self.sentences,
         }  # fmt: skip
@@ -153,6 +155,7 @@ def judge(
     slack: float = SLACK,
     apart: bool = False,
     pause: bool = False, frozen: int = 0, active: Mapping[int, Sequence[float]] | None = None,
+    stalls: Sequence[tuple[float, float]] = (),
 ) -> Verdict:  # fmt: skip
     """`turns`: one user at a time, as the policy says; False for a bare MPS and for users together. `kills`: when this
     test killed what
@@ -161,7 +164,7 @@ def judge(
     on one excuses nothing on the other. `apart`: each user has a server, so a fault excuses nothing of another
     user's. `slack`: seconds for starts of processes and servers. `pause`: turns end in a pause, so that clients of
     several users live at once; `frozen`: how many were left so. `active`: by pid, when its server called a context of
-    it active."""
+    it active; `stalls`: from when to when the driver stood still."""
     clients = [record for record in records if not record.deed.guest]
     lethal = [at for at, what in kills if what in ("daemon", "server")]
     faults = sorted([*fault_times(records), *lethal])
@@ -183,7 +186,8 @@ def judge(
     verdict = Verdict(counts, sentences, _waits(clients), known, turns)
     verdict.killed, verdict.frozen = list(kills), frozen
     verdict.gpus = Counter(name for record in clients if (name := _gpu(record)) is not None)
-    _late(verdict, clients, population, [*faults, *(at for at, _ in kills)], slack, active or {})
+    verdict.stood = sum(end - begin for begin, end in stalls)
+    _late(verdict, clients, population, [*faults, *(at for at, _ in kills)], slack, active or {}, stalls)
     _capped(verdict, clients, population)
     for group in [] if pause else _by_gpu(clients) if each else [clients]:
         _together(verdict, group, lethal)
@@ -387,11 +391,12 @@ def _waits(clients: Sequence[Record]) -> dict[int, dict[str, float]]:
 
 def _late(
     verdict: Verdict, clients: Sequence[Record], population: Population, faults: Sequence[float], slack: float,
-    active: Mapping[int, Sequence[float]],
+    active: Mapping[int, Sequence[float]], stalls: Sequence[tuple[float, float]],
 ) -> None:  # fmt: skip
     """Longer than every other user's turn, warning and ending (users together have none), and the recovery of the
     faults meanwhile, together. What a server calls active waits for the driver alone: 16 s were seen on an H200 with
-    six servers at work, which made 6 contexts a second (disorder-430.txt)."""
+    six servers at work, which made 6 contexts a second (disorder-430.txt). What the driver stood still does not count:
+    6 s in which no server made a context and nvidia-smi did not return (disorder-apart-434.txt)."""
     round_of_all = (USERS - 1) * (AFTER + GRACE + TERMINATE + KILL) * verdict.turns + slack
     for record in clients:
         served = record.at("] sms ")
@@ -400,7 +405,8 @@ def _late(
         handed = next((at for at in active.get(record.pid, ()) if record.started <= at <= served), served)
         verdict.driver = max(verdict.driver, served - handed)
         meanwhile = sum(record.started - FAULT <= fault <= handed for fault in faults)
-        if handed - record.started > round_of_all + meanwhile * (FAULT + KILL + 1):
+        stood = sum(max(0.0, min(end, handed) - max(begin, record.started)) for begin, end in stalls)
+        if handed - record.started - stood > round_of_all + meanwhile * (FAULT + KILL + 1):
             verdict.late += 1
             waits = f"waited {handed - record.started:.1f} s, and {served - handed:.1f} s for the driver"
             verdict.sentences.append(f"{waits}: {told(record, {})}")

@@ -337,9 +337,6 @@ class Taken:
         assert isinstance(those.below, int | None)
         return self._did("terminate-each", 1)
 
-    async def shutdown_server(self, pid: int, timeout: float | None, *, force: bool, dry_run: bool, by: int) -> Json:
-        return self._root("shutdown", by, timeout, pid)
-
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
         return self._root("drain", by, timeout)
 
@@ -408,7 +405,6 @@ def orders() -> Iterable[bytes]:
     some: dict[str, tuple[Json, ...]] = {
         "terminate": ({"pid": OWN}, {"pid": OTHERS, "now": True, "dry_run": True}),
         "terminate-each": ({"job": "job-7"}, {"cgroup": "/slurm/*"}, {"mine": True}, {"below": True, "now": True}),
-        "shutdown": ({"pid": 800, "timeout": "1m30s"}, {"pid": 800, "force": True}),
         "drain": ({"timeout": 5.5, "instance": "left"}, {"timeout": None}),
         "restart": ({"timeout": "10m", "dry_run": True},),
         "lease": (
@@ -552,7 +548,7 @@ def _taken_up(kept: dict[str, Any]) -> dict[str, Any]:
     said = [inp.GateSaid(NOW, link.Hello(60, 1000.0)), *told, inp.GateSaid(NOW, link.Synced())]
     saved.take_up_turn(core, kept, said, NOW)
     saved.take_up_usage(core, kept, NOW)
-    core.receive_all([*said, *saved.shutdowns(kept, core, NOW), saved.ending(kept, NOW)], NOW)
+    core.receive_all([*said, saved.ending(kept, NOW)], NOW)
     drain = core.state.drain
     return {
         "drain": None if drain is None else {"since": drain.since, "until": drain.until, "restart": drain.restart},
@@ -568,7 +564,7 @@ def states() -> Iterable[bytes]:
         yield path.read_bytes()
     ending = [[71, 5, 20002, "by order", "people", False]]
     values = {
-        "ending": ending, "shutdowns": [[800, NOW - 5, NOW + 5, 0, True]], "waiting": [20002], "suspended": [[1, NOW]],
+        "ending": ending, "waiting": [20002], "suspended": [[1, NOW]],
         "waited": [[71, 5, 2.5]], "served": [[20001, NOW - 9]], "turn": [20002, NOW - 9, NOW - 5, NOW - 3, NOW - 1],
         "drain": {"since": NOW - 9, "until": NOW + 60, "restart": True}, "left/drain": None, "clock": ["x", 1.5],
     }  # fmt: skip

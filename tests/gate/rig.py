@@ -163,9 +163,10 @@ def one():
         if mode == "die " + point: os.kill(os.getpid(), signal.SIGKILL)
     at("given")
     if mode == "leave": return say("left")
-    if mode == "lie":
+    if mode in ("lie", "die lied"):
         s.send(bytes(4))
         say("lied")
+        at("lied")
         return server
     while (word := server.recvmsg(64, 64)[0]) != b"\0": assert word
     at("0")

@@ -116,6 +116,24 @@ def test_a_client_that_says_it_has_met_its_server_and_has_not_holds_others_up_on
     assert not daemon.saw("gone", uid=B), "the neighbour works on"
 
 
+def test_a_client_that_says_so_and_ends_is_not_waited_for(rig: Rig) -> None:
+    """It cannot meet its server any more (make hostile: 5 s for each, as for one that lives)."""
+    daemon = rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(others=everybody()))
+    neighbour = rig.client(B)
+    neighbour.served()
+    liar = rig.client(A, "die lied")
+    failed = agent.wait(Failed, pid=liar.pid)
+    assert failed.lost
+    assert "has ended without" in failed.why
+    rig.client(B).served()
+    assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("gone", uid=B), "the neighbour works on"
+
+
 def test_a_client_that_says_807_holds_up_no_other_user(rig: Rig) -> None:
     """The server's own word counts, and each hand-over asks for it (recording 12, H3)."""
     daemon = rig.start_daemon()

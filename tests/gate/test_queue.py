@@ -212,7 +212,7 @@ def test_bounds() -> None:
 
 
 def test_who_takes_mps_up_and_fails_waits_where_others_could_go() -> None:
-    """One who takes descriptors and says nothing, again and again, has a tenth of MPS's time; alone, all of it."""
+    """One who takes descriptors and says nothing, again and again, has a tenth of MPS's time."""
     made = queue(held(1, A), held(2, A), held(3, B))
     made.took(A, 0.9, now=10.0)
     assert made.next(10.0, admits(A, B)) is made.get(1), "a client that dies at once costs nothing"
@@ -223,6 +223,40 @@ def test_who_takes_mps_up_and_fails_waits_where_others_could_go() -> None:
     assert made.next(10.0, admits(A, B)) is None
     assert made.wake(10.0, admits(A, B)) == 55.0
     assert made.next(55.0, admits(A, B)) is made.get(1)
+
+
+def test_who_does_so_while_no_other_user_is_there_waits_after_the_fourth() -> None:
+    """Else whoever comes meets one of them each time (make hostile: each client of an honest user waited 5.2 s)."""
+    made = queue(held(1, A))
+    for number in range(4):
+        assert made.next(6.0 * number, admits(A)) is made.get(1), number
+        made.took(A, 5.0, 5.0 + 6.0 * number, lives=bool(number % 2))
+    assert made.next(24.0, admits(A)) is None
+    wake = made.wake(24.0, admits(A))
+    assert wake is not None
+    assert 24 + 10 <= wake <= 24 + 40
+    assert made.next(wake, admits(A)) is made.get(1)
+
+
+def test_who_is_alone_with_a_server_that_hangs_owes_nothing_for_it() -> None:
+    made = queue(held(1, A))
+    for number in range(2):  # then it is killed as hung
+        made.took(A, 8.0, 8.0 + 8.0 * number)
+    assert made.next(16.5, admits(A)) is made.get(1)
+
+
+def test_clients_that_die_at_once_again_and_again_have_a_tenth_of_mps_time() -> None:
+    """20 processes that are silent, and killed after less than a second (make hostile: others waited 1.9 s each)."""
+    for there in ((A, B), (A,)):
+        made = queue(held(1, A))
+        now = taken = 0.0
+        while now < 3600:
+            if made.next(now, admits(*there)) is not None:
+                now, taken = now + 0.95, taken + 0.95
+                made.took(A, 0.95, now)
+            else:
+                now += 0.1
+        assert taken <= 360 + 16 + 1
 
 
 def test_who_lives_and_takes_mps_up_again_waits_longer_each_time() -> None:

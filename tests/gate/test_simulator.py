@@ -146,9 +146,12 @@ def test_kills_of_the_gate_under_load(gated: Gated, present: int) -> None:
         pid = gated.rig.gate_pid()
         if pid:
             os.kill(pid, signal.SIGKILL)
-    for client in clients:
-        assert sms(client, 20, present)
-        assert client.end() == 0
+    seen, wanted = [client.sms() for client in clients], multiprocessors_for_percent(20, present)
+    # One that is killed between accepting a connection and storing it loses it, and that client is outside MPS: a known
+    # limit (docs/architecture.md).
+    assert set(seen) <= {wanted, present}, seen
+    assert seen.count(present) <= 1, seen
+    assert [client.end() for client in clients] == [0] * len(clients)
 
 
 def test_a_client_that_comes_in_a_fault_is_held_though_no_agent_says_so(gated: Gated, present: int) -> None:

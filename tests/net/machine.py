@@ -27,7 +27,7 @@ from mpsagent.agent.records import action_record
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import Received
-from mpsagent.cli import ask, client, event_lines, main
+from mpsagent.cli import ask, client, event_lines, verbs
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
@@ -121,9 +121,9 @@ class Machine:
 
     def user_apart(self, uid: int) -> Instance:
         """A user's own instance, as the agent makes it when the user has come."""
-        template = self.played[0]
-        made = Instance(self, apart.of_user(template.policy, uid), template.text)
-        made.clock.now = template.now
+        section = self.played[0]
+        made = Instance(self, apart.of_user(section.policy, uid), section.text)
+        made.clock.now = section.now
         self.played.append(made)
         made.start_agent()
         return made
@@ -134,11 +134,11 @@ class Machine:
     async def _uid_of(self, name: str) -> int | None:
         return next((uid for uid, known in NAMES.items() if known == name), None)
 
-    def _templates(self) -> list[Any]:
+    def _sections(self) -> list[Any]:
         return [one for one in self.agents if one.policy.user is None]
 
     def _places(self) -> list[placement.Place]:
-        return [placement.place_of(one.policy, one.view()) for one in self._templates()]
+        return [placement.place_of(one.policy, one.view()) for one in self._sections()]
 
     def _look_at_api(self, now: float) -> None:
         """It is there."""
@@ -187,7 +187,7 @@ class Instance(Stage):
 
     def __init__(self, node: Machine, mine: Policy, text: str, **how: Any) -> None:
         self.node, self.mine = node, mine
-        self.name, self.family = mine.instance, apart.family(mine)
+        self.name, self.family = mine.instance, apart.section(mine)
         super().__init__(text, together=mine.sharing != "turns", shared=mine.multiuser, **how)
         self.agent = Agent(self)
         self.history, self.conditions = node.history, Conditions()
@@ -284,7 +284,7 @@ def seen(machine: Machine, who: str, whole: bool = False) -> str:
     with _fixed(machine):
         parts = []
         for words in ("status", "queue", "clients", "servers", "events -n 1000", f"policy explain {who}", "probe"):
-            done = CliRunner().invoke(main.cli, words.split())
+            done = CliRunner().invoke(verbs.cli, words.split())
             assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
             lines = [one for one in done.output.splitlines() if whole or not one.endswith("built-in default")]
             text = "".join(f"{one}\n" for one in lines)

@@ -598,13 +598,6 @@ def restarted() -> Played:
     return machine.run(20), "bob"
 
 
-@state
-def server_ordered_down() -> Played:
-    machine, one, _, _ = two(PATIENT + SHARED)
-    one.feed(inp.ShutdownOrdered(one.now, server_of(one), one.now, one.now + 10, 0, False))
-    return machine.run(2), "bob"
-
-
 WIRED: dict[str, Callable[[], Played]] = {
     name: STATES[name] for name in (
         "one_client_own", "turn_changed_hands", "paused", "max_contexts", "denied", "leases", "relayed",

@@ -18,10 +18,10 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.instances import instances
 from mpsagent.policy.keys import KEYS, NAMED, SECTIONS
 from mpsagent.policy.policy import Policy, Rules
-from mpsagent.policy.schema import schema
 from mpsagent.policy.shares import Share
 
 ROOT = Path(__file__).resolve().parent.parent.parent
+schema = runpy.run_path(str(ROOT / "packaging" / "write_policy_schema.py"))["schema"]
 POLICIES = ROOT / "policies"
 EXAMPLES = sorted(path.name for path in POLICIES.glob("*.toml"))
 GIB = 1 << 30
@@ -101,10 +101,13 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
     """The example at its top, with the sentence that explains it."""
     text = (ROOT / "docs" / "policy.md").read_text(encoding="utf-8")
     blocks = re.findall(r"(?:^ {4}.*\n|^\n(?= {4}))+", text, flags=re.MULTILINE)
-    first, second, third, totals, fourth = (policy(re.sub(r"^ {4}", "", block, flags=re.MULTILINE)) for block in blocks)
+    first, idle, second, third, totals, fourth = (
+        policy(re.sub(r"^ {4}", "", block, flags=re.MULTILINE)) for block in blocks
+    )
     rules = first.rules(Identity(1, "alice", ("students",)))
     assert rules.limits([H200]) == Limits(60.0, {0: 20 * GIB})
     assert rules.switch_after == 600.0
+    assert (idle.rules(Identity(1)).idle_timeout, idle.rules(Identity(1)).idle_by) == (900.0, "gpu")
     may = [second.rules(who).access for who in (Identity(1, "mallory", ("gpu",)), Identity(2, "a", ("staff",)))]
     assert third.share("/slurm/job_7/step") == Share(
         'cgroup."/slurm/*"', 25.0, job="/slurm/job_7", origin=third.named["cgroup", "/slurm/*"]

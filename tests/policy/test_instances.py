@@ -141,7 +141,7 @@ def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_i
     one = apart.of_user(section, 1001)
     assert (one.instance, one.user, one.log_directory) == ("gpu0-u1001", 1001, "/var/log/nvidia-mps/u1001")
     assert apart.split(one.instance) == ("gpu0", 1001)
-    assert apart.family(one) == apart.family(section) == "gpu0"
+    assert apart.section(one) == apart.section(section) == "gpu0"
     assert not one.multiuser
     for name in ("gpu0", "gpu0-u", "gpu0-u01", "-u1", "gpu0-u12345678901", "gpu0-u1x"):
         assert apart.split(name) is None

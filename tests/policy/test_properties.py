@@ -92,6 +92,7 @@ _GOOD = {
     "exempt": ["true"],
     "client_priority": ['"normal"', '"below-normal"'],
     "terminal": ["true"],
+    "idle_by": ['"cpu"', '"gpu"'],
     "over_limits": ['"report"', '"memory"', '"terminate"'],
     "otherwise": ['"none"'],
     "apart_users": ["1", "128"],

@@ -52,9 +52,10 @@ class Podman:
         device: bool = True,
         environment: Mapping[str, str] | None = None,
         parent: str | None = None,
+        runtime: Path | None = None,
     ) -> list[str]:
         """``podman run`` for a user. ``mapped``: in a user namespace, where the user is root. ``parent``: in a cgroup
-        of podman's below this one; None: in none of its own."""
+        of podman's below this one; None: in none of its own. ``runtime``: in the place of podman's own."""
         storage = self._place / f"storage-{next(self._number)}"
         cgroups = ["--cgroups", "disabled"] if parent is None else ["--cgroup-parent", parent]
         inside = ["--uidmap", f"0:{uid}:1", "--gidmap", f"0:{uid}:1"] if mapped else ["--user", f"{uid}:{uid}"]
@@ -62,6 +63,7 @@ class Podman:
             "unshare", "--mount-proc", "--pid", "--fork", "--kill-child", "sh", "-ec", _NAMESPACE, "sh", str(self.spec),
             "podman", "--root", str(storage), "--runroot", "/run/podman",
             "--storage-driver", "vfs", "--cgroup-manager", "cgroupfs", "--events-backend", "none",
+            *([] if runtime is None else ["--runtime", str(runtime)]),
             "run", "--rm", "--ipc", "private", "--network", "none", *cgroups, *inside,
             "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096",  # not more than here is allowed
             *(word for path in self._shown for word in ("--volume", f"{path}:{path}:ro")),

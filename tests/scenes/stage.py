@@ -40,10 +40,10 @@ Json = dict[str, Any]
 
 AS_USER = """
 import os, resource, sys
-from mpsagent.cli import main, run  # as root: the user may not be able to read this checkout
+from mpsagent.cli import run, verbs  # as root: the user may not be able to read this checkout
 uid = int(sys.argv[1])
 os.setgroups([]); os.setgid(uid); os.setuid(uid)
-main.cli(sys.argv[2:], prog_name="mpsagent-cli")
+verbs.cli(sys.argv[2:], prog_name="mpsagent-cli")
 """
 
 
@@ -105,6 +105,14 @@ class Api:
             connection.request("GET", target)
             answer = connection.getresponse()
             return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+    def text(self, target: str) -> str:
+        connection = _UnixConnection(str(self.path), self.timeout)
+        try:
+            connection.request("GET", target)
+            return connection.getresponse().read().decode()
         finally:
             connection.close()
 

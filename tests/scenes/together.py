@@ -240,8 +240,8 @@ def contexts(stage: Stage, count: int) -> Result:
         if not greedy.saw("made 4 contexts, last CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"):
             problems.append(greedy.text())
         agent.wait("client.refused", since=mark, pid=greedy.pid)
-        if "(CUDA error 808)" not in stage.cli(agent, "doctor", "--error", "808")[1]:
-            problems.append("doctor does not explain the error")
+        if "(CUDA error 808)" not in stage.cli(agent, "events", "--kind", "client.refused")[1]:
+            problems.append("the events do not explain the error")
         waits = stage.client(USERS[0])
         waits.queued()
         for uid in USERS[2:]:

@@ -93,11 +93,11 @@ def why_not(below: Path | None = None) -> str | None:
 class Cluster:
     """``client``: the words of mpsagent-cli. ``settings``: lines of the hooks' settings, in sh. ``proctrack``: how
     slurmd keeps the processes of a job together. ``check``: seconds between health checks. ``below``: a tree of /usr
-    for a machine without Slurm. ``shared``: how its GPU is."""
+    for a machine without Slurm. ``shared``: how its GPU is. ``kill_wait``: seconds between SIGTERM and SIGKILL."""
 
     def __init__(
         self, place: Path, client: Sequence[str], settings: str = "", proctrack: str = "cgroup", check: int = 2,
-        below: Path | None = None, shared: str = "mps:100",
+        below: Path | None = None, shared: str = "mps:100", kill_wait: int = 2,
     ) -> None:  # fmt: skip
         place.mkdir(mode=0o755)
         self.place, self.node = place, f"node{os.getpid()}"
@@ -112,7 +112,7 @@ class Cluster:
             self._freezer.mkdir(parents=True)
             subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", self._freezer], check=True)
             settings += "\ncgroup=/slurm*/uid_$uid/job_$job"
-        self._write(client, settings, proctrack, check, shared)
+        self._write(client, settings, proctrack, check, shared, kill_wait)
         inside = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._log = (place / "log").open("wb")
         self._outer = subprocess.Popen(
@@ -124,7 +124,9 @@ class Cluster:
             stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log,
         )  # fmt: skip
 
-    def _write(self, client: Sequence[str], settings: str, proctrack: str, check: int, shared: str) -> None:
+    def _write(
+        self, client: Sequence[str], settings: str, proctrack: str, check: int, shared: str, kill_wait: int
+    ) -> None:
         for name, row in (("passwd", "{0}:x:{1}:{1}::/tmp:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
             rows = [row.format(f"job{uid}", uid) for uid in USERS]
             (self.place / name).write_text("".join([Path("/etc", name).read_text(), *rows]))
@@ -163,7 +165,7 @@ class Cluster:
             "SelectTypeParameters": "CR_CPU", "GresTypes": f"gpu,{shared.partition(':')[0]}",
             "SlurmdParameters": "config_overrides",
             "SchedulerParameters": "nohold_on_prolog_fail,sched_min_interval=0,batch_sched_delay=0",
-            "PrologFlags": "Alloc", "KillWait": 2, "MailProg": "/bin/true", "HealthCheckInterval": check,
+            "PrologFlags": "Alloc", "KillWait": kill_wait, "MailProg": "/bin/true", "HealthCheckInterval": check,
             "Prolog": self.place / "prolog", "Epilog": self.place / "epilog", "TaskProlog": self.place / "task-prolog",
             "HealthCheckProgram": self.place / "health-check",
         }  # fmt: skip
@@ -211,13 +213,13 @@ class Cluster:
         after = said.partition(f" {name}")[2]
         return after.split(" [")[0].strip() if name == "Reason=" else after.split(" ")[0]
 
-    def submit(self, uid: int, gres: str, *lines: str) -> int:
+    def submit(self, uid: int, gres: str, *lines: str, options: Sequence[str] = ()) -> int:
         """A batch job with ``--gres=GRES``; its number. What it prints is in ``said``."""
         script = self.place / "jobs" / f"script-{len(list((self.place / 'jobs').iterdir()))}"
         script.write_text("\n".join(["#!/bin/sh", *lines, ""]))
         script.chmod(0o755)
         out = self.place / "jobs" / "%j.out"
-        words = ["sbatch", "--parsable", f"--gres={gres}", "--ntasks=1", f"--output={out}", str(script)]
+        words = ["sbatch", "--parsable", f"--gres={gres}", "--ntasks=1", f"--output={out}", *options, str(script)]
         return int(self.run(*words, uid=uid))
 
     def said(self, job: int) -> str:
@@ -232,7 +234,7 @@ class Cluster:
         return self.run("squeue", "--noheader", "--states=all", "--format=%i %T").splitlines()
 
     def unfinished(self) -> list[str]:
-        done = ("COMPLETED", "CANCELLED", "FAILED")
+        done = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT")
         return [row for row in self.jobs() if row.split()[1] not in done]
 
     def ran(self, hook: str) -> int:

@@ -51,3 +51,18 @@ def test_a_job_of_many_tasks_drains_no_node(tmp_path: Path, tasks: str, each: st
         tmp_path, "", 'processes="$SLURM_JOB_NTASKS"', CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30", SLURM_JOB_NTASKS=tasks
     )
     assert [words[words.index(one) + 1] for one in ("--threads", "--total-threads")] == [each, "30.0"]
+
+
+@pytest.mark.parametrize("hook", ["epilog", "health-check", "task-prolog"])
+def test_other_hooks_stand_a_setting_that_only_the_prolog_can_fill_in(tmp_path: Path, hook: str) -> None:
+    """They read the same file, and have no SLURM_JOB_NTASKS: with such a line they all failed at it."""
+    for name in ("scontrol", "squeue", "cli"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    settings = f"PATH={tmp_path}:$PATH\nclient={tmp_path}/cli\nknown={tmp_path}/known\nprocesses=$SLURM_JOB_NTASKS\n"
+    (tmp_path / "conf").write_text(settings)
+    given = {"SLURM_JOB_ID": "7", "MPSAGENT_SLURM_SETTINGS": str(tmp_path / "conf")}
+    done = subprocess.run(
+        ["sh", str(PROLOG.with_name(hook))], env={**os.environ, **given}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")

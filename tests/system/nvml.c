@@ -5,6 +5,8 @@
  *   mig             it has one MIG device             denied      only others may set the compute mode
  *   mode            the compute mode, a number        xid         an Xid event, told once
  *   processes       a line each: PID plain|mps|display BYTES
+ *   energy          millijoules; without it the GPU cannot say
+ *   samples         its utilisation, a line each: STAMP PERCENT
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -151,6 +153,29 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, Proc
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *handle, unsigned *count, Process *found) {
     (void)handle;
     return list("mps", count, found);
+}
+
+int nvmlDeviceGetTotalEnergyConsumption(void *handle, unsigned long long *millijoules) {
+    (void)handle;
+    *millijoules = (unsigned long long)number("energy", 0);
+    return *millijoules ? SUCCESS : NOT_SUPPORTED;
+}
+typedef struct { unsigned long long stamp; union { unsigned value; double widest; }; } Sample;
+int nvmlDeviceGetSamples(void *handle, int kind, unsigned long long last, int *type, unsigned *count, Sample *found) {
+    (void)handle;
+    FILE *lines = file("samples", "r");
+    unsigned room = *count, percent;
+    unsigned long long stamp;
+    if (!lines || kind != 1) return NOT_SUPPORTED;
+    *count = 0;
+    *type = 1;
+    while (fscanf(lines, "%llu %u", &stamp, &percent) == 2)
+        if (stamp > last) {
+            if (found && *count < room) { found[*count].stamp = stamp; found[*count].value = percent; }
+            ++*count;
+        }
+    fclose(lines);
+    return SUCCESS;
 }
 
 int nvmlEventSetCreate(void **set) { *set = &events; return SUCCESS; }

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.mps.work import Work
 from mpsagent.system.nvml import ComputeProcess, Nvml
 from tests.system.nvml_stand_in import PART, UUID, Machine
 
@@ -46,7 +47,7 @@ async def test_what_a_gpu_says_of_itself(machine: Machine) -> None:
     (gpu,) = gpus
     assert (gpu.uuid, gpu.name, gpu.generation, gpu.multiprocessors) == (UUID, "NVIDIA Stand-in", "Hopper", 132)
     assert (gpu.memory, gpu.used, gpu.mode, gpu.mig) == (80 << 30, 3 << 30, "default", False)
-    assert (gpu.utilisation, gpu.power, gpu.temperature, gpu.problem) == (0.42, 123.456, 55, None)
+    assert (gpu.utilization, gpu.power, gpu.temperature, gpu.problem) == (0.42, 123.456, 55, None)
     pid = nvml.pid
     assert await nvml.gpus() == gpus
     assert nvml.pid == pid is not None
@@ -67,6 +68,57 @@ async def test_processes_are_told_apart(machine: Machine) -> None:
     nvml.close()
 
 
+async def test_what_a_gpu_has_done(machine: Machine) -> None:
+    """Utilisation of the samples since the last question, times the seconds between. Energy is the
+    driver's counter."""
+    machine.set("samples", "1000 100\n2000 100")
+    machine.set("energy", 5_000_000)
+    nvml = asked(machine)
+    first = await nvml.work()
+    assert first == {UUID: Work(0.0, 0.0, 5000.0)}
+    await asyncio.sleep(0.3)
+    machine.set("samples", "1000 100\n2000 100\n3000 20\n4000 60")
+    machine.set("energy", 5_090_000)
+    second = await nvml.work()
+    assert not isinstance(second, str), second
+    work = second[UUID]
+    assert 0.3 <= work.seconds < 60
+    assert (work.busy, work.energy) == (pytest.approx(0.4 * work.seconds), 5090.0)
+    third = await nvml.work()  # no sample since then: what NVML says now
+    assert not isinstance(third, str), third
+    between = third[UUID].seconds - work.seconds
+    assert third[UUID].busy - work.busy == pytest.approx(0.42 * between)
+    nvml.close()
+
+
+async def test_counters_go_on_with_the_next_helper(machine: Machine) -> None:
+    """What a GPU did while there was no helper is not known and not counted, but for its energy."""
+    machine.set("samples", "1000 100")
+    machine.set("energy", 1000)
+    nvml = asked(machine)
+    await nvml.work()
+    await asyncio.sleep(0.05)
+    before = await nvml.work()
+    assert not isinstance(before, str), before
+    nvml._drop()
+    machine.set("energy", 3000)
+    after = await nvml.work()
+    assert after == {UUID: before[UUID]._replace(energy=3.0)}
+    nvml.close()
+
+
+async def test_a_gpu_that_cannot_say_what_it_does(machine: Machine) -> None:
+    """As one that is divided into MIG devices: no seconds are counted, so nobody is said to have been idle."""
+    machine.set("mig")
+    nvml = asked(machine)
+    await nvml.work()
+    await asyncio.sleep(0.02)
+    assert await nvml.work() == {UUID: Work(0.0, 0.0, 0.0)}
+    machine.set("lost")
+    assert await nvml.work() == {UUID: Work(0.0, 0.0, 0.0)}
+    nvml.close()
+
+
 async def test_a_mig_device_is_known_by_its_own_name(machine: Machine) -> None:
     """What its GPU does not say of itself then is not known, and no mistake."""
     machine.set("mig")
@@ -75,7 +127,7 @@ async def test_a_mig_device_is_known_by_its_own_name(machine: Machine) -> None:
     gpus = await nvml.gpus()
     assert not isinstance(gpus, str), gpus
     assert gpus[0].mig
-    assert gpus[0].utilisation is None
+    assert gpus[0].utilization is None
     assert [part.uuid for part in gpus[0].parts] == [PART]
     assert gpus[0].has(PART)
     assert await nvml.processes() == (ComputeProcess(11, PART, False, 5),)

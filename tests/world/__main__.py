@@ -1,4 +1,5 @@
-"""Plays worlds: `python -m tests.world --seconds 60`, or one again: `python -m tests.world --seed 7`.
+"""Plays worlds: `python -m tests.world --seconds 60`, or one again: `python -m tests.world --kind hour --seed 7`.
+With `--jobs 10 --seconds 520 --out DIR` those of all kinds, ten at a time.
 
 Exit status 1 when a promise was broken: the seed, the commit, the plan cut down to what is needed, and its story.
 """
@@ -10,7 +11,9 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+from tests.world import many
 from tests.world.plans import WAYS, draw, fails, shrunk
 from tests.world.plans import played as lasted
 from tests.world.world import World
@@ -26,11 +29,16 @@ def main() -> int:
     words.add_argument("--faults", type=int, default=3, help="so many faults in a world at most")
     words.add_argument("--go-on", action="store_true", help="after a failure too; each is told in a line")
     words.add_argument("--no-shrink", action="store_true")
+    words.add_argument("--kind", choices=many.KINDS, action="append", help="for --seed and --jobs: these plans only")
+    words.add_argument("--jobs", type=int, help="so many processes, with worlds of all kinds; needs --out")
+    words.add_argument("--out", type=Path, help="for --jobs: a file here for each failure")
     asked = words.parse_args()
     ways = tuple(asked.way or WAYS)
     if asked.seed is not None:
-        return one(asked.seed, ways, asked.faults)
+        return one(asked.seed, ways, asked.faults, (asked.kind or ["minute"])[0])
     first = random.SystemRandom().randrange(1_000_000_000) if asked.first is None else asked.first
+    if asked.jobs is not None:
+        return many.run(asked.jobs, first, asked.seconds, tuple(asked.kind or many.KINDS), ways, asked.out)
     begun, played, virtual, failed = time.monotonic(), 0, 0.0, 0
     while (not asked.seeds or played < asked.seeds) and time.monotonic() < begun + asked.seconds:
         seed = first + played
@@ -48,10 +56,11 @@ def main() -> int:
     return int(failed > 0)
 
 
-def one(seed: int, ways: tuple[str, ...], faults: int) -> int:
-    plan = draw(seed, ways, faults)
+def one(seed: int, ways: tuple[str, ...], faults: int, kind: str) -> int:
+    draws, make, _ = many.KINDS[kind]
+    plan = draw(seed, ways, faults) if kind == "minute" else draws(seed, ways)
     print(plan)
-    found = fails(plan)
+    found = fails(plan, make)
     if found is not None:
         print("\n".join(found[1].story))
         print(f"seed {seed}: {found[0]}")

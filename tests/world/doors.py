@@ -607,7 +607,7 @@ class Path(pathlib.PurePosixPath):
         with open_file(self, "rb") as file:
             return bytes(file.read())
 
-    def read_text(self, *_: Any) -> str:
+    def read_text(self, *_: Any, **__: Any) -> str:
         return self.read_bytes().decode()
 
 
@@ -778,13 +778,13 @@ STANDS_FOR: dict[Any, Any] = {
     real_os: os, real_socket: socket, real_fcntl: fcntl, real_select: select, real_time: time, real_signal: signal,
     ResourceModule.real: resource, pathlib.Path: Path,
 }  # fmt: skip
-REAL = ("gate", "agent", "system", "wire")
+REAL = ("gate", "agent", "system", "wire", "api")
 """Layers of mpsagent that reach the outside. The layers below them do not."""
 
 
 @functools.cache
 def _doors() -> list[tuple[dict[str, Any], str, Any]]:
-    """Every name in gate, agent, system and wire that leads to the outside, and what stands there in a world."""
+    """Every name in gate, agent, api, system and wire that leads to the outside, and what stands there in a world."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in [one for name, one in sorted(sys.modules.items()) if name.startswith("mpsagent.")]:
         if module.__name__.split(".")[1] not in REAL:

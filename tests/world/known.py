@@ -1,25 +1,28 @@
 """Does the world find what is known? Each mistake that was made once, put back into a copy of the tree, and the world
 played there until it fails: `python -m tests.world.known [NUMBER ...] [--seeds 500] [--seconds 60]`.
 
-`--mutations 10 --draw 7` takes ten small mistakes by chance, in mpsagent/core and mpsagent/gate, instead. One that no
-test of the core and the gate notices changes nothing, and is drawn again. `--tests` plays those tests and not the
-world. The status is 0 when all are found.
+`--mutations 10 --draw 7` takes ten small mistakes by chance instead, in lines of mpsagent/core and mpsagent/gate that
+worlds execute (`python -m tests.world.executed`; `--lines FILE`: what that has said before). Of one that is not found
+it is said whether a test of the core and the gate notices it: where none does, a person has to see whether it changes
+anything. `--tests` plays those tests and not the world. The status is 0 when all are found.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.world import mutator
+from tests.world import executed, mutator
 
 ROOT = Path(__file__).parents[2]
 MISTAKES = Path(__file__).parent / "mistakes"
@@ -65,34 +68,49 @@ def copy(where: Path) -> Path:
 
 WORLDS = ("tests.world", "tests.world.trouble")
 """The worlds, each for a part of the time."""
+days: list[str] = []
+"""Of trouble: these only; empty: all."""
+
+
+AT_A_TIME = 12
+"""Seeds of one world before some of the other one: a day of each kind."""
 
 
 def play(tree: Path, seeds: int, seconds: float, first: int, worlds: Sequence[str]) -> Result:
-    """Plays worlds there. A seed that fails in the tree as it is proves nothing."""
-    begun, tried = time.monotonic(), 0
-    for place, world in enumerate(worlds):
-        number, until = first, begun + seconds * (place + 1) / len(worlds)
-        while (left := until - time.monotonic()) > 0 and number < first + seeds:
-            how = ["--first", str(number), "--seeds", str(first + seeds - number), "--seconds", str(int(left) + 1)]
-            done = _world(tree, world, [*how, "--no-shrink"])
+    """Plays worlds there, for so many seconds of processor time. A seed that fails in the tree as it is proves
+    nothing."""
+    begun, tried = _spent(), 0
+    next_one, last = dict.fromkeys(worlds, first), first + seeds - 1
+    while _spent() < begun + seconds and any(number <= last for number in next_one.values()):
+        for world, number in list(next_one.items()):
+            count = min(AT_A_TIME, last - number + 1)
+            left = max(1, int(begun + seconds - _spent()))
+            how = ["--first", str(number), "--seeds", str(count), "--seconds", str(10 * left), "--no-shrink"]
+            if count <= 0 or _spent() >= begun + seconds:
+                continue
+            done = _world(tree, world, how)
             said = re.search(r"^seed (\d+) .*?: (.*)", done.stdout, re.MULTILINE)
             if said is None:
                 played = re.search(r"^(\d+) worlds", done.stdout, re.MULTILINE)
                 if played is None:
-                    return Result(
-                        False, f"{tried} seeds", time.monotonic() - begun, f"{world} fails: {done.stderr[-200:]}"
-                    )
-                tried, number = tried + int(played[1]), number + int(played[1])
-                break
-            tried, number = tried + int(said[1]) - number + 1, int(said[1]) + 1
+                    return Result(False, f"{tried} seeds", _spent() - begun, f"{world} fails: {done.stderr[-200:]}")
+                tried, next_one[world] = tried + int(played[1]), number + max(1, int(played[1]))
+                continue
+            tried, next_one[world] = tried + int(said[1]) - number + 1, int(said[1]) + 1
             if "the world has no" in done.stdout:  # what the mistake asks of it is not modelled
                 continue
             if _world(ROOT, world, ["--first", said[1], "--seeds", "1", "--no-shrink"]).returncode == 0:
-                return Result(True, f"{tried} seeds", time.monotonic() - begun, f"{world} {said[1]}: {said[2]}")
-    return Result(False, f"{tried} seeds", time.monotonic() - begun, "")
+                return Result(True, f"{tried} seeds", _spent() - begun, f"{world} {said[1]}: {said[2]}")
+    return Result(False, f"{tried} seeds", _spent() - begun, "")
+
+
+def _spent() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _world(tree: Path, world: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+    words = [*words, *(word for day in days if world == WORLDS[1] for word in ("--day", day))]
     return subprocess.run([sys.executable, "-m", world, *words], cwd=tree, capture_output=True, text=True, check=False)
 
 
@@ -107,26 +125,14 @@ def tests(tree: Path) -> Result:
                   failed[1] if failed else "")  # fmt: skip
 
 
-def mutations(tree: Path, count: int, seed: int) -> Iterator[tuple[str, mutator.Mutation]]:
-    """Those that some test notices; the tree has the mutation for as long as the caller looks at it."""
-    number, left_out = 0, 0
-    for one in mutator.drawn(ROOT, seed):
-        if number == count:
-            return
+def mutations(tree: Path, count: int, seed: int, lines: executed.Lines) -> Iterator[mutator.Mutation]:
+    """The tree has the mutation for as long as the caller looks at it."""
+    for one in islice(mutator.drawn(ROOT, seed, lines), count):
         path = tree / one.file
         before = path.read_text()
         path.write_text(one.text)
-        try:
-            noticed = tests(tree)
-            if noticed.found:
-                number += 1
-                yield f"mutation {number}, after {left_out} that change nothing; seen by {noticed.why}", one
-                left_out = 0
-            else:
-                left_out += 1
-                print(f"(changes nothing: {one})", flush=True)
-        finally:
-            path.write_text(before)
+        yield one
+        path.write_text(before)
 
 
 def main() -> int:
@@ -136,11 +142,15 @@ def main() -> int:
     words.add_argument("--seconds", type=float, default=60.0)
     words.add_argument("--first", type=int, default=1)
     words.add_argument("--world", choices=WORLDS, action="append", help="only this one")
+    words.add_argument("--day", action="append", default=[], help="of trouble: this one only")
     words.add_argument("--tests", action="store_true")
     words.add_argument("--mutations", type=int, default=0)
     words.add_argument("--draw", type=int, default=7)
+    words.add_argument("--lines", type=Path)
+    words.add_argument("--quick", action="store_true", help="without those tests")
     asked = words.parse_args()
-    worlds = asked.world or WORLDS
+    days.extend(asked.day)
+    worlds = asked.world or (WORLDS[1:] if days else WORLDS)
     found: list[bool] = []
 
     def row(name: str, result: Result) -> None:
@@ -151,9 +161,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         if asked.mutations:
             tree = copy(Path(directory))
-            for name, one in mutations(tree, asked.mutations, asked.draw):
-                print(f"{name}: {one}", flush=True)
-                row(str(one.file), play(tree, asked.seeds, asked.seconds, asked.first, worlds))
+            lines = executed.executed(ROOT) if asked.lines is None else executed.read(asked.lines)
+            for number, one in enumerate(mutations(tree, asked.mutations, asked.draw, lines), 1):
+                if asked.numbers and number not in asked.numbers:
+                    continue
+                result = play(tree, asked.seeds, asked.seconds, asked.first, worlds)
+                row(f"{number} | {one}", result)
+                if not result.found and not asked.quick:
+                    noticed = tests(tree)
+                    print(
+                        f"    a test notices it: {noticed.why}" if noticed.found else "    no test notices it",
+                        flush=True,
+                    )
         else:
             for patch in patches():
                 if asked.numbers and int(patch.name[:2]) not in asked.numbers:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tests.world import doors
+from tests.world import doors, streams
 from tests.world.kernel import Body, File, Kernel, Killed, Process
 
 
@@ -168,6 +168,12 @@ class Loop(asyncio.AbstractEventLoop, Body):
 
     async def sock_connect(self, sock: Any, address: str) -> None:
         sock.connect(address)
+
+    async def create_connection(self, make: Any, *, sock: Any) -> Any:
+        protocol = make()
+        transport = streams.Transport(self, sock, protocol)
+        await asyncio.sleep(0)
+        return transport, protocol
 
     def set_exception_handler(self, handler: Any) -> None:
         self._handler = handler

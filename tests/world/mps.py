@@ -112,6 +112,7 @@ class Daemon:
     def run(self) -> Steps:
         kernel, process = self.kernel, self.process
         yield [], kernel.now + self.world.chance.uniform(0.01, 0.04)
+        Log(self.world, f"{self.logs}/server.log", "Other", process.pid)  # its servers inherit it
         self.log = Log(self.world, f"{self.logs}/control.log", "Control", process.pid)
         listeners = [kernel.listen(process, f"{self.pipe}/{name}", mode, 128)
                      for name, mode in (("control", 0o666), ("control_privileged", 0o755))]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,11 +32,12 @@ class Mutation(NamedTuple):
         return f"{self.file}:{self.line}: {self.before}  ->  {self.after}"
 
 
-def drawn(root: Path, seed: int) -> Iterator[Mutation]:
-    """Without end, each place with the same chance."""
+def drawn(root: Path, seed: int, lines: Mapping[str, Collection[int]] | None = None) -> Iterator[Mutation]:
+    """Without end, each place with the same chance. ``lines``: only there, by file."""
     draw = random.Random(seed)
     files = {str(path.relative_to(root)): path.read_text() for name in FOLDERS for path in (root / name).glob("*.py")}
-    places = [(file, place) for file in sorted(files) for place in range(len(list(_places(ast.parse(files[file])))))]
+    places = [(file, place) for file in sorted(files) for place, node in enumerate(_places(ast.parse(files[file])))
+              if lines is None or getattr(node, "lineno", 0) in lines.get(file, ())]  # fmt: skip
     while True:
         file, place = draw.choice(places)
         found = _mutated(file, files[file], place, draw)

@@ -33,6 +33,8 @@ class Life:
     """Its first context is made."""
     limits: tuple[float, int] | None = None
     over: float | None = None
+    left: float | None = None
+    """Its process has ended."""
     error: str | None = None
     asked: bool = False
     """It was asked to end (terminate_client)."""
@@ -43,6 +45,12 @@ class Life:
     @property
     def waits(self) -> bool:
         return self.knocked is not None and self.given is None and self.process.alive and self.error is None
+
+    @property
+    def came(self) -> float:
+        """Its connection: it may be stopped before it says who it is."""
+        knocked = self.knocked or 0.0
+        return knocked if self.socket is None else min(knocked, self.socket.accepted)
 
     @property
     def works(self) -> bool:
@@ -106,8 +114,8 @@ class Client:
             if context is None or life.error is not None:
                 return
             answer = yield from context.hear()
-            if answer is None or not answer.data.startswith(b"OK"):
-                life.error = "806" if answer is None else answer.data.decode().split()[-1]
+            if answer is None or not answer.data.startswith(b"OK "):  # OK alone: the gate made a channel of it
+                life.error = "806" if answer is None else answer.data.decode().split()[-1].replace("OK", "806")
                 return
             made.append(context)
             _, percentage, memory, wait = answer.data.decode().split()

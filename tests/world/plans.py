@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from tests.world.judges import Broken
 from tests.world.kernel import BOOT
@@ -45,9 +48,32 @@ def draw(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 3, *, hostile: b
                 preempt=chance.choice((0.0, 0.02, 0.1)))  # fmt: skip
 
 
-def fails(plan: Plan) -> tuple[str, World] | None:
+def hour(seed: int, ways: tuple[str, ...] = WAYS, faults: int = 6, *, hostile: bool = True) -> Plan:
+    """A plan of an hour: users come in crowds, most faults are near one of them, and in between it is quiet."""
+    chance = random.Random(f"hour {seed}")
+    way, comings, thrown = chance.choice(ways), list[Coming](), list[Fault]()
+    bad = chance.choice(USERS) if hostile and chance.random() < 0.2 else None
+    crowds = [2 + chance.uniform(0, 3500) for _ in range(chance.randint(4, 12))]
+    for begins in crowds:
+        span, longest = chance.choice((0.01, 1.0, 10.0)), chance.choice((0.3, 3.0, 30.0, 120.0))
+        for _ in range(chance.randint(1, 8)):
+            uid = chance.choice(USERS)
+            kind = chance.choice(HOSTILE) if uid == bad and chance.random() < 0.5 else "honest"
+            work = round(chance.uniform(0.05, min(longest, 10.0) if uid == bad else longest), 3)
+            at = round(begins + chance.uniform(0, span), 4)
+            comings.append(Coming(at, uid, work, chance.choice((1, 1, 1, 2, 3)), kind))
+    for _ in range(chance.randint(0, faults)):
+        who = chance.choice((*PARTIES, "clock"))
+        at = chance.choice(crowds) + chance.choice((-1.0, 0.0, 0.0, 0.0, 10.0)) + chance.uniform(0, 10)
+        call = chance.randint(1, CALLS[who]) if who in CALLS and chance.random() < 0.7 else 0
+        thrown.append(Fault(round(max(2.0, at), 4), who, "stop" if chance.random() < 0.25 else "kill", call))
+    comings.sort(key=lambda one: one.at)
+    return Plan(seed, way, tuple(comings), tuple(thrown), LIMITS, preempt=chance.choice((0.0, 0.02)))  # fmt: skip
+
+
+def fails(plan: Plan, make: Callable[[Any], World] = World) -> tuple[str, World] | None:
     """Why, and the world in which it did."""
-    world = World(plan)
+    world = make(plan)
     try:
         world.play()
     except Broken as broken:
@@ -57,8 +83,8 @@ def fails(plan: Plan) -> tuple[str, World] | None:
     return None
 
 
-played: list[float] = []
-"""Virtual seconds of each world."""
+played: deque[float] = deque(maxlen=1)
+"""Virtual seconds of the last world."""
 
 
 def kind(why: str) -> str:
@@ -66,12 +92,18 @@ def kind(why: str) -> str:
     return re.sub(r"\d+(\.\d+)?", "N", why)[:60]
 
 
-def shrunk(plan: Plan, why: str, say: Callable[[str], None] = lambda _: None) -> Plan:
-    """A smaller plan that fails in the same way."""
+def shrunk(
+    plan: Plan,
+    why: str,
+    say: Callable[[str], None] = lambda _: None,
+    make: Callable[[Any], World] = World,
+    until: float = float("inf"),
+) -> Plan:
+    """A smaller plan that fails in the same way; ``until``: no longer than to this moment (time.monotonic)."""
     wanted, smaller = kind(why), True
 
     def still(other: Plan) -> bool:
-        found = fails(other)
+        found = fails(other, make) if time.monotonic() < until else None
         return found is not None and kind(found[0]) == wanted
 
     while smaller:

@@ -22,11 +22,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from mpsagent.agent.acting import Acting
+from mpsagent.core import inputs as inp
+from mpsagent.core.reduce import reduce
 from mpsagent.sim import limits as simulated
 from mpsagent.system import names as real_names
+from mpsagent.wire import link
 from tests.world.judges import Broken, Judges
 from tests.world.kernel import BOOT, File, Process, Socket
-from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, ClientOf, End, ServerProcess
+from tests.world.mps import CLIENT, CREDENTIALS, DESCRIPTOR, ClientOf, Daemon, End, ServerProcess
 from tests.world.people import Client, Life, Steps
 from tests.world.plans import LIMITS
 from tests.world.world import Coming, Fault, Plan, World
@@ -61,6 +64,7 @@ class Day(Plan):
     users' by name, which the name service says."""
 
     name: str = ""
+    well: bool = False
     general: str = ""
     more: str = ""
     then: str = ""
@@ -76,6 +80,8 @@ class Day(Plan):
     """Users who come before all others."""
     over: float | None = None
     """When all clients leave, at the latest."""
+    calm: float = CALM
+    """Seconds after a fault in which nobody is promised a time."""
     quiet: bool = False
     """What waits is judged by ``waits`` alone: the GPU may be idle for a moment."""
 
@@ -239,8 +245,8 @@ class Watchful(Judges):
     def day(self) -> Day:
         return self.world.plan
 
-    def calm(self, span: float = CALM) -> bool:
-        return all(self.world.kernel.now - at > span for at, _ in self.faults)
+    def calm(self) -> bool:
+        return all(self.world.kernel.now - at > self.day.calm for at, _ in self.faults)
 
     def works(self, life: Life) -> None:
         if life.limits != self.day.limits[life.uid] and not (self.day.doubts and life.limits is not None):
@@ -248,8 +254,10 @@ class Watchful(Judges):
                       f"{self.day.limits[life.uid]}")  # fmt: skip
 
     def given(self, life: Life) -> None:
-        """Who came first is first; not where the policy puts users before others, or one comes again and again."""
-        if not self.day.ranked and self.day.name != "hostile":
+        """Who came first is first; not where the policy puts users before others, one comes again and again, or it is
+        not known who came."""
+        names = self.world.down is not None and self.world.kernel.now - self.world.down < CALM
+        if not self.day.ranked and self.day.name != "hostile" and not names:
             super().given(life)
 
     def ended(self, life: Life) -> None:
@@ -357,17 +365,26 @@ class _Limits:
         return 99.9 if found in self._doubts else found
 
 
+class Slip(Exception):
+    """A mistake of the product's, thrown in."""
+
+
 class Troubled(World):
     plan: Day
 
     def __init__(self, plan: Day) -> None:
         super().__init__(plan)
         self.judges = Watchful(self)
-        self.down = False
-        """The name service."""
+        self.down: float | None = None
+        """Until when the name service was."""
+        self.silent = False
         self.stopped: list[Process] = []
         self.listening = 0
         """After so many messages to the agent a client dies."""
+        self.telling = 0
+        """After so many files that the gate opens a job ends: it tells an agent of each process that it knows."""
+        self.slips = False
+        """The next hand-over that the agent hears of finds a mistake of its own."""
 
     def comes(self, coming: Coming) -> None:
         assert isinstance(coming, Guest)
@@ -377,9 +394,19 @@ class Troubled(World):
         life = GuestLife(process, coming.uid, coming.work, honest=coming.kind not in HOSTILE, kind=coming.kind)
         self.judges.lives.append(life)
         client = PEOPLE[coming.kind](self, life, coming.contexts)
-        process.on_end.append(lambda _: self.judges.ended(life))
+        process.on_end.append(lambda _: self.judges.gone(life))
         self.kernel.program(process, client.run())
         self.tell(f"client {process.pid} ({coming.kind}) of user {coming.uid} comes, {coming.work:.1f} s of work")
+
+    def start_daemon(self, before: Process) -> None:
+        """An administrator starts another one in its place."""
+        self.tell("somebody starts the control daemon")
+        self.judges.faults.append((self.kernel.now, "daemon"))
+        process = self.kernel.spawn(before.name, 0, 0, self.kernel.init)
+        process.command, process.environment = before.command, dict(before.environment)
+        pipe, logs = process.environment["CUDA_MPS_PIPE_DIRECTORY"], process.environment["CUDA_MPS_LOG_DIRECTORY"]
+        daemon = Daemon(self, process, pipe, logs, "--multiuser-server" in process.command)
+        self.kernel.program(process, daemon.run())
 
     def everybody_leaves(self) -> None:
         for one in self.who("client"):
@@ -391,7 +418,22 @@ class Troubled(World):
             if not self.listening:
                 for one in self.who("client")[:1]:
                     super().strike(one, Fault(0.0, "client"))
+        if self.telling and what == "open" and process.name == "mpsagent-gate":
+            self.telling -= 1
+            if not self.telling:
+                self.job_ends()
         super()._called(process, what)
+
+    def job_ends(self) -> None:
+        """All processes of a user are killed, at nearly the same time."""
+        there = sorted(self.who("client"), key=lambda one: one.pid)
+        if there:
+            uid = self.chance.choice(sorted({one.uid for one in there}))
+            self.judges.faults.append((self.kernel.now, "client"))
+            self.tell(f"all processes of user {uid} are killed")
+            for one in there:
+                if one.uid == uid:
+                    self.kernel.after(self.chance.uniform(0.0, 0.003), self.kernel.signal, one, 9)
 
     def strike(self, process: Process, fault: Fault) -> None:
         if fault.what == "resume":
@@ -414,8 +456,9 @@ class Troubled(World):
             self.kernel.wall += fault.call
             self.tell(f"the wall clock is set by {fault.call} s")
         elif fault.what == "names":
-            self.down = not self.down
-            self.tell(f"the name service is {'down' if self.down else 'back'}")
+            self.silent = not self.silent
+            self.down = float("inf") if self.silent else self.kernel.now
+            self.tell(f"the name service is {'down' if self.silent else 'back'}")
         elif fault.what == "reload":
             self.tell("the policy is another one, and read again")
             self.kernel.nodes["/etc/mpsagent/policy.toml"].data[:] = self.plan.text(self.plan.then).encode()
@@ -426,6 +469,21 @@ class Troubled(World):
             for one in self.who("agent"):
                 self.strike(one, Fault(fault.at, "agent"))
             self.listening = fault.call
+        elif fault.what == "a job ends":
+            for one in self.who("agent"):
+                self.strike(one, Fault(fault.at, "agent"))
+            self.telling = fault.call
+        elif fault.what == "away":
+            for one in self.who("agent"):
+                World.strike(self, one, fault)
+        elif fault.what == "started by hand":
+            for one in self.who("daemon"):
+                self.strike(one, Fault(fault.at, "daemon"))
+                self.kernel.after(fault.call, self.start_daemon, one)
+        elif fault.what == "slip":
+            self.slips = True
+            for one in self.who("agent"):
+                super().strike(one, Fault(fault.at, "agent", "stop"))
         elif fault.what == "together":
             for who in fault.who.split("+"):
                 for one in self.who(who)[:1]:
@@ -445,6 +503,7 @@ class Troubled(World):
 
     def others(self) -> dict[tuple[str, str], Any]:
         found = super().others()
+        found["mpsagent.core.engine", "reduce"] = self.reduce
         if self.plan.doubts:
             found["tests.world.mps", "limits"] = _Limits(self.plan.doubts)
         if self.plan.by_name:
@@ -452,18 +511,31 @@ class Troubled(World):
             found |= self.name_service()
         return found
 
+    def reduce(self, state: Any, event: Any) -> Any:
+        """With a mistake in it for one message, which the agent can do without."""
+        if self.slips and isinstance(event, inp.GateSaid) and isinstance(event.what, link.Handing):
+            self.slips = False
+            self.judges.faults.append((self.kernel.now, "agent"))
+            self.tell(f"the agent fails on what it is told: {event.what}")
+            raise Slip
+        return reduce(state, event)
+
+    def failed(self, what: str) -> None:
+        if "Slip()" not in what:
+            super().failed(what)
+
     def name_service(self) -> dict[tuple[str, str], Any]:
         """One service, as glibc and Python see it."""
         real_names._heard.clear()
         real_names._silent.clear()
 
         def getpwuid(uid: int) -> Any:
-            if self.down:
+            if self.silent:
                 raise KeyError(uid)
             return SimpleNamespace(pw_name=f"u{uid}", pw_gid=uid, pw_uid=uid)
 
         def ask(*_: Any) -> int:
-            return -1 if self.down else 1
+            return -1 if self.silent else 1
 
         def group(gid: int) -> Any:
             raise KeyError(gid)
@@ -503,10 +575,64 @@ def paused(chance: random.Random, seed: int) -> Day:
     slice_, queue = chance.choice((1, 2, 4)), chance.choice(("", 'queue = "fair"'))
     pause = f'[switch]\naction = "pause"\nslice = "{slice_}s"\nafter = "1h"\notherwise = "none"'
     faults = (Fault(chance.uniform(4, 30), "agent", "reload"),) if chance.random() < 0.5 else ()
-    return Day(seed, "shared", tuple(comings), faults, LIMITS, name="paused", more="", general=f"{pause}",
-               then='[agent]\nplacement = "fixed"', stands=20.0 + 12 * slice_ * len(users) if not faults else None,
-               preempt=chance.choice((0.0, 0.02)), ends=bool(queue)) if not faults else _reloaded(
-        chance, seed, comings, slice_)  # fmt: skip
+    if faults:
+        return _reloaded(chance, seed, comings, slice_)
+    return Day(seed, "shared", tuple(comings), (), LIMITS, name="paused", general=pause, ends=bool(queue),
+               stands=20.0 + 12 * slice_ * len(users), waits=len(users) * (slice_ + 1.0) + 10.0,
+               preempt=chance.choice((0.0, 0.02)))  # fmt: skip
+
+
+def overtaken(chance: random.Random, seed: int) -> Day:
+    """Three users who come before all others, by turns and each when the one before is about to end: there is always
+    one who waits, seldom two. A paused user may be overtaken once by each of them."""
+    first, *others = chance.sample(sorted(LIMITS), 4)
+    every = chance.choice((2.0, 4.0))
+    work = every * chance.uniform(0.95, 1.1) - 0.2
+    comings = [Guest(2.0, first, 400.0)]
+    comings += [Guest(6 + every * job + chance.uniform(0, 0.2), others[job % 3], work) for job in range(45)]
+    pause = '[switch]\naction = "pause"\nslice = "3s"\nafter = "1h"\n'
+    return Day(seed, "shared", tuple(comings), (), LIMITS, name="overtaken", more=pause, ranked=frozenset(others),
+               stands=6 * every + 15.0, over=8.0 + every * 45, preempt=0.0)  # fmt: skip
+
+
+def away(chance: random.Random, seed: int) -> Day:
+    """Somebody stops the agent for two minutes, and for users that it knew the gate goes on by its last table: also
+    after a fault, which ends then when the last client has noticed it (who asks for a further context does not), and
+    after the control daemon has died, when somebody has started another one."""
+    bad, *users = chance.sample(sorted(LIMITS), chance.randint(3, 4))
+    comings = [Guest(2.0, uid, 4.0) for uid in users]
+    faults = [Fault(chance.uniform(3, 4), "agent", "away", 120)]
+    if chance.random() < 0.5:
+        dies, span, count = chance.uniform(4.1, 8.0), chance.choice((6, 9, 12)), chance.randint(2, 5)
+        faults.append(Fault(dies, "daemon", "started by hand", span))
+        comings += [Guest(dies + chance.uniform(0.1, span), chance.choice(users), 1.0) for _ in range(count)]
+    else:
+        span, kinds = chance.choice((4.0, 12.0)), ("honest", "honest", "sleeper")
+        comings += [Guest(2.1 + chance.uniform(0, span), chance.choice(users), chance.uniform(0.3, 6), 1,
+                          chance.choice(kinds)) for _ in range(chance.randint(4, 20))]  # fmt: skip
+        comings.append(Guest(2.0, bad, 60.0, kind="807"))
+        faults += [Fault(4 + chance.uniform(0, span), "client") for _ in range(chance.randint(1, 4))]
+    return Day(seed, "together", tuple(comings), tuple(faults), LIMITS, name="away", waits=15.0, calm=0.0,
+               quiet=True, preempt=chance.choice((0.0, 0.1)), until=150.0)  # fmt: skip
+
+
+def jobs(chance: random.Random, seed: int) -> Day:
+    """Many processes at work, some that hang before they have met their server, and all of one user's end while the
+    gate tells another agent of them."""
+    one, other, *hung = chance.sample(sorted(LIMITS), 6)
+    comings = [Guest(2 + chance.uniform(0, 3), uid, 50.0) for uid in (one, other) for _ in range(34)]
+    comings += [Guest(6.0 + place, uid, 80.0, kind="liar") for uid in hung for place in range(2)]
+    faults = (Fault(chance.uniform(20, 24), "agent", "a job ends", chance.randint(5, 60)),)
+    return Day(seed, "apart", tuple(comings), faults, LIMITS, name="jobs", preempt=0.1, over=70.0)
+
+
+def slips(chance: random.Random, seed: int) -> Day:
+    """A mistake in what the agent makes of one message costs nothing of what came together with it."""
+    users = chance.sample(sorted(LIMITS), chance.randint(2, 4))
+    comings = [Guest(2 + chance.uniform(0, 20), chance.choice(users), chance.uniform(0.05, 3), chance.choice((1, 2)))
+               for _ in range(30)]  # fmt: skip
+    faults = tuple(Fault(chance.uniform(3, 20), "agent", "slip") for _ in range(chance.randint(1, 3)))
+    return Day(seed, chance.choice(("own", "shared", "together")), tuple(comings), faults, LIMITS, name="slips")
 
 
 def _starving(chance: random.Random, seed: int) -> Day:
@@ -608,12 +734,12 @@ def machine(chance: random.Random, seed: int) -> Day:
 
 
 def _reinstalled(chance: random.Random, seed: int, fault: Fault) -> Day:
-    """Who works is known to nobody then. A shared server: the next user is let in before MPS is asked who works."""
+    """Who works is known to MPS alone then."""
     one, other = chance.sample(sorted(LIMITS), 2)
     way = chance.choice(("own", "own", "shared"))
     comings = (Guest(2.0, one, 200.0), Guest(fault.at + chance.uniform(1, 5), other, 1.0))
     text = '[switch]\nafter = "5s"\ngrace = "1s"\naction = "terminate"\n'
-    return Day(seed, way, comings, (fault,), LIMITS, name="machine", more=text, ends=True, waits=SERVED, overlap=1e9,
+    return Day(seed, way, comings, (fault,), LIMITS, name="machine", more=text, ends=True, waits=SERVED, overlap=0.0,
                preempt=0.0)  # fmt: skip
 
 
@@ -641,7 +767,7 @@ def doubtful(chance: random.Random, seed: int) -> Day:
 
 DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
     "paused": paused, "ends": ends, "crowd": crowd, "returning": returning, "hostile": hostile, "machine": machine,
-    "names": name_service, "doubtful": doubtful,
+    "names": name_service, "doubtful": doubtful, "overtaken": overtaken, "away": away, "jobs": jobs, "slips": slips,
 }  # fmt: skip
 _DAYS = tuple(DAYS)
 

@@ -11,13 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mpsagent.agent.node import Node
 from mpsagent.agent.settings import Settings
+from mpsagent.api.history import History
+from mpsagent.api.instances import Everything
+from mpsagent.api.metrics import Metrics
+from mpsagent.api.received import Received
+from mpsagent.gate import service
 from mpsagent.gate.loop import Gate, Options
 from mpsagent.mps.limits import Device
 from mpsagent.mps.rendezvous import Credentials
+from mpsagent.mps.work import Work
 from mpsagent.policy.identity import Identity
 from mpsagent.sim.delays import Delays
 from mpsagent.system.control_child import ControlChild
@@ -32,11 +39,16 @@ from tests.world.judges import Broken, Judges
 from tests.world.kernel import File, Kernel, Opened, Process, Socket
 from tests.world.loop import Loop
 from tests.world.people import KINDS, Life
+from tests.world.shown import Shown
+from tests.world.streams import serve
 
 PUBLIC, RUN, STATE, LOGS = "/tmp/nvidia-mps", "/run/mpsagent", "/var/lib/mpsagent", "/var/log/nvidia-mps"
+UNITS = Path(__file__).parents[2] / "systemd"
 HIDDEN = f"{RUN}/instances/default/pipe"
 NOTIFY = "/run/systemd/notify"
 DEVICE = Device(0, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 143155 << 20, 132)
+API = 990
+"""The user of the api."""
 LOOK = 0.25
 WATCHDOG = 12.0
 """Seconds until systemd kills a gate that stands still: WatchdogSec= and TimeoutAbortSec= of its unit."""
@@ -88,6 +100,8 @@ class Plan:
     until: float = 3600.0
     rest: float = 15.0
     """Seconds for which it is watched after the last has ended."""
+    well: bool = True
+    """Where nothing is thrown in, nothing is amiss."""
 
     @property
     def turns(self) -> bool:
@@ -104,10 +118,19 @@ class Plan:
 
 
 class Systemd:
-    """Starts gate and agent again, keeps the gate's descriptors, runs what is to run after the agent's end."""
+    """Starts gate and agent again, keeps the gate's descriptors, runs what is to run after the agent's end: as the
+    agent's unit file says, under systemd 254 or newer."""
 
     def __init__(self, world: World) -> None:
         self.world, self.kernel = world, world.kernel
+        unit = (UNITS / "mpsagent.service").read_text().splitlines()
+        told = dict(line.partition("=")[::2] for line in unit if line[:1].isupper())
+        self.opens = "OnFailure" in told and told.get("RestartMode") != "direct"
+        """At each end of the agent by a signal: mpsagent-open.service."""
+        self.open = False
+        """That runs: the gate serves without an agent."""
+        self.away = 0.0
+        """Until then somebody has stopped the agent."""
         self.process = self.kernel.init
         self.stored: dict[str, File] = {}
         self.notify = Socket(self.kernel, datagrams=True)
@@ -121,6 +144,8 @@ class Systemd:
             listener = self.kernel.listen(self.process, f"{PUBLIC}/{name}", mode, 4096)
             self.process.install(listener)
             self.listeners.append((name, listener))
+        self.pages = self.kernel.listen(self.process, f"{RUN}/pages.sock", 0o600, 8)
+        self.process.install(self.pages)
         self.kernel.program(self.process, self.run())
 
     def run(self) -> mps.Steps:
@@ -155,6 +180,19 @@ class Systemd:
         self.world.gate.loop.call_soon(self.world.run_gate, given)
         process.on_end.append(lambda _: self.after("gate", 0.02, self.start_gate))
 
+    def open_gate(self, yes: bool) -> None:
+        """mpsagent-open.service is started, or stopped as the agent has started: the gate is another one each time."""
+        if self.open is not yes:
+            self.open = yes
+            self.world.tell("the gate is opened with the strictest limits" if yes else "the gate hears the agent again")
+            for one in self.world.who("gate"):
+                self.kernel.signal(one, 15)
+
+    def start_api(self) -> None:
+        process = self.kernel.spawn("mpsagent-api", API, API, self.process)
+        self.world.api = Program(self.world, process)
+        self.world.api.loop.call_soon(self.world.run_api, process.install(self.pages))
+
     def start_agent(self) -> None:
         process = self.kernel.spawn("mpsagent", 0, 0, self.process)
         process.environment = {"PATH": "/usr/bin"}
@@ -171,7 +209,9 @@ class Systemd:
             doors.os._exit(0)
 
         loop.call_soon(thaw)
-        self.after("agent", 0.25, self.start_agent)
+        if self.opens and not self.away > self.kernel.now:
+            self.open_gate(True)
+        self.after("agent", max(0.25, self.away - self.kernel.now), self.start_agent)
 
     def after(self, who: str, pause: float, start: Any) -> None:
         """A process needs its time to start, and Python more."""
@@ -197,9 +237,18 @@ class _Telling:
     def info(self, kind: str, **fields: Any) -> None:
         self._world.tell(str(fields.get("sentence") or f"{kind} {fields}"))
         if kind == "agent.error":
-            self._world.mistakes.append(str(fields.get("text")))
+            self._world.failed(str(fields.get("text")))
 
     warning = error = info
+
+
+class _Silent:
+    """What the api writes into its journal it has from records, which the agent has told already."""
+
+    @staticmethod
+    def info(*_: Any, **__: Any) -> None: ...
+
+    warning = info
 
 
 class World:
@@ -209,6 +258,7 @@ class World:
         self.chance = self.kernel.chance
         self.delays = Delays(1.0, str(plan.seed))
         self.judges = Judges(self)
+        self.sees = Shown(self)
         self.device, self.public = DEVICE, PUBLIC
         self.uses: dict[int, tuple[str, int]] = {}
         """Who computes on the GPU, with how many MiB, by pid."""
@@ -216,6 +266,9 @@ class World:
         self.mistakes: list[str] = []
         self.gate: Program | None = None
         self.agent: Program | None = None
+        self.api: Program | None = None
+        self.shown: Everything | None = None
+        """What people read."""
         self.node: Node | None = None
         self.armed: list[tuple[int, Fault]] = []
         self.did: Counter[str] = Counter()
@@ -228,15 +281,34 @@ class World:
     def mistake(self, process: Process, context: dict[str, Any]) -> None:
         error = context.get("exception")
         lines = traceback.format_exception(error) if isinstance(error, BaseException) else [str(context)]
-        self.mistakes.append(f"{process}: {''.join(lines)[-3000:]}")
+        self.failed(f"{process}: {''.join(lines)[-3000:]}")
+
+    def failed(self, what: str) -> None:
+        self.mistakes.append(what)
 
     # --- the programs
 
     def run_gate(self, given: list[tuple[str, int]]) -> None:
         assert self.gate is not None
         loop = self.gate.loop
-        options = Options(daemon=doors.Path(HIDDEN), state=doors.Path(RUN), link=doors.Path(f"{RUN}/gate.sock"))
+        daemon, state = doors.Path(HIDDEN), doors.Path(RUN)
+        options = Options(daemon=daemon, state=state, link=doors.Path(f"{RUN}/gate.sock"))
+        if self.systemd.open:
+            options = Options(daemon=daemon, state=state, admissions=service.everybody(state, None, daemon))
         Gate(loop, options, given)
+
+    def run_api(self, pages: int) -> None:
+        assert self.api is not None
+        metered = Metrics(lambda uid: received.name(uid))
+        received = Received(History(None), Names(), metered)
+        self.shown = Everything(received)
+        self.metered = metered
+        self.received = received
+
+        async def each(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await received.listen(reader, writer)
+
+        serve(self.api.loop, pages, each)
 
     def run_agent(self) -> None:
         assert self.agent is not None
@@ -249,6 +321,7 @@ class World:
         await agent.start(
             lambda policy, where, gone: ControlChild(where.hidden, gone, program="nvidia-cuda-mps-control")
         )
+        self.systemd.open_gate(False)
 
     async def run_program(self, argv: Sequence[str], environment: Mapping[str, str], **_: Any) -> Ended:
         await asyncio.sleep(self.chance.uniform(0.002, 0.02))
@@ -279,6 +352,10 @@ class World:
             return tuple(ComputeProcess(pid, DEVICE.uuid, kind == "mps", size << 20)
                          for pid, (kind, size) in world.uses.items())  # fmt: skip
 
+        def work(_file: str) -> dict[str, Work]:
+            now = world.kernel.now
+            return {DEVICE.uuid: Work(now, now / 2, 300 * now)}
+
         def looked(_file: str) -> tuple[Gpu, ...]:
             return (Gpu(0, DEVICE.uuid, DEVICE.name, memory=DEVICE.memory, used=0, mode="default"),)
 
@@ -299,9 +376,11 @@ class World:
             ("mpsagent.agent.recorder", "log"): telling,
             ("mpsagent.agent.node", "log"): telling,
             ("mpsagent.agent.host", "log"): telling,
-            ("mpsagent.agent.placing", "open_files"): lambda _: 1024,
+            ("mpsagent.agent.placing", "open_files"): lambda _: 65_536,
+            ("mpsagent.api.received", "log"): _Silent,
             ("mpsagent.system.devices", "from_file"): lambda _: (DEVICE,),
             ("mpsagent.system.devices", "simulated_processes"): processes,
+            ("mpsagent.system.devices", "simulated_work"): work,
             ("mpsagent.system.devices", "simulated_gpus"): looked,
             ("mpsagent.system.names", "identity_of"): lambda uid: Identity(uid, f"u{uid}"),
             ("mpsagent.system.control", "find_program"): lambda program, _: program,
@@ -320,7 +399,7 @@ class World:
         life = Life(process, coming.uid, coming.work, honest=coming.kind == "honest")
         self.judges.lives.append(life)
         client = KINDS[coming.kind](self, life, coming.contexts)
-        process.on_end.append(lambda _: self.judges.ended(life))
+        process.on_end.append(lambda _: self.judges.gone(life))
         self.kernel.program(process, client.run())
         kind = "" if life.honest else f", which is {coming.kind}"
         self.tell(f"client {process.pid} of user {coming.uid} starts, for {coming.work:.1f} s of work{kind}")
@@ -345,6 +424,11 @@ class World:
         self.judges.faults.append((self.kernel.now, fault.who))
         if fault.what == "kill":
             self.tell(f"{process} is killed")
+            self.kernel.signal(process, 9)
+        elif fault.what == "away":
+            seconds = fault.call or self.chance.choice((5, 40, 90))
+            self.tell(f"somebody stops the {fault.who}, for {seconds} s")
+            self.systemd.away = self.kernel.now + seconds
             self.kernel.signal(process, 9)
         else:
             seconds = self.chance.choice((0.05, 0.5, 3.0, 15.0))
@@ -372,6 +456,7 @@ class World:
         while self.kernel.now < until:
             self.kernel.run(min(until, self.kernel.now + LOOK))
             self.judges.look()
+            self.sees.look()
             if self.mistakes:
                 self.judges.fail(f"an error of the product's own: {self.mistakes[0]}")
             if self.judges.broken is not None:
@@ -391,6 +476,7 @@ class World:
         kernel.make("/etc/mpsagent/policy.toml", 0o100644, 0, 0).data[:] = self.plan.policy.encode()
         with self.doors():
             self.systemd = Systemd(self)
+            self.systemd.start_api()
             self.systemd.start_gate()
             kernel.after(0.2, self.systemd.start_agent)
             for coming in self.plan.comings:
@@ -415,5 +501,7 @@ class World:
         self.advance(kernel.now + plan.rest)
         while self.judges.faults and kernel.now < (last := self.judges.faults[-1][0] + plan.rest):
             self.advance(last)
+        self.advance(max(kernel.now, self.systemd.away + plan.rest))
         self.judges.at_the_end()
+        self.sees.at_the_end()
         self.advance(kernel.now + LOOK)

@@ -1,4 +1,4 @@
-"""The verbs of the command line that need no agent: ``policy check`` and ``report-logs``."""
+"""``mpsagent-cli policy check``: every mistake and every warning, without an agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 
 from mpsagent.cli import wording
 from mpsagent.cli.ask import say
-from mpsagent.cli.progress import Progress
 from mpsagent.mps.limits import Device
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
@@ -163,33 +162,3 @@ def _of_this_machine(
         list(asyncio.run(warnings(policy, found, parts))),
         remarks,
     )
-
-
-def report_logs(files: tuple[Path, ...], as_json: bool) -> int:
-    """Print what was not understood in these logs, or in those at the usual place; the exit status."""
-    import mpsagent
-    from mpsagent.cli.log_files import lines_of
-    from mpsagent.cli.log_report import LogReport, page
-    from mpsagent.system.control import DEFAULT_LOG_DIRECTORY
-
-    report = LogReport(_names_here())
-    try:
-        for file in files or [Path(DEFAULT_LOG_DIRECTORY, f"{name}.log") for name in ("control", "server")]:
-            with Progress(f"reading {file.name}"):
-                for event in lines_of(None, None, both=file):
-                    report.feed(event)
-    except OSError as error:
-        print(f"mpsagent-cli: {wording.safe(error, 4000)}", file=sys.stderr)
-        return 2
-    body = report.finish()
-    print(json.dumps(body) if as_json else "\n".join(page(body, mpsagent.__version__)))
-    return 0
-
-
-def _names_here() -> set[str]:
-    """People's accounts and this machine's own names, in lower case."""
-    import pwd
-
-    host = os.uname().nodename.lower()
-    people = {entry.pw_name.lower() for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 65534}
-    return {host, *host.split("."), *people}

@@ -1,12 +1,9 @@
-"""Writes openapi.json from the shapes: ``python -m mpsagent.api.openapi > mpsagent/api/openapi.json``.
-
-The result is kept in the package (a test compares), so that the agent need not build it while it has work to do.
-"""
+"""Writes mpsagent/api/openapi.json from the shapes (`make openapi`); a test says when it is out of date."""
 
 from __future__ import annotations
 
 import json
-import sys
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,6 +12,7 @@ from mpsagent import __version__
 from mpsagent.api import shapes
 from mpsagent.api.http import PROBLEM
 
+TARGET = Path(__file__).resolve().parent.parent / "mpsagent" / "api" / "openapi.json"
 Json = dict[str, Any]
 _REF = "#/components/schemas/{model}"
 _READ: dict[str, tuple[str, type | None]] = {
@@ -34,10 +32,6 @@ _Parameter = tuple[str, str, Json, str]
 """Name, where it is (``query!``: it has to be), schema, description."""
 _TIME: Json = {"type": "string", "format": "date-time", "examples": ["2026-11-22T08:00:00Z"]}
 _DAY: Json = {"type": "string", "format": "date", "examples": ["2026-11-01"]}
-_PAGE: list[_Parameter] = [
-    ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "a page of at most so many; else all"),
-    ("after", "query", {"type": "string", "maxLength": 100}, "`next` of the page before; 410 when that entry has gone"),
-]
 _FILTERS: list[_Parameter] = [
     ("user", "query", {"type": "string", "minLength": 1, "maxLength": 256}, "only of this user: name or uid"),
     ("pid", "query", {"type": "integer", "minimum": 1, "maximum": 1 << 31}, "only of this process"),
@@ -50,8 +44,6 @@ _CURSOR: list[_Parameter] = [
     ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "at most this many (100)"),
 ]
 _PARAMETERS: dict[str, list[_Parameter]] = {
-    "/v1/clients": _PAGE,
-    "/v1/queue": _PAGE,
     "/v1/policy/explain": [
         ("user", "query!", {"type": "string", "minLength": 1, "maxLength": 256}, "name or uid"),
         ("cgroup", "query", {"type": "string", "maxLength": 4096}, "the path of a cgroup: what holds there, too"),
@@ -146,5 +138,9 @@ def _errors(schemas: Json) -> Json:
     return {"default": {"description": about, "content": {PROBLEM: {"schema": schema}}}}
 
 
+def text() -> str:
+    return json.dumps(document(), indent=1) + "\n"
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(document(), indent=1) + "\n")
+    TARGET.write_text(text(), encoding="utf-8")

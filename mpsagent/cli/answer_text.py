@@ -124,7 +124,8 @@ def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
             ("fault", _fault(body["last_fault"], now), "" if body["last_fault"]["seconds"] is not None else "bad")
         )
     if body["unknown_lines"]:
-        rows.append(("log", f"{many(body['unknown_lines'], 'line')} not understood (mpsagent-cli report-logs)", "warn"))
+        unknown = f"{many(body['unknown_lines'], 'line')} not understood (mpsagent-cli events --kind log.unknown)"
+        rows.append(("log", unknown, "warn"))
     return rows
 
 
@@ -239,7 +240,7 @@ def clients(found: list[Json], width: int = WIDE) -> list[str]:
             duration_text(one["seconds"]),
             "-" if one["waited"] is None else duration_text(one["waited"]),
             size(one["memory"]),
-            limits(one["limits"]).removesuffix(" on each GPU") + (" (fail-safe)" if one["fail_safe"] else ""),
+            limits(one["limits"]).removesuffix(" on each GPU") + (" (the strictest)" if one["fail_safe"] else ""),
             safe("; ".join(filter(None, (one.get("why"), one["command"]))) or "-", 400),
         ]
         for one in found

@@ -1,0 +1,45 @@
+"""Values of options: numbers, times and spans as people write them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from mpsagent.cli.ask import now
+from mpsagent.mps.units import parse_duration
+
+
+class Whole(click.IntRange):
+    """click calls it "integer range", also where it says what is wrong with a word."""
+
+    name = "number"
+
+
+class Number(click.FloatRange):
+    """The same."""
+
+    name = "number"
+
+
+def moment(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """A time in words of people, as seconds since the epoch."""
+    if value is None:
+        return None
+    try:
+        return now().timestamp() - parse_duration(value)
+    except ValueError:
+        pass
+    try:
+        return datetime.fromisoformat(value).timestamp()
+    except (ValueError, OverflowError, OSError):
+        hint = 'write "2d" for two days ago, 2026-11-22 or "2026-11-22 08:00"'
+        raise click.BadParameter(f"{value!r} is no time: {hint}", ctx, param) from None
+
+
+def span(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Seconds of an option like "10m"."""
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None

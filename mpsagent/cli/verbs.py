@@ -1,0 +1,364 @@
+"""``mpsagent-cli``: what people type. Asks the agent over its socket; ``policy check`` and ``replay`` need no agent.
+
+Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 the agent cannot be reached.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mpsagent import __version__
+from mpsagent.cli import ask, client, options, pages
+from mpsagent.cli.ask import UNHEALTHY, USAGE
+from mpsagent.cli.late import Late
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+_instance = click.option("--instance", metavar="NAME", help="Only this instance of MPS, where there are several.")
+_LATE = {"bench": "bench", "lease": "lease", "metrics": "metrics",
+         "replay": "replay", "report": "report", "run": "run", "timeline": "timeline"}  # fmt: skip
+
+
+def _beginning(*value: Any) -> Any:
+    from mpsagent.cli import event_lines
+
+    return event_lines.beginning(*value)
+
+
+@click.group(commands=Late(_LATE), context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--socket", "path", envvar="MPSAGENT_SOCKET", default=client.DEFAULT_SOCKET, show_default=True,
+              metavar="FILE", help="The agent's socket.")  # fmt: skip
+@click.version_option(__version__, prog_name="mpsagent-cli")
+@click.pass_context
+def cli(ctx: click.Context, path: str) -> None:
+    """See and steer NVIDIA MPS on this node, as mpsagent runs it.
+
+    Exit status: 0 fine, 1 unhealthy, 2 usage or configuration, 3 mpsagent cannot be reached.
+    """
+    ctx.obj = path
+
+
+# --- reading
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def status(path: str, as_json: bool) -> None:
+    """Who has the GPU, who waits and why, and what needs you."""
+    pages.status(path, as_json)
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def probe(path: str, as_json: bool) -> None:
+    """Whether all is well, within 2 seconds.
+
+    Also when mpsagent hangs: for health checks, prologs and readiness.
+    Exit status: 0 healthy, 1 something needs a person, 3 mpsagent does not answer.
+    """
+    pages.probe(path, as_json)
+
+
+@cli.command()
+@click.option("--strict", is_flag=True, help="Warnings count as problems.")
+@_json
+@click.pass_obj
+def doctor(path: str, strict: bool, as_json: bool) -> None:
+    """Look for what goes wrong in practice, and say how to mend it.
+
+    Run it as root to see all.
+    Exit status: 0 no problem, 1 a problem, 3 mpsagent does not answer (the machine is looked at all the same).
+    """
+    from mpsagent.cli import doctor as cli_doctor
+
+    sys.exit(cli_doctor.doctor(path, as_json, strict))
+
+
+@cli.command()
+@click.option("--every", type=options.Number(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
+              help="How often to look again.")  # fmt: skip
+@_json
+@click.pass_obj
+def top(path: str, every: float, as_json: bool) -> None:
+    """Clients, users and who waits, live; ends a client on request.
+
+    Keys: arrows choose, s sorts, r reverses, / filters, u shows users, k ends the chosen client after a question, q
+    leaves. Into a pipe it writes one page.
+    """
+    pages.top(path, as_json, every)
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def servers(path: str, as_json: bool) -> None:
+    """MPS servers, their users and limits."""
+    pages.servers(path, as_json)
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def clients(path: str, as_json: bool) -> None:
+    """Processes that use or wait for the GPU through MPS."""
+    pages.clients(path, as_json)
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def queue(path: str, as_json: bool) -> None:
+    """Who waits for the GPU, in order, why, and until when.
+
+    In the order in which users get it, with the latest time at which the policy gives it to each.
+    To a user who is not root it first says where that user stands.
+    """
+    pages.queue(path, as_json)
+
+
+@cli.command()
+@click.argument("user", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes; survives a restart of the agent.")
+@click.option("--pid", type=options.Whole(min=1), help="Only of this process.")
+@click.option("--kind", help="Only what begins so: client.ended, server.")
+@click.option("--since", "beginning", callback=_beginning, metavar="TIME",
+              help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00"; or after a cursor: 1234.')  # fmt: skip
+@click.option("--until", callback=options.moment, metavar="TIME", help="Before this time.")
+@click.option("-n", "--lines", type=options.Whole(1, 1000), help="How many at most (20, or 1000 with one of these).")
+@_json
+@click.pass_obj
+def events(
+    path: str, user: str | None, follow: bool, pid: int | None, kind: str | None,
+    beginning: tuple[int | None, float | None], until: float | None, lines: int | None, as_json: bool,
+) -> None:  # fmt: skip
+    """What has happened, and what mpsagent did about it.
+
+    Changes of users, faults, ends; each action with its reason and what came of it. USER is a name or a uid. The newest
+    come, oldest first. How far back it reaches is in the policy ([history]).
+    """
+    from mpsagent.cli import event_lines
+
+    only = {"user": user, "pid": pid, "kind": kind, "until": ask.iso(until)}
+    if follow and any(one is not None for one in only.values()):
+        raise click.UsageError("-f goes on with all that comes: without USER, --pid, --kind and --until")
+    event_lines.events(path, *beginning, only, lines, event_lines.Events(as_json), followed=follow)
+
+
+# --- the policy
+
+
+@cli.group(commands=Late({"advise": "advise"}))
+def policy() -> None:
+    """Check, show and explain the policy."""
+
+
+@policy.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--strict", is_flag=True, help="Warnings count as mistakes.")
+@click.option("--devices", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+              help="The GPUs to compare with, as JSON, instead of this machine's.")  # fmt: skip
+@_json
+def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
+    """Every mistake in policy files, with its place and a hint.
+
+    And what is surely not meant. Needs no agent.
+    Without FILES: /etc/mpsagent/policy.toml and /etc/mpsagent/policy.d/*.toml. Judges as a reload does.
+    """
+    from mpsagent.cli import policy_check
+
+    sys.exit(policy_check.check(files, as_json, strict, devices))
+
+
+@policy.command("show")
+@_json
+@click.pass_obj
+def policy_show(path: str, as_json: bool) -> None:
+    """The policy that is in force."""
+    from mpsagent.cli import policy_text
+
+    body = ask.show(path, "/v1/policy", as_json, lambda body: policy_text.shown(body, ask.now(), ask.width()))
+    if body.get("errors"):
+        sys.exit(USAGE)
+
+
+@policy.command("diff")
+@_json
+@click.pass_obj
+def policy_diff(path: str, as_json: bool) -> None:
+    """What a reload would change, and for whom. For root and the admin group.
+
+    Exit status: 0 nothing, 1 something, 2 the files have mistakes.
+    """
+    from mpsagent.cli import policy_text
+
+    body, raw = ask.ordered(path, "diff")
+    click.echo(raw.decode() if as_json else "\n".join(policy_text.changes(body, ask.width())))
+    if not body["same"]:
+        sys.exit(UNHEALTHY)
+
+
+@policy.command()
+@click.argument("user")
+@click.option("--cgroup", metavar="PATH", help="And to a process of the user's in this cgroup.")
+@_json
+@click.pass_obj
+def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
+    """What applies to USER (name or uid), and which line says so.
+
+    And what goes on at this moment: the user's clients, place in the queue and turn.
+    """
+    from urllib.parse import quote
+
+    from mpsagent.cli import policy_text
+
+    def text(body: ask.Json) -> list[str]:
+        return policy_text.explained(body, ask.now(), ask.width())
+
+    name = quote(user, safe="", errors="surrogateescape")  # any bytes: the agent says that there is no such user
+    there = "" if cgroup is None else f"&cgroup={quote(cgroup, safe='', errors='surrogateescape')}"
+    ask.show(path, f"/v1/policy/explain?user={name}{there}", as_json, text)
+
+
+# --- acting
+
+
+@cli.group("client")
+def one_client() -> None:
+    """Act on one client."""
+
+
+@one_client.command()
+@click.argument("pid", type=options.Whole(min=1), required=False)
+@click.option("--job", metavar="NAME", help="All clients of the job with this lease.")
+@click.option("--cgroup", metavar="PATTERN", help="All clients in a cgroup, written as in the policy.")
+@click.option("--mine", is_flag=True, help="All clients of who asks.")
+@click.option("--now", is_flag=True, help="Without the hook and the grace before it.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done.")
+@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@click.option("--deadline", metavar="SPAN", callback=options.span, help='Wait at most so long ("20s"; 2m).')
+@_json
+@click.pass_obj
+def terminate(path: str, pid: int | None, job: str | None, cgroup: str | None, mine: bool, now: bool, dry_run: bool,
+              no_wait: bool, deadline: float | None, as_json: bool) -> None:  # fmt: skip
+    """End clients without hurting their neighbours.
+
+    One, or all of a job, a cgroup or a user, each first by MPS, then by signals. Waits for their end and says it.
+    Before a container or a job is stopped: a signal in the middle of a kernel is a fault for all on its server.
+    For root, the admin group, and users on their own clients.
+    """
+    those = {"pid": pid, "job": job, "cgroup": cgroup, "mine": mine or None}
+    named = {key: value for key, value in those.items() if value is not None}
+    if len(named) != 1:
+        raise click.UsageError("name one of PID, --job, --cgroup and --mine")
+    cursor = None if dry_run or no_wait or as_json else ask.newest(path)
+    order, body = "terminate" if pid is not None else "terminate-each", {**named, "now": now, "dry_run": dry_run}
+    if cursor is None:
+        ask.act(path, order, body, as_json)
+        return
+    from mpsagent.cli import event_lines
+
+    answer, _ = ask.ordered(path, order, body)
+    pids = [pid] if pid is not None else [one["pid"] for one in answer["ending"]]
+    sys.exit(event_lines.until_ended(path, cursor, pids, deadline))
+
+
+@cli.command()
+@click.option("--timeout", metavar="SPAN", callback=options.span,
+              help='End what still runs after this long ("10m"); else wait for it.')  # fmt: skip
+@_instance
+@_json
+@click.pass_obj
+def drain(path: str, timeout: float | None, instance: str | None, as_json: bool) -> None:
+    """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
+    ask.act(path, "drain", {"timeout": timeout, "instance": instance}, as_json)
+
+
+@cli.command()
+@_instance
+@_json
+@click.pass_obj
+def resume(path: str, instance: str | None, as_json: bool) -> None:
+    """End a drain."""
+    ask.act(path, "resume", {"instance": instance}, as_json)
+
+
+@cli.command()
+@click.option("--timeout", metavar="SPAN", callback=options.span,
+              help='How long clients get to end by themselves ("10m"; kill_grace).')  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask, although clients lose their work.")
+@click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
+@click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
+@_instance
+@_json
+@click.pass_obj
+def restart(
+    path: str, timeout: float | None, yes: bool, dry_run: bool, no_wait: bool, instance: str | None, as_json: bool
+) -> None:
+    """Start the MPS control daemon again.
+
+    Also leaves the failed state. Waits for its start and says it.
+    Clients that are still at work after the timeout lose it, so it asks first. `drain` waits for them instead.
+    """
+    from mpsagent.cli import restart as cli_restart
+
+    body = {**({} if timeout is None else {"timeout": timeout}), "instance": instance}
+    if dry_run or not yes:  # who may not is not asked first
+        ask.ordered(path, "restart", {**body, "dry_run": True})
+    if (dry_run or not yes) and not cli_restart.may_lose(path, instance, dry_run=dry_run, as_json=as_json):
+        return
+    if no_wait or as_json:
+        ask.act(path, "restart", body, as_json)
+        return
+    from mpsagent.cli import event_lines
+
+    before, _ = ask.asked(path, "/v1/status")
+    answer, _ = ask.ordered(path, "restart", body)
+    sys.exit(event_lines.until_restarted(path, before, answer.get("instances", []), timeout or 0.0))
+
+
+@cli.command()
+@_json
+@click.pass_obj
+def reload(path: str, as_json: bool) -> None:
+    """Read the policy again; a bad one leaves the old one in force."""
+    ask.act(path, "reload", None, as_json)
+
+
+# --- for scripts
+
+
+@cli.command()
+@click.option("--format", "form", type=click.Choice(["shell", "cdi", "docker", "slurm", "json"]), default="shell")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--give-way", is_flag=True, help="And MPS's lower priority: others' kernels come first.")
+@click.option("--partitioning", is_flag=True, help="And partitioning by context, within your thread limit.")
+@_instance
+@click.pass_obj
+def env(path: str, form: str, as_json: bool, give_way: bool, partitioning: bool, instance: str | None) -> None:
+    """The environment that a CUDA process needs to find MPS.
+
+    shell: eval "$(mpsagent-cli env)"; cdi: a file for /etc/cdi, then `podman run --device mpsagent/mps=all`; docker:
+    options for docker run without CDI; slurm: lines for a TaskProlog.
+    """
+    from mpsagent.cli import environment
+
+    environment.env(path, "json" if as_json else form, give_way, partitioning, instance)
+
+
+@cli.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Completion for a shell.
+
+    eval "$(mpsagent-cli completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "mpsagent-cli", "_MPSAGENT_CLI_COMPLETE").source())

@@ -1,0 +1,124 @@
+"""What users make of the GPU, by the counters of the simulated one: from the helper's answer to the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpsagent.mps.work import Work
+from mpsagent.system.devices import simulated_work
+from tests.agent.stage import A, Agent, B, Stage
+
+pytestmark = pytest.mark.root
+
+
+def counters(stage: Stage) -> Work:
+    (work,) = simulated_work(str(Path(stage.backend.control).with_name("devices.json"))).values()
+    return work
+
+
+def report(agent: Agent) -> dict[int, dict[str, Any]]:
+    return {row["uid"]: row for row in agent.api.get("/v1/report?by=user")["rows"]}
+
+
+def ended(stage: Stage, agent: Agent, count: int) -> list[dict[str, Any]]:
+    """The sessions of so many processes, when it is known what these have used."""
+
+    def known() -> list[dict[str, Any]]:
+        found = agent.api.get("/v1/sessions?kind=client")["sessions"]
+        return [one for one in found if one["ended"] and len(stage.records("client.used", pid=one["pid"], over=True))]
+
+    stage.until(lambda: len(known()) == count, f"what {count} processes have used is on record")
+    return known()
+
+
+def test_two_users_in_turns_of_whom_one_does_nothing(stage: Stage) -> None:
+    """Each has what the GPU did in the own turn, and both together what it did."""
+    agent = stage.with_agent()
+    before = counters(stage)
+    alice = stage.client(A, "duty", 0.8, 5)
+    alice.known()
+    bob = stage.client(B, "duty", 0, 3)
+    assert (alice.ended(), bob.ended()) == (0, 0)
+    sessions = {one["uid"]: one for one in ended(stage, agent, 2)}
+    after, rows = counters(stage), report(agent)
+    assert rows[A]["utilization"] > 0.4
+    assert rows[B]["utilization"] < 0.1
+    assert sessions[A]["utilization"] == pytest.approx(rows[A]["utilization"], abs=0.001)
+    assert not rows[A]["shared"]
+    assert rows[A]["busy"] + rows[B]["busy"] == pytest.approx(after.busy - before.busy, rel=0.2)
+    whole = after.energy - before.energy
+    assert 0.5 * whole < rows[A]["energy"] + rows[B]["energy"] < 1.02 * whole
+    assert rows[A]["energy"] > 2 * rows[B]["energy"]
+    text = agent.api.text("/metrics")
+    assert f'mpsagent_energy_joules_total{{job="",mps_instance="scene",namespace="",pod="",user="{A}"}}' in text
+    assert "UTIL" in stage.cli(agent, "report")[1]
+
+
+def test_an_agent_that_is_stopped_leaves_what_it_has_counted(stage: Stage) -> None:
+    """The next one goes on: nothing of an hour's work is lost with a restart, and nothing counts twice."""
+    agent = stage.with_agent()
+    alice = stage.client(A, "duty", 0.5, 600)
+    alice.known()
+    stage.until(lambda: report(agent).get(A, {}).get("energy"), "something has been counted")
+    stage.stop_agent(agent)
+    (first,) = stage.records("client.used")
+    assert (first["pid"], first["over"]) == (alice.pid, False)
+    agent = stage.again()
+    stage.until(lambda: report(agent)[A]["energy"] > first["energy"] + 1, "it is counted on")
+    begun = counters(stage)
+    alice.kill()
+    (session,) = ended(stage, agent, 1)
+    told = stage.records("client.used")
+    assert session["energy"] == pytest.approx(sum(one["energy"] for one in told), abs=0.1)
+    assert session["energy"] < counters(stage).energy
+    assert begun.energy > first["energy"]
+
+
+def test_apart_it_is_that_of_all_and_energy_is_divided(stage: Stage) -> None:
+    """NVML's word of each server is not to be had, so it is said that others were at work, too."""
+    stage.policy("", extra='sharing = "apart"')
+    agent = stage.start_agent()
+    stage.answering(agent)
+    before = counters(stage)
+    users = [stage.client(A, "duty", 0.6, 600), stage.client(B, "duty", 0, 600)]
+    for one in users:
+        one.known()
+
+    def marked() -> bool:
+        found = agent.api.get("/v1/clients")["clients"]
+        return len(found) == 2 and all(one["shared"] for one in found)
+
+    stage.until(marked, "both are marked")
+    for one in users:
+        one.kill()
+    ended(stage, agent, 2)
+    rows = report(agent)
+    assert rows[A]["utilization"] > 0.2
+    assert rows[B]["utilization"] > 0.2
+    whole = counters(stage).energy - before.energy
+    assert 0.4 * whole < rows[A]["energy"] + rows[B]["energy"] < 1.2 * whole
+
+
+def test_together_it_is_that_of_all_and_said_to_be(stage: Stage) -> None:
+    agent = stage.with_agent(extra='sharing = "together"')
+    users = [stage.client(A, "duty", 0.6, 600), stage.client(B, "duty", 0, 600)]
+    for one in users:
+        one.known()
+
+    def marked() -> bool:
+        found = agent.api.get("/v1/clients")["clients"]
+        return len(found) == 2 and all(one["shared"] for one in found)
+
+    stage.until(marked, "both are marked")
+    assert "%*" in stage.cli(agent, "top")[1]
+    users[1].kill()
+    users[0].kill()
+    ended(stage, agent, 2)
+    rows = report(agent)
+    assert rows[A]["shared"]
+    assert rows[B]["shared"]
+    assert rows[B]["utilization"] > 0.2
+    assert "%*" in stage.cli(agent, "report")[1]

@@ -1,0 +1,212 @@
+"""What people are shown agrees with the world: `status`, `clients`, `queue` and `servers`, and at the end each
+process's session. The real api makes them of the agent's pages and records; here they are held against processes and
+people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from mpsagent.core.sessions import Session, Sessions
+from tests.world.judges import HELD_UP
+from tests.world.people import Life
+
+if TYPE_CHECKING:
+    from tests.world.world import World
+
+STALE, TROUBLED = 2.0, 25.0
+"""Seconds for which something else may be shown than what is so: as long as logs, MPS and the agent take to tell; and
+within ``AFTER`` seconds of a fault, while gate or agent come back or a silent daemon is waited for."""
+AFTER = 30.0
+EVERY = 1.0
+"""Seconds between two looks: it is as much work as the rest of a quiet world."""
+NEAR = 0.3
+"""Seconds by which a time on record may differ from the one seen from outside."""
+What = tuple[Any, ...]
+
+
+class Shown:
+    """``wrong``: since when it has been so."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self._wrong: dict[What, float] = {}
+        self._looked = 0.0
+
+    def look(self) -> None:
+        world, now = self.world, self.world.kernel.now
+        if now < self._looked + EVERY:
+            return
+        self._looked = now
+        if world.shown is None or world.received.page is None or world.received.silent is not None:
+            self._wrong = {}  # nobody is told that this is so now
+            return
+        found = dict.fromkeys(self._all())
+        self._wrong = {what: self._wrong.get(what, now) for what in found}
+        faults = world.judges.faults
+        bound = TROUBLED if any(now - at < AFTER for at, _ in faults) or now - world.judges.stopped < AFTER else STALE
+        bound += HELD_UP * sum(not one.honest for one in world.judges.lives)  # a hand-over of theirs takes that long
+        for what, since in self._wrong.items():
+            if now - since > bound:
+                world.judges.fail(f"for {now - since:.1f} s the status has said otherwise: {' '.join(map(str, what))}")
+                return
+
+    def _all(self) -> Iterator[What]:
+        world = self.world
+        assert world.shown is not None
+        status = world.shown.status()
+        yield from self._clients(list(world.shown.clients()))
+        yield from self._servers(status)
+        if world.plan.turns:
+            yield from self._turn(status)
+        yield from self._health(status)
+
+    # --- now
+
+    def _clients(self, rows: list[Any]) -> Iterator[What]:
+        processes = self.world.kernel.processes
+        for row in rows:
+            process = processes.get(row["pid"])
+            if process is None or not process.alive or process.uid != row["uid"]:
+                yield "process", row["pid"], "of user", row["uid"], "is", row["state"], "and has ended"
+        of = {(row["pid"], row["uid"]): row for row in rows}
+        for life in self.world.judges.lives:
+            one = of.get((life.process.pid, life.uid))
+            if life.process.stopped or not life.process.alive:
+                continue
+            if life.waits and life.honest and (one is None or one["state"] != "waiting"):
+                yield "client", life.process.pid, "waits, and is", "not shown" if one is None else one["state"]
+            served = self.world.judges.served(life) and not self._known_to_nobody
+            if life.works and life.honest and life.error is None and served:
+                if one is None or one["state"] not in ("running", "ending", "paused", "sticky"):
+                    yield "client", life.process.pid, "works, and is", "not shown" if one is None else one["state"]
+                elif life.limits is not None and not _same(one["limits"], life.limits):
+                    yield "client", life.process.pid, "has", life.limits, "and is shown with", str(one["limits"])
+
+    @property
+    def _known_to_nobody(self) -> bool:
+        """Who works: with the descriptors in systemd's store that has gone."""
+        return any(kind == "reinstall" for _, kind in self.world.judges.faults)
+
+    def _servers(self, status: Any) -> Iterator[What]:
+        world = self.world
+        there = {one.pid for one in world.who("server")}
+        shown = {one["pid"] for one in world.shown.servers()} if world.shown is not None else set()
+        for pid in sorted(there ^ shown):
+            yield "server", pid, *(("runs, and is not shown",) if pid in there else ("has ended, and is shown",))
+        control = status["control"]
+        if control is not None and control["pid"] not in {one.pid for one in world.who("daemon")}:
+            yield "control daemon", control["pid"], "has ended"
+        gate = world.gate
+        if gate is not None and gate.process.alive and status["gate"]["pid"] != gate.process.pid:
+            yield "the gate is", gate.process.pid, "and not", status["gate"]["pid"]
+
+    def _turn(self, status: Any) -> Iterator[What]:
+        lives = self.world.judges.lives
+        at_work = {one.uid for one in lives if one.works and not one.process.stopped}
+        if len(at_work) != 1:
+            return
+        (uid,), turn = at_work, status["turn"]
+        if turn is None or turn["uid"] != uid:
+            yield "the turn is user", None if turn is None else turn["uid"], "while user", uid, "works"
+        assert self.world.shown is not None
+        rows = {one["uid"]: one for one in self.world.shown.queue()}
+        for other in {one.uid for one in lives if one.waits and not one.process.stopped} - at_work:
+            one = rows.get(other)
+            if one is None:
+                yield "user", other, "waits, and is not in the queue"
+            elif one["reason"] == "turn" and not {f"u{uid}", f"{uid}"} & set(one["why"].replace(",", " ").split()):
+                yield "user", other, "waits for user", uid, "and is told:", one["why"]
+
+    def _health(self, status: Any) -> Iterator[What]:
+        lives = self.world.judges.lives
+        if self.world.plan.well and not self.world.judges.faults and all(one.honest for one in lives):
+            for one in status["health"]["problems"]:
+                if "has waited" not in one["what"]:
+                    yield "nothing is amiss, and the status says:", one["what"]
+
+    # --- in the end
+
+    def at_the_end(self) -> None:
+        """Nothing is left of anybody; and where nothing was thrown in, each process's session is what was seen."""
+        world, judges = self.world, self.world.judges
+        if world.shown is None or world.received.page is None:
+            judges.fail("the api has never heard of the agent")
+            return
+        status = world.shown.status()
+        for what in ("clients", "waiting_processes"):
+            if status[what]:
+                judges.fail(f"everything is over, and the status counts {status[what]} {what}")
+        if not judges.faults and all(fault.who != "clock" for fault in world.plan.faults):
+            self._sessions()
+
+    def _sessions(self) -> None:
+        judges, wall = self.world.judges, self.world.kernel.wall
+        records = self.world.received.history.since(0, 10_000)
+        found = sessions(records)
+        if len(found) > 3000:  # the first ones may be forgotten
+            return
+        verified = {one.get("server") for one in records if one["kind"] == "limits.verified"}
+        if self.world.plan.well and (unsaid := {one for one, honest in judges.servers.items() if honest} - verified):
+            judges.fail(f"that server {min(unsaid)} started with its first client's limits is not on record")
+        clients = [one for one in found if one.kind == "client"]
+        open_ones = [one for one in found if one.ended is None and one.kind != "turn"]
+        if open_ones:
+            judges.fail(f"everything is over, and this session is open: {open_ones[0]}")
+        knocked = [one for one in judges.lives if one.knocked is not None]
+        for life in knocked:
+            assert life.knocked is not None
+            mine = [one for one in clients if (one.pid, one.uid) == (life.process.pid, life.uid)
+                    and abs(one.came - wall - life.knocked) < NEAR]  # fmt: skip
+            what = f"client {life.process.pid} of user {life.uid}"
+            if not mine and not life.honest:
+                continue  # it may have come by another process
+            if not mine:
+                judges.fail(f"{what} came and is not on record")
+            elif getattr(life, "kind", "honest") == "honest" and life.honest:
+                self._session(what, life, mine[0], wall)
+        known = self.world.plan.well and all(one.kind == "honest" for one in self.world.plan.comings)
+        if known and len(clients) != len(knocked):
+            judges.fail(f"{len(knocked)} processes came, and {len(clients)} are on record")
+        turns = sorted((one for one in found if one.kind == "turn"), key=lambda one: one.came)
+        for before, after in pairwise(turns):
+            if before.ended is None or before.ended > after.came + 0.001:
+                judges.fail(f"two turns at once on record: {before} and {after}")
+        used = Counter(one.uid for one in turns)
+        worked, liars = ({one.uid for one in judges.lives if one.given is not None},
+                         {one.uid for one in judges.lives if not one.honest})  # fmt: skip
+        if self.world.plan.turns and used.keys() - liars != worked - liars:
+            judges.fail(f"turns are on record of users {sorted(map(str, used))}, and others worked")
+
+    def _session(self, what: str, life: Life, one: Session, wall: float) -> None:
+        fail, over = self.world.judges.fail, life.left or life.process.kernel.now
+        if (one.passed is None) != (life.given is None):
+            fail(f"{what} was{' ' if life.given else ' not '}handed over, and its session says: {one}")
+            return
+        if life.given is not None and one.passed is not None:
+            latest = life.given if life.worked is None else life.worked
+            if not life.given - NEAR < one.passed - wall < latest + NEAR:
+                fail(f"{what} was handed over at {life.given:.2f}, and its session says {one.passed - wall:.2f}")
+            wanted = {"ended"} if life.error == "terminated" else {"ok"}
+            if one.outcome not in wanted and life.error in (None, "terminated"):
+                how = "was ended" if life.error else "has done its work"
+                fail(f"{what} {how}, and its session says: {one.outcome}")
+            if life.error == "terminated" and not one.why:
+                fail(f"{what} was ended, and its session does not say why")
+        if one.ended is not None and abs(one.ended - wall - over) > NEAR + 0.2:
+            fail(f"{what} ended at {over:.2f}, and its session says {one.ended - wall:.2f}")
+
+
+def sessions(records: list[dict[str, object]]) -> list[Session]:
+    """All, as the history makes them of its records."""
+    kept, made = Sessions(), dict[int, Session]()
+    for record in records:
+        for one in kept.take(record):
+            made[id(one)] = one
+    return list(made.values())
+
+
+def _same(shown: Any, limits: tuple[float, int]) -> bool:
+    return shown is not None and shown["threads"] == limits[0] and list(shown["memory"].values()) == [limits[1] << 20]
