@@ -72,18 +72,17 @@ class Contained:
         self.stage.until(is_there, "the container's client is served")
         return int(found[0][1]), int(found[0][2])
 
-    def listed(self, uid: int) -> dict[str, object]:
-        """What the agent says of this user's only client, once it is there."""
+    def listed(self, uid: int, state: str) -> dict[str, object]:
+        """What the agent says of this user's only client, once it says so: it hears on its own of one that works."""
         found: list[dict[str, object]] = []
 
         def is_there() -> bool:
             clients = self.agent.api.get("/v1/clients")["clients"]
             found[:] = [one for one in clients if one["uid"] == uid]
-            return bool(found)
+            return [one["state"] for one in found] == [state]
 
-        self.stage.until(is_there, f"a client of user {uid}")
-        (one,) = found
-        return one
+        self.stage.until(is_there, f"one client of user {uid}, {state}, not {found}")
+        return found[0]
 
 
 def namespaces(pid: int | str) -> set[str]:
@@ -95,10 +94,9 @@ def test_containers_of_two_users(contained: Contained) -> None:
     stage = contained.stage
     first = contained.client(A, "sleep", "600")
     assert contained.saw(first) == DUE[A]
-    at_work = contained.listed(A)
+    at_work = contained.listed(A, "running")
     second = contained.client(B, "query", mapped=True)
-    waiting = contained.listed(B)
-    assert (at_work["state"], waiting["state"]) == ("running", "waiting")
+    waiting = contained.listed(B, "waiting")
     for one, name in ((at_work, A), (waiting, B)):
         status = Path(f"/proc/{one['pid']}/status").read_text()
         assert re.search(rf"^NSpid:\t{one['pid']}\t.*\t1$", status, re.M), (
@@ -129,7 +127,7 @@ def test_a_container_that_waits_while_gate_and_agent_are_replaced(contained: Con
     holder = stage.client(B, "sleep", 600)
     assert holder.working()
     waiting = contained.client(A, "query")
-    contained.listed(A)
+    contained.listed(A, "waiting")
     os.kill(stage.gate(contained.agent), signal.SIGKILL)
     stage.killed(contained.agent)
     contained.agent = stage.again()
@@ -152,8 +150,7 @@ def test_containers_of_two_users_at_once(parent: str, stage: Stage) -> None:
     contained = Contained(stage, "together")
     started = {uid: contained.client(uid, "sleep", "600", mapped=uid == B, parent=parent) for uid in (A, B)}
     assert {uid: contained.saw(one) for uid, one in started.items()} == DUE
-    listed = [contained.listed(uid) for uid in (A, B)]
-    assert [one["state"] for one in listed] == ["running", "running"]
+    listed = [contained.listed(uid, "running") for uid in (A, B)]
     containers = [one["container"] for one in listed]
     assert containers[0] != containers[1]
     for one in listed:
@@ -170,7 +167,7 @@ def test_root_in_a_container_is_told_apart(parent: str, stage: Stage) -> None:
     assert place.read_text() == contained.podman.spec.read_text()
     inside = contained.client(0, "sleep", "600", parent=parent)
     assert contained.saw(inside) == DUE[A]
-    (listed,) = agent.api.get("/v1/clients")["clients"]
+    listed = contained.listed(0, "running")
     path = str(listed["cgroup"])
     assert listed["container"] == {"engine": "podman", "id": path.rpartition("libpod-")[2], "pod": None}
     assert path.startswith(f"{parent}/libpod-")
@@ -209,7 +206,7 @@ def test_a_container_that_is_stopped_hurts_no_neighbour(parent: str, stage: Stag
     command = contained.podman.command(A, "sh", "-c", program, parent=parent, runtime=script)
     started = stage.rig.run(command, env=stage.python_environment())
     stage.until(lambda: "launch" in started.read(), "the container's kernel runs")
-    contained.listed(A)
+    contained.listed(A, "running")
     (podman,) = Path(f"/proc/{started.process.pid}/task/{started.process.pid}/children").read_text().split()
     os.kill(int(podman), signal.SIGTERM)  # podman passes it on, by its runtime
     assert rigs.exited(started.process, 60)

@@ -78,7 +78,7 @@ def test_forged_lines_hit_nobody_and_move_no_turn(stage: Stage, bystanders: list
     """Everything that any driver writes, about everybody and said by everybody, 10,000 times, beside live clients of
     several users; then everything is as it was, and the next one gets exactly what is due."""
     agent = stage.with_agent(POLICY)
-    holder, beside = stage.client(A, "sleep", 120), stage.client(A, "sleep", 120)
+    holder, beside = stage.client(A, "sleep", 600), stage.client(A, "sleep", 600)
     holder.known()
     beside.known()
     waiting = [stage.client(B, "query"), stage.client(C, "query")]

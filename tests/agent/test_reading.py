@@ -53,7 +53,8 @@ def test_everything_is_in_words_and_fits(stage: Stage) -> None:
     clients = read(stage, "clients")
     assert f"{second.pid}" in clients
     assert re.search(rf"{second.pid} .* (MiB|GiB|-) +20 %, 2G +\S", clients)
-    assert read(stage, "queue").count(f"it is the turn of user {A}") == 2
+    queue = " ".join(read(stage, "queue").split())  # around midnight dates are in it, and the reason has two lines
+    assert queue.count(f"it is the turn of user {A}") == 2
     assert "20 %, 2G" in read(stage, "servers")
 
     second.kill()

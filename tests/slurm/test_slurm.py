@@ -114,8 +114,13 @@ def test_each_client_has_exactly_what_its_job_asked_for(stage: Stage) -> None:
         stage.until(lambda: not leases(agent), "no lease is left", LONG)
         job_of = {one["number"]: int(one["cgroup"].rpartition("_")[2]) for one in agent.found("lease.given")}
         assert sorted(job_of.values()) == sorted(wanted)
-        clients = [job_of[one["lease"]] for one in agent.found("client.ended") if "lease" in one]
-        assert sorted(clients) == sorted([*wanted, *wanted]), "the history says of each client which job it was"
+        stage.until(
+            lambda: (
+                sorted(job_of[one["lease"]] for one in agent.found("client.ended") if "lease" in one)
+                == sorted([*wanted, *wanted])
+            ),
+            "the history says of each client which job it was",
+        )
         rows = {row["job"]: row for row in agent.api.get("/v1/report?by=job")["rows"]}
         assert set(rows) == {f"slurm-{job}" for job in wanted}
         for job, share in wanted.items():
