@@ -228,11 +228,10 @@ _OURS_ALONE = re.compile(
     "page", [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")], ids=lambda page: page.name
 )
 def test_pages_for_people_have_the_words_of_the_field(page: Path) -> None:
-    """Words that only we know stand in no page; names of files, tests and code may have them. CHANGELOG is what was."""
+    """Words that only we know stand in no page; names of files, tests and code may have them."""
     words = re.sub(r"`[^`]*`", "", page.read_text(encoding="utf-8")).split()
     text = " ".join(one for one in words if not re.search(r"::|\]\(|\.(md|py|txt)\b", one))
-    if page.name != "CHANGELOG.md":
-        assert _OURS_ALONE.findall(text) == []
+    assert _OURS_ALONE.findall(text) == []
 
 
 def test_every_document_can_be_found_from_the_first() -> None:
@@ -275,13 +274,12 @@ def test_examples_are_found_and_told_apart() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_that_a_page_shows_exists(page: Path) -> None:
-    """With its options. CHANGELOG speaks of what was."""
-    if page.name != "CHANGELOG.md":
-        text = page.read_text(encoding="utf-8")
-        shown = re.findall(r"`mpsagent-cli ([^`]+)`", text)
-        for _, block in examples(text):
-            shown += re.findall(r"(?:^|\$\()mpsagent-cli (\S.*)$", block, re.MULTILINE)
-        assert [f"{one}: {said}" for one in shown if (said := complaint(one))] == []
+    """With its options."""
+    text = page.read_text(encoding="utf-8")
+    shown = re.findall(r"`mpsagent-cli ([^`]+)`", text)
+    for _, block in examples(text):
+        shown += re.findall(r"(?:^|\$\()mpsagent-cli (\S.*)$", block, re.MULTILINE)
+    assert [f"{one}: {said}" for one in shown if (said := complaint(one))] == []
 
 
 _SIGNS = str.maketrans("'\"[](", "     ")
