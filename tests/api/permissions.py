@@ -130,9 +130,12 @@ def table() -> str:
     with serve() as served:
         document = runpy.run_path(str(ROOT / "packaging" / "write_openapi.py"))["document"]
         rows = {f"`{name}`": may for name, may in calls(served, document()).items()}
-        rows |= {f"`mpsagent-cli {name}`": may for name, may in by_command_line(served).items()}
-    lines = [f"| | {' | '.join(PEOPLE)} |", "|---|---|---|---|---|"]
-    return "\n".join([*lines, *(f"| {name} | {' | '.join(may)} |" for name, may in rows.items())])
+        rows |= {f"`{name}`": may for name, may in by_command_line(served).items()}
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, may in rows.items():
+        alike.setdefault(tuple(may), []).append(name)
+    lines = [f"| {' | '.join(PEOPLE)} | |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(may)} | {', '.join(names)} |" for may, names in alike.items())])
 
 
 def text(present: str) -> str:
