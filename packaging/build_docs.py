@@ -23,11 +23,14 @@ PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark"><title>{title}</title><style>
 body {{ max-width: 60rem; margin: 0 auto; padding: 1rem; font: 1rem/1.5 sans-serif }}
-pre, table {{ display: block; overflow-x: auto }} pre {{ padding: .7rem; border: 1px solid #8886 }}
+pre, table {{ display: block; overflow-x: auto }} pre {{ padding: .7rem; border: 1px solid #8886; font-size: .85rem }}
 table {{ border-collapse: collapse }} th, td {{ padding: .2rem .6rem; border: 1px solid #8886; text-align: left }}
+small {{ display: block; width: 15rem; overflow-wrap: anywhere }}
 </style></head><body><nav><a href="{start}">mpsagent</a></nav>
 <main>{body}</main></body></html>
 """
+# A cell of tests' names: they would take the width of all else.
+_TESTS = re.compile(r"<td>((?:tests|campaigns)/[^<]*)</td>")
 _NAME = re.compile(r"(?<![\w/.])((?:docs/)?[\w-]+\.md)\b")
 
 
@@ -51,8 +54,12 @@ def page(source: Path) -> str:
             token.attrSet("id", anchor(after.content, taken))
         if token.children:
             token.children = list(_linked(token.children, source))
-    body = markdown.renderer.render(tokens, markdown.options, {})
+    body = _TESTS.sub(_narrow, markdown.renderer.render(tokens, markdown.options, {}))
     return PAGE.format(title=html.escape(title), start=_relative(ROOT / "README.md", source), body=body)
+
+
+def _narrow(cell: re.Match[str]) -> str:
+    return f"<td>{''.join(f'<small>{one}</small>' for one in cell[1].split(', '))}</td>"
 
 
 def anchor(heading: str, taken: set[str]) -> str:

@@ -34,6 +34,9 @@ def test_every_page_is_built_and_every_link_leads_somewhere(builder: ModuleType,
     assert not [path for path in tmp_path.rglob("*.html") if loads.search(path.read_text())], "no page loads anything"
     operations = (tmp_path / "docs" / "operations.html").read_text()
     assert '<h2 id="cuda-errors-805-to-810">' in operations
+    security = (tmp_path / "docs" / "security.html").read_text()
+    assert "</small><small>tests/" in security
+    assert "<td>tests/" not in security, "long names leave the other columns no room"
 
 
 def test_what_leads_nowhere_is_found(builder: ModuleType, tmp_path: Path) -> None:
