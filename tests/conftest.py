@@ -20,8 +20,9 @@ LONG = (
     # the same work ten times as large, or on two GPUs
     "test_linear.py", "test_hostile_day.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py",
     "gate/test_hostile.py",
+    # the simulator by itself: quick scenarios of tests/conformance hold it against real MPS
+    "sim/test_daemon.py", "sim/test_faults.py", "sim/test_users.py",
     "world/test_heart.py", "fuzz/test_fuzz.py::test_new_words", "world/test_trouble.py",
-    "gate/test_kills.py::test_kills_at_random_under_load",
     "api/test_views.py::test_every_state_of_every_recording_can_be_shown",
     "cli/test_replay.py::test_a_hundred_megabytes_need_little_memory",
     "disorder/test_disorder.py::test_disorder_with_an_instance_for_each_gpu",
@@ -29,7 +30,8 @@ LONG = (
     "agent/test_adoption.py", "agent/test_ansible.py", "agent/test_apart.py", "agent/test_busy_machine.py",
     "agent/test_bypass.py",
     "agent/test_clock_steps.py", "agent/test_containers.py", "agent/test_device_plugin.py", "agent/test_hostage.py",
-    "agent/test_instances.py", "agent/test_pause.py", "agent/test_relayed.py", "agent/test_restarts.py",
+    "agent/test_instances.py", "agent/test_leftovers.py", "agent/test_pause.py", "agent/test_relayed.py",
+    "agent/test_restarts.py", "agent/test_setuid.py", "agent/test_timeline.py", "agent/test_use.py",
     "agent/test_unlimited.py::"
     "test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that_fills_its_limit",
 )  # fmt: skip

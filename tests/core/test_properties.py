@@ -1,5 +1,6 @@
 """The promises over random interleavings of what users, MPS, the kernel and forgers do. What must hold at every moment
-is in the harness; here are the programs that are played, and what must hold at their end."""
+is in the harness; here are the programs that are played, and what must hold at their end. Limits, the
+order of turns and an idle GPU are judged in tests/world, beside the real gate."""
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ from hypothesis import strategies as st
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
-from mpsagent.core import transitions as tr
 from mpsagent.mps import events as ev
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, USERS, Stage
 from tests.core.reducing import KINDS
@@ -136,46 +136,20 @@ WILD = (
 
 
 @settings(max_examples=60, deadline=None)
-@given(programs(*BENIGN, *GATE, most=40), st.booleans(), LAGS, st.sampled_from([POLICY, PATIENT]), st.booleans())
-def test_every_client_gets_exactly_its_policy_and_its_turn(
-    program: list[Step], shared: bool, lag: float, text: str, named: bool
-) -> None:
-    stage = Stage(text, shared=shared, lag=lag, named=named).up()
-    play(stage, program)
-    settle(stage, text=text)
-    stage.run(1)
-    for one in stage.gate.given:
-        assert one.limits == stage.limits(one.uid), one
-    assert stage.mps.overlaps == []
-    assert stage.gate.turned_away == []
-
-
-@settings(max_examples=120, deadline=None)
-@given(
-    programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1, 1.0]),
-    st.booleans(),
-)  # fmt: skip
-def test_whatever_happens_two_users_never_work_at_once(
-    program: list[Step], shared: bool, lag: float, seed: int, lost: float, named: bool
-) -> None:
-    stage = Stage(shared=shared, lag=lag, log_lag=log_lags(seed, lost), named=named).up()
-    play(stage, program)
-    stage.run(5)
-    seconds = stage.now - 1000.0
-    assert len(stage.done) <= 100 + 10 * stage.inputs + 5 * seconds, (len(stage.done), stage.inputs, seconds)
-    assert stage.ticks <= 50 + 20 * stage.inputs + 25 * seconds
-
-
-@settings(max_examples=60, deadline=None)
 @given(
     programs(*WILD, *GATE), st.booleans(), LAGS, st.integers(0, 999), st.sampled_from([0.0, 0.0, 0.1]), st.booleans()
 )
 def test_after_any_trouble_everybody_is_served_again(
     program: list[Step], shared: bool, lag: float, seed: int, lost: float, named: bool
 ) -> None:
-    """Promise 4: within the deadlines, without a hand. Who waits is served without coming anew."""
+    """Promise 4: within the deadlines, without a hand. Who waits is served without coming anew. And it does not decide
+    without end."""
     stage = Stage(shared=shared, lag=lag, log_lag=log_lags(seed, lost), named=named).up()
     play(stage, program)
+    stage.run(5)
+    seconds = stage.now - 1000.0
+    assert len(stage.done) <= 100 + 10 * stage.inputs + 5 * seconds, (len(stage.done), stage.inputs, seconds)
+    assert stage.ticks <= 50 + 20 * stage.inputs + 25 * seconds
     settle(stage)
     last = [stage.client(uid) for uid in (DAVE, CAROL, BOB, ALICE)]
     waits = len({p.uid for p in stage.procs.values()}) + 1
@@ -230,33 +204,6 @@ def test_the_wait_for_a_turn_is_bounded_whatever_the_holder_does(
     # hang.terminate, kill_grace; a client that is stopped in the middle of its hand-over is resumed by another rule
     assert stage.served[bob.pid] - came <= 10 + 5 + 5 + 5 + 3
     assert bob.pid not in stage.mps.hurt
-
-
-@settings(max_examples=30, deadline=None)
-@given(programs("client", "client", "contexts", "leave", "leave", "detach", most=40), st.booleans(), LAGS)
-def test_the_gpu_is_never_idle_while_a_user_waits(program: list[Step], shared: bool, lag: float) -> None:
-    """Half a second after every step a user works, if one wants to; a second for who has let go of his server."""
-    stage = Stage(PATIENT, shared=shared, lag=lag).up()
-    for step in program:
-        play(stage, [step])
-        stage.run(1.5 + 20 * lag)
-        if stage.gate.held:
-            assert stage.at_work(), (stage.core.state, stage.core.memories)
-
-
-@settings(max_examples=30, deadline=None)
-@given(programs("client", "client", "client", "leave", most=40), st.booleans(), st.sampled_from([POLICY, PATIENT]))
-def test_nobody_is_overtaken_twice_by_the_same_user(program: list[Step], shared: bool, text: str) -> None:
-    """Order of arrival by user; who has had a turn goes behind all who waited for its end."""
-    stage = Stage(text, shared=shared).up()
-    play(stage, program)
-    stage.run(120)
-    for one in stage.gate.given:
-        came = stage.came[one.pid]
-        first = min(at for pid, at in stage.came.items() if pid == one.pid)
-        began = [t for t in stage.told if isinstance(t, tr.TurnBegan) and first < t.at <= one.at]
-        others = [t.uid for t in began if t.uid != one.uid]
-        assert len(others) == len(set(others)), (came, began)
 
 
 @settings(max_examples=60, deadline=None)
@@ -316,7 +263,7 @@ def forge(stage: Stage, one: tuple[ev.What, dict[str, object], int, int, float])
 HITS = (act.SignalClient, act.SignalHeld, act.TerminateClient, act.KillControl, act.QuitControl, act.RefuseConnection)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(forgeries(), st.booleans(), st.booleans())
 def test_forged_lines_of_every_kind_hit_nobody(
     lines: list[tuple[ev.What, dict[str, object], int, int, float]], shared: bool, agent: bool

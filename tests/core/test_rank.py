@@ -84,7 +84,7 @@ def test_no_user_has_two_turns_while_another_waits() -> None:
     assert stage.turns() == [ALICE, DAVE, BOB]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(programs("client", "client", "client", "leave", most=40), st.sampled_from([POLICY, PATIENT]), st.booleans())
 def test_nobody_is_overtaken_twice_by_the_same_user(program: list[Step], text: str, fair: bool) -> None:
     stage = Stage(text + RANKS + (FAIR if fair else "")).up()

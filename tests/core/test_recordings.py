@@ -213,7 +213,7 @@ def _plain(state: State) -> object:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from(_SECTIONS), st.floats(-0.05, 0.05), st.randoms(use_true_random=False))
 def test_reading_one_log_up_to_50_ms_before_the_other_ends_in_the_same_state(
     section: tuple[str, ...], lead: float, random: object

@@ -293,7 +293,7 @@ def _any(kind: type | ev.What) -> st.SearchStrategy[inp.Input]:
     return st.builds(kind, **choose)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of([_any(kind) for kind in _KINDS]), max_size=60))
 def test_no_order_of_inputs_raises_and_the_state_stays_whole(events: list[inp.Input]) -> None:
     state = State()
@@ -312,7 +312,7 @@ def test_no_order_of_inputs_raises_and_the_state_stays_whole(events: list[inp.In
         assert [queue.first(uid).since for uid in queue.users()] == [since for since, _ in firsts]  # type: ignore[union-attr]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of([_any(kind) for kind in KINDS]), max_size=60))
 def test_no_line_makes_a_client_or_changes_who_one_is(lines: list[inp.Input]) -> None:
     state = passed(daemon(*READY))

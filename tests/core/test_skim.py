@@ -99,7 +99,7 @@ def logs(draw: st.DrawFn) -> bytes:
     return (start + text + rest).encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(logs(), st.integers(1, 300))
 def test_any_lines_in_any_order_give_the_same_state(data: bytes, size: int) -> None:
     same(data, size)

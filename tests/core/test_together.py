@@ -274,7 +274,7 @@ def _came_back_unseen() -> list[Step]:
     return [Step(pause, what, ALICE, 0) for what, pause in alice]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @example(_came_back_unseen(), 0)
 @given(
     programs(

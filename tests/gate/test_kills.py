@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import struct
 import time
@@ -187,35 +186,6 @@ def resync(rig: Rig, pid: int) -> bool:
     agent = rig.agent()
     agent.wait(Synced)
     return bool(agent.all(Known, pid=pid))
-
-
-def test_kills_at_random_under_load(rig: Rig) -> None:
-    """Forty kills while clients of three users come: everybody is served once, with their own limits, none refused."""
-    chance = random.Random(8)
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    wanted = {A: "60.0", B: "20.0", C: "10.0"}
-    agent.say(admissions(*(User(uid, "all", limits(float(text))) for uid, text in wanted.items()), room=1000))
-    wait_for((rig.state / "admissions.json").exists)
-    agent.close()
-    clients = []
-    for _ in range(40):
-        clients += [rig.client(chance.choice([A, B, C])) for _ in range(3)]
-        time.sleep(chance.uniform(0.0, 0.15))
-        pid = rig.gate_pid()
-        if pid:
-            os.kill(pid, signal.SIGKILL)
-    for client in clients:
-        assert client.served()["threads"] == wanted[client.uid]
-
-    def all_known() -> bool:
-        """A client is served when it has acknowledged; that the gate has read that is to be waited for."""
-        agent = rig.agent()
-        agent.wait(Synced)
-        return {one.pid for one in agent.all(Known)} == {client.pid for client in clients} and not agent.all(Knock)
-
-    wait_for(all_known)
 
 
 def test_a_held_connection_of_root_too(rig: Rig) -> None:

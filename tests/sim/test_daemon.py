@@ -36,28 +36,6 @@ def modes(directory: Path) -> dict[str, str]:
     return {path.name: stat.filemode(path.lstat().st_mode) for path in directory.iterdir()}
 
 
-def test_files_and_modes(mps: Mps) -> None:
-    """01 S1."""
-    pid = mps.start()
-    assert modes(mps.pipe) == {
-        "control": "srw-rw-rw-",
-        "control_lock": "-rw-rw-rw-",
-        "control_privileged": "srwxr-xr-x",
-        "log": "prwxrwxrwx",
-        "nvidia-cuda-mps-control.pid": "-rw-rw-rw-",
-    }
-    assert stat.filemode(mps.pipe.stat().st_mode) == "drwxrwxrwx", "the daemon's own directory is open to all"
-    assert modes(mps.logs) == {"control.log": "-rw-r--r--", "server.log": "-rw-r--r--"}
-    assert (mps.pipe / "nvidia-cuda-mps-control.pid").read_text() == str(pid)
-    assert Path(f"/proc/{pid}/comm").read_text() == "nvidia-cuda-mps\n"
-    assert Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") == b"nvidia-cuda-mps-control\0-d"
-    assert messages(mps.log("control.log")) == [
-        f"Starting control daemon using socket {mps.pipe}/control",
-        f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={mps.pipe}",
-        "CUDA MPS Control binary version: 13000",
-    ]
-
-
 def test_a_server_runs_as_its_user_under_its_own_name(mps: Mps) -> None:
     daemon = mps.start()
     mps.busy(A, "sleep", "600")
@@ -68,15 +46,6 @@ def test_a_server_runs_as_its_user_under_its_own_name(mps: Mps) -> None:
     assert re.search(r"^Gid:\t0\t0\t0\t0$", status, re.MULTILINE), "recording 08, G1"
     assert re.search(r"^Groups:\t? *$", status, re.MULTILINE)
     assert Path(f"/proc/{server}/cmdline").read_bytes().rstrip(b"\0") == b"nvidia-cuda-mps-server"
-
-
-def test_a_second_daemon_is_refused(mps: Mps) -> None:
-    """02 R8."""
-    mps.start()
-    second = mps.program("-d")
-    assert (second.returncode, second.stdout) == (1, "An instance of this daemon is already running\n")
-    assert messages(mps.log("server.log")) == [f"Using log directory: {mps.logs}"]
-    assert mps.ctl("get_server_list") == ""
 
 
 def test_logs_are_never_reopened_and_may_be_truncated(mps: Mps) -> None:
@@ -131,18 +100,6 @@ def test_a_signal_to_the_daemon_takes_the_servers_along(mps: Mps, number: int) -
     assert len(re.findall("NEW CLIENT", mps.log("control.log"))) == 2
     mps.start()
     assert mps.client(B, "query").end() == 0
-
-
-def test_a_killed_server_is_replaced_for_the_next_client(mps: Mps) -> None:
-    """02 R6."""
-    mps.start()
-    client = mps.busy(A, "sleep", "600")
-    server = mps.server()
-    os.kill(server, signal.SIGKILL)
-    client.saw("work now CUDA_ERROR_MPS_RPC_FAILURE")
-    mps.saw("control.log", f"Server {server} exited with status 0")
-    assert mps.client(A, "query").end() == 0
-    assert mps.server() != server
 
 
 def test_a_stopped_server_blocks_the_daemon_until_it_is_killed(mps: Mps) -> None:

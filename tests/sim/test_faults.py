@@ -11,43 +11,6 @@ import pytest
 from tests.sim.conftest import A, B, Mps, messages
 
 
-def test_a_fault_takes_all_neighbours_and_refuses_new_clients_until_they_have_gone(mps: Mps) -> None:
-    """02 R4: FAULT, 807, and after the last sticky client's exit ACTIVE and a new server context."""
-    mps.start()
-    sleeper = mps.busy(A, "sleep", "600")
-    spinner = mps.busy(A, "spin", "600")
-    culprit = mps.client(A, "oob", "0.2")
-    assert (culprit.end(), spinner.end()) == (17, 16)
-    sleeper.saw("work now CUDA_ERROR_ILLEGAL_ADDRESS")
-    assert "sync CUDA_ERROR_ILLEGAL_ADDRESS" in spinner.text()
-    server = mps.server()
-    assert mps.ctl(f"get_server_status {server}") == "FAULT\n"
-    refused = mps.client(A, "query")
-    assert refused.end() == 10
-    assert "cuInit CUDA_ERROR_MPS_SERVER_NOT_READY" in refused.text()
-    log = messages(mps.log("server.log"))
-    at = log.index("Server is handling a fatal GPU error.")
-    pids = [sleeper.pid, culprit.pid, spinner.pid]  # the first to connect, then the last, the last but one
-    assert log[at - 1] in [f"Client {{PID: {pid}, Context: 1}} encountered a fatal GPU error." for pid in pids]
-    expected = [f"Client {{PID: {pid}, Context ID: 1}} on device 0 to be torn down" for pid in pids]
-    for pid in pids:
-        expected += [
-            f"All clients belonging to error trigging process {pid} will be torn down",
-            f"Client {{PID: {pid}, Context ID: 1}} on the error-trigging process {pid} to be torn down",
-        ]
-    expected += ["The following devices will be reset:", "0", "The following client process have a sticky error set:"]
-    expected += [str(pid) for pid in pids]
-    assert log[at + 1 : at + 1 + len(expected)] == expected
-    assert f"Failed to accept client {{PID: {refused.pid}, Context ID: 0}} with status 807" in log
-    sleeper.process.kill()
-    mps.saw("server.log", "Destroy server context on device 0")
-    assert mps.ctl(f"get_server_status {server}") == "ACTIVE\n"
-    after = len(mps.log("server.log"))
-    assert mps.client(A, "query").end() == 0
-    mps.saw("server.log", r"Creating server context on device 0 [^\n]*\n[^\n]*connected", after)
-    assert mps.server() == server
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_during_a_kernel_is_a_fault_for_the_neighbours(mps: Mps, number: int) -> None:
     """02 R5, 03 Q5."""

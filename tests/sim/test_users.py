@@ -12,7 +12,7 @@ import pytest
 
 from mpsagent.sim import cli
 from tests import recordings
-from tests.sim.conftest import A, B, C, Client, Mps, messages, normal
+from tests.sim.conftest import A, B, C, Mps, messages, normal
 
 
 def test_defaults_at_ready_hold_for_the_first_client(mps: Mps) -> None:
@@ -43,18 +43,6 @@ def test_an_override_after_ready_misses_the_first_client(mps: Mps) -> None:
     second = mps.client(A, "query")
     assert (first.sms(), second.sms()) == (132, 26)
     assert (first.free(), second.free()) == (142565, 901)
-
-
-def test_a_changed_default_does_not_reach_a_running_server(mps: Mps) -> None:
-    """06 V1."""
-    mps.start()
-    mps.ctl("set_default_active_thread_percentage 60\nset_default_device_pinned_mem_limit 0 6G")
-    mps.busy(A, "sleep", "60")
-    mps.ctl("set_default_active_thread_percentage 10\nset_default_device_pinned_mem_limit 0 1G")
-    later = mps.client(A, "query")
-    assert (later.sms(), later.free()) == (78, 5829)
-    server = mps.server()
-    assert mps.ctl(f"get_active_thread_percentage {server}\nget_device_pinned_mem_limit {server} 0") == "60.0\n6G\n"
 
 
 def test_the_daemon_answers_nothing_while_a_server_starts(mps: Mps) -> None:
@@ -104,14 +92,6 @@ def test_partitioning_by_context_passes_the_limit_but_for_a_percentage_of_its_ow
     got = {one: mps.client(A, "query", **asking, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=one).sms() for one in own}
     assert got == own
     assert mps.client(A, "query", **asking).sms() == 132
-
-
-def test_the_environment_of_the_daemon(mps: Mps) -> None:
-    """07 W1: the percentage counts from the first moment, the memory limit does not count at all."""
-    mps.start(CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="10", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G")
-    assert mps.ctl("get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0") == "10.0\n"
-    client = mps.client(A, "query")
-    assert (client.sms(), client.free()) == (12, 143009)
 
 
 def test_others_wait_while_the_holder_works_and_the_tries_double(mps: Mps) -> None:
@@ -194,17 +174,6 @@ def test_a_hung_server_holds_the_daemon_for_each_client_it_is_given(mps: Mps) ->
     assert mps.server()
 
 
-def test_a_forced_shutdown_of_an_idle_server(mps: Mps) -> None:
-    """X7 of the real runs: it says so, and the server still leaves in order."""
-    mps.start()
-    assert mps.client(A, "query").end() == 0
-    server = mps.server()
-    mps.saw("server.log", "disconnected")
-    assert mps.ctl(f"shutdown_server {server} -f") == ""
-    mps.saw("control.log", f"Force shutting down server {server}\n.*\n?.*Server {server} exited with status 0")
-    assert messages(mps.log("server.log"))[-1] == "Exiting"
-
-
 def test_two_contexts_of_one_process(mps: Mps) -> None:
     """X6 of the real runs: one row in ps, two in the list by device."""
     mps.start()
@@ -215,23 +184,6 @@ def test_two_contexts_of_one_process(mps: Mps) -> None:
     assert mps.ctl("get_device_client_list").split("\n")[1:] == [f"{client.pid}.1", f"{client.pid}.2", ""]
     client.process.kill()
     mps.saw("server.log", r"(?s)Context ID: 2\} exiting.*Context ID: 1\} exiting.*Context ID: 0\} exit")
-
-
-def test_a_client_can_forge_log_lines_with_its_name(mps: Mps) -> None:
-    """X2 of the real runs: MPS prints argv[0] as it is, line feeds and all."""
-    mps.start()
-    forged = "x\n[2026-01-01 00:00:00.000 Control     1] NEW CLIENT 1 from user 0: Server already exists"
-    link = mps.directory / "links"
-    link.mkdir()
-    (link / forged.replace("/", "_")).symlink_to(mps.programs / "cuda-client")
-    output = mps.directory / "forged"
-    with output.open("wb") as file:
-        process = subprocess.Popen([str(link / forged), "sleep", "600"], env=mps.environment, stdout=file)
-    client = Client(process, output)
-    mps.clients.append(client)
-    client.saw("meminfo")
-    assert "NEW CLIENT 1 from user 0" in mps.ctl("ps")
-    assert "\n[2026-01-01 00:00:00.000 Control     1] NEW CLIENT 1 from user 0" in mps.log("control.log")
 
 
 def test_another_kind_of_socket_in_the_daemons_place_means_no_mps(mps: Mps) -> None:
