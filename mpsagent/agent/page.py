@@ -9,6 +9,8 @@ unpickles nothing.
 from __future__ import annotations
 
 import asyncio
+import copyreg
+import io
 import json
 import pickle
 import socket
@@ -16,6 +18,7 @@ import struct
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import NamedTuple
 
 import mpsagent
@@ -108,6 +111,33 @@ class Frame(NamedTuple):
     records: Sequence[Record]
     found: Sequence[tuple[str, Transition]]
     page: Page | None
+
+
+_policies: dict[int, tuple[Policy, bytes]] = {}
+"""As they are written, by their identity."""
+POLICIES = 256
+
+
+def as_bytes(frame: Frame) -> bytes:
+    """A frame as bytes. A policy in it is bytes of its own, made once: it is most of a page, and seldom another one."""
+    out = io.BytesIO()
+    writer = pickle.Pickler(out, protocol=5)
+    writer.dispatch_table = copyreg.dispatch_table | {Policy: lambda policy: (policy_of, (_written(policy),))}
+    writer.dump(frame)
+    return out.getvalue()
+
+
+def _written(policy: Policy) -> bytes:
+    if id(policy) not in _policies:
+        if len(_policies) >= POLICIES:
+            _policies.clear()
+        _policies[id(policy)] = policy, pickle.dumps(replace(policy), protocol=5)  # without what it remembers of users
+    return _policies[id(policy)][1]
+
+
+def policy_of(data: bytes) -> Policy:
+    """Stands for what the api reads a policy with: the agent unpickles nothing."""
+    raise NotImplementedError
 
 
 class Showing(asyncio.Protocol):
@@ -226,7 +256,7 @@ class Showing(asyncio.Protocol):
         frame = Frame(mpsagent.__version__, self.run, self._number, self._looked, self.lost, records, found, None)
         data = self._with_page(frame) if changed else None
         empty = data is None and not records and not found and begun < self._quiet
-        data = data or pickle.dumps(frame, protocol=5)
+        data = data or as_bytes(frame)
         now = loop.time()
         self._earliest = now + max(EVERY, SHARE * (now - begun))
         if empty:
@@ -242,7 +272,7 @@ class Showing(asyncio.Protocol):
         try:
             page = self._page()
             if page != self._told:
-                data = pickle.dumps(frame._replace(number=self._number + 1, page=page), protocol=5)
+                data = as_bytes(frame._replace(number=self._number + 1, page=page))
                 self._number, self._told = self._number + 1, page
                 return data
         except Exception as error:  # a mistake of ours; the records have nothing to do with it

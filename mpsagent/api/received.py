@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import structlog
 
 import mpsagent
-from mpsagent.agent.page import HAS, LENGTH, LOOK, SAID, SHOWS, Frame, Page, Record
+from mpsagent.agent.page import HAS, LENGTH, LOOK, POLICIES, SAID, SHOWS, Frame, Page, Record, policy_of
 from mpsagent.api import without_agent
 from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
@@ -27,6 +28,7 @@ from mpsagent.core.sessions import Key, Session
 from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
 from mpsagent.system.names import Names
 
 SETTLE = 5.0
@@ -54,11 +56,20 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         of_pages = ("core", "policy", "wire", "mps", "agent", "system")
         ours = module.startswith(tuple(f"mpsagent.{one}." for one in of_pages))
+        if (module, name) == (policy_of.__module__, policy_of.__name__):
+            return _policy
         if ours or (module, name) in {("builtins", "frozenset"), ("builtins", "set"), ("collections", "Counter")}:
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):  # for a member of an enumeration, in some releases of Python 3.11
             return _member
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a page")
+
+
+@lru_cache(POLICIES)
+def _policy(data: bytes) -> Policy:
+    """Read once, and so is what it remembers of users."""
+    policy: Policy = _Reader(io.BytesIO(data)).load()
+    return policy
 
 
 class Received:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -27,6 +27,8 @@ from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
 from mpsagent.api.received import OtherVersion, Received, _Reader
 from mpsagent.core.model import Status
+from mpsagent.policy.identity import Identity
+from mpsagent.policy.policy import Policy
 from mpsagent.system.names import Names
 from tests.agent.stage import A, B, Stage
 
@@ -373,6 +375,20 @@ def test_an_order_that_changes_nothing_is_answered_when_the_api_goes_on_reading(
         await waiting
 
     play(scenario, lambda: ["a page"])
+
+
+def test_a_policy_is_written_once_and_read_once_without_what_it_remembers_of_users() -> None:
+    policy = Policy(digest="a test")
+    policy.rules(Identity(1000, "alice"))
+    frame = Frame("1", 0.0, 1, 0, 0, [], [], None)._replace(page=cast("Any", [policy, policy]))
+    first = pages.as_bytes(frame)
+    policy.rules(Identity(1001, "bob"))
+    assert pages.as_bytes(frame) == first
+    assert b"alice" not in first
+    one, other = cast("list[Policy]", _Reader(BytesIO(first)).load().page)
+    (again, _) = cast("list[Policy]", _Reader(BytesIO(first)).load().page)
+    assert one == policy
+    assert one is other is again
 
 
 def test_a_page_is_made_of_our_own_values_alone() -> None:

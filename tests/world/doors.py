@@ -39,8 +39,7 @@ def _error(number: int) -> OSError:
 
 
 def _call(what: str) -> Process:
-    kernel.enter(what)
-    return kernel.current
+    return kernel.enter(what)
 
 
 # --- sockets ---------------------------------------------------------------------------------------------------------
@@ -209,6 +208,7 @@ class _Module:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.real, name)
         if name in self.pure or isinstance(value, int | str | bytes | type | tuple):
+            self.__dict__[name] = value  # found without this the next time
             return value
         raise AttributeError(f"the world has no {self.real.__name__}.{name}")
 
@@ -242,6 +242,11 @@ def resolve(process: Process, path: Any, dir_fd: int | None = None) -> str:
     words = path.split("/")
     if path.startswith("/proc/") and len(words) > 3 and words[3] == "root":
         path = "/" + "/".join(words[4:])
+    return _normal(path)
+
+
+@functools.lru_cache(4096)
+def _normal(path: str) -> str:
     return real_os.path.normpath(path).replace("//", "/")
 
 

@@ -148,10 +148,12 @@ class Judges:
 
     def look(self) -> None:
         now = self.world.kernel.now
-        hostile = {one.uid for one in self.lives if not one.honest}  # what these take up is first their own time
-        waiting = [one for one in self.lives if one.waits and one.uid not in hostile and not one.process.stopped]
-        working = [one for one in self.lives if one.works or (one.given is not None and one.process.alive)]
-        if waiting and not working:
+        living = [one for one in self.lives if one.process.alive]
+        waiting = [one for one in living if one.waits and not one.process.stopped]
+        if waiting:
+            hostile = {one.uid for one in self.lives if not one.honest}  # what these take up is first their own time
+            waiting = [one for one in waiting if one.uid not in hostile]
+        if waiting and all(one.given is None for one in living):
             since = self._idle_since = now if self._idle_since is None else self._idle_since
             bound = IDLE + IDLE_KILLED * any(now - at < SETTLES for at, _ in self.faults)
             bound += IDLE_STOPPED * (now - self.stopped < SETTLES)

@@ -18,12 +18,20 @@ from typing import Any
 
 LATENCY = 50e-6
 """Mean seconds from being ready to running."""
+READY = 1 / LATENCY
 BOOT = 1_000.0
 EPOCH = 1_800_000_000.0
 PIDS = 400
 """Process numbers are few, so that they are used again soon."""
 BUFFER, OVERHEAD, DATAGRAMS = 212_992, 768, 512
 """Bytes that a socket may have on the way, what each message counts beside its own, and how many datagrams wait."""
+
+
+EFFECTS = frozenset({
+    "accept", "bind", "close", "connect", "flock", "kill", "listen", "mkdir", "open", "receive", "rename", "rmdir",
+    "send", "setsockopt", "shutdown", "unlink", "write",
+})  # fmt: skip
+"""Calls that others can notice. To die before any other one is the same as to die before the next of these."""
 
 
 class Killed(BaseException):
@@ -256,7 +264,11 @@ class Process:
         if not self.alive:
             return
         kernel = self.kernel
-        at = kernel.now + kernel.chance.expovariate(1 / LATENCY) if at is None else max(at, kernel.now)
+        now = kernel.now
+        if at is None:
+            at = now + kernel.chance.expovariate(READY)
+        elif at < now:
+            at = now
         if self.due is None or at < self.due:
             self.due = at
             kernel.at(at, self._run, at)
@@ -373,8 +385,8 @@ class Kernel:
         self.nodes: dict[str, Inode] = {}
         self._inode = 1
         self.called: Callable[[Process, str], None] = lambda process, what: None
-        """Hears of each system call of a real program, and of each step of a model, before it is done: here faults
-        come in."""
+        """Hears of each system call of a real program that has an effect, and of each step of a model, before it is
+        done: here faults come in."""
         self.open = 0
         for path in ("/", "/tmp", "/proc", "/run", "/var", "/var/log", "/var/lib", "/etc", "/dev"):
             self.make(path, st.S_IFDIR | (0o1777 if path == "/tmp" else 0o755), 0, 0)
@@ -399,13 +411,14 @@ class Kernel:
             what(*arguments)
         self.now = max(self.now, until)
 
-    def enter(self, what: str) -> None:
+    def enter(self, what: str) -> Process:
         """A system call of a real program: it may be its last, and others may run before it is done."""
         process = self.current
         if not process.alive:
             raise Killed
         process.calls += 1
-        self.called(process, what)
+        if what in EFFECTS:
+            self.called(process, what)
         if self._depth < 2 and self.chance.random() < self.preempt:
             self._depth += 1
             try:
@@ -415,6 +428,7 @@ class Kernel:
                 self.current = process
         if not process.alive:
             raise Killed
+        return process
 
     # --- processes
 

@@ -39,9 +39,9 @@ class Loop(asyncio.AbstractEventLoop, Body):
         events._set_running_loop(self)
         try:
             for file in list(self._hot):
-                found = self._due(file)
-                self._ready.extend(found)
-                if not found:
+                if found := self._due(file):
+                    self._ready.extend(found)
+                else:
                     del self._hot[file]
             while self._timers and self._timers[0][0] <= kernel.now:
                 handle = heapq.heappop(self._timers)[2]
@@ -49,8 +49,15 @@ class Loop(asyncio.AbstractEventLoop, Body):
                     self._ready.append(handle)
             for _ in range(len(self._ready)):
                 handle = self._ready.popleft()
-                if not handle._cancelled:
-                    self._do(handle)
+                if handle._cancelled:
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+                except Killed:
+                    raise
+                except Exception as error:
+                    what = {"message": "a callback failed", "exception": error, "handle": handle}
+                    self.call_exception_handler(what)
                 if not process.alive:
                     return
         finally:
@@ -60,14 +67,6 @@ class Loop(asyncio.AbstractEventLoop, Body):
         else:
             self._sleep()
 
-    def _do(self, handle: asyncio.Handle) -> None:
-        try:
-            handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
-        except Killed:
-            raise
-        except Exception as error:
-            self.call_exception_handler({"message": "a callback failed", "exception": error, "handle": handle})
-
     def _sleep(self) -> None:
         while self._timers and self._timers[0][2]._cancelled:
             heapq.heappop(self._timers)
@@ -75,8 +74,8 @@ class Loop(asyncio.AbstractEventLoop, Body):
             self.process.wake(self._timers[0][0])
 
     def _due(self, file: File) -> list[asyncio.Handle]:
-        ready = {"read": file.readable(), "write": file.writable()}
-        return [handle for (how, _), handle in self._watched.get(file, {}).items() if ready[how]]
+        return [handle for (how, _), handle in self._watched.get(file, {}).items()
+                if (file.readable() if how == "read" else file.writable())]  # fmt: skip
 
     def look(self, file: File) -> None:
         self._hot[file] = None

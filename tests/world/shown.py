@@ -28,12 +28,13 @@ What = tuple[Any, ...]
 
 
 class Shown:
-    """``wrong``: since when it has been so."""
+    """``wrong``: since when it has been so; ``stood``: how all was when that was found."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self._wrong: dict[What, float] = {}
         self._looked = 0.0
+        self._stood: tuple[Any, ...] | None = None
 
     def look(self) -> None:
         world, now = self.world, self.world.kernel.now
@@ -41,10 +42,12 @@ class Shown:
             return
         self._looked = now
         if world.shown is None or world.received.page is None or world.received.silent is not None:
-            self._wrong = {}  # nobody is told that this is so now
+            self._stood, self._wrong = None, {}  # nobody is told that this is so now
             return
-        found = dict.fromkeys(self._all())
-        self._wrong = {what: self._wrong.get(what, now) for what in found}
+        stands = self._stands()
+        if stands != self._stood:
+            self._stood, found = stands, dict.fromkeys(self._all())
+            self._wrong = {what: self._wrong.get(what, now) for what in found}
         faults = world.judges.faults
         bound = TROUBLED if any(now - at < AFTER for at, _ in faults) or now - world.judges.stopped < AFTER else STALE
         bound += HELD_UP * sum(not one.honest for one in world.judges.lives)  # a hand-over of theirs takes that long
@@ -52,6 +55,15 @@ class Shown:
             if now - since > bound:
                 world.judges.fail(f"for {now - since:.1f} s the status has said otherwise: {' '.join(map(str, what))}")
                 return
+
+    def _stands(self) -> tuple[Any, ...]:
+        """All that the answers and what they are held against are made of, but for spans of time, which nobody judges:
+        while it is the same nothing else can be found."""
+        world, judges = self.world, self.world.judges
+        processes = [(one.pid, one.uid, one.alive, one.stopped) for one in world.kernel.processes.values()]
+        lives = [(one.waits, one.works, one.error, one.limits, judges.served(one)) for one in judges.lives
+                 if one.process.alive]  # fmt: skip
+        return world.received, world.received.page, world.gate, len(judges.faults), processes, lives
 
     def _all(self) -> Iterator[What]:
         world = self.world

@@ -65,11 +65,6 @@ class Coming:
     kind: str = "honest"
 
 
-EFFECTS = frozenset({
-    "step", "accept", "bind", "close", "connect", "flock", "kill", "listen", "mkdir", "open", "receive", "rename",
-    "rmdir", "send", "setsockopt", "shutdown", "unlink", "write",
-})  # fmt: skip
-"""Calls that others can notice. To die before any other one is the same as to die before the next of these."""
 ROLES = {"mpsagent-gate": "gate", "mpsagent": "agent", "nvidia-cuda-mps-control": "daemon",
          "nvidia-cuda-mps-server": "server", "python": "client"}  # fmt: skip
 
@@ -440,8 +435,6 @@ class World:
                 self.kernel.after(WATCHDOG, self.kernel.signal, process, 9)
 
     def _called(self, process: Process, what: str) -> None:
-        if what not in EFFECTS:
-            return
         role = ROLES.get(process.name, "")
         self.did[role] += 1
         for one in self.armed:
