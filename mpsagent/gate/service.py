@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mpsagent.gate import keeper, sent_descriptors, state
+from mpsagent.gate import keeper, own_signals, sent_descriptors, state
 from mpsagent.gate.loop import Gate, Options, say
 from mpsagent.gate.store import inherited
 from mpsagent.mps.limits import Limits
@@ -65,6 +65,8 @@ def serve(options: Options, given: list[tuple[str, int]] | None = None) -> None:
     if not descriptors:
         say("mpsagent-gate: no sockets were given; start it by its socket unit, or by `mpsagent-gate keep`")
         sys.exit(2)
+    if problem := own_signals.keep():
+        say(f"mpsagent-gate: it could signal other processes: {problem}")
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(_unexpected(time.monotonic()))
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -176,6 +176,11 @@ def notify(text, *descriptors):
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
         sock.sendmsg([text], rights)
 
+@attempt("keep its signals to itself")
+def _():
+    from mpsagent.gate import own_signals
+    assert own_signals.keep() == ""
+
 @attempt("have both public sockets by name")
 def _():
     names = sorted(os.environ["LISTEN_FDNAMES"].split(":"))
@@ -232,6 +237,20 @@ def _():
 @attempt("FORBIDDEN: signal another user's process")
 def _():
     signal.pidfd_send_signal(os.pidfd_open(other), signal.SIGCONT)
+
+@attempt("FORBIDDEN: signal root's process")
+def _():
+    os.kill(daemon, 0)
+
+@attempt("FORBIDDEN: signal any process as the owner of a file")
+def _():
+    import fcntl
+    fcntl.fcntl(socket.socket(socket.AF_UNIX), fcntl.F_SETOWN, other)
+
+@attempt("FORBIDDEN: limit root's process")
+def _():
+    import resource
+    resource.prlimit(daemon, resource.RLIMIT_CPU, (1, 1))
 
 @attempt("FORBIDDEN: read another user's environment")
 def _():
