@@ -90,12 +90,11 @@ class SignalClient(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tell(Action):
-    """One line on the terminal of a process, if it has one, written as its user."""
+    """One line, its reason, on the terminal of a process, if it has one, written as its user."""
 
     pid: int
     start: int
     uid: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def _first(view: View, uid: int) -> Iterator[tuple[tuple[int, int], float]]:
 def tell(view: View, process: tuple[int, int], uid: int, text: str) -> act.Tell:
     words = f"process {process[0]} {text}"
     rule = view.rules(uid).origin("terminal").key
-    return act.Tell(pid=process[0], start=process[1], uid=uid, text=words, reason=words, rule=rule)
+    return act.Tell(pid=process[0], start=process[1], uid=uid, reason=words, rule=rule)
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

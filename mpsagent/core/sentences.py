@@ -310,7 +310,7 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
     "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
     "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",
-    "Tell": lambda w: f"told process {w['pid']}{w.of_user()} on its terminal",
+    "Tell": lambda w: f"told process {w['pid']}{w.of_user()}, if it has a terminal",
     "Freeze": lambda w: f"froze client {w['pid']}{w.of_user()}",
     "Thaw": lambda w: f"let client {w['pid']}{w.of_user()} go on",
     "SignalHeld": lambda w: f"sent {_signal_name(w['signal'])} to process {w['pid']}{w.of_user()} at its hand-over",

@@ -304,7 +304,7 @@ def _signals(m: Moment, reason: str) -> Iterator[act.Action]:
     clients = {(one.pid, one.peer.start) for one in m.clients if one.detached is None} - m.memory.signalled
     m.remember(signalled=m.memory.signalled | clients)
     for pid, start in sorted(clients) if rules.terminal and uid else ():
-        yield act.Tell(pid=pid, start=start, uid=uid, text=reason, reason=reason, rule=rules.origin("terminal").key)
+        yield act.Tell(pid=pid, start=start, uid=uid, reason=reason, rule=rules.origin("terminal").key)
     if rules.switch_warning_signal != "none" and clients:
         number, rule = signal.Signals[rules.switch_warning_signal], rules.origin("switch.warning_signal").key
         for pid, start in sorted(clients):

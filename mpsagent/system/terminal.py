@@ -26,12 +26,16 @@ from mpsagent.system.threads import in_thread
 DEADLINE = 5.0
 LONGEST = 400
 STEP = 0.02
+MOST = 32
+"""Lines of all users that wait to be written. A line is a courtesy: those of many users, or of one whose terminal hangs
+(FUSE), must not keep the agent from anything else."""
 
 
 class Terminals:
     """``unit``: by systemd, which opens the file with the words for the helper."""
 
     _one = asyncio.Lock()
+    _waiting = 0
 
     def __init__(self, *, unit: bool, systemd: Systemd | None = None, run_directory: str = RUN_DIRECTORY) -> None:
         self._systemd = systemd or SystemBus() if unit else None
@@ -39,15 +43,23 @@ class Terminals:
 
     async def tell(self, uid: int, pid: int, start: int, text: str) -> str | None:
         """One after the other, whichever instance it is about: a user has one unit. Why it was not told, or None."""
-        words = json.dumps({"pid": pid, "start": start, "text": text}).encode()
-        async with self._one:
-            if uid == 0:
-                return "root is told nothing"
-            if self._systemd is not None:
-                return await in_thread(_by_unit, self._systemd, self._directory, uid, words, deadline=DEADLINE)
-            argv = [sys.executable, "-P", "-m", __name__, str(uid)]
-            ended = await run_program(argv, _environment(), feed=words, deadline=DEADLINE)
-            return None if ended.code == 0 else ended.problem or ended.err.strip()[-200:] or "it has no terminal"
+        if uid == 0:
+            return "root is told nothing"
+        if Terminals._waiting >= MOST:
+            return f"{MOST} lines wait to be written"
+        Terminals._waiting += 1
+        try:
+            async with self._one:
+                return await self._write(uid, json.dumps({"pid": pid, "start": start, "text": text}).encode())
+        finally:
+            Terminals._waiting -= 1
+
+    async def _write(self, uid: int, words: bytes) -> str | None:
+        if self._systemd is not None:
+            return await in_thread(_by_unit, self._systemd, self._directory, uid, words, deadline=DEADLINE)
+        argv = [sys.executable, "-P", "-m", __name__, str(uid)]
+        ended = await run_program(argv, _environment(), feed=words, deadline=DEADLINE)
+        return None if ended.code == 0 else ended.problem or ended.err.strip()[-200:] or "it has no terminal"
 
 
 def _environment() -> Mapping[str, str]:

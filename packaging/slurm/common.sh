@@ -72,7 +72,8 @@ drain() {
 # there are several, the GPU's figures are no one's.
 map() (
     [ -n "$gpustat$dcgm" ] || exit 0
-    mkdir -p "$gpus" ${gpustat:+"$gpustat"} ${dcgm:+"$dcgm"} && exec 9>"$gpus/lock" && flock -w 5 9 || exit 1
+    mkdir -p "$gpus" ${gpustat:+"$gpustat"} ${dcgm:+"$dcgm"} && chmod 700 "$gpus" || exit 1 # who may read a file may lock it
+    exec 9>"$gpus/lock" && flock -w 5 9 || exit 1
     of=$1 its=$2
     shift 2
     for gpu; do

@@ -72,12 +72,12 @@ def build(kind: str = "deb") -> Path:
         return next(built.glob(f"*.{kind}"))
 
 
-def build_before(place: Path) -> Path:
-    """The .deb of BEFORE, as an older version, from this checkout's history. Raises NotBuilt."""
+def build_before(place: Path, kind: str = "deb") -> Path:
+    """The .deb (or .rpm) of BEFORE, as an older version, from this checkout's history. Raises NotBuilt."""
     place.mkdir()
     packed = subprocess.run(["git", "archive", BEFORE], cwd=ROOT, capture_output=True, check=False)
     if packed.returncode:
         raise NotBuilt(f"commit {BEFORE} is not in this clone: {packed.stderr.decode()}")
     subprocess.run(["tar", "-x", "-C", str(place)], input=packed.stdout, check=True)
     (place / ".venv").symlink_to(ROOT / ".venv")
-    return _built("deb", place, place / "dist", VERSION="0.0.9")
+    return _built(kind, place, place / "dist", VERSION="0.0.9")

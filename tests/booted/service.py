@@ -63,10 +63,21 @@ def ready(node: Machine) -> bool:
     return node.run("mpsagent-cli", "status", check=False).returncode == 0
 
 
+def installer(suffix: str) -> tuple[str, ...]:
+    """Installs a package, over a newer one, too. Debian 12's rpm wants to be told that this is no system of its own;
+    Debian 13's knows no such option."""
+    if suffix == ".deb":
+        return ("dpkg", "--install")
+    known = subprocess.run(["rpm", "--force-debian", "--version"], capture_output=True, check=False)
+    force = ("--force-debian",) if known.returncode == 0 else ()
+    return ("rpm", *force, "--nodeps", "--upgrade", "--oldpackage")
+
+
 def install(node: Machine, package: Path) -> None:
     """The package, and the simulator in the place of NVIDIA's programs; nothing is enabled."""
-    shutil.copyfile(package, node.path("/root/mpsagent.deb"))
-    node.run("dpkg", "--install", "/root/mpsagent.deb")
+    copy = f"/root/mpsagent{package.suffix}"
+    shutil.copyfile(package, node.path(copy))
+    node.run(*installer(package.suffix), copy)
     node.run("mpsagent-sim", "install", SIMULATED)
     node.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
 

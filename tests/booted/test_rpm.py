@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 
 import pytest
 
 from tests.booted.machine import Machine
 from tests.booted.package import build
-from tests.booted.service import BOB, SIMULATED, assert_served_exactly, enable
-
-
-def _rpm() -> tuple[str, ...]:
-    """Debian 12's wants to be told that it is not on a system of rpm's; Debian 13's knows no such option."""
-    known = shutil.which("rpm") and subprocess.run(["rpm", "--force-debian", "--version"], capture_output=True)
-    return ("rpm", "--force-debian") if known and known.returncode == 0 else ("rpm",)
-
-
-RPM = (*_rpm(), "--nodeps")
+from tests.booted.service import BOB, SIMULATED, assert_served_exactly, enable, installer
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not (shutil.which("rpmbuild") and shutil.which("rpm")), reason="rpm and rpmbuild are not installed")
 def test_the_rpm_installs_works_and_goes(machine: Machine) -> None:
     """Its scripts make the users, enable nothing, and stop the agent when it is erased."""
+    *rpm, _, _ = installer(".rpm")
     shutil.copyfile(build("rpm"), machine.path("/root/mpsagent.rpm"))
-    machine.run(*RPM, "--install", "/root/mpsagent.rpm")
+    machine.run(*rpm, "--install", "/root/mpsagent.rpm")
     assert machine.systemctl("is-enabled", "mpsagent.service", check=False) == "disabled"
-    changed = machine.run(*RPM, "--verify", "mpsagent", check=False).stdout
+    changed = machine.run(*rpm, "--verify", "mpsagent", check=False).stdout
     assert not changed, "files are not as the package says"
     machine.run("mpsagent-sim", "install", SIMULATED)
     machine.run("ln", "-s", f"{SIMULATED}/nvidia-cuda-mps-control", "/usr/bin/nvidia-cuda-mps-control")
     enable(machine)
     assert_served_exactly(machine, BOB)
-    machine.run(*RPM, "--erase", "mpsagent")
+    machine.run(*rpm, "--erase", "mpsagent")
     assert machine.run("pgrep", "-f", "mpsagent run", check=False).returncode == 1
     assert machine.run("pgrep", "-f", "nvidia-cuda-mps-control", check=False).returncode == 0, "MPS was to run on"
     for place in ("/usr/lib/mpsagent", "/usr/bin/mpsagent", "/usr/share/licenses/mpsagent", "/usr/share/doc/mpsagent"):

@@ -238,6 +238,10 @@ def _():
 def _():
     signal.pidfd_send_signal(os.pidfd_open(other), signal.SIGCONT)
 
+@attempt("FORBIDDEN: look into root's records and everybody's files")
+def _():
+    assert os.listdir("/var") + os.listdir("/tmp"), "empty"
+
 @attempt("FORBIDDEN: signal root's process")
 def _():
     os.kill(daemon, 0)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import threading
 
 from tests.booted.machine import Machine
-from tests.booted.service import CLIENT, enough, until, until_it_computes
+from tests.booted.service import CLIENT, api, enough, until, until_it_computes
 
-HOLDER, WAITER = "2001", "2002"
+HOLDER, WAITER, STRANGER = "2001", "2002", "300001"
 ON_A_TERMINAL = "import pty, sys; pty.spawn(sys.argv[1:])"
+
+
+def lines_tried(node: Machine) -> list[object]:
+    events = api(node, "/v1/events?cursor=0&limit=1000")["events"]
+    return [one for one in events if one["kind"] in ("action.done", "action.failed") and one["action"] == "Tell"]
 
 
 def test_who_waits_is_told_on_the_terminal_and_who_has_none_is_not(running: Machine) -> None:
@@ -20,7 +25,12 @@ def test_who_waits_is_told_on_the_terminal_and_who_has_none_is_not(running: Mach
     said: list[str] = []
     reader = threading.Thread(target=lambda: said.extend(iter(lambda: waiter.stdout.read(1), "")))  # type: ignore[union-attr]
     reader.start()
+    for user in (WAITER, STRANGER):
+        running.start(CLIENT, "sleep", "600", user=user)
     until("the waiting user is told", lambda: "waits for the GPU: it is the turn of" in "".join(said))
+    until("nobody else is", lambda: len(lines_tried(running)) == 3)
+    failed = running.systemctl("list-units", "--failed", "--plain", "--no-legend", "mpsagent-tell@*")
+    assert failed == "", "a process without a terminal, or without an account, is no failure of the node"
     enough(running, HOLDER)
     until("and that the wait is over", lambda: "has the GPU now, after" in "".join(said))
     enough(running, WAITER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,20 @@ def test_other_hooks_stand_a_setting_that_only_the_prolog_can_fill_in(tmp_path: 
         ["sh", str(PROLOG.with_name(hook))], env={**os.environ, **given}, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.root
+def test_no_user_keeps_the_files_of_other_jobs_as_they_are() -> None:
+    """Who may read a file may lock it: jobstats would have taken all later jobs of that GPU for an earlier one."""
+    with tempfile.TemporaryDirectory() as directory:
+        place = Path(directory)
+        place.chmod(0o755)
+        settings = f"gpustat={place}/gpustat\ngpus={place}/gpus"
+        job = {"SLURM_JOB_GPUS": "0", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": ""}
+        leased(place, "", settings, **job)
+        user = ["setpriv", "--reuid=2001", "--regid=2001", "--clear-groups"]
+        lock = [*user, "flock", "--nonblock", str(place / "gpus/lock"), "echo", "locked"]
+        assert subprocess.run(lock, capture_output=True, check=False).stdout == b""
+        leased(place, "", settings, SLURM_JOB_ID="8", **job)
+        assert (place / "gpus/0").read_text() == "7 1000\n8 1000\n"
+        assert (place / "gpustat").stat().st_mode & 0o777 == 0o755, "it is read by others"

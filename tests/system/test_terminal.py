@@ -9,6 +9,7 @@ import pty
 import subprocess
 import sys
 import termios
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,3 +125,29 @@ def test_under_systemd_a_unit_of_the_user_writes_it(tmp_path: Path) -> None:
     assert asyncio.run(told()) is None
     assert systemd.read == [("mpsagent-tell@1001.service", {"pid": 77, "start": 5, "text": "waits"})]
     assert list((tmp_path / "tell").iterdir()) == []
+
+
+def test_lines_of_many_users_leave_room_for_what_else_the_agent_does(tmp_path: Path) -> None:
+    """An agent does 256 things at a time and drops what is more: one of 64 users with four processes each, whose lines
+    took their time, ended nobody and killed no server that hung."""
+    told, go = [], threading.Event()
+
+    class Slow(Systemd):
+        def start(self, unit: str) -> None:
+            go.wait(60)
+            told.append(unit)
+
+    async def all_of_them() -> list[str | None]:
+        made = terminal.Terminals(unit=True, systemd=Slow(tmp_path), run_directory=str(tmp_path))
+        lines = [asyncio.ensure_future(made.tell(100_000 + one, 77, 5, "waits")) for one in range(300)]
+        await asyncio.sleep(0)
+        under_way = sum(not one.done() for one in lines)
+        go.set()
+        answers = await asyncio.gather(*lines)
+        assert under_way == terminal.MOST
+        assert await made.tell(1001, 77, 5, "waits") is None, "there is room again"
+        return answers
+
+    answers = asyncio.run(all_of_them())
+    assert answers.count(None) == len(told) - 1 == terminal.MOST
+    assert set(answers) == {None, f"{terminal.MOST} lines wait to be written"}
