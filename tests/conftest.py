@@ -18,7 +18,7 @@ LONG = (
     "booted", "nvidia", "slurm", "kubernetes", "bench", "scenes", "test_demo.py", "test_docs_built.py",
     "test_release.py::test_two_builds_are_the_same_and_the_second_needs_no_network",
     # the same work ten times as large, or on two GPUs
-    "test_linear.py", "test_hostile_day.py", "agent/test_crowd.py", "agent/test_openapi_fuzz.py",
+    "test_linear.py", "test_hostile_day.py", "agent/test_openapi_fuzz.py",
     "gate/test_hostile.py",
     # the simulator by itself: quick scenarios of tests/conformance hold it against real MPS
     "sim/test_daemon.py", "sim/test_faults.py", "sim/test_users.py",

@@ -5,41 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from mpsagent.api.database import NAME, Database, row
 from tests.agent.stage import A, B, C, Stage, alive
 from tests.conformance import rig as rigs
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
-
-
-def test_an_agent_that_comes_back_goes_on_with_what_it_finds(stage: Stage) -> None:
-    """Same daemon, same gate; who works and who waits is known as before, and on record once."""
-    agent = stage.with_agent(POLICY)
-    before = stage.control(agent), stage.gate(agent)
-    holder = stage.client(A, "sleep", 600)
-    holder.working()
-    waiting = stage.client(B)
-    stage.waiting(waiting)
-    stage.killed(agent)
-    agent = stage.again()
-    assert (stage.control(agent), stage.gate(agent)) == before
-    (client,) = [one for one in agent.api.get("/v1/clients")["clients"] if one["state"] != "waiting"]
-    assert (client["pid"], client["uid"], client["limits"]["threads"]) == (holder.pid, A, 40.0)
-    assert [one["uid"] for one in agent.api.get("/v1/queue")["queue"]] == [B]
-    assert holder.rc is None
-    holder.kill()
-    assert waiting.ended() == 0
-    assert waiting.inside(20), waiting.text()
-    stage.record("client.ended", pid=waiting.pid)
-    for kind in ("client.waiting", "client.connected", "client.ended"):
-        assert sorted(one["pid"] for one in stage.records(kind)) == sorted([holder.pid, waiting.pid]), kind
-    stage.no_problem(agent)
 
 
 @pytest.mark.parametrize("how", ["reload", "restart"])
@@ -64,66 +38,6 @@ def test_limits_that_are_enforced_no_more_are_lifted(stage: Stage, how: str) -> 
     stage.exact(C, 30)
     stage.no_problem(agent)
     assert agent.api.status()["limits"]["drifted"] == []
-
-
-def test_what_happened_without_an_agent_is_on_record_once(stage: Stage) -> None:
-    """The gate goes on with whom it was told of last: a night without an agent, and no gap in what is known of it."""
-    agent = stage.with_agent(POLICY)
-    first = stage.client(A, "sleep", 600)
-    first.working()
-    left = stage.client(B, "sleep", 600)
-    stage.waiting(left)
-    stage.record("turn.began", uid=A)
-    stage.killed(agent)
-    second = stage.client(A, "sleep", 600)
-    assert second.working(), "the user whose turn it was is served by the gate alone"
-    first.kill()
-    left.kill()
-    stage.rig.drain()
-    ready = sum("Ready" in line for line in stage.rig.logs["control"].lines)
-    for _ in range(2):
-        agent = stage.again()
-        stage.record("client.connected", pid=second.pid)
-        stage.record("client.ended", pid=first.pid)
-        stage.record("client.left", pid=left.pid)
-        stage.until(lambda: len(stage.records("server.ready")) >= ready, "the log has been read")
-        stage.killed(agent)
-    assert len(stage.records("server.ready")) == ready
-    for kind, pids in (("client.connected", [first.pid, second.pid]), ("client.ended", [first.pid])):
-        assert [one["pid"] for one in stage.records(kind)] == pids
-    numbers = [one["seq"] for one in stage.records()]
-    assert numbers == list(range(1, len(numbers) + 1))
-
-
-def test_after_ten_thousand_records_nothing_is_written_twice(stage: Stage) -> None:
-    """A client that has run for a month: the record of its coming is out of sight."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 600)
-    holder.working()
-    waiting = stage.client(B, "sleep", 600)
-    stage.waiting(waiting)
-    stage.record("client.connected", pid=holder.pid)
-    stage.killed(agent)
-    newest = stage.records()[-1]
-    place = stage.place / "state-api" / NAME
-    owner = place.stat()
-    os.chown(place, 0, 0)
-    history = Database(place)
-    more = [
-        {"seq": newest["seq"] + 1 + n, "at": newest["at"] + n / 1e6, "kind": "log.unknown", "text": f"{n}"}
-        for n in range(10_000)
-    ]
-    history.write([(row(one), []) for one in more])
-    history.close()
-    os.chown(place, owner.st_uid, owner.st_gid)
-    agent = stage.again()
-    stage.until(lambda: len(agent.api.get("/v1/clients")["clients"]) == 2, "both are known")
-    for kind, client in (("client.waiting", holder), ("client.connected", holder), ("client.waiting", waiting)):
-        assert len(stage.records(kind, pid=client.pid)) == 1
-    assert stage.records("client.ended") == []
-    holder.kill()
-    assert waiting.working()
-    assert waiting.seen() is not None
 
 
 def test_after_a_rotation_the_next_agent_still_knows_everything(stage: Stage) -> None:
@@ -192,22 +106,6 @@ def test_a_daemon_that_serves_other_gpus_than_the_policy_says_is_named_while_it_
     assert f"serves all GPUs, and the policy says {device}" in stage.problem(agent, "which runs already")
     assert stage.cli(agent, "drain")[0] == 0
     stage.no_problem(agent)
-
-
-def test_another_daemon_in_the_same_logs_does_not_confuse(stage: Stage) -> None:
-    """A second MPS with the same log directory: its start ends nothing of ours."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 600)
-    holder.working()
-    ours = stage.control(agent)
-    environment = {**stage.rig.environment(), "CUDA_MPS_PIPE_DIRECTORY": str(stage.place / "pipe2")}
-    subprocess.run([stage.backend.control, "-d"], env=environment, check=True, timeout=60)
-    stage.problem(agent, "same log files")
-    status = agent.api.status()
-    assert (status["clients"], status["control"]["pid"]) == (1, ours)
-    assert holder.rc is None
-    holder.kill()
-    stage.exact(B, 20)
 
 
 def test_without_its_logs_it_says_so_and_serves_exactly_all_the_same(stage: Stage) -> None:

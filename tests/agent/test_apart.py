@@ -20,18 +20,6 @@ POLICY += '[hang]\nfault = "1s"\nkill_grace = "1s"\n'
 APART = 'sharing = "apart"\n'
 
 
-def start(stage: Stage, extra: str = "", text: str = POLICY) -> Agent:
-    stage.policy(text, extra=APART + extra)
-    return again(stage)
-
-
-def again(stage: Stage) -> Agent:
-    agent = stage.start_agent()
-    stage.answering(agent)
-    stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate has its table")
-    return agent
-
-
 def apart(agent: Agent) -> dict[int, dict[str, Any]]:
     """The users with control daemons, as the status has them."""
     (page,) = agent.api.status()["instances"]
@@ -55,7 +43,7 @@ def daemons(stage: Stage) -> set[int]:
 
 
 def test_users_work_at_once_and_a_fault_of_one_is_nobody_elses(stage: Stage) -> None:
-    agent = start(stage, 'apart_idle_timeout = "2s"\n')
+    agent = stage.with_agent(POLICY, extra=APART + 'apart_idle_timeout = "2s"\n')
     assert not daemons(stage)
     a, b = working(stage, A), working(stage, B)
     culprit = stage.client(C, "oob", 0.1)
@@ -79,7 +67,7 @@ def test_users_work_at_once_and_a_fault_of_one_is_nobody_elses(stage: Stage) -> 
     assert apart(agent)[A]["control"] == users[A]["control"]
     working(stage, C)
     stage.stop_agent(agent, signal.SIGKILL)
-    agent = again(stage)
+    agent = stage.again()
     stage.until(lambda: set(apart(agent)) == {A, B, C}, "the users are known again")
     assert [apart(agent)[uid]["control"] for uid in (A, B)] == [users[uid]["control"] for uid in (A, B)]
     assert a.rc is None
@@ -87,7 +75,7 @@ def test_users_work_at_once_and_a_fault_of_one_is_nobody_elses(stage: Stage) -> 
 
 
 def test_an_idle_daemon_ends_and_others_get_its_place(stage: Stage) -> None:
-    agent = start(stage, 'apart_idle_timeout = "1s"\napart_users = 2\n')
+    agent = stage.with_agent(POLICY, extra=APART + 'apart_idle_timeout = "1s"\napart_users = 2\n')
     a, b = working(stage, A), working(stage, B)
     late = stage.client(C, "sleep", 600)
     waits = (C, "apart", True)
@@ -110,7 +98,7 @@ def test_an_idle_daemon_ends_and_others_get_its_place(stage: Stage) -> None:
 
 
 def test_a_change_of_the_way_of_sharing_waits_for_those_at_work(stage: Stage) -> None:
-    agent = start(stage)
+    agent = stage.with_agent(POLICY, extra=APART)
     a = working(stage, A)
     stage.policy(POLICY, extra='sharing = "together"\n')
     assert agent.api.order("reload")[0] == 200

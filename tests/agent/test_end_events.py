@@ -11,9 +11,7 @@ pytestmark = pytest.mark.root
 
 @pytest.mark.parametrize("way", ['server = "own"', 'sharing = "apart"'])
 def test_each_step_is_one_line_however_often_it_is_ordered(stage: Stage, way: str) -> None:
-    stage.policy('[hang]\nkill_grace = "1s"\n', extra=way)
-    agent = stage.start_agent()
-    stage.answering(agent)
+    agent = stage.with_agent('[hang]\nkill_grace = "1s"\n', extra=way)
     client, neighbour = stage.client(A, "sleep", 600), stage.client(A, "sleep", 600)
     client.known()
     neighbour.known()

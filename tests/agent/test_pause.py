@@ -103,12 +103,3 @@ def test_an_agent_that_stops_lets_everybody_go_on(stage: Stage) -> None:
     os.kill(at_work.pid, signal.SIGKILL)
     stage.until(lambda: sum(standing(alice, bob)) == 0, "the other one goes on")
     stage.until(lambda: not files(stage), "nothing tells of a pause any more")
-
-
-def test_one_that_its_owner_resumes_is_frozen_again_and_that_is_on_record(stage: Stage) -> None:
-    _, alice, _ = pair(stage, LONG, f'[user.{A}]\nswitch.slice = "1s"\n')
-    stage.record("user.paused", uid=A)
-    stage.until(lambda: standing(alice)[0], "alice stands")
-    os.kill(alice.pid, signal.SIGCONT)
-    stage.record("client.resumed", pid=alice.pid)
-    stage.until(lambda: standing(alice)[0], "alice stands again")

@@ -145,10 +145,7 @@ def test_a_user_whom_the_policy_denies_does_not_work_through_anothers_relay(stag
 
 def test_nobody_works_at_another_users_own_control_daemon(stage: Stage) -> None:
     """And who tried that is served at his own afterwards."""
-    stage.policy(LIMITS + FAST, extra='sharing = "apart"\n')
-    agent = stage.start_agent()
-    stage.answering(agent)
-    stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate has its table")
+    agent = stage.with_agent(LIMITS + FAST, extra='sharing = "apart"\n')
     relay(stage, A)
     hers, his = through(stage, A), through(stage, B, of=A)
     assert hers.working()

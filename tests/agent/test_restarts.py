@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import time
 from typing import Any
@@ -12,7 +11,6 @@ from tests.agent.stage import A, Agent, B, C, Client, Stage, alive
 from tests.cli.program import PROGRAM
 
 POLICY = f'[limits]\nthreads = 10\nmemory = "2G"\n[user.{A}]\nthreads = 40\n[user.{B}]\nthreads = 20\n'
-TURNS = POLICY + '[switch]\nafter = "1s"\ngrace = "4s"\naction = "terminate"\n[hang]\nkill_grace = "1s"\n'
 
 
 def counted(stage: Stage, pid: int) -> dict[str, int]:
@@ -165,56 +163,7 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
     assert alive(new)
 
 
-def test_a_restart_ends_what_works_when_its_time_is_over(stage: Stage) -> None:
-    """Gently, one client after the other, as a drain does."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 600)
-    holder.known()
-    status, said = stage.cli(agent, "restart", "--yes", "--timeout", "1s")
-    assert (status, "started the control daemon" in said) == (0, True), said
-    assert holder.ended() is not None
-    assert stage.record("client.ended", pid=holder.pid)["outcome"] == "ended"
-    stage.exact(B, 20)
-
-
-def test_resume_opens_at_once_while_earlier_work_goes_on(stage: Stage) -> None:
-    """The first edition refused everybody until running work had ended."""
-    agent = stage.with_agent(POLICY)
-    holder = stage.client(A, "sleep", 600)
-    holder.known()
-    assert stage.cli(agent, "drain")[0] == 0
-    waiting = [stage.client(A, "query"), stage.client(B, "query")]
-    for one in waiting:
-        stage.waiting(one)
-    assert stage.cli(agent, "resume") == (0, "Who waits is let in.\n")
-    assert stage.cli(agent, "resume") == (0, "There was no drain: nothing has changed.\n")
-    assert waiting[0].ended() == 0, "of the user whose turn it is"
-    assert waiting[0].inside(40)
-    assert (holder.rc, waiting[1].rc) == (None, None)
-    holder.kill()
-    assert waiting[1].ended() == 0
-    assert waiting[1].inside(20)
-    assert stage.records("client.refused") == []
-
-
 # --- a ladder ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_client_that_is_being_ended_is_ended_by_the_next_agent(stage: Stage) -> None:
-    """It ignores SIGTERM, so the ladder is long; MPS is asked once, each signal is sent once."""
-    agent = stage.with_agent(POLICY + '[hang]\nkill_grace = "4s"\n')
-    stubborn = stage.client(A, "sleep", 60, "--ignore-term")
-    stubborn.working()
-    ends(stage, agent, stubborn)
-    stage.record("action", action="SignalClient", pid=stubborn.pid, signal=int(signal.SIGTERM))
-    stage.killed(agent)
-    assert stubborn.rc is None
-    stage.again()
-    assert stubborn.ended() == -signal.SIGKILL
-    stage.record("client.ended", pid=stubborn.pid)
-    asked = counted(stage, stubborn.pid)
-    assert asked["TerminateClient"] == 1
-    assert asked[f"SignalClient {int(signal.SIGKILL)}"] == 1
 
 
 def test_an_order_that_was_given_a_moment_before_is_carried_out(stage: Stage) -> None:
@@ -230,30 +179,3 @@ def test_an_order_that_was_given_a_moment_before_is_carried_out(stage: Stage) ->
     assert other.rc is None
     assert counted(stage, client.pid)["TerminateClient"] == 1
     assert counted(stage, other.pid) == {}
-
-
-# --- a turn's grace ---------------------------------------------------------------------------------------------------
-
-
-def test_a_grace_does_not_begin_anew_and_is_announced_once(stage: Stage) -> None:
-    """Agents that are restarted every few seconds must not let a turn last for ever."""
-    agent = stage.with_agent(TURNS)
-    holder = stage.client(A, "sleep", 600)
-    holder.known()
-    waiting = stage.client(B, "sleep", 600)
-    warned = stage.record("turn.warning", uid=A)
-    for _ in range(2):
-        time.sleep(0.5)
-        stage.killed(agent)
-        agent = stage.again()
-    assert holder.ended() is not None
-    waiting.working()
-    # One that came and went while no agent was there cannot be told from one that left.
-    stage.record("client.connected", pid=waiting.pid)
-    assert waiting.finish() == 0
-    assert waiting.inside(20), waiting.text()
-    assert len(stage.records("turn.warning")) == 1
-    (ending,) = stage.records("turn.ending")
-    assert ending["at"] - warned["at"] > 3.9, "all of its grace"
-    assert counted(stage, holder.pid)["TerminateClient"] == 1
-    assert stage.records("client.refused") == []

@@ -87,12 +87,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def limited(stage: Stage, way: str, text: str = "") -> Agent:
-    stage.policy(f'[limits]\nmemory = "4G"\n{text}[hang]\nkill_grace = "1s"\n', extra=WAYS[way])
-    agent = stage.start_agent()
-    stage.answering(agent)
-    stage.until(lambda: agent.api.status()["gate"]["in_force"], "the gate has its table")
-    return agent
+def limited(stage: Stage, way: str) -> Agent:
+    return stage.with_agent('[limits]\nmemory = "4G"\n[hang]\nkill_grace = "1s"\n', extra=WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -100,7 +96,7 @@ def test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that
     stage: Stage, way: str
 ) -> None:
     """Recording 11, E1 and E5: 8,516 MiB in use under a limit of 4G, in every way of sharing."""
-    agent = limited(stage, way, "")
+    agent = limited(stage, way)
     honest = stage.client(A, "alloc", 3582, 600)
     assert honest.saw("3582 MiB: CUDA_SUCCESS")
     lifting = stage.client(A, "alloc", 8000, 600, **{MEMORY: "x"})

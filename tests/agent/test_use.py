@@ -88,9 +88,7 @@ def test_an_agent_that_is_stopped_leaves_what_it_has_counted(stage: Stage) -> No
 
 def test_apart_it_is_that_of_all(stage: Stage) -> None:
     """NVML's word of each server is not to be had, so it is said that others were at work, too."""
-    stage.policy("", extra='sharing = "apart"')
-    agent = stage.start_agent()
-    stage.answering(agent)
+    agent = stage.with_agent(extra='sharing = "apart"')
     clients = [stage.client(A, "duty", 0.6, 600), stage.client(B, "duty", 0, 600)]
     for one in clients:
         one.known()

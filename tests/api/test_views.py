@@ -13,10 +13,9 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import waiting as waits
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Attachment, Client, Control, Drain, Gate, Held, Server, StartFailure, State, Status
-from mpsagent.core.rule import Reason
+from mpsagent.core.model import Client, Control, Drain, Gate, Held, Server, State, Status
 from mpsagent.core.sessions import Sessions
-from mpsagent.core.view import Ending, Turn, View
+from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.mps.loglines import LogParser
 from mpsagent.policy.files import load
@@ -82,38 +81,6 @@ def test_a_server_whose_user_is_not_known_has_none_in_pages_and_metrics() -> Non
     assert "None" not in page(body)
 
 
-def test_what_a_server_started_with_is_verified_only_once_it_is_known() -> None:
-    """Between Starting and Ready nothing is known; that is not drift."""
-    server = Server(1, 7, Status.ACTIVE, started=1.0, limits=Limits(100.0), reported=True)
-    view = View(State(servers={1: server}))
-    told = [views.server(view, views.About(checked=known), server)["verified"] for known in ({}, {1: False}, {1: True})]
-    assert told == [None, False, True]
-
-
-def test_a_client_is_joined_with_its_server_by_what_the_log_says_of_its_pid() -> None:
-    """Contexts and devices from the log; who it is, and with which limits, from the gate."""
-    attached = {
-        1: Attachment(2.0, frozenset({0, 1, 2}), frozenset({"GPU-a"})),
-        2: Attachment(2.0, frozenset({0})),
-        9: Attachment(2.0, frozenset({0, 1})),
-    }
-    server = Server(5, 7, Status.FAULT, started=1.0, sticky=(2,), attached=attached)
-    peers = {pid: Peer(pid, 7, 8, pid, "/user.slice", None, f"job {pid}") for pid in (1, 2, 3, 4, 6)}
-    clients = {pid: Client(peer, 2.0, 0.5, Limits(20.0)) for pid, peer in peers.items()}
-    clients[4] = replace(clients[4], detached=3.0)
-    view = View(State(servers={5: server}, clients=clients), ending={6: Ending(6, False, True, 8.0, "user 7 ends")})
-    found = {one["pid"]: one for one in views.clients(view, 10.0)}
-    assert {pid: one["state"] for pid, one in found.items()} == {
-        1: "running", 2: "sticky", 3: "starting", 4: "detached", 6: "ending",
-    }  # fmt: skip
-    assert [one["why"] for one in found.values()].count("user 7 ends") == 1
-    one = found[1]
-    assert (one["server"], one["contexts"], one["devices"], one["command"], one["gid"]) == (5, 2, ["GPU-a"], "job 1", 8)
-    assert (one["limits"], one["cgroup"], one["waited"]) == ({"threads": 20.0, "memory": {}}, "/user.slice", 0.5)
-    body = views.status(view, views.About(), 10.0)
-    assert (body["servers"][0]["clients"], body["servers"][0]["unknown_clients"]) == (2, 1)
-
-
 def test_a_process_with_several_connections_is_shown_once() -> None:
     """A client that waits for a further context is a client; a new process with two connections waits once."""
     held = queue_of(waiting(1, 50, 7, 3.0), waiting(2, 60, 8, 4.0), waiting(3, 60, 8, 5.0))
@@ -129,12 +96,6 @@ def test_a_user_with_several_waiting_processes_has_one_place() -> None:
         (1, 7, 2, [1, 3], 10.0),
         (2, 8, 1, [2], 9.0),
     ]
-
-
-def test_the_next_user_stands_first() -> None:
-    """Who had a turn since it came is behind those who have waited for its end, as the engine has it."""
-    view = View(state_of("", 8, 9), turn=TURN, served={8: 50.0})
-    assert [w["uid"] for w in queue(view, 60.0)] == [9, 8] == list(view.waiting())
 
 
 def _turns(view: View, now: float) -> dict[int, float]:
@@ -185,54 +146,14 @@ def _why(view: View, uid: int = 8) -> str:
 
 
 def test_each_reason_for_being_held_is_told_apart() -> None:
-    """Who waits wants to know for what; each state of affairs gives its own word."""
-    state = state_of('[user.u9]\naccess = "deny"\n[user.u10]\nmax_clients = 1\n', 8, 9, 10)
-    gate, control = state.gate, state.control
-    assert gate is not None
-    assert control is not None
-    server = state.servers[5]
-    table = link.Admissions(open=True, users={10: link.User(10, "all", Limits(), max_clients=1)}, room=1)
-    full = (1, replace(table, users={10: link.User(10, "all", Limits())}))
-    mine = Turn(10, 1.0)
-    at_work = {80: Client(Peer(80, 10, 10, 1), 1.0)}
-    held = {one.connection: one for one in state.held.values()}
-    cases: dict[str, tuple[View, int]] = {
-        "gate": (View(replace(state, gate=replace(gate, synced=False)), turn=TURN), 8),
-        "failed": (View(state, turn=TURN, given_up="MPS's servers do not start"), 8),
-        "drain": (View(replace(state, drain=Drain(1.0, None)), turn=TURN), 8),
-        "control": (View(replace(state, control=None), turn=TURN), 8),
-        "fault": (View(replace(state, servers={5: replace(server, status=Status.FAULT)}), turn=TURN), 8),
-        "starts": (View(replace(state, start_failure=StartFailure(6, 1.0, 2.0, "why")), pause_until=99.0), 8),
-        "denied": (View(state, turn=TURN), 9),
-        "turn": (View(state, turn=TURN), 8),
-        "name": (View(replace(state, identities={}, servers={})), 8),
-        "server": (View(state, turn_waits=Reason("server", "server 5 of user 7 is ending")), 8),
-        "next": (View(replace(state, servers={})), 8),
-        "max_clients": (View(replace(state, clients=at_work), turn=mine, sent=(1, replace(table, room=9))), 10),
-        "max_contexts": (
-            View(
-                replace(state, clients=at_work),
-                turn=mine,
-                sent=(1, replace(table, room=9, users={10: link.User(10, "all", Limits(), max_contexts=1)})),
-            ),
-            10,
-        ),
-        "full": (View(replace(state_of("", 10), clients=at_work), turn=mine, sent=full), 10),
-        "handover": (
-            View(replace(state, held=state.held.put(replace(held[8], handing=20.0))), turn=Turn(8, 20.0)),
-            8,
-        ),
-        "handover_failed": (
-            View(replace(state, held=state.held.put(replace(held[8], failed="why"))), turn=Turn(8, 20.0)),
-            8,
-        ),
-    }
-    assert {word: _why(view, uid) for word, (view, uid) in cases.items()} == {word: word for word in cases}
-    (row,) = (one for one in queue(cases["starts"][0], 30.0) if one["uid"] == 8)
-    assert row["until"] == views.iso(99.0)
-    assert "why, until 00:01:39 at the latest" in answer_text.waiting(dict(row), datetime(1970, 1, 1, tzinfo=UTC))
-    assert _why(View(replace(state, control=replace(control, quitting=3.0)), turn=TURN)) == "control"
-    assert _why(View(state, turn=replace(mine, phase="ending")), 10) == "turn", "its own turn is over"
+    """Those of which tests/net has no state."""
+    state = state_of('[user.u9]\naccess = "deny"\n', 8, 9, 10)
+    assert state.control is not None
+    failed = state.held.put(replace(next(one for one in state.held.values() if one.uid == 8), failed="why"))
+    assert _why(View(replace(state, drain=Drain(1.0, None)), turn=TURN), 9) == "denied"
+    assert _why(View(replace(state, held=failed), turn=Turn(8, 20.0))) == "handover_failed"
+    assert _why(View(replace(state, control=replace(state.control, quitting=3.0)), turn=TURN)) == "control"
+    assert _why(View(state, turn=Turn(10, 1.0, phase="ending")), 10) == "turn", "its own turn is over"
 
 
 def test_gpus_that_are_only_assumed_are_not_shown() -> None:

@@ -23,15 +23,6 @@ def served() -> Iterator[Served]:
         yield one
 
 
-def test_the_servers_clients_and_queue_tables_are_aligned(served: Served) -> None:
-    """Columns start where their heads start."""
-    for verb, column in (("servers", "STATUS"), ("clients", "STATE"), ("queue", "WHY")):
-        head, *rows = run(served, verb).stdout.splitlines()
-        place = head.index(column)
-        assert rows
-        assert all(row[place - 1] == " " and row[place] != " " for row in rows), verb
-
-
 def test_clients_and_queue_say_what_and_why(served: Served) -> None:
     """The command of each process, as the gate saw it; why each user is held, and until when at the latest."""
     out = run(served, "clients").stdout

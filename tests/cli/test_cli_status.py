@@ -28,28 +28,6 @@ def served() -> Iterator[Served]:
         yield one
 
 
-def test_exit_0_when_all_is_well(served: Served) -> None:
-    """And the first line says so; below it who has the GPU until when, and who waits why."""
-    done = run(served, "status")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == "● mpsagent 0.0-test: healthy, up 40.0s"
-    page = answer_text.status(served.backend.status(), answer_text.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
-    assert page == [
-        "● mpsagent 0.0-test: healthy, up 40.0s",
-        "  GPU      NVIDIA H200 (140 GiB, 132 multiprocessors)",
-        "  MPS      of CUDA 13.0, control daemon 400 since 2026-11-20 23:59:00, a server",
-        "           for each turn",
-        "  in use   by alice since 00:00:00, 1 process, 20 %, 1G; until 00:31:10 at the",
-        "           latest, then its clients are ended",
-        "  waiting  bob since 00:00:10 (30.0s), 2 processes: it is the turn of alice;",
-        "           served by 00:31:10 at the latest",
-        "           carol since 00:00:20 (20.0s), 1 process: it is the turn of alice;",
-        "           served by 01:02:10 at the latest",
-        "  change   00:00:00 from carol to alice, 0.10s apart",
-        "  policy   " + served.backend.state.policy.digest[:12] + ", loaded 00:00:00",
-    ]
-
-
 def test_who_is_to_be_ended_for_computing_outside_mps_is_named(served: Served) -> None:
     """It stood in the API only."""
     one = {"pid": 77, "uid": 1002, "user": "bob", "ends": "2026-11-21T00:05:00+00:00"}
@@ -144,23 +122,6 @@ def test_users_at_once_are_shown_each(served: Served) -> None:
         "in use by alice since 00:00:00, 1 process with 1.0 GiB",
         "by bob since 00:00:01, 2 processes with 3.5 GiB",
     ]
-
-
-def test_exit_1_when_something_needs_a_person(served: Served) -> None:
-    """The problem comes second, directly under the name, with what to do."""
-    served.backend.conditions = (Condition("the control daemon is silent", START, "mpsagent-cli restart"),)
-    done = run(served, "status", TZ="UTC")
-    assert done.returncode == 1
-    assert done.stdout.splitlines()[1].startswith("  ! the control daemon is silent (since ")
-    assert done.stdout.splitlines()[2] == "      mpsagent-cli restart"
-
-
-def test_what_is_not_guaranteed_stands_in_the_status(served: Served) -> None:
-    """Not a fault that needs a person, so the exit status is 0."""
-    served.backend.conditions = (Condition("2 clients were refused", START, "use hostPID", bad="not sure"),)
-    done = run(served, "status")
-    assert done.returncode == 0
-    assert "not sure 2 clients were refused; use hostPID" in done.stdout
 
 
 # --- for programs that look after the node

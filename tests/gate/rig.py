@@ -306,6 +306,15 @@ class Rig:
         self._agents.append(agent)
         return agent
 
+    def start(self, said: FromAgent | None = None, *options: str) -> tuple[Lines, Agent]:
+        """The daemon, and behind the gate an agent that has said this."""
+        daemon = self.start_daemon(*options)
+        self.start_gate()
+        agent = self.agent()
+        if said is not None:
+            agent.say(said)
+        return daemon, agent
+
     def client(self, uid: int, mode: str = "serve") -> Client:
         client = Client(self.public / "control", uid, mode)
         self._clients.append(client)

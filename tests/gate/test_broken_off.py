@@ -20,10 +20,7 @@ pytestmark = pytest.mark.root
 def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) -> None:
     """MPS answers nothing until it has met its server (measured on an H100): to go on would be of no use. An agent that
     comes in the middle hears of it, so that it can resume or kill it."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30))))
+    daemon, agent = rig.start(admissions(User(A, "all", limits(30))))
     waiting = rig.waiting_client(B)
     agent.wait(Knock, pid=waiting.pid)
     stopped = rig.client(A, "stop")
@@ -45,10 +42,7 @@ def test_a_client_that_is_stopped_with_its_descriptor_is_waited_for(rig: Rig) ->
 
 def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends(rig: Rig) -> None:
     """It may have met its server; the gate does it in its place all the same."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=everybody(), room=1))
+    daemon, agent = rig.start(admissions(others=everybody(), room=1))
     client = rig.client(A, "leave")
     passed = agent.wait(Passed, pid=client.pid)
     assert not passed.acknowledged
@@ -67,10 +61,7 @@ def test_a_client_that_leaves_with_its_descriptor_and_lives_counts_until_it_ends
 
 @pytest.mark.parametrize("point", ["given", "0", "1", "2", "3", "met", "acknowledged"])
 def test_a_client_that_dies_with_its_descriptor_leaves_no_server_stuck(rig: Rig, point: str) -> None:
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=everybody()))
+    daemon, agent = rig.start(admissions(others=everybody()))
     for _ in range(3):
         client = rig.client(A, f"die {point}")
         client.process.wait(60)
@@ -93,10 +84,7 @@ def test_a_client_that_dies_with_its_descriptor_leaves_no_server_stuck(rig: Rig,
 
 def test_a_client_that_says_it_has_met_its_server_and_has_not_holds_others_up_once(rig: Rig) -> None:
     """It lives and says nothing to its server, which answers nobody (recording 12, H2): the gate says the rest."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=everybody()))
+    daemon, agent = rig.start(admissions(others=everybody()))
     neighbour = rig.client(B)
     neighbour.served()
     liar = rig.client(A, "lie")
@@ -118,10 +106,7 @@ def test_a_client_that_says_it_has_met_its_server_and_has_not_holds_others_up_on
 
 def test_a_client_that_says_so_and_ends_is_not_waited_for(rig: Rig) -> None:
     """It cannot meet its server any more (make hostile: 5 s for each, as for one that lives)."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=everybody()))
+    daemon, agent = rig.start(admissions(others=everybody()))
     neighbour = rig.client(B)
     neighbour.served()
     liar = rig.client(A, "die lied")
@@ -136,10 +121,7 @@ def test_a_client_that_says_so_and_ends_is_not_waited_for(rig: Rig) -> None:
 
 def test_a_client_that_says_807_holds_up_no_other_user(rig: Rig) -> None:
     """The server's own word counts, and each hand-over asks for it (recording 12, H3)."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=everybody()))
+    daemon, agent = rig.start(admissions(others=everybody()))
     for number in range(1, 6):
         agent.wait(Passed, pid=rig.client(A, "fault").pid)
         rig.client(B).served()
@@ -148,10 +130,7 @@ def test_a_client_that_says_807_holds_up_no_other_user(rig: Rig) -> None:
 
 def test_a_client_that_meets_a_server_in_fault_is_reported_and_its_users_others_wait(rig: Rig) -> None:
     """The agent needs a moment to hear of the fault; who is handed over in it is lost."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=everybody()))
+    daemon, agent = rig.start(admissions(others=everybody()))
     client = rig.client(A, "fault")
     passed = agent.wait(Passed, pid=client.pid)
     assert (passed.acknowledged, passed.status) == (True, 807)
@@ -167,9 +146,7 @@ def test_a_client_that_meets_a_server_in_fault_is_reported_and_its_users_others_
 
 
 def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None:
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    daemon, agent = rig.start()
     other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)  # holds the limits' session up
     agent.say(admissions(others=everybody()))
     client = rig.waiting_client(A)
@@ -188,10 +165,7 @@ def test_a_hand_over_that_is_not_allowed_any_more_is_withdrawn(rig: Rig) -> None
 
 def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> None:
     """Closed early, the daemon would start a server for it that hangs (scenario X1). The gate takes its place."""
-    daemon = rig.start_daemon(f"start={rig.directory}/started")
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=everybody()))
+    daemon, agent = rig.start(admissions(others=everybody()), f"start={rig.directory}/started")
     client = rig.waiting_client(A)
     wait_for(lambda: daemon.saw("starting"))
     client.end()
@@ -207,10 +181,7 @@ def test_a_client_that_dies_while_a_server_starts_is_waited_out(rig: Rig) -> Non
 
 def test_a_release_that_crosses_a_hand_over_does_not_make_room_for_another_process(rig: Rig) -> None:
     """The process has left its server, the agent says so, and its next context is on its way meanwhile."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30), max_clients=1)))
+    daemon, agent = rig.start(admissions(User(A, "all", limits(30), max_clients=1)))
     client = rig.client(A, "stop")
     client.stopped()
     os.kill(client.pid, signal.SIGCONT)
@@ -233,10 +204,7 @@ def test_a_release_that_crosses_a_hand_over_does_not_make_room_for_another_proce
 
 def test_a_release_from_before_the_last_hand_over_makes_no_room_for_another_process(rig: Rig) -> None:
     """The agent had not heard yet that the process had passed again, and two worked beside max_clients = 1."""
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30), max_clients=1)))
+    _, agent = rig.start(admissions(User(A, "all", limits(30), max_clients=1)))
     client = rig.client(A)
     client.served()
     client.more()
@@ -255,9 +223,7 @@ def test_a_release_from_before_the_last_hand_over_makes_no_room_for_another_proc
 
 def test_a_connection_that_changed_hands_is_refused(rig: Rig) -> None:
     """Who connected is who would be ended for it, so a child may not take its parent's place."""
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     agent.wait(Synced)
     sock = raw(rig.public / "control")
     child = os.fork()
@@ -272,9 +238,7 @@ def test_a_connection_that_changed_hands_is_refused(rig: Rig) -> None:
 
 def test_a_connection_whose_process_has_ended_is_not_handed_over(rig: Rig) -> None:
     """A child may hold it open."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    daemon, agent = rig.start()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -25,10 +25,7 @@ def test_without_a_daemon_everybody_waits_and_is_served_when_it_comes(rig: Rig) 
 
 
 def test_a_new_daemon_is_greeted_and_told_the_limits_anew(rig: Rig) -> None:
-    first = rig.start_daemon("server=77")
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30, 5))))
+    first, agent = rig.start(admissions(User(A, "all", limits(30, 5))), "server=77")
     rig.client(A).served()
     rig.stop_daemon()
     client = rig.waiting_client(A)
@@ -38,20 +35,14 @@ def test_a_new_daemon_is_greeted_and_told_the_limits_anew(rig: Rig) -> None:
 
 
 def test_a_daemon_that_turns_a_client_away_is_asked_again(rig: Rig) -> None:
-    rig.start_daemon("refuse=3")
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30))))
+    _, agent = rig.start(admissions(User(A, "all", limits(30))), "refuse=3")
     rig.client(A).served()
     failed = agent.all(Failed)
     assert [(one.stage, one.lost) for one in failed] == [("answer", False)] * 3
 
 
 def test_limits_that_are_not_confirmed_lead_to_the_fail_safe(rig: Rig) -> None:
-    rig.start_daemon("forget=1")
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30, 8)), fail_safe=limits(10)))
+    _, agent = rig.start(admissions(User(A, "all", limits(30, 8)), fail_safe=limits(10)), "forget=1")
     client = rig.client(A)
     assert client.served()["threads"] == "10.0"
     passed = agent.wait(Passed)
@@ -63,10 +54,9 @@ def test_limits_that_are_not_confirmed_lead_to_the_fail_safe(rig: Rig) -> None:
 
 def test_a_fail_safe_that_is_not_confirmed_holds_the_client(rig: Rig) -> None:
     """And is asked for ever more rarely, each user: each time is a dozen lines of control.log."""
-    rig.start_daemon("forget=1")
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(30, 8)), fail_safe=limits(10, 4)))
+    _, agent = rig.start(
+        admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(30, 8)), fail_safe=limits(10, 4)), "forget=1"
+    )
     began = time.monotonic()
     client, other = rig.waiting_client(A), rig.waiting_client(B)
     agent.wait(Failed, 5, uid=A, stage="limits")
@@ -79,10 +69,9 @@ def test_a_fail_safe_that_is_not_confirmed_holds_the_client(rig: Rig) -> None:
 
 def test_while_one_users_limits_are_not_confirmed_others_are_served(rig: Rig) -> None:
     """That user came first, and would be asked for first again after each rest of all."""
-    rig.start_daemon("forget=1")
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(20)), fail_safe=limits(10, 4)))
+    _, agent = rig.start(
+        admissions(User(A, "all", limits(30, 8)), User(B, "all", limits(20)), fail_safe=limits(10, 4)), "forget=1"
+    )
     client = rig.waiting_client(A)
     agent.wait(Failed, 3, uid=A, stage="limits")
     for _ in range(3):
@@ -92,17 +81,13 @@ def test_while_one_users_limits_are_not_confirmed_others_are_served(rig: Rig) ->
 
 
 def test_limits_may_be_left_to_others(rig: Rig) -> None:
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30)), set_limits=False))
+    daemon, _ = rig.start(admissions(User(A, "all", limits(30)), set_limits=False))
     assert rig.client(A).served()["threads"] == "100.0"
     assert not [one for one in daemon.saw("command") if one["text"].startswith("set_")]
 
 
 def test_another_front_end_at_the_daemon_is_waited_out(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     other = introduce(raw(rig.hidden / "control_privileged"), Kind.FRONT_END)
     agent.say(admissions(User(A, "all", limits(30))))
     client = rig.waiting_client(A)

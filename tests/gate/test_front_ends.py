@@ -139,9 +139,7 @@ def test_what_is_not_known_is_left_to_the_daemon_when_root_says_it() -> None:
 
 @pytest.mark.root
 def test_roots_commands_are_answered_in_order_and_changes_reported(rig: Rig) -> None:
-    daemon = rig.start_daemon("server=77")
-    rig.start_gate()
-    agent = rig.agent()
+    daemon, agent = rig.start(None, "server=77")
     sock = front_end(rig)
     ask(
         sock,
@@ -166,9 +164,7 @@ def test_roots_commands_are_answered_in_order_and_changes_reported(rig: Rig) -> 
 
 @pytest.mark.root
 def test_a_user_may_ask_and_nothing_more(rig: Rig) -> None:
-    daemon = rig.start_daemon("server=77")
-    rig.start_gate()
-    agent = rig.agent()
+    daemon, agent = rig.start(None, "server=77")
     out, status = as_user(rig, A, "get_server_list", "set_default_active_thread_percentage 99", "quit", "ps")
     assert status == 0
     assert (out[0], out[-1]) == ("77", 'Unknown command "ps"')
@@ -183,9 +179,7 @@ def test_a_user_may_ask_and_nothing_more(rig: Rig) -> None:
 @pytest.mark.root
 def test_root_in_a_container_may_ask_and_nothing_more(rig: Rig) -> None:
     """Root of another pid namespace is root for the kernel, and could stop MPS for the whole machine."""
-    daemon = rig.start_daemon("server=77")
-    rig.start_gate()
-    agent = rig.agent()
+    daemon, agent = rig.start(None, "server=77")
     words = ("get_server_list", "set_default_active_thread_percentage 99", "quit")
     out, status = as_user(rig, 0, *words, prefix=CONTAINER)
     assert status == 0
@@ -199,9 +193,7 @@ def test_root_in_a_container_may_ask_and_nothing_more(rig: Rig) -> None:
 
 @pytest.mark.root
 def test_one_that_is_left_open_holds_up_nobody(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     opened = [front_end(rig), front_end(rig, "control")]
     half = front_end(rig)
     half.send(struct.pack("<Q", 17))
@@ -313,9 +305,7 @@ def test_nobody_is_kept_out_by_the_front_ends_of_one_user_with_many_uids(rig: Ri
 
 @pytest.mark.root
 def test_users_who_ask_without_end_keep_neither_root_nor_clients_out(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     flood = "import subprocess, sys\nwhile True: subprocess.run(sys.argv[1:], capture_output=True)"
     words = [sys.executable, "-I", "-S", "-c", _AS_USER, str(rig.public / "control"), str(B), *["ps"] * 50]
     floods = [subprocess.Popen([sys.executable, "-I", "-S", "-c", flood, *words]) for _ in range(3)]
@@ -336,9 +326,7 @@ def test_users_who_ask_without_end_keep_neither_root_nor_clients_out(rig: Rig) -
 @pytest.mark.parametrize("who", ["user", "root of a container"])
 def test_who_asks_without_end_is_paced_and_no_one_else(rig: Rig, who: str) -> None:
     """Root's front-end, begun later and with as many commands, is through first; another user's, and a client."""
-    daemon = rig.start_daemon("server=77")
-    rig.start_gate()
-    rig.agent().say(admissions(User(C, "all", limits(30))))
+    daemon, _ = rig.start(admissions(User(C, "all", limits(30))), "server=77")
     many = ["get_server_list"] * (2 * BURST)
     paced, prefix = (A, ()) if who == "user" else (0, CONTAINER)
     with subprocess.Popen(words_of(rig, paced, *many, prefix=prefix), stdout=subprocess.DEVNULL) as asking:
@@ -410,9 +398,7 @@ def test_front_ends_that_are_killed_while_they_wait_use_nothing_up(rig: Rig) -> 
 
 @pytest.mark.root
 def test_quit_ends_the_front_end_with_the_daemon(rig: Rig) -> None:
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    daemon, agent = rig.start()
     sock = front_end(rig)
     ask(sock, "quit")
     assert answers(sock) == ([], 1)
@@ -426,10 +412,7 @@ def test_quit_ends_the_front_end_with_the_daemon(rig: Rig) -> None:
 @pytest.mark.root
 def test_a_setting_does_not_come_between_the_limits_and_the_hand_over(rig: Rig) -> None:
     """Nor does a question between the descriptor and the acknowledgement: MPS would not answer it."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30))))
+    daemon, _ = rig.start(admissions(User(A, "all", limits(30))))
     stopped = rig.client(A, "stop")
     wait_for(lambda: daemon.saw("gave", uid=A))
     sock = front_end(rig)

@@ -102,10 +102,7 @@ WAYS = ["silent", "greeted", "garbage", "long", "credentials", "kind", "descript
 
 @pytest.mark.parametrize("how", WAYS)
 def test_others_are_served_beside(rig: Rig, how: str) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     rig.client(A).served()
     usual = descriptors(rig.gate_pid())
     pid = rig.gate_pid()
@@ -122,9 +119,7 @@ def test_others_are_served_beside(rig: Rig, how: str) -> None:
 
 
 def test_who_says_nothing_holds_so_many_descriptors_and_then_loses_the_oldest(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     rig.client(A).served()
     pid = rig.gate_pid()
     usual = descriptors(pid)
@@ -137,10 +132,7 @@ def test_who_says_nothing_holds_so_many_descriptors_and_then_loses_the_oldest(ri
 
 def test_a_crowd_of_one_user_that_is_greeted_together_is_heard_out(rig: Rig) -> None:
     """None has said a word when the last one comes."""
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(open=False))
+    _, agent = rig.start(admissions(open=False))
     with ExitStack() as stack:
         crowd = [stack.enter_context(raw(rig.public / "control")) for _ in range(300)]
         for one in crowd:
@@ -149,9 +141,7 @@ def test_a_crowd_of_one_user_that_is_greeted_together_is_heard_out(rig: Rig) -> 
 
 
 def test_a_user_who_reconnects_without_end_keeps_nobody_out(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     with hostile(rig, "vanish", 200) as process:
         assert process.stdin is not None
         for _ in range(5):
@@ -190,9 +180,7 @@ def test_two_thousand_are_held_come_back_and_are_served_in_order(rig: Rig) -> No
 
 
 def test_a_user_who_holds_too_many_is_refused_and_nobody_else(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     agent.wait(Synced)
     with hostile(rig, "held", 1030):
         agent.wait(Refused, 6)
@@ -203,9 +191,7 @@ def test_a_user_who_holds_too_many_is_refused_and_nobody_else(rig: Rig) -> None:
 
 def test_a_user_with_many_uids_takes_no_place_from_others(rig: Rig) -> None:
     """Subordinate ids: each of them may hold 1,024, and eight of them all there is."""
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     agent.wait(Synced)
     with ExitStack() as crowd:
         for uid in range(20100, 20100 + MOST_HELD // MOST_HELD_OF_A_USER):
@@ -218,9 +204,7 @@ def test_a_user_with_many_uids_takes_no_place_from_others(rig: Rig) -> None:
 def test_a_user_with_many_uids_does_not_flood_the_service_manager(rig: Rig) -> None:
     """Each connection that was accepted went into the store and out of it, 100 a second of each uid: thousands."""
     count, kept = 3000, []
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     rig.client(A).served()
     assert rig.keeper is not None
     keeper = rig.keeper.pid
@@ -247,9 +231,7 @@ def test_a_user_with_many_uids_does_not_flood_the_service_manager(rig: Rig) -> N
 def test_a_descriptor_that_takes_long_to_close_is_not_taken(rig: Rig) -> None:
     """The gate stood still for as long as its sender liked: it is the receiver of a message who closes what came."""
     needs_refusal()
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     rig.client(A).served()
     pid = rig.gate_pid()
     begun = time.monotonic()
@@ -269,9 +251,7 @@ def test_where_it_cannot_be_refused_nobody_waits_for_it(
     """Before Linux 6.16. The gate is stopped meanwhile, so that the last one who has the descriptor is the gate."""
     (tmp_path / "sitecustomize.py").write_text("import mpsagent.gate.sent_descriptors as one; one.SO_PASSRIGHTS = 9999")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}")
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     rig.client(A).served()
     os.kill(rig.gate_pid(), signal.SIGSTOP)
     begun = time.monotonic()
@@ -283,19 +263,14 @@ def test_where_it_cannot_be_refused_nobody_waits_for_it(
 
 
 def test_an_agent_that_does_not_read_holds_up_nobody(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    deaf = rig.agent()
-    deaf.say(admissions(User(A, "all", limits(30))))
+    rig.start(admissions(User(A, "all", limits(30))))
     with hostile(rig, "vanish", 2000):
         rig.client(A).served()
     rig.agent().wait(Synced)
 
 
 def test_what_a_client_says_while_it_is_held_ends_it(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     sock = introduce(raw(rig.public / "control"))
     agent.wait(Knock)
     sock.send(b"let me in")

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.root
 
 
 def test_who_waits_is_found_again_in_the_same_order(rig: Rig) -> None:
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    first = rig.agent()
+    daemon, first = rig.start()
     clients = [rig.waiting_client(uid) for uid in (A, B, A, C)]
     knocks = [first.wait(Knock, pid=client.pid) for client in clients]
     rig.kill_gate()
@@ -35,10 +33,7 @@ def test_who_waits_is_found_again_in_the_same_order(rig: Rig) -> None:
 
 
 def test_who_was_served_is_known_again_with_the_limits(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30, 5)), room=1))
+    _, agent = rig.start(admissions(User(A, "all", limits(30, 5)), room=1))
     client = rig.client(A)
     client.served()
     agent.wait(Passed, pid=client.pid)
@@ -56,10 +51,7 @@ def test_who_was_served_is_known_again_with_the_limits(rig: Rig) -> None:
 
 
 def test_the_gate_goes_on_without_an_agent(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30))))
+    _, agent = rig.start(admissions(User(A, "all", limits(30))))
     rig.client(A).served()
     agent.close()
     rig.kill_gate()
@@ -86,9 +78,7 @@ def test_a_client_that_has_died_meanwhile_is_not_waited_for(rig: Rig) -> None:
 @pytest.mark.parametrize("messages", [0, 1, 2])
 def test_a_handshake_that_was_cut_is_taken_up_where_it_was(rig: Rig, messages: int) -> None:
     """The gate is stopped, so that it has read nothing, or everything but the last, when it is killed."""
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     sock = raw(rig.public / "control")
     pid = rig.gate_pid()
     who = struct.pack("iII", os.getpid(), 0, 0)
@@ -122,10 +112,7 @@ def test_a_client_in_the_backlog_of_a_dead_gate_is_greeted_by_the_next(rig: Rig)
 def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> None:
     """On the same connection to the daemon: a server waits for ever for a client whose relay left after the daemon was
     told (seen on an H100)."""
-    daemon = rig.start_daemon(f"start={rig.directory}/started")
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=User(0, "all", limits(30, 4))))
+    daemon, agent = rig.start(admissions(others=User(0, "all", limits(30, 4))), f"start={rig.directory}/started")
     client = rig.waiting_client(A)
     wait_for(lambda: daemon.saw("starting"))
     rig.kill_gate()
@@ -144,9 +131,7 @@ def test_a_hand_over_that_was_cut_while_a_server_started_goes_on(rig: Rig) -> No
 
 def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_behind(rig: Rig) -> None:
     """The next gate shakes hands in its place, so that the server sees a client that exits."""
-    daemon = rig.start_daemon(f"start={rig.directory}/started")
-    rig.start_gate()
-    rig.agent().say(admissions(others=User(0, "all", limits(30))))
+    daemon, _ = rig.start(admissions(others=User(0, "all", limits(30))), f"start={rig.directory}/started")
     client = rig.waiting_client(A)
     wait_for(lambda: daemon.saw("starting"))
     pid = rig.gate_pid()
@@ -164,10 +149,7 @@ def test_a_client_that_died_with_its_gate_while_a_server_started_leaves_nothing_
 
 def test_a_hand_over_that_was_cut_after_the_descriptor_counts_as_passed(rig: Rig) -> None:
     """The client is stopped with its descriptor: the next gate finds that in its socket, and knows its process."""
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(others=User(0, "all", limits(30, 4))))
+    daemon, agent = rig.start(admissions(others=User(0, "all", limits(30, 4))))
     client = rig.client(A, "stop")
     wait_for(lambda: daemon.saw("gave", uid=A))
     rig.kill_gate()
@@ -189,9 +171,7 @@ def resync(rig: Rig, pid: int) -> bool:
 
 
 def test_a_held_connection_of_root_too(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(open=False))
+    rig.start(admissions(open=False))
     sock = introduce(raw(rig.public / "control_privileged"))
     rig.kill_gate()
     rig.agent().say(admissions(others=User(0, "all", limits(30))))

@@ -65,9 +65,7 @@ def test_a_client_is_held_until_it_is_admitted_and_gets_exactly_its_limits(rig: 
 
 
 def test_each_user_gets_their_own_limits_whatever_the_order(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     agent.say(
         admissions(User(A, "all", limits(60, 20)), User(B, "all", limits(19.7, 16)), User(C, "all", limits(10, 4)))
     )
@@ -78,10 +76,7 @@ def test_each_user_gets_their_own_limits_whatever_the_order(rig: Rig) -> None:
 
 
 def test_order_of_arrival_and_known_processes_first(rig: Rig) -> None:
-    daemon = rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(B, "all", limits(30))))
+    daemon, agent = rig.start(admissions(User(B, "all", limits(30))))
     known = rig.client(B)
     known.served()
     agent.say(admissions(open=False))
@@ -100,10 +95,7 @@ def test_order_of_arrival_and_known_processes_first(rig: Rig) -> None:
 
 def test_known_processes_only(rig: Rig) -> None:
     """A turn that ends: what has begun goes on, what is new is held; a process that was released has to knock anew."""
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30))))
+    _, agent = rig.start(admissions(User(A, "all", limits(30))))
     old = rig.client(A)
     old.served()
     agent.say(admissions(User(A, "known", limits(30))))
@@ -124,9 +116,7 @@ def test_known_processes_only(rig: Rig) -> None:
 
 def test_a_process_that_came_through_another_counts_until_it_ends(rig: Rig) -> None:
     """The agent says who it is; the gate asks the kernel, and tells of it, to a later agent too."""
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     hidden = rig.waiting_client(A)
     knock = agent.wait(Knock, pid=hidden.pid)
     agent.say(Found(hidden.pid, B, knock.start, limits(30)))  # not this user's
@@ -151,10 +141,7 @@ def test_a_process_that_came_through_another_counts_until_it_ends(rig: Rig) -> N
 
 
 def test_room_is_counted_in_processes_and_freed_by_their_end(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "all", limits(30)), User(B, "all", limits(30), max_clients=1), room=2))
+    _, agent = rig.start(admissions(User(A, "all", limits(30)), User(B, "all", limits(30), max_clients=1), room=2))
     first, second = rig.client(B), rig.client(A)
     first.served()
     second.served()
@@ -168,9 +155,7 @@ def test_room_is_counted_in_processes_and_freed_by_their_end(rig: Rig) -> None:
 
 
 def test_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     client = rig.waiting_client(A)
     knock = agent.wait(Knock)
     client.end()
@@ -179,9 +164,7 @@ def test_a_client_that_leaves_is_forgotten(rig: Rig) -> None:
 
 
 def test_a_client_that_is_refused_gets_its_error_after_its_credentials(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    agent = rig.agent()
+    _, agent = rig.start()
     client = rig.waiting_client(A)
     agent.say(Refuse(agent.wait(Knock).connection, "not on this machine"))
     assert wait_for(lambda: client.saw("refused"))[0]["why"] == ""
@@ -189,10 +172,7 @@ def test_a_client_that_is_refused_gets_its_error_after_its_credentials(rig: Rig)
 
 def test_the_agent_may_come_late_go_and_be_replaced(rig: Rig) -> None:
     """The gate goes on with what it was told last; the latest agent counts, and hears everything from the start."""
-    rig.start_daemon()
-    rig.start_gate()
-    first = rig.agent()
-    first.say(admissions(User(A, "all", limits(30))))
+    _, first = rig.start(admissions(User(A, "all", limits(30))))
     served, waiting = rig.client(A), rig.waiting_client(B)
     served.served()
     first.wait(Passed, pid=served.pid)

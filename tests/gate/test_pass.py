@@ -19,9 +19,7 @@ pytestmark = pytest.mark.root
 
 
 def test_pass_lets_everybody_in_with_the_fail_safe_limits(rig: Rig) -> None:
-    rig.start_daemon()
-    rig.start_gate()
-    rig.agent().say(admissions(fail_safe=limits(15, 2)))
+    rig.start(admissions(fail_safe=limits(15, 2)))
     wait_for((rig.state / "admissions.json").exists)
     assert rig.keeper is not None
     rig.keeper.terminate()
