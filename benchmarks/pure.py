@@ -85,8 +85,9 @@ def crowded() -> Core:
         now += 0.001
         step = core.receive(knocked(now, number, peer, now), now)
         for action in step.actions:
-            if isinstance(action, act.SetAdmissions):
-                core.receive_all([act.Done(now, action, True), inp.GateSaid(now, link.Applied(action.number))], now)
+            if isinstance(action, act.TellGate) and isinstance(action.message, link.Admissions):
+                applied = link.Applied(action.message.number)
+                core.receive_all([act.Done(now, action, True), inp.GateSaid(now, applied)], now)
         if number == 1:
             core.receive_all([ev.ServerStarting(now, 50, 1000), ev.ServerReady(now, 50)], now)
         if peer.uid == 1000:

@@ -19,7 +19,7 @@ Json = dict[str, Any]
 _COLOURS = {"bad": "31", "good": "32", "warn": "33", "agent": "36", "dim": "2", "bold": "1"}
 _QUIET = {"policy.loaded", "directory", "client.left", "turn.warned"}
 """Kinds that a spectator can do without."""
-_QUIET_ACTIONS = {"Reconcile", "SetAdmissions", "RunHook", "ReleaseClient"}
+_QUIET_ACTIONS = {"Reconcile", "RunHook"}
 _STYLES = {
     "client.waiting": "warn", "client.connected": "good", "client.refused": "bad", "client.sticky": "bad",
     "client.handover_failed": "bad", "limits.verified": "good", "limits.mismatch": "bad", "limits.unconfirmed": "bad",

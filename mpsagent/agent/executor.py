@@ -24,7 +24,7 @@ from mpsagent.system.gate_link import GateLink
 from mpsagent.system.hooks import run_hook
 from mpsagent.system.processes import TICKS, Process, parent, start_time
 from mpsagent.system.terminal import Terminals
-from mpsagent.wire import codec
+from mpsagent.wire import codec, link
 
 RESUME_EVERY = 0.1
 """Seconds between two looks whether a client that is asked to end is stopped."""
@@ -80,10 +80,9 @@ class Executor:
             ok, text = False, f"{type(error).__name__}: {error}"
         return act.Done(self._clock.now(), action, ok, text)
 
-    def tell_gate(self, action: act.ToGate) -> act.Done:
-        """At once: who waits at the gate waits for this."""
+    def tell_gate(self, action: act.TellGate) -> act.Done:
         try:
-            ok = self._gate.send(act.to_gate(action, self.policy.instance))
+            ok = self._gate.send(action.message)
         except codec.LinkError as error:  # too long
             return act.Done(self._clock.now(), action, False, str(error))
         return act.Done(self._clock.now(), action, ok, "" if ok else self._gate.problem or "the gate does not read")
@@ -259,10 +258,7 @@ class Executor:
         problem = held.send(action.signal)
         if problem is not None and held.is_anothers():
             # its CUDA context went with the program that it was: it must not keep its place for as long as it likes
-            release = act.ReleaseClient(
-                pid=action.pid, start=action.start, uid=action.uid, reason=problem, rule=action.rule
-            )
-            self.tell_gate(release)
+            self._gate.send(link.Release(action.pid, action.start))
             self._clients.lose(held)
         return problem is None, problem or ""
 

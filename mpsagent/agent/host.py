@@ -58,6 +58,7 @@ from mpsagent.system.logfiles import Position
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
 from mpsagent.system.terminal import Terminals
+from mpsagent.wire.link import Admissions
 
 TICK = 1.0
 """Seconds between two looks of the observer."""
@@ -404,8 +405,10 @@ class Agent(Recorder):
             self.failed(f"{rule} failed, everything else goes on", error)
         outcomes: list[act.Done] = []
         for action in step.actions:
-            if isinstance(action, act.ToGate):
-                outcomes.append(self.executor.tell_gate(action))
+            if isinstance(action, act.TellGate):
+                done = self.executor.tell_gate(action)
+                if not (done.ok and isinstance(action.message, Admissions)):
+                    outcomes.append(done)
             else:
                 self._dispatch(action, now)
         for one in step.transitions:
@@ -420,7 +423,7 @@ class Agent(Recorder):
         self.gate.keep()
         deadline = self.core.deadline()
         self._wake_at(deadline)
-        if any(not one.ok or not isinstance(one.action, act.SetAdmissions) for one in outcomes):
+        if outcomes:
             asyncio.get_running_loop().call_soon(self.take, outcomes)
 
     def _wake_at(self, deadline: float | None) -> None:

@@ -179,11 +179,11 @@ class _Trial:
         if not action.enforce:
             return
         match action:
-            case act.SetAdmissions():
-                self._table = replace(action.admissions, number=action.number)
-                yield inp.GateSaid(self._now, link.Applied(action.number))
-            case act.RefuseConnection():
-                yield from self._gone(action.pid)
+            case act.TellGate(message=link.Admissions() as table):
+                self._table = table
+                yield inp.GateSaid(self._now, link.Applied(table.number))
+            case act.TellGate(message=link.Refuse(connection)):
+                yield from self._gone(connection)
             case act.TerminateClient():
                 self._wrote("action.done", action="TerminateClient", **act.action_fields(action))
                 yield from self._gone(action.pid)

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
-from mpsagent.mps.limits import Limits
 from mpsagent.wire import link
 
 
@@ -20,41 +19,10 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SetAdmissions(Action):
-    """Tell the gate. ``number`` comes back as ``applied`` when it is in force."""
+class TellGate(Action):
+    """Done at once: who waits at the gate waits for this. A table's number comes back as ``applied``."""
 
-    number: int
-    admissions: link.Admissions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseConnection(Action):
-    """Turn a held connection away: the client gets CUDA_ERROR_MPS_CONNECTION_FAILED (recording 08, G7)."""
-
-    connection: int
-    pid: int
-    uid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseClient(Action):
-    """A client has left its server while its process lives on: what it asks next is a new admission. Not where it has
-    passed more often than ``connections``; None: in any case."""
-
-    pid: int
-    start: int
-    uid: int
-    connections: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountClient(Action):
-    """Tell the gate of a client of MPS that it has not seen: it is known from now on, and counts for its user."""
-
-    pid: int
-    start: int
-    uid: int
-    limits: Limits
+    message: link.FromAgent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,23 +156,6 @@ class Report(Action):
     pid: int | None = None
 
 
-ToGate = SetAdmissions | RefuseConnection | ReleaseClient | CountClient
-"""What is told to the gate at once."""
-
-
-def to_gate(action: ToGate, instance: str) -> link.FromAgent:
-    """The message that carries an action of this instance to the gate."""
-    match action:
-        case SetAdmissions():
-            return replace(action.admissions, number=action.number, instance=instance)
-        case RefuseConnection():
-            return link.Refuse(action.connection, action.reason)
-        case ReleaseClient():
-            return link.Release(action.pid, action.start, action.connections)
-        case CountClient():
-            return link.Found(action.pid, action.uid, action.start, action.limits, instance)
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """How an action ended. ``ok`` False with ``text`` saying what MPS or the kernel answered."""
@@ -222,13 +173,5 @@ def action_fields(action: Action) -> dict[str, object]:
         value = getattr(action, one.name)
         if value is None or one.name == "kind":
             continue
-        found[one.name] = _plain(value)
+        found[one.name] = list(value) if isinstance(value, tuple) else value
     return found
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Limits):
-        return value.as_json()
-    if isinstance(value, link.Admissions):
-        return {"open": value.open, "users": list(value.users)}
-    return list(value) if isinstance(value, tuple) else value

@@ -21,7 +21,7 @@ from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.policy.policy import Rules
 from mpsagent.policy.shares import Share
-from mpsagent.wire.link import Admissions, Job, Named, User
+from mpsagent.wire.link import Admissions, Job, Named, Refuse, Release, User
 
 RULE = "admission"
 RELEASE_AFTER = 0.5
@@ -70,14 +70,12 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         number += 1
         names = ", ".join(str(uid) for uid in wanted.users) or "none"
         reason = f"admitted users: {names}" if wanted.open else f"everybody is held: {held[0].text}"
-        todo.append(act.SetAdmissions(number=number, admissions=wanted, reason=reason, rule=RULE))
+        todo.append(act.TellGate(message=replace(wanted, number=number), reason=reason, rule=RULE))
     refused, turned_away = _refusals(view, memory.refused)
     released, leaving, wake = _releases(view, memory.released, now)
     fresh = replace(memory, number=number, sent=wanted, refused=refused, released=released)
     wakes = [at for at in (wake, *(one.until for one in held)) if at is not None and at > now]
-    return Decision(
-        fresh if fresh != memory else memory, (*todo, *turned_away, *leaving), wake=min(wakes, default=None)
-    )
+    return Decision(fresh, (*todo, *turned_away, *leaving), wake=min(wakes, default=None))
 
 
 def holds(view: View, now: float) -> Iterator[Reason]:
@@ -147,6 +145,7 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     return Admissions(
         open=is_open, users=users, room=_room(view), fail_safe=fail_safe, devices=devices,
         set_limits=view.limits_enforced, processes={one.key: one for one, _ in named}, jobs=jobs,
+        instance=view.policy.instance,
     )  # fmt: skip
 
 
@@ -238,11 +237,7 @@ def _refusals(view: View, before: frozenset[int]) -> tuple[frozenset[int], list[
         for one in held.line(uid):
             if one.connection not in refused and one.handing is None:
                 refused.add(one.connection)
-                todo.append(
-                    act.RefuseConnection(
-                        connection=one.connection, pid=one.peer.pid, uid=uid, reason=reason, rule=rule
-                    )
-                )  # fmt: skip
+                todo.append(act.TellGate(message=Refuse(one.connection, reason), reason=reason, rule=rule))
     return frozenset(refused), todo
 
 
@@ -265,26 +260,21 @@ def _releases(
             continue
         asked.add(key)
         reason = f"client {client.pid} of user {client.uid} has left its server; its process lives on"
-        todo.append(
-            act.ReleaseClient(
-                pid=client.pid, start=client.peer.start, uid=client.uid, connections=client.connections, reason=reason,
-                rule=RULE,
-            )
-        )  # fmt: skip
+        todo.append(act.TellGate(message=Release(*key, client.connections), reason=reason, rule=RULE))
     return frozenset(asked), todo, wake
 
 
 def note(memory: Memory, done: act.Done) -> Memory:
     """What did not reach the gate is told again: the link was lost, and a new one begins with everything; or the gate
     does not read, and then it must not be told a thousand times a second."""
-    action = done.action
-    if done.ok:
+    if done.ok or not isinstance(done.action, act.TellGate):
         return memory
-    if isinstance(action, act.SetAdmissions):
-        return replace(memory, sent=None, again_at=done.at + AGAIN)
-    if isinstance(action, act.RefuseConnection):
-        return replace(memory, refused=memory.refused - {action.connection}, again_at=done.at + AGAIN)
-    if isinstance(action, act.ReleaseClient):
-        key = (action.pid, action.start)
-        return replace(memory, released=memory.released - {key}, again_at=done.at + AGAIN)
+    memory = replace(memory, again_at=done.at + AGAIN)
+    match done.action.message:
+        case Admissions():
+            return replace(memory, sent=None)
+        case Refuse(connection):
+            return replace(memory, refused=memory.refused - {connection})
+        case Release(pid, start):
+            return replace(memory, released=memory.released - {(pid, start)})
     return memory

@@ -71,7 +71,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
                 reason += "; this is not enforced"
                 todo.append(act.Report(kind="client.over", reason=reason, rule=rule, uid=uid, pid=client.pid))
     fresh = Memory(warned, reported, told, lifting)
-    return Decision(fresh if fresh != memory else memory, tuple(todo), tuple(requests), wake=min(wakes, default=None))
+    return Decision(fresh, tuple(todo), tuple(requests), wake=min(wakes, default=None))
 
 
 def beyond(view: View) -> list[tuple[Client, str, str]]:
@@ -169,7 +169,3 @@ def _let_in_all_the_same(rules: Rules, uid: int, clients: tuple[Client, ...]) ->
     rule = rules.origin("max_clients").key
     late = sorted(clients, key=lambda one: one.since)[most:]
     return [(client, f"user {uid} may have {most} client{'s' if most > 1 else ''} at a time", rule) for client in late]
-
-
-def note(memory: Memory, done: act.Done) -> Memory:
-    return memory

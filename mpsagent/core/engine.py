@@ -241,9 +241,10 @@ class Core:
             self.memories = replace(self.memories, **{name: memory})
 
     def _note(self, done: act.Done) -> None:
-        for name, rule in (*_RULES, ("ladder", ladder)):
+        noting = [(name, rule.note) for name, rule in (*_RULES, ("ladder", ladder)) if hasattr(rule, "note")]
+        for name, note in noting:
             try:
-                self._remember(name, rule.note(getattr(self.memories, name), done))
+                self._remember(name, note(getattr(self.memories, name), done))
             except Exception as error:
                 self._mistakes.append((name, error))
 

@@ -70,8 +70,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
             force_at[server.pid] = now + FORCE_AGAIN
             wakes.append(now + FORCE_AGAIN)
             todo.append(_force(view, server))
-    fresh = Memory(clear, asked, force_at)
-    return Decision(fresh if fresh != memory else memory, tuple(todo), tuple(requests), wake=min(wakes, default=None))
+    return Decision(Memory(clear, asked, force_at), tuple(todo), tuple(requests), wake=min(wakes, default=None))
 
 
 def _force(view: View, server: Server) -> act.ShutdownServer:

@@ -120,8 +120,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         climbs[pid] = climb
         if at is not None:
             wakes.append(at)
-    fresh = memory if climbs == memory.climbs else Memory(climbs)
-    return Decision(fresh, tuple(todo), wake=min(wakes, default=None))
+    return Decision(Memory(climbs), tuple(todo), wake=min(wakes, default=None))
 
 
 def _wanted(view: View, climb: Climb) -> bool:

@@ -48,8 +48,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         if not ok:
             differs |= {server.pid}
         todo.append(_report(server, limits_words(given[0].as_json()), ok))
-    fresh = Memory(seen, differs)
-    return Decision(fresh if fresh != memory else memory, tuple(todo))
+    return Decision(Memory(seen, differs), tuple(todo))
 
 
 def _report(server: Server, wanted: str, ok: bool) -> act.Report:
@@ -60,7 +59,3 @@ def _report(server: Server, wanted: str, ok: bool) -> act.Report:
         reason = f"server {server.pid} started with {said}; its first client was handed over with {wanted}"
         kind = "limits.mismatch"
     return act.Report(kind=kind, reason=reason, rule=PROMISE, uid=server.uid, server=server.pid)
-
-
-def note(memory: Memory, done: act.Done) -> Memory:
-    return memory

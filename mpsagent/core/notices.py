@@ -48,7 +48,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         if client is not None and client.peer.start == process[1]:
             todo.append(tell(view, process, uid, f"has the GPU now, after {duration_text(now - since)}"))
     fresh = Memory(tuple((process, *of) for process, of in told.items()))
-    return Decision(memory if fresh == memory else fresh, tuple(todo), wake=min(wakes, default=None))
+    return Decision(fresh, tuple(todo), wake=min(wakes, default=None))
 
 
 def _first(view: View, uid: int) -> Iterator[tuple[tuple[int, int], float]]:
@@ -62,8 +62,3 @@ def tell(view: View, process: tuple[int, int], uid: int, text: str) -> act.Tell:
     words = f"process {process[0]} {text}"
     rule = view.rules(uid).origin("terminal").key
     return act.Tell(pid=process[0], start=process[1], uid=uid, reason=words, rule=rule)
-
-
-def note(memory: Memory, done: act.Done) -> Memory:
-    """A line that did not get there is not said again."""
-    return memory

@@ -64,7 +64,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         todo.append(_freeze(view, client) if wanted else _thaw(view, client))
     fresh = Memory(under_way, times, not_before, reported)
     wake = min(not_before.values(), default=None)
-    return Decision(fresh if fresh != memory else memory, tuple(todo), tuple(requests), wake=wake)
+    return Decision(fresh, tuple(todo), tuple(requests), wake=wake)
 
 
 def may_freeze(view: View, uid: int) -> bool:

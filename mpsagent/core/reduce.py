@@ -17,9 +17,8 @@ from mpsagent.core.actions import (
     Done,
     Freeze,
     KillServer,
-    RefuseConnection,
-    ReleaseClient,
     SignalClient,
+    TellGate,
     TerminateClient,
     Thaw,
 )
@@ -383,23 +382,12 @@ def _done(state: State, event: Done, out: Out) -> State:
     action = event.action
     if not action.enforce:
         return state
-    if isinstance(action, RefuseConnection) and event.ok:
-        held = state.held.get(action.connection)
-        if held is None or held.handing is not None:
-            return state
-        job = state.job(held.peer)[1]
-        out.append(tr.ClientRefused(event.at, held.peer.pid, held.peer.uid, action.reason, job))
-        turned_away = bounded({**state.turned_away, held.connection: held}, MOST_TURNED_AWAY)
-        return replace(state, held=state.held.without(held.connection), turned_away=turned_away)
+    if isinstance(action, TellGate):
+        return _told(state, event.at, action.message, out) if event.ok else state
     if isinstance(action, KillServer) and not event.ok:
         return server_ended(state, action.server, event.at, None, out) if action.server in state.servers else state
     if isinstance(action, Freeze | Thaw) and event.ok:
         return _frozen(state, action.pid, action.start, event.at if isinstance(action, Freeze) else None)
-    if isinstance(action, ReleaseClient) and event.ok:
-        client = state.clients.get(action.pid)
-        if client is None or client.detached is None or client.peer.start != action.start:
-            return state
-        return _ended(state, inp.ProcessEnded(event.at, action.pid), out)
     if isinstance(action, TerminateClient | SignalClient) and event.ok:
         client = state.clients.get(action.pid)
         if client is not None and client.peer.start == action.start:
@@ -407,6 +395,22 @@ def _done(state: State, event: Done, out: Out) -> State:
             terminated = client.terminated or isinstance(action, TerminateClient)
             ended = replace(client, outcome=outcome, terminated=terminated)
             return replace(state, clients={**state.clients, action.pid: ended})
+    return state
+
+
+def _told(state: State, at: float, message: link.FromAgent, out: Out) -> State:
+    match message:
+        case link.Refuse(connection, why):
+            held = state.held.get(connection)
+            if held is None or held.handing is not None:
+                return state
+            out.append(tr.ClientRefused(at, held.peer.pid, held.peer.uid, why, state.job(held.peer)[1]))
+            turned_away = bounded({**state.turned_away, connection: held}, MOST_TURNED_AWAY)
+            return replace(state, held=state.held.without(connection), turned_away=turned_away)
+        case link.Release(pid, start):
+            client = state.clients.get(pid)
+            if client is not None and client.detached is not None:
+                return _ended(state, inp.ProcessEnded(at, pid, start), out)
     return state
 
 

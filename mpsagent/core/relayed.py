@@ -18,6 +18,7 @@ from mpsagent.core.view import View
 from mpsagent.mps.limits import Limits
 from mpsagent.policy.policy import Rules
 from mpsagent.policy.shares import Share
+from mpsagent.wire.link import Found
 
 Wrong = tuple[Client, str, str, Section]
 """Why it may not work now, and by which rule."""
@@ -40,9 +41,9 @@ class Memory:
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     fresh = _confirmed(view, memory.told)
     count = tuple(
-        act.CountClient(
-            pid=pid, start=one.start, uid=one.uid, limits=_limits(view, one.uid), rule=RULE,
-            reason=f"MPS lists process {pid}, which the gate has not seen",
+        act.TellGate(
+            message=Found(pid, one.uid, one.start, _limits(view, one.uid), view.policy.instance),
+            reason=f"MPS lists process {pid}, which the gate has not seen", rule=RULE,
         )
         for pid, one in fresh.items()
     )  # fmt: skip
@@ -124,7 +125,3 @@ def _too_many(view: View, name: str, whose: Rules | Share, mine: list[Client]) -
             yield client, f"{name} has its total in use", whose.key(key), "limits"
         else:
             fitting.append(client.limits)
-
-
-def note(memory: Memory, done: act.Done) -> Memory:
-    return memory

@@ -1,4 +1,5 @@
-"""What every rule is: ``decide(view, memory, now) -> Decision`` and ``note(memory, done) -> memory``.
+"""What every rule is: ``decide(view, memory, now) -> Decision``, and ``note(memory, done) -> memory`` where it matters
+how an action ended.
 
 A rule keeps its own memory and nothing else. What it needs of another rule it asks for by a request.
 """

@@ -287,14 +287,6 @@ _SENTENCES: dict[str, Callable[[_Words], str]] = {
 # --- what the agent did -----------------------------------------------------------------------------------------------
 
 
-def _admissions(w: _Words) -> str:
-    table = w["admissions"]
-    users = [_user(uid, w.names) for uid in table["users"]]
-    if not table["open"] or not users:
-        return "told the gate to hold everybody"
-    return f"told the gate to let in {', '.join(users[:5])}{' and others' if len(users) > 5 else ''}"
-
-
 def _signal_name(number: Any) -> str:
     try:
         return signal.Signals(int(number)).name
@@ -303,10 +295,6 @@ def _signal_name(number: Any) -> str:
 
 
 _PHRASES: dict[str, Callable[[_Words], str]] = {
-    "SetAdmissions": _admissions,
-    "RefuseConnection": lambda w: f"refused process {w['pid']}{w.of_user()}",
-    "ReleaseClient": lambda w: f"released client {w['pid']}{w.of_user()}",
-    "CountClient": lambda w: f"told the gate of client {w['pid']}{w.of_user()}",
     "ShutdownServer": lambda w: f"told server {w['server']} to shut down{' by force' if w.get('force') else ''}",
     "TerminateClient": lambda w: f"asked MPS to end client {w['pid']}{w.of_user()}",
     "SignalClient": lambda w: f"sent {_signal_name(w['signal'])} to client {w['pid']}{w.of_user()}",
@@ -322,7 +310,6 @@ _PHRASES: dict[str, Callable[[_Words], str]] = {
     "Reconcile": lambda w: "asked the control daemon for its servers",
     "RunHook": lambda w: f"ran the hook {w['program']}",
 }
-_ADMISSION_REASONS = ("admitted users:", "everybody is held")
 
 
 def _action(record: Record, names: Names) -> str:
@@ -334,8 +321,6 @@ def _action(record: Record, names: Names) -> str:
     reason = w.text()
     if name in ("SignalClient", "SignalHeld"):
         reason = reason.rpartition("; ")[0] or reason  # it says itself which signal to whom
-    if name == "SetAdmissions" and reason.startswith(_ADMISSION_REASONS):
-        reason = ""
     text = f"{phrase}: {reason}" if reason else phrase
     if record.get("kind") == "action":
         return f"{text} (begun)"

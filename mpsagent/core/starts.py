@@ -35,7 +35,7 @@ class Memory:
 def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     failure = view.state.start_failure
     if failure is None or failure.count == 0:
-        return Decision(Memory() if memory != Memory() else memory)
+        return Decision(Memory())
     todo: list[act.Action] = []
     if failure.count < memory.counted:
         memory = Memory()
@@ -58,7 +58,3 @@ def _failed(memory: Memory, count: int, at: float, reason: str) -> Memory:
         why = f"MPS's servers do not start ({count} times in a row): {said}"
         pause = PAUSE_MOST
     return Memory(count, rounds, at + pause, why)
-
-
-def note(memory: Memory, done: act.Done) -> Memory:
-    return memory

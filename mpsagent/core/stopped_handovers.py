@@ -31,7 +31,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     queue = view.state.held
     handing = [queue[one] for one in sorted(queue.handing) if queue[one].peer.pid in view.state.stopped]
     if not handing:
-        return Decision(memory if memory == Memory() else Memory())
+        return Decision(Memory())
     todo: list[act.Action] = []
     stopped: dict[int, tuple[float, float]] = {}
     killed = memory.killed & {h.connection for h in handing}
@@ -59,7 +59,3 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         stopped[held.connection] = (since, resumed)
         wakes.append(min(due, resumed + RESUME_EVERY) if held.connection not in killed else now + RESUME_EVERY)
     return Decision(Memory(stopped, killed), tuple(todo), wake=max(min(wakes), now + 0.01))
-
-
-def note(memory: Memory, done: act.Done) -> Memory:
-    return memory

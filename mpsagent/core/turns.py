@@ -52,7 +52,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if view.together or view.sharing == "apart":
         over: list[tr.Transition] = [tr.UserResumed(now, uid, now - at) for uid, at in memory.suspended.items()]
         over += [] if memory.turn is None else [ended(memory.turn, now)]
-        return Decision(Memory() if memory != Memory() else memory, (), (), tuple(over))
+        return Decision(Memory(), (), (), tuple(over))
     m = Moment(view, memory, now)
     _adopt(m)
     _suspended(m)

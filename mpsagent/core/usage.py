@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from mpsagent.core import actions as act
 from mpsagent.core.rule import Decision
 from mpsagent.core.view import View
 
@@ -66,7 +65,3 @@ def spent(memory: Memory, uid: int, now: float) -> float:
     """Of one user, with the time of clients at work."""
     working = [(uid, memory.since[uid])] if uid in memory.since else []
     return count(memory, working, now).spent.get(uid, 0.0)
-
-
-def note(memory: Memory, done: act.Done) -> Memory:
-    return memory

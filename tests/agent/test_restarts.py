@@ -18,8 +18,7 @@ def counted(stage: Stage, pid: int) -> dict[str, int]:
     found: dict[str, int] = {}
     for one in stage.records("action", pid=pid):
         name = f"{one['action']} {one['signal']}" if "signal" in one else str(one["action"])
-        if name not in ("RefuseConnection",):
-            found[name] = found.get(name, 0) + 1
+        found[name] = found.get(name, 0) + 1
     return found
 
 

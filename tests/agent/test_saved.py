@@ -56,8 +56,8 @@ def holder(one: Core, events: list[inp.Input]) -> int:
     """Whose turn it is once MPS has said which servers there are, and the gate works by what it is told."""
     actions = one.receive_all([*events, inp.ServersListed(NOW, {}, frozenset())], NOW).actions
     for action in actions:
-        if isinstance(action, act.SetAdmissions):
-            one.receive(inp.GateSaid(NOW, link.Applied(action.number)), NOW)
+        if isinstance(action, act.TellGate) and isinstance(action.message, link.Admissions):
+            one.receive(inp.GateSaid(NOW, link.Applied(action.message.number)), NOW)
     turn = one.view().turn
     assert turn is not None
     return turn.uid

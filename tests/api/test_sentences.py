@@ -15,7 +15,6 @@ from mpsagent.core import actions as act
 from mpsagent.core import transitions as tr
 from mpsagent.core.sentences import _PHRASES, _SENTENCES, named, sentence
 from mpsagent.mps.limits import Limits
-from mpsagent.wire import link
 
 NAMES = {1001: "alice", 1002: "bob", 0: "root"}.get
 
@@ -125,15 +124,6 @@ def test_an_action_and_its_outcome_are_one_sentence() -> None:
     assert _done(TERMINATE, kind="action").endswith("(begun)")
     reported = dataclasses.replace(TERMINATE, enforce=False)
     assert _done(reported).startswith("not enforced, would have asked MPS to end client 70")
-
-
-def test_the_gate_is_told_in_names() -> None:
-    """The whole table is in the record; a person wants to know who comes in."""
-    table = link.Admissions(open=True, users={1002: link.User(1002, "all", Limits())})
-    one = act.SetAdmissions(number=4, admissions=table, reason="admitted users: 1002", rule="admission")
-    assert _done(one) == "told the gate to let in bob"
-    shut = act.SetAdmissions(number=5, admissions=link.Admissions(), reason="everybody is held", rule="admission")
-    assert _done(shut) == "told the gate to hold everybody"
 
 
 def test_reports_are_told_by_their_reason_with_names() -> None:

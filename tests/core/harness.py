@@ -11,6 +11,7 @@ import heapq
 import signal
 from collections.abc import Callable, Iterable
 from itertools import count
+from typing import Any
 
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
@@ -103,6 +104,8 @@ class Stage:
         self.told: list[tr.Transition] = []
         self.came: dict[int, float] = {}
         self.served: dict[int, float] = {}
+        self.refused: list[int] = []
+        """Users of whom the gate was asked to refuse a connection."""
         self.ticks = 0
         self.inputs = 0
         self._links = count(1)
@@ -200,19 +203,18 @@ class Stage:
             self._answer(action, True)
             return
         match action:
-            case act.SetAdmissions():
-                self._check_table(action.admissions)
-                ok = self._to_gate(lambda: self.gate.admissions(action.number, action.admissions))
-                if not ok:
+            case act.TellGate(message=link.Admissions() as table):
+                self._check_table(table)
+                if not self._to_gate(lambda: self.gate.admissions(table.number, table)):
                     self._answer(action, False)
-            case act.RefuseConnection():
-                self._check_refusal(action)
-                self._answer(action, self._to_gate(lambda: self.gate.refuse(action.connection)))
-            case act.ReleaseClient():
-                self._check_release(action)
-                self._answer(action, self._to_gate(lambda: self.gate.release((action.pid, action.start))))
-            case act.CountClient():
-                self._answer(action, self._to_gate(lambda: self._found(action)))
+            case act.TellGate(message=link.Refuse() as refuse):
+                self._check_refusal(refuse)
+                self._answer(action, self._to_gate(lambda: self.gate.refuse(refuse.connection)))
+            case act.TellGate(message=link.Release() as release):
+                self._check_release(release)
+                self._answer(action, self._to_gate(lambda: self.gate.release((release.pid, release.start))))
+            case act.TellGate(message=link.Found() as found):
+                self._answer(action, self._to_gate(lambda: self._found(found)))
             case act.SignalClient() | act.SignalHeld():
                 self._answer(action, self._signal(action))
             case act.Freeze() | act.Thaw():
@@ -250,10 +252,10 @@ class Stage:
         self.after(self.lag, lambda: what() if link else None)
         return True
 
-    def _found(self, action: act.CountClient) -> None:
-        proc = self.procs.get(action.pid)
-        if proc is not None and (proc.uid, proc.start) == (action.uid, action.start):
-            self.gate.found(proc, action.limits)
+    def _found(self, said: link.Found) -> None:
+        proc = self.procs.get(said.pid)
+        if proc is not None and (proc.uid, proc.start) == (said.uid, said.start):
+            self.gate.found(proc, said.limits)
 
     def _from_gate(self, one: inp.Input) -> None:
         if isinstance(one, inp.GateSaid) and isinstance(one.what, link.Passed):
@@ -317,20 +319,21 @@ class Stage:
             assert one.limits == exact, (one, exact)
             assert rules.access == "allow" or not rules.enforce_limits
 
-    def _check_refusal(self, action: act.RefuseConnection) -> None:
+    def _check_refusal(self, said: link.Refuse) -> None:
         assert self.core is not None
-        view = self.core.view()
-        assert view.denied(action.uid) or view.given_up is not None, action
+        view, held = self.core.view(), self.core.state.held[said.connection]
+        self.refused.append(held.uid)
+        assert view.denied(held.uid) or view.given_up is not None, said
 
     def look(self, pid: int) -> inp.Seen:
         """As the executor shows a process that MPS lists."""
         proc = self.procs[pid]
         return inp.Seen(self.now, proc.uid, proc.start, float("-inf"))
 
-    def _check_release(self, action: act.ReleaseClient) -> None:
+    def _check_release(self, said: link.Release) -> None:
         """A log alone moves no turn: who is released has no server."""
-        proc = self.procs.get(action.pid)
-        assert proc is None or proc.start != action.start or proc.server is None or not proc.made, action
+        proc = self.procs.get(said.pid)
+        assert proc is None or proc.start != said.start or proc.server is None or not proc.made, said
 
     def _signal(self, action: act.SignalClient | act.SignalHeld) -> bool:
         """By the pidfd that was taken at the gate: a process that has ended gets nothing, whoever has its pid now."""
@@ -579,8 +582,10 @@ class Stage:
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
-    def actions(self, *kinds: type) -> list[act.Action]:
-        return [action for _, action in self.done if isinstance(action, kinds) and action.enforce]
+    def actions(self, *kinds: type) -> list[Any]:
+        """Those that were enforced; what the gate was told, by the messages."""
+        found = (one.message if isinstance(one, act.TellGate) else one for _, one in self.done if one.enforce)
+        return [one for one in found if isinstance(one, kinds)]
 
     def times(self, kind: type) -> list[float]:
         return [at for at, action in self.done if isinstance(action, kind) and action.enforce]

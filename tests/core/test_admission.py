@@ -360,6 +360,6 @@ def test_who_is_admitted_is_told_in_one_table_for_everybody() -> None:
     stage = Stage("enforce = false\n" + POLICY).up()
     stage.client(ALICE)
     stage.run(1)
-    tables = [a.admissions for a in stage.actions(act.SetAdmissions) if isinstance(a, act.SetAdmissions)]
+    tables = stage.actions(link.Admissions)
     assert all(not table.set_limits for table in tables)
     assert tables[-1].devices == (0,)

@@ -14,6 +14,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.mps import events as ev
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 from tests.core.toy import Proc
 
@@ -74,8 +75,8 @@ def test_nobody_is_hit_and_no_turn_moves(what: str, shared: bool) -> None:
         stage.forge(*ATTEMPTS[what](stage.now, server, first.pid, stage.mps.control))
         stage.run(25)
     hits = stage.actions(
-        act.SignalClient, act.SignalHeld, act.TerminateClient, act.KillControl, act.QuitControl, act.RefuseConnection,
-        act.ReleaseClient, act.ShutdownServer,
+        act.SignalClient, act.SignalHeld, act.TerminateClient, act.KillControl, act.QuitControl, link.Refuse,
+        link.Release, act.ShutdownServer,
     )  # fmt: skip
     assert hits == []
     assert stage.happened(tr.ClientRefused) == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.mps import events as ev
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, CAROL, DAVE, PATIENT, POLICY, USERS, Stage
 from tests.core.reducing import KINDS
 
@@ -260,7 +261,7 @@ def forge(stage: Stage, one: tuple[ev.What, dict[str, object], int, int, float])
     stage.forge(ev.Line(stage.now, kind, **values))
 
 
-HITS = (act.SignalClient, act.SignalHeld, act.TerminateClient, act.KillControl, act.QuitControl, act.RefuseConnection)
+HITS = (act.SignalClient, act.SignalHeld, act.TerminateClient, act.KillControl, act.QuitControl, link.Refuse)
 
 
 @settings(max_examples=50, deadline=None)

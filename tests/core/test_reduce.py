@@ -240,7 +240,7 @@ def test_who_was_refused_by_its_server_says_so_itself() -> None:
 
 
 def test_a_refused_connection_is_no_longer_held_unless_it_was_being_handed_over() -> None:
-    refuse = act.RefuseConnection(connection=1, pid=200, uid=1001, reason="denied", rule="user.x.access")
+    refuse = act.TellGate(message=link.Refuse(1, "denied"), reason="denied", rule="user.x.access")
     state, happened = reduce(knocked(State()), act.Done(2, refuse, True))
     assert len(state.held) == 0
     assert [type(one) for one in happened] == [tr.ClientRefused]

@@ -14,6 +14,7 @@ from mpsagent.core.reduce import reduce
 from mpsagent.core.view import View
 from mpsagent.mps import events as ev
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, PATIENT, Stage
 from tests.core.toy import Proc
 
@@ -76,8 +77,9 @@ def found(*answers: tuple[float, inp.Seen | None]) -> list[act.Action]:
 
 def test_who_is_listed_before_and_after_the_kernel_showed_it_is_told_to_the_gate() -> None:
     (one,) = found((1000.3, SEEN), (1000.5, SEEN._replace(at=1000.6)))
-    assert isinstance(one, act.CountClient)
-    assert (one.pid, one.uid, one.start) == (77, BOB, 3)
+    assert isinstance(one, act.TellGate)
+    assert isinstance(one.message, link.Found)
+    assert (one.message.pid, one.message.uid, one.message.start) == (77, BOB, 3)
     again = found((1000.3, SEEN), (1000.5, SEEN._replace(at=1000.6)), (1000.9, SEEN._replace(at=1001)))
     assert len(again) == 2, "the gate may have been another one"
 
@@ -138,7 +140,7 @@ def test_it_has_the_limits_of_the_process_that_it_came_through() -> None:
     stage.run(NAMED_FOR + 3)
     later = stage.relayed(ALICE, first)
     stage.run(1)
-    told = {one.pid: one.limits for one in stage.actions(act.CountClient)}
+    told = {one.pid: one.limits for one in stage.actions(link.Found)}
     assert told == {through.pid: before, later.pid: stage.limits(ALICE)}
 
 
@@ -268,7 +270,7 @@ def test_the_process_that_they_came_through_is_released_once_mps_says_that_it_ha
     stage.run(NAMED_FOR + 3)
     assert client(stage, carrier) is None
     assert stage.working(first)
-    assert [one.pid for one in stage.actions(act.ReleaseClient)] == [carrier.pid]
+    assert [one.pid for one in stage.actions(link.Release)] == [carrier.pid]
 
 
 @pytest.mark.parametrize("job", [False, True], ids=["user", "job"])

@@ -155,8 +155,7 @@ def test_a_client_that_has_let_go_for_longer_gives_the_gpu_up(shared: bool) -> N
     stage.run(1.5)
     assert stage.working(bob)
     assert alice.pid in stage.procs
-    (released,) = stage.actions(act.ReleaseClient)
-    assert isinstance(released, act.ReleaseClient)
+    (released,) = stage.actions(link.Release)
     assert released.pid == alice.pid
 
 

@@ -233,8 +233,8 @@ class Instance(Stage):
         super()._carry(step)
 
     def _do(self, action: act.Action) -> None:
-        if isinstance(action, act.ToGate):
-            self._said("agent", act.to_gate(action, ""))
+        if isinstance(action, act.TellGate):
+            self._said("agent", action.message)
         elif not isinstance(action, act.Report | act.Freeze | act.Thaw):
             fields = action_record(action, self.policy)
             self._begun[id(action)] = self.record("action", self.now, action=type(action).__name__, **fields)
