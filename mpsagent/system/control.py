@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 from mpsagent.mps.units import percent_text
 from mpsagent.system.frontend import NO_DAEMON_TEXT
@@ -65,85 +63,47 @@ class Problem:
     commands: tuple[str, ...] = ()
 
 
-class ControlSupervisor(Protocol):
-    """Starts, adopts and ends the control daemon of one instance. Nothing here raises or blocks the loop."""
+class ControlSupervisor(ABC):
+    """Starts, adopts and holds the control daemon of one instance. Nothing here raises or blocks the loop.
+    ``on_gone(pid)`` is called when it has ended."""
 
-    @property
-    def running(self) -> Running | None:
+    def __init__(self, on_gone: Callable[[int], None]) -> None:
+        self._on_gone = on_gone
+        self.running: Running | None = None
         """The daemon that is held, if any."""
-        ...
 
+    @abstractmethod
     async def start(
         self, environment: Mapping[str, str], threads: float, *, multiuser: bool = False
     ) -> Running | Problem:
         """Starts a daemon in the hidden directory. ``threads``: the fail-safe percentage, in force from its first
         moment; ``multiuser``: one server for all users."""
-        ...
 
+    @abstractmethod
     async def adopt(self) -> Running | Problem:
         """Takes over our own daemon, which runs already."""
-        ...
-
-    async def stop(self, grace: float = 5.0) -> str | None:
-        """Ends it by SIGTERM, after ``grace`` seconds SIGKILL; its servers exit with it. None, or what went wrong."""
-        ...
-
-    def kill(self) -> str | None:
-        """SIGKILL. None when it was sent, else why not."""
-        ...
-
-    def close(self) -> None:
-        """Lets go; the daemon runs on."""
-        ...
-
-
-class Held:
-    """The daemon that a supervisor holds: common to all kinds of supervisors."""
-
-    def __init__(self, on_gone: Callable[[int], None]) -> None:
-        self._on_gone = on_gone
-        self._running: Running | None = None
-        self._ended = asyncio.Event()
-
-    @property
-    def running(self) -> Running | None:
-        return self._running
 
     def hold(self, running: Running) -> Running:
         self.close()
-        self._running = running
-        self._ended.clear()
+        self.running = running
         running.process.when_gone(lambda: self._gone(running))
         return running
 
     def kill(self) -> str | None:
-        if self._running is None:
+        """SIGKILL; its servers exit with it. None when it was sent, else why not."""
+        if self.running is None:
             return "no control daemon is held"
-        return self._running.process.send(signal.SIGKILL)
-
-    async def stop(self, grace: float = 5.0) -> str | None:
-        running = self._running
-        if running is None:
-            return None
-        for number, wait in ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)):
-            problem = running.process.send(number)
-            if problem is not None and running.process.alive:
-                return problem
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), wait)
-            if self._running is not running:
-                return None
-        return f"control daemon {running.pid} is still there after SIGKILL"
+        return self.running.process.send(signal.SIGKILL)
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.process.close()
-            self._running = None
+        """Lets go; the daemon runs on."""
+        if self.running is not None:
+            self.running.process.close()
+            self.running = None
 
     def _gone(self, running: Running) -> None:
-        if self._running is running:
+        if self.running is running:
             self.close()
-            self._ended.set()
             self._on_gone(running.pid)
 
 

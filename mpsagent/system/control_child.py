@@ -13,7 +13,7 @@ from mpsagent.system.control import (
     MULTIUSER,
     PID_FILE,
     PROGRAM,
-    Held,
+    ControlSupervisor,
     Problem,
     ProblemKind,
     Running,
@@ -31,7 +31,7 @@ LOOKS = (0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.45)
 not there then has died."""
 
 
-class ControlChild(Held):
+class ControlChild(ControlSupervisor):
     """Supervises the daemon of the hidden directory ``pipe_directory``. ``on_gone(pid)`` is called when it ends."""
 
     def __init__(self, pipe_directory: str, on_gone: Callable[[int], None], *, program: str = PROGRAM) -> None:

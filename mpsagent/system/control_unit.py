@@ -18,7 +18,7 @@ from mpsagent.system import whole_file
 from mpsagent.system.control import (
     MULTIUSER,
     PROGRAM,
-    Held,
+    ControlSupervisor,
     Problem,
     ProblemKind,
     Running,
@@ -55,8 +55,6 @@ class Systemd(Protocol):
 
     def start(self, unit: str) -> None: ...
 
-    def stop(self, unit: str) -> None: ...
-
     def state(self, unit: str) -> UnitState: ...
 
 
@@ -69,10 +67,6 @@ class SystemBus:
             with suppress(Exception):  # it says so when the unit had not failed
                 manager.Manager.ResetFailedUnit(unit.encode())
             manager.Manager.StartUnit(unit.encode(), b"replace")
-
-    def stop(self, unit: str) -> None:
-        with _objects() as (manager, _):
-            manager.Manager.StopUnit(unit.encode(), b"replace")
 
     def state(self, unit: str) -> UnitState:
         with _objects(unit) as (_, found):
@@ -99,7 +93,7 @@ def _objects(unit: str | None = None) -> Iterator[tuple[Any, Any]]:
             yield None, Unit(unit.encode(), bus=bus, _autoload=True)
 
 
-class ControlUnit(Held):
+class ControlUnit(ControlSupervisor):
     """Supervises the daemon of instance ``name``. ``on_gone(pid)`` is called when it has ended."""
 
     def __init__(
@@ -182,19 +176,6 @@ class ControlUnit(Held):
             problem = start_failure(path, state.status, said, multiuser)
             return Problem(problem.kind, f"{self.unit}: {problem.text}", (*problem.commands, *self._commands()))
         return self._failed(f"{self.unit} did not start: {state.active}, {state.result or state.load}")
-
-    async def stop(self, grace: float = 5.0) -> str | None:
-        """Stops the unit (its ExecStop says how); what still lives after ``grace`` seconds is ended by signals, like
-        a daemon that was adopted."""
-        problem = None
-        try:
-            async with asyncio.timeout(grace + CALL_DEADLINE):
-                await in_thread(self._systemd.stop, self.unit, deadline=CALL_DEADLINE)
-                await self._settled()
-        except Exception as error:
-            problem = f"{self.unit} could not be stopped: {reason(error)}"
-        await asyncio.sleep(0)
-        return await super().stop(grace) if self.running is not None else problem
 
     async def _settled(self) -> UnitState:
         """Waits while the unit is on its way from one state to another, or is to go: systemd says yes before it begins,

@@ -33,9 +33,9 @@ _DESCRIPTORS = 8
 
 class GateLink:
     """``receive(message, process)`` gets every message, in order; ``process`` belongs to the receiver, who closes it.
-    ``read()`` comes after those that lay there together. ``connected()`` comes after each ``Hello``, ``synced()`` when
-    the gate has said all that it holds, ``lost(why)`` when the link has broken: what was known by it may be out of date
-    from then on. All are called in the loop of :meth:`start`."""
+    ``read()`` comes after those that lay there together. ``connected()`` comes after each ``Hello``, ``lost(why)``
+    when the link has broken: what was known by it may be out of date from then on. All are called in the loop of
+    :meth:`start`. ``synced``: the gate has said all that it holds."""
 
     def __init__(
         self,
@@ -44,7 +44,6 @@ class GateLink:
         *,
         read: Callable[[], None] = lambda: None,
         connected: Callable[[], None] = lambda: None,
-        synced: Callable[[], None] = lambda: None,
         lost: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.path = path
@@ -52,7 +51,7 @@ class GateLink:
         """Why there is no link, in words; None while there is one."""
         self.synced = False
         self._receive, self._received = receive, read
-        self._connected, self._synced, self._lost = connected, synced, lost
+        self._connected, self._lost = connected, lost
         self._sock: socket.socket | None = None
         self._greeted = False
         self._unsent: deque[tuple[str | None, bytes]] = deque()
@@ -60,11 +59,6 @@ class GateLink:
         self._pause, self._since = FIRST_PAUSE, 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-
-    @property
-    def up(self) -> bool:
-        """The gate has said hello on this connection."""
-        return self._greeted
 
     def start(self) -> None:
         """Connects now, or as soon as the gate is there."""
@@ -208,7 +202,6 @@ class GateLink:
         self._receive(message, process)
         if isinstance(message, Synced) and self._sock is not None:
             self.synced = True
-            self._synced()
         return None
 
 

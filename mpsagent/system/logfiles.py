@@ -138,11 +138,6 @@ class LogFollower:
         self._drops: set[asyncio.Task[None]] = set()
         self._drop_from = 0.0
 
-    @property
-    def position(self) -> Position | None:
-        """Where it stands in the newest file."""
-        return Position(self._files[-1].inode, self._files[-1].offset) if self._files else None
-
     async def start(self) -> None:
         """Begins. What is there already is delivered in steps, beginning before this returns."""
         self._loop = asyncio.get_running_loop()
@@ -380,36 +375,29 @@ def at_position(position: Position) -> Callable[[int], int | None]:
     return find
 
 
-def find_start(
-    source: int | str | os.PathLike[str], marker: bytes = START_MARKER, *, limit: int = 1 << 30
-) -> int | None:
+def find_start(fd: int, marker: bytes = START_MARKER, *, limit: int = 1 << 30) -> int | None:
     """Offset of the last line ``[… Control PID] marker…``, looking back over at most ``limit`` bytes; None without one.
 
     The text has to stand right behind the prefix: what a user sends as a command is logged too (``Cmd:…``).
     """
     line = re.compile(rb"^\[\d{4}-\d\d-\d\d [\d:.]{12} Control +\d+\] " + re.escape(marker), re.MULTILINE)
     keep = len(marker) + 80  # a line's beginning may lie across two blocks
-    fd = source if isinstance(source, int) else open_log(source)[0]
-    try:
-        end = os.fstat(fd).st_size
-        floor = max(0, end - limit)
-        carried = b""
-        while end > floor:
-            begin = max(floor, end - STEP)
-            block = os.pread(fd, end - begin, begin) + carried
-            # Whether the block's first byte begins a line is known from the byte before it.
-            inside = begin > 0 and os.pread(fd, 1, begin - 1) != b"\n"
-            # `in` is a hundred times as fast as the pattern, and most blocks of a long log have no such line.
-            matches = line.finditer(block) if marker in block else iter(())
-            found = [match.start() for match in matches if match.start() > 0 or not inside]
-            if found:
-                return begin + found[-1]
-            carried = block[:keep]
-            end = begin
-        return None
-    finally:
-        if not isinstance(source, int):
-            os.close(fd)
+    end = os.fstat(fd).st_size
+    floor = max(0, end - limit)
+    carried = b""
+    while end > floor:
+        begin = max(floor, end - STEP)
+        block = os.pread(fd, end - begin, begin) + carried
+        # Whether the block's first byte begins a line is known from the byte before it.
+        inside = begin > 0 and os.pread(fd, 1, begin - 1) != b"\n"
+        # `in` is a hundred times as fast as the pattern, and most blocks of a long log have no such line.
+        matches = line.finditer(block) if marker in block else iter(())
+        found = [match.start() for match in matches if match.start() > 0 or not inside]
+        if found:
+            return begin + found[-1]
+        carried = block[:keep]
+        end = begin
+    return None
 
 
 def line_near_end(fd: int, limit: int) -> int:
@@ -421,26 +409,20 @@ def line_near_end(fd: int, limit: int) -> int:
     return at
 
 
-def find_time(source: int | str | os.PathLike[str], stamp: str, low: int = 0) -> int:
+def find_time(fd: int, stamp: str, low: int = 0) -> int:
     """Offset of the first line from ``low`` on whose time is ``stamp`` or later (``2026-11-20 23:56:21.414``, as MPS
     writes it); the size of the file when there is none. By bisection: the times are taken to be in order."""
-    wanted = stamp.encode()
-    fd = source if isinstance(source, int) else open_log(source)[0]
-    try:
-        size = os.fstat(fd).st_size
-        high = size
-        while low < high:
-            middle = (low + high) // 2
-            line = _first_stamp(fd, middle, high)
-            if line is None or line[1] >= wanted:
-                high = middle
-            else:
-                low = line[0] + 1
-        line = _first_stamp(fd, low, size)
-        return size if line is None else line[0]
-    finally:
-        if not isinstance(source, int):
-            os.close(fd)
+    wanted, size = stamp.encode(), os.fstat(fd).st_size
+    high = size
+    while low < high:
+        middle = (low + high) // 2
+        line = _first_stamp(fd, middle, high)
+        if line is None or line[1] >= wanted:
+            high = middle
+        else:
+            low = line[0] + 1
+    line = _first_stamp(fd, low, size)
+    return size if line is None else line[0]
 
 
 def _first_stamp(fd: int, begin: int, end: int) -> tuple[int, bytes] | None:

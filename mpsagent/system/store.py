@@ -162,9 +162,6 @@ class Part:
     def clear(self) -> None:
         self._store.clear(f"{self._name}/")
 
-    async def flushed(self, deadline: float = FAREWELL) -> bool:
-        return await self._store.flushed(deadline)
-
 
 def _read(path: Path) -> dict[str, Any]:
     """Raises ValueError with what is wrong, or OSError."""

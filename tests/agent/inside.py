@@ -31,8 +31,6 @@ class NoDaemon:
     async def adopt(self) -> Problem:
         return Problem(ProblemKind.ABSENT, "nothing runs")
 
-    async def stop(self, grace: float = 5.0) -> None: ...
-
     def kill(self) -> str:
         return "nothing runs"
 

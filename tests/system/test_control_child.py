@@ -88,6 +88,11 @@ def alone(daemon: str, pipe: str, *options: str, **more: object) -> None:
     subprocess.run([daemon, *options], env=environment(pipe), check=True, **more)  # type: ignore[call-overload]
 
 
+async def end(control: ControlChild) -> None:
+    assert control.kill() is None
+    await until(lambda: control.running is None)
+
+
 async def test_start_gives_the_fail_safe_limit_at_once_and_proves_the_daemon(daemon: str, pipe: str) -> None:
     """It must be in the daemon's own environment: set by command it would come too late."""
     gone: list[int] = []
@@ -120,7 +125,7 @@ async def test_the_daemon_outlives_the_agent_and_is_adopted(daemon: str, pipe: s
     assert isinstance(adopted, Running)
     assert adopted.pid == started.pid
     assert adopted.how == "its pid file"
-    assert await second.stop() is None
+    await end(second)
     assert gone == [started.pid]
     missing = await second.adopt()
     assert isinstance(missing, Problem)
@@ -155,7 +160,7 @@ async def test_a_driver_without_a_pid_file_is_found_all_the_same(daemon: str, pi
     adopted = await control.adopt()
     assert isinstance(adopted, Running)
     assert adopted.pid == running.pid
-    assert await control.stop() is None
+    await end(control)
 
 
 async def test_a_program_that_starts_nvidias_own_is_taken_for_it(program: MakeProgram, daemon: str, pipe: str) -> None:
@@ -165,7 +170,7 @@ async def test_a_program_that_starts_nvidias_own_is_taken_for_it(program: MakePr
     control = ControlChild(pipe, lambda _: None, program=wrapper)
     running = await control.start(environment(pipe), 10)
     assert isinstance(running, Running), running
-    assert await control.stop() is None
+    await end(control)
     control.close()
 
 
@@ -175,7 +180,7 @@ async def test_one_server_for_all_users_is_asked_for_by_its_option(daemon: str, 
     running = await control.start(environment(pipe), 10, multiuser=True)
     assert isinstance(running, Running), running
     assert running.multiuser
-    assert await control.stop() is None
+    await end(control)
     Path(pipe, "old").touch()
     found = await control.start(environment(pipe), 10, multiuser=True)
     assert isinstance(found, Problem)
@@ -284,20 +289,6 @@ async def test_a_missing_program_is_said_at_once(tmp_path: Path, pipe: str) -> N
     assert Path(pipe, PID_FILE).exists()
 
 
-async def test_stop_ends_one_that_ignores_sigterm(program: MakeProgram, pipe: str) -> None:
-    """`quit` and SIGTERM do not always end it; SIGKILL does."""
-    path = program(
-        DAEMON.replace("import os", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\nimport os", 1),
-        interpreter=sys.executable,
-    )
-    control = ControlChild(pipe, lambda _: None, program=str(path))
-    running = await control.start(environment(pipe), 10)
-    assert isinstance(running, Running)
-    assert await control.stop(grace=0.2) is None
-    assert control.running is None
-    assert await control.stop() is None
-
-
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root to make a mount namespace")
 async def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
@@ -327,7 +318,7 @@ async def test_a_containers_daemon_with_our_path_is_named_and_left_alone(
     ours = await control.start(environment(pipe), 10)
     assert isinstance(ours, Running), "ours can be started beside it"
     assert ours.pid != found[0].pid
-    assert await control.stop() is None
+    await end(control)
     assert Path(f"/proc/{found[0].pid}").exists()
 
 
@@ -360,7 +351,7 @@ async def test_the_daemon_of_a_slurm_prolog_or_a_kubernetes_plugin_is_named_and_
     found = [one for one in await foreign(pipe, (ours.pid,), daemon) if one.pipe_directory == str(place)]
     assert [(one.uid, one.public, one.elsewhere) for one in found] == [(0, False, whose == "kubernetes")]
     assert f"control daemon {found[0].pid} of uid 0 on {place}" in found[0].text()
-    assert await control.stop() is None
+    await end(control)
     assert Path(f"/proc/{found[0].pid}").exists(), "it is never touched"
 
 
@@ -397,7 +388,7 @@ async def test_a_daemon_that_was_started_by_hand_on_the_public_directory_is_seen
     found = [one for one in await foreign(pipe, own=(ours.pid,), program=daemon) if one.pid in (number, ours.pid)]
     assert [(one.pid, one.public, one.uid, one.elsewhere) for one in found] == [(number, True, os.getuid(), False)]
     assert found[0].command() == f"echo quit | CUDA_MPS_PIPE_DIRECTORY={pipe} nvidia-cuda-mps-control"
-    assert await control.stop() is None
+    await end(control)
     assert Path(f"/proc/{number}").exists(), "it is never touched"
     os.kill(number, signal.SIGKILL)
 
@@ -491,5 +482,5 @@ async def test_nvidias_own_daemon_is_started_found_adopted_and_stopped(branch: s
     adopted = await control.adopt()
     assert isinstance(adopted, Running)
     assert adopted.pid == running.pid
-    assert await control.stop() is None
+    await end(control)
     await until(lambda: gone == [running.pid])

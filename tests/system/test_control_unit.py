@@ -43,13 +43,6 @@ class Systemd:
         queued = UnitState("loaded", "inactive", 0, "success", job=True)
         self.states = [queued, *[UnitState("loaded", "activating", 0, "success", job=True)] * 3]
 
-    def stop(self, unit: str) -> None:
-        self.calls.append(f"stop {unit}")
-        time.sleep(self.hang)
-        if self.child is not None:
-            self.child.terminate()
-            self.child.wait()
-
     def state(self, unit: str) -> UnitState:
         time.sleep(self.hang)
         if self.states:
@@ -90,7 +83,7 @@ def unit(systemd: Systemd, pipe: str, gone: list[int]) -> ControlUnit:
     )
 
 
-async def test_it_is_started_proved_and_stopped_through_its_unit(systemd: Systemd, pipe: str) -> None:
+async def test_it_is_started_and_proved_through_its_unit(systemd: Systemd, pipe: str) -> None:
     """The fail-safe limit and the hidden directory reach the daemon through the environment file."""
     gone: list[int] = []
     control = unit(systemd, pipe, gone)
@@ -100,9 +93,9 @@ async def test_it_is_started_proved_and_stopped_through_its_unit(systemd: System
     assert running.devices == "GPU-1"
     assert running.multiuser
     assert running.how == "started as mpsagent-control@gpu0.service"
-    assert await control.stop() is None
+    assert control.kill() is None
     await until(lambda: gone == [running.pid])
-    assert systemd.calls == ["start mpsagent-control@gpu0.service", "stop mpsagent-control@gpu0.service"]
+    assert systemd.calls == ["start mpsagent-control@gpu0.service"]
     control.close()
 
 
@@ -126,14 +119,6 @@ async def test_a_restarted_agent_adopts_the_unit_or_else_what_runs_there(systemd
     by_hand = await third.adopt()
     assert isinstance(by_hand, Running)
     assert (by_hand.pid, by_hand.how) == (started.pid, "its pid file")
-    systemd.states = [UnitState("not-found", "inactive", 0, "")] * 3
-    systemd.child, child = None, systemd.child
-    assert child is not None
-    # systemd knows nothing of it: it is ended by signals.
-    stopping = third.stop(grace=5)
-    systemd.child = None
-    assert await stopping is None
-    child.wait()
     third.close()
 
 
@@ -210,7 +195,6 @@ async def test_a_hanging_bus_does_not_stall_the_agent(
     found = await control.start({}, 10)
     assert isinstance(found, Problem)
     assert "systemd does not answer" in found.text
-    assert "systemd does not answer" in (await control.stop() or "")
     absent = await control.adopt()
     assert isinstance(absent, Problem)
     await until(lambda: systemd.child is not None)
