@@ -122,7 +122,7 @@ def test_a_mistake_in_what_a_rule_makes_of_an_outcome_is_told(monkeypatch: pytes
 
     core = Core()
     (start,) = core.receive(inp.PolicyChanged(0.0, policy("")), 0.0).actions
-    monkeypatch.setattr(engine.starts, "note", note)
+    monkeypatch.setattr(engine.starts, "note", note, raising=False)
     step = core.receive(act.Done(1.0, start, False, "no such program"), 1.0)
     assert [rule for rule, _ in step.mistakes] == ["starts"]
     assert core.deadline() is not None, "hangs has heard of it, and tries again"
