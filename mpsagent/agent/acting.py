@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
-from mpsagent.agent import lease_body, policies, policy_diff, requests
+from mpsagent.agent import lease_body, policies, policy_diff, saved
 from mpsagent.agent.host import Agent
 from mpsagent.agent.node import Node
 from mpsagent.agent.problem import Json, Problem
-from mpsagent.agent.requests import Those
+from mpsagent.core import inputs as inp
+from mpsagent.core.model import Client, State
 from mpsagent.mps.units import iso
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.shares import Lease, Share, matches
+from mpsagent.system.processes import lineage
 from mpsagent.system.threads import in_thread
 
 NAMES_WAIT = 5.0
@@ -24,6 +28,28 @@ LOOK_WAIT = 2.0
 """Seconds for /proc to say which processes descend from another, and to compare cgroups."""
 GATE_WAIT, GATE_LOOK = 5.0, 0.005
 """Seconds for the gate to say that it goes by a new lease; between two looks whether it has."""
+MOST_LEASES = 1000
+
+
+class Those(NamedTuple):
+    """Clients: of one user, if `uid` is given, and of a job, in a cgroup or below the process `below`, if that is."""
+
+    uid: int | None = None
+    job: str | None = None
+    cgroup: str | None = None
+    below: int | None = None
+
+    def among(self, clients: Sequence[Client]) -> list[Client]:
+        """Who has left its server, and lives on, is none: nothing of it can hurt a neighbour. Reads /proc."""
+        found = [
+            one for one in clients
+            if one.detached is None and self.uid in (None, one.uid) and self.job in (None, one.job)
+            and (self.cgroup is None or (one.peer.cgroup is not None and matches(self.cgroup, one.peer.cgroup)))
+        ]  # fmt: skip
+        if self.below is None:
+            return found
+        lines = [(one, lineage(one.pid)) for one in found]
+        return [one for one, line in lines if line[:1] == ((one.pid, one.peer.start),) and self.below in dict(line)]
 
 
 def no_client(pid: int, held: bool) -> Problem:
@@ -68,19 +94,20 @@ class Acting:
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Json:
         """End one client by the ladder."""
         agent = self._of_client(pid)
-        found = requests.ending(agent.state, pid, at_once=now, dry_run=dry_run)
-        if not found["ok"]:
+        client = agent.state.clients.get(pid)
+        if client is None:
             raise no_client(pid, held=self.waits(pid))
+        found = ending(agent.state, client, at_once=now, dry_run=dry_run)
         if not dry_run:
-            requests.end_clients(agent, [agent.state.clients[pid]], at_once=now, by=by)
+            _end(agent, [client], at_once=now, by=by)
         await self._written_down()
-        return {**found, "user": self._node.name_of(found["uid"])}
+        return {**found, "user": self._node.name_of(client.uid)}
 
     async def terminate_each(self, those: Those, *, now: bool, dry_run: bool, by: int) -> Json:
         """End several clients, each as :meth:`terminate` does; `ending`: which."""
         agents = self._node.agents
         clients = [one for agent in agents for one in agent.state.clients.values()]
-        found = await in_thread(requests.those_of, those, clients, deadline=LOOK_WAIT)
+        found = await in_thread(those.among, clients, deadline=LOOK_WAIT)
         ordered = False
         for agent in () if dry_run else agents:
             there, ending = agent.state.clients, agent.view().ending
@@ -90,7 +117,7 @@ class Acting:
             ]  # fmt: skip
             if fresh:  # else who asks again and again fills the history
                 ordered = True
-                requests.end_clients(agent, fresh, at_once=now, by=by)
+                _end(agent, fresh, at_once=now, by=by)
         if ordered:
             await self._written_down()
         rows = [{"pid": one.pid, "uid": one.uid, "user": self._node.name_of(one.uid)} for one in found]
@@ -98,30 +125,52 @@ class Acting:
 
     async def drain(self, timeout: float | None, by: int, instance: str | None = None) -> Json:
         """Let nothing new in; after ``timeout`` seconds (None: never) end what still runs. ``instance``: only there."""
-        until: float | None = None
+        now = self._node.clock.now()
+        until = None if timeout is None else now + timeout
 
         def order(one: Agent) -> None:
-            nonlocal until
-            until = requests.drain(one, timeout, by)
+            one.record("drain.ordered", now, by=by, timeout=timeout)
+            _drain(one, now, until, restart=False)
 
         found = await self._each(instance, order)
         return {"draining": True, "deadline": None if until is None else iso(until), **found}
 
     async def resume(self, by: int, instance: str | None = None) -> Json:
-        drained = []
-        found = await self._each(instance, lambda one: drained.append(requests.resume(one, by)))
+        """The end of a drain: who waits is let in at once. ``drained``: whether there was one."""
+        now, drained = self._node.clock.now(), []
+
+        def order(one: Agent) -> None:
+            drained.append(one.state.drain is not None)
+            one.store.put("drain", None)
+            if drained[-1]:
+                one.record("drain.resumed", now, by=by)
+            one.take([inp.DrainResumed(now)])
+
+        found = await self._each(instance, order)
         return {"draining": False, "drained": any(drained), **found}
 
     async def restart(
         self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
     ) -> Json:
-        """Start the control daemon again, also out of the failed state; clients get ``timeout`` seconds to end by
-        themselves (None: the policy's ``kill_grace``). All, or none."""
-        those = [each for one in self._those(instance) for each in (one, *self._node.apart.lanes(one))]
-        if not all(requests.restart(one, timeout, by, dry_run=True) for one in those):
+        """Start the control daemon again, also out of the failed state; a running one is asked to quit first, when its
+        clients have ended or after ``timeout`` seconds (None: the policy's ``kill_grace``). All, or none: in a drain
+        nothing is started, and who works would lose it for nothing."""
+        now = self._node.clock.now()
+        drains = [each.state.drain for one in self._those(instance) for each in (one, *self._node.apart.lanes(one))]
+        if any(drain is not None and not drain.restart for drain in drains):
             hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
             raise Problem(409, "nothing is started in a drain", "drain", hint)
-        found = await self._each(instance, lambda one: requests.restart(one, timeout, by, dry_run=dry_run))
+
+        def order(one: Agent) -> None:
+            if dry_run:
+                return
+            one.record("control.restart_ordered", now, by=by, timeout=timeout)
+            if timeout is not None and one.view().control_alive:
+                _drain(one, now, now + timeout, restart=True)
+            else:
+                one.take([inp.RestartOrdered(now, by)])
+
+        found = await self._each(instance, order)
         return {"restarting": not dry_run, **found}
 
     async def _each(self, instance: str | None, order: Callable[[Agent], object]) -> Json:
@@ -138,11 +187,24 @@ class Acting:
         await asyncio.gather(node.store.flushed(1.0), node.shown.written(1.0))
 
     async def give_lease(self, body: Json, by: int) -> Json:
-        """A share for a job."""
-        node, first = self._node, self._node.agents[0]
-        found = requests.give_lease(node, lease_body.asked(body, node.clock.now()), by)
-        if isinstance(found, str):
-            raise Problem(409, found, "lease")
+        """A share for a job, in place of an earlier one of that name."""
+        node, first, now = self._node, self._node.agents[0], self._node.clock.now()
+        asked, process, given = lease_body.asked(body, now), None, first.state.leases
+        earlier = [one for one in given if asked.name is not None and one.name == asked.name]
+        if len(given) - len(earlier) >= MOST_LEASES:
+            raise Problem(409, f"there are {MOST_LEASES} leases already", "lease")
+        if asked.pid is not None:
+            line = lineage(asked.pid)
+            if not line:
+                raise Problem(409, f"there is no process {asked.pid}", "lease")
+            process = line[0]
+        number = int(node.store.get(saved.LEASE, 0)) + 1
+        source = f"lease {number}"
+        share = Share(source, **asked.share, job=asked.name or source)
+        until = now + asked.seconds if asked.seconds is not None else (asked.until or 0.0) + node.clock.shift()
+        found = Lease(number, share, now, until, by, asked.uid, asked.cgroup, process, asked.name)
+        node.store.put(saved.LEASE, number)
+        self._on_leases([*(inp.LeaseEnded(now, one.number, by) for one in earlier), inp.LeaseGiven(now, found)])
         in_force = await self._in_force()
         await self._written_down()
         who = None if found.uid is None else await node.names.look_up(found.uid)
@@ -159,10 +221,17 @@ class Acting:
         return settled
 
     async def end_lease(self, number: int, by: int) -> Json:
-        if not requests.end_lease(self._node, number, by):
+        if all(one.number != number for one in self._node.agents[0].state.leases):
             raise Problem(404, f"there is no lease {number}", "lease", "see `mpsagent-cli lease list`")
+        self._on_leases([inp.LeaseEnded(self._node.clock.now(), number, by)])
         await self._written_down()
         return {"ended": number}
+
+    def _on_leases(self, events: list[inp.Input]) -> None:
+        """At all instances: a job may be placed at any."""
+        for one in self._node.agents:
+            one.take(events)
+            one.store.put("leases", saved.lease_rows(one.core))
 
     # --- the policy
 
@@ -196,7 +265,7 @@ class Acting:
         known = await self._identities(names)
         found: dict[str, Json] = {}
         for one in sections:
-            present = {*one.state.users(), *one.state.queue()}
+            present = {*one.state.users(), *one.state.held.users()}
             users = {uid: who for uid, who in one.state.identities.items() if uid in present} | known
             policy = each.get(one.name, one.policy)
             later = [name for name in policies.FIXED if getattr(one.policy, name) != getattr(policy, name)]
@@ -225,6 +294,34 @@ class Acting:
                 uid = int(name) if name.isdecimal() else policy_diff.OTHERS
                 found[name] = Identity(uid, None if name.isdecimal() else name)
         return found
+
+
+def ending(state: State, client: Client, *, at_once: bool, dry_run: bool) -> Json:
+    """How a client is ended, step by step."""
+    policy, server = state.policy, state.server_of(client.pid)
+    steps = [f"terminate_client {server.pid if server is not None else 'SERVER'} {client.pid}, "
+             f"at most {policy.hang_terminate:g} s", "SIGTERM"]  # fmt: skip
+    steps.append(f"after {policy.kill_grace:g} s SIGKILL")
+    if policy.before_end is not None and not at_once:
+        steps.insert(0, f"hook {policy.before_end}, at most {policy.hook_deadline:g} s")
+    return {
+        "pid": client.pid, "dry_run": dry_run, "ok": True, "uid": client.uid,
+        "server": None if server is None else server.pid, "steps": steps,
+    }  # fmt: skip
+
+
+def _end(agent: Agent, clients: Sequence[Client], *, at_once: bool, by: int) -> None:
+    """Put clients on the ladder."""
+    now = agent.clock.now()
+    for one in clients:
+        agent.record("client.end_ordered", now, pid=one.pid, uid=one.uid, start=one.peer.start, by=by)
+    agent.take([inp.EndOrdered(now, one.pid, by, at_once) for one in clients])
+
+
+def _drain(agent: Agent, now: float, until: float | None, *, restart: bool) -> None:
+    agent.take([inp.DrainOrdered(now, now, until, restart)])
+    since = now if agent.state.drain is None else agent.state.drain.since
+    agent.store.put("drain", {"since": since, "until": until, "restart": restart})
 
 
 def _mistakes(errors: Sequence[PolicyError]) -> Problem:

@@ -136,7 +136,7 @@ def _unidentified(view: View, now: float) -> str | None:
     """Users who are held, or whose clients are not ended, because it is not known which rules are theirs."""
     state = view.state
     came = {client.uid: client.since for client in state.clients.values()}
-    came |= {uid: first.since for uid in state.queue() if (first := state.held.first(uid)) is not None}
+    came |= {uid: first.since for uid in state.held.users() if (first := state.held.first(uid)) is not None}
     linked = now if state.gate is None else state.gate.since
     late = [uid for uid, at in came.items() if not view.identified(uid) and now >= max(at, linked) + NAME_WAIT]
     if not late:
@@ -177,7 +177,7 @@ def _too_long(view: View, left: float | None, now: float) -> str | None:
     if not waiting or view.state.drain is not None or view.given_up is not None:
         return None
     uid = waiting[0]
-    since = view.suspended.get(uid) or min(h.since for h in view.state.held_of(uid))
+    since = view.suspended.get(uid) or min(h.since for h in view.state.held.line(uid))
     turn = view.turn
     if turn is not None:
         end = turn.ends

@@ -40,7 +40,6 @@ class Executor:
 
     def __init__(
         self,
-        policy: Policy,
         where: directories.Directories,
         front_end: FrontEnd,
         supervisor: ControlSupervisor,
@@ -51,13 +50,11 @@ class Executor:
         state: Callable[[], State],
         terminals: Terminals,
     ) -> None:
-        self.policy = policy
         self.freezer = Freezer(f"{where.home}/frozen")
         self.front_end_problem: str | None = None
         self.start_problem: str | None = None
         self.multiuser_problem: str | None = None
         """Why each turn has a server of its own though the policy wants a shared one."""
-        self.silent = False
         self._heard = float("-inf")
         """When the control daemon last wrote to its log."""
         self._where = where
@@ -138,7 +135,7 @@ class Executor:
         """One session with the control daemon; keeps account of whether it answers. ``may_block``: a command that is
         known to make it wait says nothing about that. ``patient``: when turned away, try again for a moment."""
         asked = self._clock.now()
-        limit = self.policy.hang_control if deadline is None else deadline
+        limit = self._state().policy.hang_control if deadline is None else deadline
         reply, pause = await self._front_end.run(batch, deadline=limit, urgent=urgent), BUSY_FIRST
         while patient and reply.status is Status.BUSY and self._clock.now() < asked + BUSY_MOST:
             await asyncio.sleep(pause)
@@ -155,8 +152,7 @@ class Executor:
         return reply
 
     def _silence(self, at: float, silent: bool) -> None:
-        if silent or self.silent:
-            self.silent = silent
+        if silent or self._state().silent_since is not None:
             self._tell([inp.DaemonSilent(at, silent)])
 
     def heard(self, at: float) -> None:
@@ -196,7 +192,7 @@ class Executor:
         return refusal is None, refusal or "client termination succeeded"
 
     async def _quit(self, action: act.QuitControl) -> tuple[bool, str]:
-        deadline = action.timeout + self.policy.hang_quit
+        deadline = action.timeout + self._state().policy.hang_quit
         reply = await self._ask(commands.quit_command(action.timeout), deadline=deadline, may_block=True)
         return _taken(reply)
 
@@ -304,10 +300,11 @@ class Executor:
                 directories.prepare_log(self._where.log)
             except (directories.DirectoryRefused, OSError) as error:
                 return self._not_started(str(error))
-            environment = mps_environment(self.policy, self._where)
+            policy = self._state().policy
+            environment = mps_environment(policy, self._where)
             found = await self._supervisor.start(environment, action.threads, multiuser=action.multiuser)
             if not isinstance(found, Running) and found.kind is ProblemKind.UNSUPPORTED:
-                if self.policy.sharing == "together":
+                if policy.sharing == "together":
                     return self._not_started(f'{found.text}, so sharing = "together" is not possible')
                 self.multiuser_problem = found.text
                 found = await self._supervisor.start(environment, action.threads)

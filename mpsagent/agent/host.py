@@ -122,7 +122,7 @@ class Agent(Recorder):
         self._front_end = FrontEnd(policy.control_program, mps_environment(policy, self.where))
         self.supervisor = make_supervisor(policy, self.where, self._control_gone)
         self.executor = Executor(
-            policy, self.where, self._front_end, self.supervisor, link, self.clients, clock, self.take,
+            self.where, self._front_end, self.supervisor, link, self.clients, clock, self.take,
             lambda: self.core.state, Terminals(unit=settings.supervise == "systemd"),
         )  # fmt: skip
         self.gate = GateSide(
@@ -311,7 +311,6 @@ class Agent(Recorder):
         if policy is None:
             return f"{self.name} goes on as it is"
         policy, left = policies.keep_fixed(self.policy, policy)
-        self.executor.policy = policy
         self.people.refresh()
         self.take([inp.PolicyChanged(self.clock.now(), policy)])
         self.observer.survey()
@@ -415,7 +414,7 @@ class Agent(Recorder):
             self.write_down(one, now)
         if any(isinstance(one, ClientConnected | ClientEnded | UserPaused | UserResumed) for one in step.transitions):
             self.observer.look_at_work()
-        uids = dict.fromkeys((*self.state.queue(), *self.state.users()))  # who came first is asked about first
+        uids = dict.fromkeys((*self.state.held.users(), *self.state.users()))  # who came first is asked about first
         if self.people.meet(uids):
             self._soon()
         self.people.keep(uids)

@@ -17,9 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 from mpsagent.agent import lease_body
-from mpsagent.agent.acting import Acting, no_client
+from mpsagent.agent.acting import Acting, Those, no_client
 from mpsagent.agent.problem import Json, Problem
-from mpsagent.agent.requests import Those
 from mpsagent.gate.sent_descriptors import accept_descriptors
 from mpsagent.mps.units import parse_duration
 from mpsagent.policy import parse

@@ -45,7 +45,7 @@ async def start(settings: Settings) -> Start:
 
 async def read(settings: Settings, *, remember: bool = True) -> tuple[Policy | None, tuple[PolicyError, ...]]:
     """The policy of the files, or None and everything that is wrong with them. A good one is remembered."""
-    texts, unread = await read_policy_files(settings.policy, settings.policy_directory)
+    texts, unread = await read_policy_files(settings.policy)
     try:  # aside: a large one takes longer than a waiting client can wait
         policy, mistakes = await in_thread(load, texts, deadline=30.0)
         if policy is not None:

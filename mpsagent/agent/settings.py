@@ -9,12 +9,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Settings:
-    """``policy_directory`` None: ``policy.d`` beside the policy. ``state_directory`` None: nothing is kept on disk.
-    ``run_directory``: hidden directories of the control daemons and the link to the gate. ``devices_file``: GPUs as
-    JSON instead of asking NVML (the simulator, tests)."""
+    """``state_directory`` None: nothing is kept on disk. ``run_directory``: hidden directories of the control daemons,
+    and the link to the gate. ``devices_file``: GPUs as JSON instead of asking NVML (the simulator, tests)."""
 
     policy: str = "/etc/mpsagent/policy.toml"
-    policy_directory: str | None = None
     socket: str = "/run/mpsagent/mpsagent.sock"
     state_directory: str | None = "/var/lib/mpsagent"
     run_directory: str = "/run/mpsagent"
@@ -23,7 +21,8 @@ class Settings:
 
     @property
     def policy_parts(self) -> Path:
-        return Path(self.policy_directory or Path(self.policy).with_suffix(".d"))
+        """``policy.d`` beside the policy."""
+        return Path(self.policy).with_suffix(".d")
 
     @property
     def api_directory(self) -> str | None:

@@ -32,7 +32,7 @@ from mpsagent.core import (
 from mpsagent.core import inputs as inp
 from mpsagent.core.model import State
 from mpsagent.core.reduce import not_handed, reduce
-from mpsagent.core.rule import Decision, EndClient, Request, Section
+from mpsagent.core.rule import Decision, EndClient, Section
 from mpsagent.core.transitions import Transition
 from mpsagent.core.view import View
 from mpsagent.wire import link
@@ -194,7 +194,7 @@ class Core:
         decide who may come."""
         actions: list[act.Action] = []
         happened: list[Transition] = []
-        requests: list[Request] = []
+        requests: list[EndClient] = []
         wakes: list[float] = []
 
         def use(decision: Decision[object]) -> None:
@@ -228,7 +228,7 @@ class Core:
         self._remember(name, decision.memory)
         return decision
 
-    def _take(self, request: Request, now: float) -> None:
+    def _take(self, request: EndClient, now: float) -> None:
         """The ladder takes up a request."""
         try:
             self._remember("ladder", ladder.take(self.view(), self.memories.ladder, request, now))
@@ -256,7 +256,7 @@ class Core:
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def _person(self, event: inp.Input | act.Done, now: float) -> list[act.Action]:
-        if isinstance(event, inp.EndClient):
+        if isinstance(event, inp.EndOrdered):
             self._end_client(event, now)
         elif isinstance(event, inp.Resumed):
             for pid, start, uid, reason, rule, asked in event.ending:
@@ -269,7 +269,7 @@ class Core:
             return self._restart(event)
         return []
 
-    def _end_client(self, event: inp.EndClient, now: float) -> None:
+    def _end_client(self, event: inp.EndOrdered, now: float) -> None:
         client = self.state.clients.get(event.pid)
         if client is not None:
             reason = f"ordered by uid {event.by}"

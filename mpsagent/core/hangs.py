@@ -194,15 +194,8 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
         if any(server.mended is not None for server in state.servers.values()):
             # After a fault it makes its context anew, as one that starts: 14 s on an H200 (disorder-apart-434.txt).
             patience = max(patience, policy.hang_server_ready)
-        found.append(
-            _Suspect(
-                0,
-                view.state.silent_since + patience,
-                what,
-                "hang.control",
-                None if holder is None else holder.pid,
-            )
-        )
+        killed = None if holder is None else holder.pid
+        found.append(_Suspect(0, view.state.silent_since + patience, what, "hang.control", killed))
     return found
 
 
@@ -285,7 +278,7 @@ def _query(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     state = view.state
     if state.control is None or state.control.quitting is not None:
         return memory, [], None
-    if view.state.silent_since is not None or any(_starting(s) for s in state.servers.values()):
+    if view.state.silent_since is not None or any(one.status is Status.INITIALIZING for one in state.servers.values()):
         return memory, [], None
     every = max(view.policy.hang_control, 5.0) if state.held else QUERY_EVERY
     due = float("-inf") if memory.queried_at is None else memory.queried_at + every
@@ -293,10 +286,6 @@ def _query(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
         return memory, [], due
     ask = act.Reconcile(servers=(), reason="compare with what the control daemon says", rule=PROMISE)
     return replace(memory, queried_at=now), [ask], now + every
-
-
-def _starting(server: Server) -> bool:
-    return server.status is Status.INITIALIZING
 
 
 def note(memory: Memory, done: act.Done) -> Memory:

@@ -197,7 +197,7 @@ class PeopleKnown(NamedTuple):
     identities: Mapping[int, Identity]
 
 
-class EndClient(NamedTuple):
+class EndOrdered(NamedTuple):
     """A person wants a client ended. ``at_once``: without the hook."""
 
     at: float
@@ -261,7 +261,7 @@ PersonInput = (
     PolicyChanged
     | DevicesFound
     | PeopleKnown
-    | EndClient
+    | EndOrdered
     | DrainOrdered
     | DrainResumed
     | ApartHeld

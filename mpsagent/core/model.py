@@ -365,10 +365,3 @@ class State:
     def users(self) -> tuple[int, ...]:
         """Users with clients, those at work the longest first."""
         return tuple(dict.fromkeys(c.uid for c in sorted(self.clients.values(), key=lambda c: c.since)))
-
-    def queue(self) -> tuple[int, ...]:
-        """Users with held connections, in the order in which the first of each came."""
-        return self.held.users()
-
-    def held_of(self, uid: int) -> tuple[Held, ...]:
-        return self.held.line(uid)

@@ -50,15 +50,12 @@ class EndClient:
         )  # fmt: skip
 
 
-Request = EndClient
-
-
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[M]):
     """``wake``: when to decide again at the latest, None when only an input can change anything."""
 
     memory: M
     actions: tuple[Action, ...] = ()
-    requests: tuple[Request, ...] = ()
+    requests: tuple[EndClient, ...] = ()
     transitions: tuple[Transition, ...] = ()
     wake: float | None = None

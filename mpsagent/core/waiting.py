@@ -45,7 +45,7 @@ class _Use(NamedTuple):
 def waiting(view: View, now: float) -> tuple[Waiting, ...]:
     """Whose turn it is, then those who wait for theirs, then those who are denied."""
     state, found = view.state, list[Waiting]()
-    present = state.queue()
+    present = state.held.users()
     mine = [view.turn.uid] if view.turn is not None and view.turn.uid in present else []
     users = dict.fromkeys([*mine, *view.waiting(), *present])
     if not users:  # a page is made each second
@@ -53,7 +53,7 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
     everybody, use = next(holds(view, now), None), _use(view)
     at = None if everybody is not None else _free(view, now)
     for uid in users:
-        line = state.held_of(uid)
+        line = state.held.line(uid)
         paused = [client.pid for client in state.clients_of_user(uid)] if uid in view.suspended else []
         pids = dict.fromkeys([*paused, *(one.peer.pid for one in line)])
         why, turn = _why(view, uid, line, everybody, use), None

@@ -18,7 +18,6 @@ from pathlib import Path
 from mpsagent.policy.origins import PolicyError, printable
 from mpsagent.system.threads import in_thread
 
-POLICY = Path("/etc/mpsagent/policy.toml")
 LARGEST = 1 << 20
 """Bytes read of one file; ``load`` refuses less than that with a better message."""
 MOST_FILES = 256
@@ -28,23 +27,18 @@ DEADLINE = 10.0
 Texts = list[tuple[str, str]]
 
 
-async def read_policy_files(
-    policy: str | Path = POLICY, directory: str | Path | None = None, *, deadline: float = DEADLINE
-) -> tuple[Texts, list[PolicyError]]:
+async def read_policy_files(policy: str, *, deadline: float = DEADLINE) -> tuple[Texts, list[PolicyError]]:
     """``read_policy`` for the agent's loop: it never waits longer than ``deadline`` seconds."""
     path = Path(policy)
     try:
-        return await in_thread(read_policy, path, None if directory is None else Path(directory), deadline=deadline)
+        return await in_thread(read_policy, path, deadline=deadline)
     except TimeoutError:
         hint = "see whether its file system answers, then reload the policy"
         return [], [_error(path, f"could not be read within {deadline:g} s", hint)]
 
 
-def read_policy(
-    policy: Path = POLICY, directory: Path | None = None, own: int | None = None
-) -> tuple[Texts, list[PolicyError]]:
-    """The texts of ``policy`` and of a directory (None: ``policy.d`` beside ``policy.toml``), as (path, text), and what
-    could not be read.
+def read_policy(policy: Path, own: int | None = None) -> tuple[Texts, list[PolicyError]]:
+    """The texts of ``policy`` and of ``policy.d`` beside it, as (path, text), and what could not be read.
 
     A missing directory is no error; a missing ``policy`` is one, because without it every user could use everything.
     What others than root and ``own`` could have written is refused: the policy names programs that root runs. ``own``
@@ -57,7 +51,7 @@ def read_policy(
     elif not errors:
         hint = "restore it from the package or a backup; a file with comments alone means: the defaults for all users"
         errors.append(_error(policy, "is missing", hint))
-    for path in _parts(directory or policy.with_suffix(".d"), errors, own):
+    for path in _parts(policy.with_suffix(".d"), errors, own):
         _read(path, texts, errors, errors, own)
     return texts, errors
 

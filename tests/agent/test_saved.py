@@ -120,7 +120,7 @@ def test_what_is_kept_is_what_the_next_one_reads() -> None:
     """Both ends of the file together."""
     one = core()
     one.receive_all(told(at_work()), NOW)
-    one.receive(inp.EndClient(NOW, ALICE.pid, 0, True), NOW)
+    one.receive(inp.EndOrdered(NOW, ALICE.pid, 0, True), NOW)
     rows = saved.ending_rows(one)
     assert [row[:3] for row in rows] == [[ALICE.pid, ALICE.start, ALICE.uid]]
     assert saved.ending({"ending": rows}, NOW).ending[0][:3] == (ALICE.pid, ALICE.start, ALICE.uid)

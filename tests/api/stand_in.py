@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mpsagent.agent import lease_body, requests
+from mpsagent.agent import acting, lease_body
 from mpsagent.agent.conditions import Condition
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.problem import Problem
@@ -237,7 +237,7 @@ class StandIn:
 
     async def terminate(self, pid: int, *, now: bool, dry_run: bool, by: int) -> Any:
         self.asked.append(("terminate", pid, now, dry_run, by))
-        found = requests.ending(self.state, pid, at_once=now, dry_run=dry_run)
+        found = acting.ending(self.state, self.state.clients[pid], at_once=now, dry_run=dry_run)
         return {**found, "user": self.state.identities[found["uid"]].name}
 
     async def terminate_each(self, those: Any, *, now: bool, dry_run: bool, by: int) -> Any:

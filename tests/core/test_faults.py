@@ -133,7 +133,7 @@ def test_a_line_that_names_a_neighbour_does_not_get_him_signalled_first() -> Non
     stage.run(1)
     server = next(iter(stage.mps.servers))
     stage.forge(ev.FaultClient(stage.now, server, victim.pid))
-    stage.feed(inp.EndClient(stage.now, victim.pid, 0, True))
+    stage.feed(inp.EndOrdered(stage.now, victim.pid, 0, True))
     stage.run(2)
     assert stage.mps.hurt == set()
     assert victim.pid not in stage.procs

@@ -105,7 +105,7 @@ def test_who_is_ended_meanwhile_is_asked_first_all_the_same(what: str, shared: b
     stage, victim, neighbour, _ = setting(shared)
     server = next(iter(stage.mps.servers))
     stage.forge(*ATTEMPTS[what](stage.now, server, victim.pid, stage.mps.control))
-    stage.feed(inp.EndClient(stage.now, victim.pid, 0, True))
+    stage.feed(inp.EndOrdered(stage.now, victim.pid, 0, True))
     stage.run(15)
     assert victim.pid not in stage.procs
     assert stage.working(neighbour)

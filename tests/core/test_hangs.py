@@ -118,7 +118,7 @@ def test_a_hand_over_that_stands_still_is_the_gates_to_end_before_a_server_is_ki
     stage.client(BOB)
     stage.run(0.1)
     assert stage.core is not None
-    (held,) = stage.core.state.held_of(BOB)
+    (held,) = stage.core.state.held.line(BOB)
     stage.feed(
         inp.GateSaid(stage.now, link.Handing(held.connection, 0, 0, stage.now)), inp.DaemonSilent(stage.now, True)
     )
@@ -224,7 +224,7 @@ def test_a_daemon_that_waits_for_a_client_on_the_ladder_is_not_a_hang() -> None:
     stage = Stage(PATIENT).up()
     blocking = stage.client(ALICE, stubborn=True, terminated=True)
     stage.run(1)
-    stage.feed(inp.EndClient(stage.now, blocking.pid, 0, True))
+    stage.feed(inp.EndOrdered(stage.now, blocking.pid, 0, True))
     stage.run(14)
     assert stage.actions(act.Resume, *KILLS) == []
 

@@ -19,7 +19,7 @@ HOOK = PATIENT + '[hooks]\nbefore_end = "/usr/bin/true"\n'
 
 
 def order(stage: Stage, proc: Proc, *, at_once: bool = True) -> None:
-    stage.feed(inp.EndClient(stage.now, proc.pid, 0, at_once))
+    stage.feed(inp.EndOrdered(stage.now, proc.pid, 0, at_once))
 
 
 def steps(stage: Stage, since: float) -> list[tuple[float, str]]:
@@ -221,7 +221,7 @@ def test_who_never_passed_the_gate_cannot_be_ended() -> None:
     stage.run(1)
     server = next(iter(stage.mps.servers))
     stage.forge(ev.ContextConnected(stage.now, server, 4242, 1))
-    stage.feed(inp.EndClient(stage.now, 4242, 0, True))
+    stage.feed(inp.EndOrdered(stage.now, 4242, 0, True))
     stage.run(10)
     assert stage.actions(act.TerminateClient, act.SignalClient) == []
 

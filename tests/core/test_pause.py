@@ -253,7 +253,7 @@ def paused(text: str = PAUSE) -> tuple[Stage, Proc, Proc]:
 def test_an_order_to_end_thaws_the_client_first() -> None:
     """A stopped one cannot answer, and its unanswered end is a fault for its neighbours (X13)."""
     stage, alice, bob = paused()
-    stage.feed(inp.EndClient(stage.now, alice.pid, 0, True))
+    stage.feed(inp.EndOrdered(stage.now, alice.pid, 0, True))
     stage.run(3)
     assert alice.pid not in stage.procs
     assert stage.working(bob)
@@ -436,7 +436,7 @@ def test_whatever_happens_one_user_works_and_nobody_stands_for_nothing(seed: int
                 stage.ends(proc)
                 alone = False
             case "order" if proc is not None:
-                stage.feed(inp.EndClient(stage.now, proc.pid, 0, True))
+                stage.feed(inp.EndOrdered(stage.now, proc.pid, 0, True))
             case "resume" if proc is not None and proc.frozen:
                 stage.owner_resumes(proc)
             case "fault" if stage.mps.servers:

@@ -73,7 +73,7 @@ def play(stage: Stage, program: list[Step]) -> None:
             case "come back" if proc is not None and proc.key in stage.gate.connections:
                 stage.comes_back(proc)
             case "end" if proc is not None:
-                stage.feed(inp.EndClient(stage.now, proc.pid, 0, bool(step.which % 2)))
+                stage.feed(inp.EndOrdered(stage.now, proc.pid, 0, bool(step.which % 2)))
             case "reuse" if proc is not None:
                 stage.ends(proc)
                 stage.client(step.uid, pid=proc.pid)

@@ -451,7 +451,7 @@ def ordered(seconds: float) -> Played:
     alice = one.client(ALICE, stubborn=True, stays=True)
     one.run(3)
     one.unkillable = True
-    one.feed(inp.EndClient(one.now, alice.pid, 0, False))
+    one.feed(inp.EndOrdered(one.now, alice.pid, 0, False))
     return machine.run(seconds), "alice"
 
 
