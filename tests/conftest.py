@@ -22,7 +22,9 @@ LONG = (
     "gate/test_hostile.py",
     # the simulator by itself: quick scenarios of tests/conformance hold it against real MPS
     "sim/test_daemon.py", "sim/test_faults.py", "sim/test_users.py",
-    "world/test_heart.py", "fuzz/test_fuzz.py::test_new_words", "world/test_trouble.py",
+    "world/test_heart.py",
+    "world/test_world.py::test_a_daemon_that_goes_on_is_not_killed_by_an_agent_that_stood_still",
+    "world/test_trouble.py", "fuzz/test_fuzz.py::test_new_words",
     "api/test_views.py::test_every_state_of_every_recording_can_be_shown",
     "cli/test_replay.py::test_a_hundred_megabytes_need_little_memory",
     "disorder/test_disorder.py::test_disorder_with_an_instance_for_each_gpu",
@@ -35,8 +37,7 @@ LONG = (
     "agent/test_unlimited.py::"
     "test_one_that_takes_its_memory_limit_away_is_named_and_ended_beside_one_that_fills_its_limit",
 )  # fmt: skip
-"""Folders, files and tests that take more than half of the time: `make test` is for after each change, and takes 6 to 7
-minutes on two cores."""
+"""Folders, files and tests that take more than half of the time: `make test` is for after each change."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

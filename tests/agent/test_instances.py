@@ -16,7 +16,7 @@ import pytest
 
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import parent
-from tests.agent.stage import A, Agent, B, C, Client, D, Machine, Stage
+from tests.agent.stage import A, Agent, B, C, Client, Machine, Stage
 from tests.conformance import backends
 from tests.conformance import rig as rigs
 from tests.scenes.stage import look_at
@@ -216,47 +216,6 @@ def test_a_changed_policy_is_shown_and_taken_by_the_instance_that_it_is_for(stag
     assert client.rc is None
 
 
-def test_a_hang_and_the_death_of_one_daemon_are_not_seen_at_the_other(stage: Stage) -> None:
-    agent = start(stage)
-    a, b = working(stage, A), working(stage, B)
-    hurt, other = where(agent, a), where(agent, b)
-    assert hurt is not None
-    assert other is not None
-    before = instances(agent)[other]
-    for number in (signal.SIGSTOP, signal.SIGKILL):
-        daemon = instances(agent)[hurt]["control"]["pid"]
-        os.kill(daemon, number)
-        more = stage.client(A)
-        for _ in range(3):
-            one = stage.client(B)
-            assert one.ended() == 0, one.text()
-        assert more.ended() == 0, more.text()
-    stage.until(lambda: instances(agent)[hurt]["control"]["pid"] != daemon, "another daemon")
-    after = instances(agent)[other]
-    assert after["control"]["pid"] == before["control"]["pid"]
-    assert [one["pid"] for one in after["servers"]] == [one["pid"] for one in before["servers"]]
-    assert b.rc is None
-    assert not stage.records("server.ended", instance=other)
-    assert not stage.records("control.ended", instance=other)
-
-
-def test_a_fault_ends_the_clients_of_its_own_gpu_only(stage: Stage) -> None:
-    agent = start(stage)
-    b, culprit = working(stage, B), working(stage, A)
-    assert where(agent, b) != where(agent, culprit)
-    hit = str(where(agent, culprit))
-    fault = stage.client(A, "oob", 0.1)
-    stage.record("server.fault", instance=hit)
-    for _ in range(3):
-        one = stage.client(B)
-        assert one.ended() == 0, one.text()
-    fault.ended()
-    stage.served(A)
-    assert b.rc is None
-    assert not stage.records("server.fault", instance=str(where(agent, b)))
-    assert {name for name, one in instances(agent).items() if one["last_fault"]} == {hit}
-
-
 def test_orders_are_for_one_instance_or_for_all(stage: Stage) -> None:
     agent = start(stage)
     pids = {name: one["control"]["pid"] for name, one in instances(agent).items()}
@@ -306,25 +265,6 @@ def test_who_waits_goes_to_an_instance_that_becomes_idle(stage: Stage) -> None:
     assert where(agent, waiting) == target
     assert stage.record("user.moved", uid=C)["instance"] == target
     assert not stage.records("client.left", uid=C)
-
-
-def test_an_agent_and_a_gate_that_are_killed_find_everyone_where_they_were(stage: Stage) -> None:
-    agent = start(stage)
-    a, b = working(stage, A), working(stage, B)
-    c, d = stage.client(C, "sleep", 600), stage.client(D, "sleep", 600)
-    stage.waiting(c)
-    stage.waiting(d)
-    before = {client.pid: where(agent, client) for client in (a, b, c, d)}
-    assert {before[c.pid], before[d.pid]} == {"gpu0", "gpu1"}
-    assert agent.api.order("drain", instance="gpu1", timeout="1h")[0] == 200
-    gate = stage.gate(agent)
-    stage.killed(agent)
-    os.kill(gate, signal.SIGKILL)
-    agent = again(stage)
-    stage.until(lambda: where(agent, d) is not None, "everyone is known again")
-    assert {client.pid: where(agent, client) for client in (a, b, c, d)} == before
-    assert [one["drain"]["draining"] for one in instances(agent).values()] == [False, True]
-    assert not stage.records("client.left")
 
 
 # --- a directory for each ---------------------------------------------------------------------------------------------
