@@ -12,7 +12,7 @@ import pytest
 
 from mpsagent.mps.rendezvous import CREDENTIALS, Kind
 from mpsagent.wire.link import Applied, Failed, Handing, Knock, Known, Left, Passed, Refused, Release, Synced, User
-from tests.gate.rig import A, B, Rig, admissions, everybody, introduce, limits, raw, wait_for
+from tests.gate.rig import A, B, Lines, Rig, admissions, everybody, introduce, limits, raw, wait_for
 
 pytestmark = pytest.mark.root
 
@@ -82,6 +82,13 @@ def test_a_client_that_dies_with_its_descriptor_leaves_no_server_stuck(rig: Rig,
         assert rig.gate_pid() not in [one["pid"] for one in daemon.saw("met")]
 
 
+def rescued(rig: Rig, daemon: Lines) -> None:
+    """The gate has said the rest to the server of A's client, and B's works on."""
+    assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
+    assert not daemon.saw("stuck")
+    assert not daemon.saw("gone", uid=B)
+
+
 def test_a_client_that_says_it_has_met_its_server_and_has_not_holds_others_up_once(rig: Rig) -> None:
     """It lives and says nothing to its server, which answers nobody (recording 12, H2): the gate says the rest."""
     daemon, agent = rig.start(admissions(others=everybody()))
@@ -96,12 +103,10 @@ def test_a_client_that_says_it_has_met_its_server_and_has_not_holds_others_up_on
     assert "says that it has met its server" in failed.why
     assert failed.pid in (liar.pid, again.pid)
     assert not agent.wait(Passed, uid=A).acknowledged
-    assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
     for _ in range(3):
         rig.client(B).served()
     assert len(daemon.saw("gave", uid=A)) == 1, "the user's next one comes behind all others"
-    assert not daemon.saw("stuck")
-    assert not daemon.saw("gone", uid=B), "the neighbour works on"
+    rescued(rig, daemon)
 
 
 def test_a_client_that_says_so_and_ends_is_not_waited_for(rig: Rig) -> None:
@@ -114,9 +119,7 @@ def test_a_client_that_says_so_and_ends_is_not_waited_for(rig: Rig) -> None:
     assert failed.lost
     assert "has ended without" in failed.why
     rig.client(B).served()
-    assert [(one["pid"], one["well"]) for one in daemon.saw("met", uid=A)] == [(rig.gate_pid(), True)]
-    assert not daemon.saw("stuck")
-    assert not daemon.saw("gone", uid=B), "the neighbour works on"
+    rescued(rig, daemon)
 
 
 def test_a_client_that_says_807_holds_up_no_other_user(rig: Rig) -> None:

@@ -29,7 +29,7 @@ from mpsagent.wire.link import (
     decode_from_agent,
 )
 from tests.gate.queues import Asked
-from tests.gate.rig import A, B, C, Rig, admissions, limits, wait_for
+from tests.gate.rig import A, Agent, B, C, Lines, Rig, admissions, limits, wait_for
 from tests.gate.test_front_ends import as_user
 
 ONE, TWO = "gpu0", "gpu1"
@@ -37,6 +37,16 @@ ONE, TWO = "gpu0", "gpu1"
 
 def admit(instance: str, *users: int, threads: float = 30) -> Admissions:
     return admissions(*(User(uid, "all", limits(threads, 2)) for uid in users), instance=instance)
+
+
+def start(rig: Rig, *said: Admissions) -> tuple[Lines, Lines, Agent]:
+    """The daemons of both, and behind the gate an agent that has said this."""
+    one, two = rig.start_instances(ONE, TWO)
+    rig.start_gate()
+    agent = rig.agent()
+    for message in said:
+        agent.say(message)
+    return one, two, agent
 
 
 # --- who waits where (pure) -------------------------------------------------------------------------------------------
@@ -132,9 +142,7 @@ def test_a_name_that_is_no_directory_is_no_instance() -> None:
 
 @pytest.mark.root
 def test_each_user_is_handed_to_the_daemon_that_admits_him_with_the_limits_there(rig: Rig) -> None:
-    one, two = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
+    one, two, agent = start(rig)
     agent.wait(Synced)
     a, b = rig.waiting_client(A), rig.waiting_client(B)
     assert wait_for(lambda: len(agent.all(Knock, instance=None)) == 2)
@@ -153,10 +161,7 @@ def test_each_user_is_handed_to_the_daemon_that_admits_him_with_the_limits_there
 
 @pytest.mark.root
 def test_who_waited_at_one_is_served_at_the_other_that_admits_him(rig: Rig) -> None:
-    one, two = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admissions(User(A, "known", limits(30)), instance=ONE))
+    one, two, agent = start(rig, admissions(User(A, "known", limits(30)), instance=ONE))
     client = rig.waiting_client(A)
     assert agent.wait(Knock, uid=A).instance == ONE
     agent.say(admissions(instance=ONE))
@@ -168,9 +173,7 @@ def test_who_waited_at_one_is_served_at_the_other_that_admits_him(rig: Rig) -> N
 
 @pytest.mark.root
 def test_a_daemon_that_hangs_holds_up_no_one_at_the_other(rig: Rig) -> None:
-    one, _ = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
+    one, _, agent = start(rig)
     os.kill(one.process.pid, signal.SIGSTOP)
     agent.say(admit(ONE, A))
     agent.say(admit(TWO, B))
@@ -185,11 +188,7 @@ def test_a_daemon_that_hangs_holds_up_no_one_at_the_other(rig: Rig) -> None:
 
 @pytest.mark.root
 def test_a_daemon_that_ends_costs_the_other_nothing(rig: Rig) -> None:
-    one, two = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admit(ONE, A))
-    agent.say(admit(TWO, B))
+    one, two, _ = start(rig, admit(ONE, A), admit(TWO, B))
     rig.client(A).served()
     one.end()
     waiting = rig.waiting_client(A)
@@ -202,11 +201,7 @@ def test_a_daemon_that_ends_costs_the_other_nothing(rig: Rig) -> None:
 
 @pytest.mark.root
 def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig: Rig) -> None:
-    one, two = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admit(ONE, A))
-    agent.say(admit(TWO, B))
+    one, two, agent = start(rig, admit(ONE, A), admit(TWO, B))
     a, b = rig.client(A), rig.client(B)
     a.served(), b.served()
     agent.wait(Passed, 2)
@@ -232,10 +227,7 @@ def test_a_gate_that_is_killed_finds_each_one_where_it_was_without_an_agent(rig:
 
 @pytest.mark.root
 def test_an_instance_that_is_not_there_any_more_is_forgotten_when_no_one_works_there(rig: Rig) -> None:
-    _, two = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admit(TWO, B))
+    _, two, agent = start(rig, admit(TWO, B))
     working = rig.client(B)
     working.served()
     agent.say(Instances((ONE,)))
@@ -250,10 +242,7 @@ def test_an_instance_that_is_not_there_any_more_is_forgotten_when_no_one_works_t
 
 @pytest.mark.root
 def test_a_front_end_is_answered_where_its_user_is_and_roots_by_the_first(rig: Rig) -> None:
-    one, two = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admit(TWO, B, threads=40))
+    one, two, _ = start(rig, admit(TWO, B, threads=40))
     rig.client(B).served()
     assert as_user(rig, B, "get_default_active_thread_percentage") == (["40.0"], 0)
     assert as_user(rig, 0, "get_default_active_thread_percentage") == (["100.0"], 0)
@@ -264,11 +253,7 @@ def test_a_front_end_is_answered_where_its_user_is_and_roots_by_the_first(rig: R
 @pytest.mark.root
 def test_without_an_agent_to_be_had_all_are_served(rig: Rig) -> None:
     """`mpsagent-gate pass`, with what the agent has said last of each instance."""
-    one, _ = rig.start_instances(ONE, TWO)
-    rig.start_gate()
-    agent = rig.agent()
-    agent.say(admit(ONE, A))
-    agent.say(admit(TWO, B))
+    one, _, agent = start(rig, admit(ONE, A), admit(TWO, B))
     agent.wait(Applied, instance=TWO)
     tables = everybody(rig.state, None, rig.hidden)
     assert [(table.instance, table.open, dict(table.users)) for table in tables] == [("", True, {}), (TWO, True, {})]

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from tests.sim.conftest import A, B, Mps, messages
+from tests.sim.conftest import A, B, Client, Mps, messages
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -75,14 +75,19 @@ def test_terminate_client_of_a_stopped_client_blocks_the_daemon(mps: Mps) -> Non
     assert mps.ctl(f"get_server_status {server}") == "ACTIVE\n"
 
 
-def test_a_stopped_client_killed_after_the_request_takes_its_neighbours_along(mps: Mps) -> None:
-    """06 V6: the request protects nobody as long as the client could not answer it."""
+def stopped_and_asked(mps: Mps) -> tuple[Client, Client, subprocess.Popen[bytes]]:
+    """A neighbour, a stopped client, and the request to end it, which is not answered."""
     mps.start()
-    neighbour = mps.busy(A, "work", "1000000")
-    stopped = mps.busy(A, "spin", "600")
+    neighbour, stopped = mps.busy(A, "work", "1000000"), mps.busy(A, "spin", "600")
     stopped.process.send_signal(signal.SIGSTOP)
     asking = mps.front_end(f"terminate_client {mps.server()} {stopped.pid}")
     mps.saw("server.log", "requesting client")
+    return neighbour, stopped, asking
+
+
+def test_a_stopped_client_killed_after_the_request_takes_its_neighbours_along(mps: Mps) -> None:
+    """06 V6: the request protects nobody as long as the client could not answer it."""
+    neighbour, stopped, asking = stopped_and_asked(mps)
     stopped.process.kill()
     assert asking.wait(60) == 0
     neighbour.saw("work now CUDA_ERROR_ILLEGAL_ADDRESS")
@@ -91,12 +96,7 @@ def test_a_stopped_client_killed_after_the_request_takes_its_neighbours_along(mp
 
 def test_a_stopped_client_that_is_continued_first_lets_go(mps: Mps) -> None:
     """X13 of the real runs: request, SIGCONT, then SIGKILL; the neighbours lose time and nothing else."""
-    mps.start()
-    neighbour = mps.busy(A, "work", "1000000")
-    stopped = mps.busy(A, "spin", "600")
-    stopped.process.send_signal(signal.SIGSTOP)
-    asking = mps.front_end(f"terminate_client {mps.server()} {stopped.pid}")
-    mps.saw("server.log", "requesting client")
+    neighbour, stopped, asking = stopped_and_asked(mps)
     stopped.process.send_signal(signal.SIGCONT)
     assert asking.wait(60) == 0
     stopped.process.kill()
