@@ -246,6 +246,10 @@ def _():
 def _():
     os.kill(daemon, 0)
 
+@attempt("FORBIDDEN: make root's process the first to end when memory is short")
+def _():
+    open("/proc/%d/oom_score_adj" % daemon, "w").write("1000")
+
 @attempt("FORBIDDEN: signal any process as the owner of a file")
 def _():
     import fcntl
