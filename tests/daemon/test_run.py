@@ -8,12 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from mpsagent.agent.main import OPENING
 from mpsagent.cli.client import request
 from tests.agent.stage import A, Agent, Stage
 from tests.conformance import rig as rigs
@@ -48,9 +47,9 @@ class Systemd:
         self.said: list[str] = []
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, stage: Stage, **environment: str) -> Agent:
+    def start(self, stage: Stage, program: Sequence[str] = PROGRAM, **environment: str) -> Agent:
         devices = Path(stage.backend.control).with_name("devices.json")
-        command = [sys.executable, "-c", LISTENER, str(self.listen.fileno()), *PROGRAM, "run"]
+        command = [sys.executable, "-c", LISTENER, str(self.listen.fileno()), *program, "run"]
         command += ["--policy", str(stage.place / "policy.toml"), "--socket", str(self.place / "elsewhere")]
         command += ["--state-directory", str(stage.place / "state"), "--devices", str(devices), "--log-format", "text"]
         command += ["--run-directory", str(stage.place / "run")]
@@ -212,13 +211,11 @@ def test_stopped_at_any_moment_of_its_start_it_stops(stage: Stage) -> None:
 
 
 def test_what_is_not_installed_is_said_and_ready_waits_for_nothing(stage: Stage, systemd: Systemd) -> None:
-    """The most frequent mistake of a first installation; a boot must not hang on it."""
+    """The most frequent mistake of a first installation; a boot must not hang on it: here for an hour if it did."""
     stage.policy(POLICY, control="/nonexistent/nvidia-cuda-mps-control")
-    agent = systemd.start(stage)
-    agent.api.status()  # the program's own start is over when this is answered
-    since = time.monotonic()
+    patient = "import sys; from mpsagent.agent import main as one; one.OPENING = 3600.0; sys.exit(one.main())"
+    agent = systemd.start(stage, (sys.executable, "-c", patient))
     until("READY=1", lambda: "READY=1" in systemd.hear())
-    assert time.monotonic() - since < OPENING, "at once, not when the time for it was over"
     stage.until(
         lambda: any("/nonexistent/nvidia-cuda-mps-control" in one for one in agent.api.problems()), "it is said why"
     )
