@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.api import views
 from mpsagent.cli import policy_text
 from mpsagent.policy.files import load
-from tests.api.stand_in import START, StandIn
 from tests.cli.program import PROGRAM, read_on_terminal
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -181,33 +179,6 @@ def test_a_priority_is_a_number_and_no_time() -> None:
 
     lines = explained({"user": "alice", "uid": 7, "priority": {"value": 5, "from": "built-in default"}}, NOW)
     assert [line.split()[:2] for line in lines if line.startswith("priority")] == [["priority", "5"]]
-
-
-def test_what_goes_on_now_is_said_as_status_and_queue_say_it() -> None:
-    """It was the API's JSON: keys, seconds with all digits, times in UTC."""
-    from mpsagent.cli.policy_text import explained
-
-    backend = StandIn()
-    turn, (second, *_) = views.turn(backend.view(), START + 40), backend.queue()
-    place = {"clients": 0, "waiting": second, "turn": None, "gpu_seconds_last_day": 0.0}
-    has_it = {"clients": 1, "waiting": None, "turn": turn, "gpu_seconds_last_day": 3725.4}
-
-    def now(one: object) -> list[str]:
-        lines = explained(json.loads(json.dumps({"user": "x", "uid": 7, "now": one})), NOW)
-        return lines[lines.index("now:") :]
-
-    assert now(place) == [
-        "now:", "  clients: 0",
-        "  waiting: number 1: bob since 00:00:10 (30.0s), 2 processes: it is the turn of",
-        "    alice; served by 00:31:10 at the latest",
-        "  turn: no", "  GPU time in the last day: none",
-    ]  # fmt: skip
-    assert now(has_it) == [
-        "now:", "  clients: 1", "  waiting: no",
-        "  turn: since 00:00:00, 1 process, 20 %, 1G; until 00:31:10 at the latest, then",
-        "    its clients are ended",
-        "  GPU time in the last day: 1h02m",
-    ]  # fmt: skip
 
 
 def test_the_policy_is_shown_as_a_table() -> None:
