@@ -37,6 +37,7 @@ from mpsagent.system.control_search import foreign
 from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories
 from mpsagent.system.names import Names
+from mpsagent.system.nvml import GpusSeen
 from mpsagent.system.policy_warnings import warnings
 from mpsagent.system.store import Part, Store
 from mpsagent.system.threads import in_thread
@@ -338,7 +339,7 @@ class Node(Recorder):
             os.getpid(), self.started, self.clock.at(0.0), self.moved, [self._instance(one) for one in self.agents],
             self.all_conditions(), self.policy, self.policy_loaded, [str(one) for one in self.policy_errors],
             self.environment, names, self.single, self.first, () if self.single else self.placing.places(),
-            seen.seen, dict(nvml.xids), dict(nvml.xids_seen), seen.at, seen.problem,
+            GpusSeen(seen.seen, dict(nvml.xids), dict(nvml.xids_seen), seen.at, seen.problem),
         )  # fmt: skip
 
     def _instance(self, agent: Agent) -> Instance:

@@ -31,7 +31,7 @@ from mpsagent.core.view import View
 from mpsagent.core.waiting import Waiting
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
-from mpsagent.system.nvml import Gpu, Xid
+from mpsagent.system.nvml import GpusSeen
 
 EVERY = 0.1
 """Seconds between two pages at least, so that a reader's is hardly older."""
@@ -70,8 +70,7 @@ class Instance(NamedTuple):
 class Page(NamedTuple):
     """What is so: a whole. ``offset``: of the agent's clock from the monotonic one, which all processes share;
     ``moved``: by what the wall clock was set since the agent before; ``single``: there is one instance, and records do
-    not name it; ``places``: where users may be placed; ``gpus``: by UUID, with Xid events, when they were looked at,
-    and why not."""
+    not name it; ``places``: where users may be placed."""
 
     pid: int
     started: float
@@ -87,11 +86,7 @@ class Page(NamedTuple):
     single: bool
     first: str
     places: Sequence[Place]
-    gpus: Mapping[str, Gpu]
-    xids: Mapping[str, tuple[Xid, ...]]
-    xids_seen: Mapping[str, int]
-    gpus_at: float | None
-    gpus_problem: str | None
+    gpus: GpusSeen
 
 
 Record = tuple[int, str, float, str]

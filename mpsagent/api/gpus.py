@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mpsagent.core.outside import Outsider
 from mpsagent.mps.limits import Device
 from mpsagent.mps.units import iso
-from mpsagent.system.nvml import Gpu, Part, Xid
+from mpsagent.system.nvml import Gpu, GpusSeen, Part
 
 if TYPE_CHECKING:
     from mpsagent.api import shapes_gpus
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What NVML said at ``at`` (None: nothing yet), by UUID of GPUs and MIG devices, the last Xid events, and how many
-    there were since the agent's start. ``problem``: why it says nothing now."""
-
-    gpus: Mapping[str, Gpu] = field(default_factory=dict)
-    xids: Mapping[str, tuple[Xid, ...]] = field(default_factory=dict)
-    counts: Mapping[str, int] = field(default_factory=dict)
-    at: float | None = None
-    problem: str | None = None
 
 
 def outside(one: Outsider, name: str | None) -> shapes_gpus.Outside:
@@ -44,7 +30,7 @@ def outside(one: Outsider, name: str | None) -> shapes_gpus.Outside:
     }
 
 
-def device(one: Device, seen: Seen) -> shapes_gpus.Device:
+def device(one: Device, seen: GpusSeen) -> shapes_gpus.Device:
     """A MIG device has its own memory; power, temperature and errors are its GPU's."""
     gpu = seen.gpus.get(one.uuid)
     part = None if gpu is None else next((part for part in gpu.parts if part.uuid == one.uuid), None)

@@ -8,7 +8,7 @@ from typing import Any
 import mpsagent
 from mpsagent.agent.conditions import Condition
 from mpsagent.agent.page import Instance, Page
-from mpsagent.api import gpus, views
+from mpsagent.api import views
 from mpsagent.api.received import Json, Received
 from mpsagent.core import usage
 from mpsagent.core.inputs import Peer
@@ -106,7 +106,7 @@ class Answers:
             conditions=conditions,
             checked=one.checked,
             devices_known=one.devices_known,
-            gpus=gpus.Seen(page.gpus, page.xids, page.xids_seen, page.gpus_at, page.gpus_problem),
+            gpus=page.gpus,
             outside=one.outside,
             waiting=one.waiting,
             memory=one.memory,

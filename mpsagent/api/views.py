@@ -23,6 +23,7 @@ from mpsagent.core.waiting import Waiting
 from mpsagent.mps.limits import Limits
 from mpsagent.mps.units import iso as iso
 from mpsagent.policy.containers import container
+from mpsagent.system.nvml import GpusSeen
 
 if TYPE_CHECKING:
     from mpsagent.api import shapes, shapes_rows
@@ -48,7 +49,7 @@ class About:
     conditions: tuple[Condition, ...] = ()
     checked: Mapping[int, bool] = field(default_factory=dict)
     devices_known: bool = True
-    gpus: gpus.Seen = field(default_factory=gpus.Seen)
+    gpus: GpusSeen = field(default_factory=GpusSeen)
     outside: Sequence[Outsider] = ()
     waiting: Sequence[Waiting] = ()
     memory: Mapping[int, int] = field(default_factory=dict)

@@ -88,6 +88,17 @@ class Xid(NamedTuple):
     number: int
 
 
+class GpusSeen(NamedTuple):
+    """What NVML said at ``at`` (None: nothing yet), by UUID of GPUs and MIG devices, the last Xid events, and how many
+    there were since the agent's start. ``problem``: why it says nothing now."""
+
+    gpus: Mapping[str, Gpu] = {}
+    xids: Mapping[str, tuple[Xid, ...]] = {}
+    counts: Mapping[str, int] = {}
+    at: float | None = None
+    problem: str | None = None
+
+
 class Nvml:
     """``environment()`` is what the helper starts with, ``clock()`` dates events. All questions go one by one."""
 

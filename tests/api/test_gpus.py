@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from mpsagent.api.gpus import Seen, device
+from mpsagent.api.gpus import device
 from mpsagent.cli.gpus import gpus_now
 from mpsagent.mps.limits import Device
-from mpsagent.system.nvml import Gpu, Part, Xid
+from mpsagent.system.nvml import Gpu, GpusSeen, Part, Xid
 
 GPU = Gpu(
     0, "GPU-1", "NVIDIA H200", "Hopper", 140 << 30, 3 << 30, 132, "default", True, (Part("MIG-1", 10 << 30, 1 << 30),),
@@ -15,7 +15,7 @@ GPU = Gpu(
 )  # fmt: skip
 NOW = datetime(1970, 1, 1, 0, 1, 5, tzinfo=UTC)
 """Five seconds after NVML said it."""
-SEEN = Seen({"GPU-1": GPU, "MIG-1": GPU}, {"GPU-1": (Xid(0.0, "GPU-1", 79),)}, {"GPU-1": 1}, at=60.0)
+SEEN = GpusSeen({"GPU-1": GPU, "MIG-1": GPU}, {"GPU-1": (Xid(0.0, "GPU-1", 79),)}, {"GPU-1": 1}, at=60.0)
 
 
 def test_a_mig_device_has_its_own_memory_and_its_gpus_errors() -> None:
@@ -41,7 +41,7 @@ def test_a_person_reads_what_is_known_in_one_line() -> None:
 
 
 def test_what_nvml_said_long_ago_has_its_time() -> None:
-    """Seen: "42% busy" of a GPU whose NVML had been hanging for a while, and of an idle node since an hour."""
+    """GpusSeen: "42% busy" of a GPU whose NVML had been hanging for a while, and of an idle node since an hour."""
     found = dict(device(Device(0, "GPU-1", "NVIDIA H200", 140 << 30, 132), SEEN))
     ((said, _),) = gpus_now([found], NOW + timedelta(hours=1))
     assert said.endswith("Xid 79 (as of 00:01:00)")
