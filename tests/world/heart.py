@@ -1,19 +1,25 @@
-"""The heart, exhaustively: one client, or one change of turn, and every death of every party at every step of it.
+"""The heart, exhaustively: one client, or one change of turn, and every death of every party at every step of it:
+`python -m tests.world.heart`. With `--pairs` every pair of deaths: each death, and each other one at every step of
+every party from there on, those of who is started again among them. `--every 12`: of the deaths, and of what follows
+each, one of so many.
 
 A step is whatever others can notice of a party: for gate and agent a system call with an effect, for a model a turn
 between two waits. Nothing else happens by chance in these worlds, so the list is complete for the one order in which
-they run: `python -m tests.world.heart`.
+they run.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tests.world.plans import LIMITS, PARTIES, fails
+from tests.world.judges import Broken
+from tests.world.kernel import Process
+from tests.world.plans import LIMITS, PARTIES, WAYS, fails
 from tests.world.world import Coming, Fault, Plan, World
 
 BEGIN = 2.0
@@ -28,46 +34,66 @@ def calm(scene: str, way: str) -> Plan:
     return Plan(1, way, SCENES[scene], limits=LIMITS, preempt=0.0, rest=3.0)
 
 
-def steps(plan: Plan) -> Counter[str]:
-    """How many steps each party takes from the first client's coming until nothing happens any more."""
-    counted: list[Counter[str]] = []
-    world = World(plan)
-    world.kernel.after(BEGIN, lambda: counted.append(Counter(world.did)))
-    world.play()
-    return Counter({party: world.did[party] - counted[0][party] for party in PARTIES})
+class Counted(World):
+    """``noted``: what each party had done when the first client came, and at each death."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.noted: list[Counter[str]] = []
+        self.kernel.after(BEGIN, lambda: self.noted.append(Counter(self.did)))
+
+    def strike(self, process: Process, fault: Fault) -> None:
+        self.noted.append(Counter(self.did))
+        super().strike(process, fault)
 
 
-def deaths(scene: str, way: str) -> Iterator[Plan]:
-    """A plan for each death of each party."""
-    plan = calm(scene, way)
-    for party, count in steps(plan).items():
-        for step in range(1, count + 1):
-            yield replace(plan, faults=(Fault(BEGIN, party, "kill", step),))
+def deaths(plan: Plan) -> Iterator[Plan]:
+    """The plan with one death more: of each party, at each of its steps behind what has been thrown in already, until
+    nothing happens any more."""
+    world = Counted(plan)
+    try:
+        world.play()
+    except Broken:
+        return  # it is told as what it is: one death less
+    begun, last = world.noted[0], world.noted[-1]
+    for party in PARTIES:
+        for step in range(last[party] - begun[party] + 1, world.did[party] - begun[party] + 1):
+            yield replace(plan, faults=(*plan.faults, Fault(BEGIN, party, "kill", step)))
 
 
-def enumerate_all(scene: str, way: str, every: int = 1) -> tuple[int, list[str]]:
-    """How many deaths were played, and those that broke a promise. ``every``: one of so many."""
+def drawn(plan: Plan, pairs: bool, every: int, first: int = 0) -> Iterator[Plan]:
+    for number, one in enumerate(deaths(plan)):
+        if number % every == first % every:
+            yield from drawn(one, False, every, number // every) if pairs else [one]
+
+
+def enumerate_all(scene: str, way: str, every: int = 1, *, pairs: bool = False) -> tuple[int, list[str]]:
+    """How many deaths, or pairs of them, were played, and those that broke a promise."""
     played, broken = 0, []
-    for number, plan in enumerate(deaths(scene, way)):
-        if number % every == 0:
-            played += 1
-            found = fails(plan)
-            if found is not None:
-                broken.append(f"{scene}, {way}, {plan.faults[0].who} before its step {plan.faults[0].call}: {found[0]}")
+    for plan in drawn(calm(scene, way), pairs, every):
+        played += 1
+        found = fails(plan)
+        if found is not None:
+            who = ", then ".join(f"{one.who} before its step {one.call}" for one in plan.faults)
+            broken.append(f"{scene}, {way}, {who}: {found[0]}")
     return played, broken
 
 
 def main() -> int:
+    words = argparse.ArgumentParser("tests.world.heart", description=__doc__)
+    words.add_argument("--pairs", action="store_true")
+    words.add_argument("--every", type=int, default=1)
+    words.add_argument("--scene", choices=SCENES, action="append")
+    words.add_argument("--way", choices=WAYS, action="append")
+    asked = words.parse_args()
     stuck = 0
-    for scene in SCENES:
-        for way in ("own", "shared", "together", "apart"):
+    for scene in asked.scene or SCENES:
+        for way in asked.way or WAYS:
             begun = time.process_time()
-            played, broken = enumerate_all(scene, way)
+            played, broken = enumerate_all(scene, way, asked.every, pairs=asked.pairs)
             stuck += len(broken)
-            print(
-                f"{scene}, {way}: {played} deaths, {len(broken)} broken, {time.process_time() - begun:.0f} s",
-                flush=True,
-            )
+            what = f"{played} {'pairs of deaths' if asked.pairs else 'deaths'}"
+            print(f"{scene}, {way}: {what}, {len(broken)} broken, {time.process_time() - begun:.0f} s", flush=True)
             print("".join(f"    {one[:400]}\n" for one in broken), end="", flush=True)
     return int(stuck > 0)
 

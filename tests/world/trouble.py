@@ -667,6 +667,15 @@ def ends(chance: random.Random, seed: int) -> Day:
                more=text, after=after + 1.0, waits=len(users) * (after + 20.0) + SERVED)  # fmt: skip
 
 
+def bounded(chance: random.Random, seed: int) -> Day:
+    """Each process is ended after a while, stopped or not, beside others' on the same server."""
+    comings = [Guest(2 + chance.uniform(0, 10), chance.choice(sorted(LIMITS)), chance.uniform(2, 30))
+               for _ in range(chance.randint(3, 8))]  # fmt: skip
+    faults = tuple(Fault(chance.uniform(4, 14), "client", "stop") for _ in range(chance.randint(1, 3)))
+    return Day(seed, "together", tuple(comings), faults, LIMITS, ends=True, name="bounded", waits=15.0,
+               general=f'max_runtime = "{chance.choice((4, 8))}s"', preempt=chance.choice((0.0, 0.02)))  # fmt: skip
+
+
 def crowd(chance: random.Random, seed: int) -> Day:
     """Many users with many processes each, one of whom may work at a time, each process with a share of its own."""
     limits = {3001 + place: (5.0, 1024) for place in range(18)}
@@ -768,6 +777,7 @@ def doubtful(chance: random.Random, seed: int) -> Day:
 DAYS: Mapping[str, Callable[[random.Random, int], Day]] = {
     "paused": paused, "ends": ends, "crowd": crowd, "returning": returning, "hostile": hostile, "machine": machine,
     "names": name_service, "doubtful": doubtful, "overtaken": overtaken, "away": away, "jobs": jobs, "slips": slips,
+    "bounded": bounded,
 }  # fmt: skip
 _DAYS = tuple(DAYS)
 
