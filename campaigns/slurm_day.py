@@ -59,8 +59,6 @@ TEN = (
 """Jobs with totals: the share, how many of its processes have it together, how many are started. One process of a job
 is PyTorch's where one is started."""
 EXPORTS = "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=140G"
-LEAST = 8
-"""Multiprocessors that NVIDIA's MPS gives every process of an H200, however small its share is."""
 NEIGHBOURS = 4
 STEP, SCRIPT = "srun --mpi=none {}", "exec {}"
 STARTS = "trap 'kill $!; wait' TERM\n{} &\nwait"
@@ -222,14 +220,13 @@ class Day:
         self.no_lease()
         seen = watch.by_pid()
         rows, wrong, mib = [], [], self.machine.total_mib
-        least = LEAST if self.stage.backend.name == "real" else 0
         for job, (share, tasks, started) in wanted.items():
             text, clients = self.cluster.said(job), self.clients_of(job)
             found = [(int(a), int(b)) for a, b in re.findall(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", text)]
             at_once = self.most_at_once(job)
-            may = max(multiprocessors_for_percent(share, self.machine.multiprocessors), tasks * least)
+            may = multiprocessors_for_percent(share, self.machine.multiprocessors)
             most, free = max(found, default=(0, 0)), max((b for _, b in found), default=0)
-            each = max(multiprocessors_for_percent(share / tasks, self.machine.multiprocessors), least)
+            each = multiprocessors_for_percent(share / tasks, self.machine.multiprocessors)
             if (
                 len(found) != started or at_once > tasks or any(sms != each for sms, _ in found)
                 or at_once * most[0] > may or at_once * free > mib * share / 100 or "GIVEN" in text

@@ -66,7 +66,8 @@ def _value(key: str, one: Json) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if key == "threads" and isinstance(one["value"], int | float):
-        return f"{one['value']:g} %"
+        seen = " or ".join(str(count) for count in sorted(set(one.get("multiprocessors", {}).values())))
+        return f"{one['value']:g} %" + (f" ({seen} multiprocessors)" if seen else "")
     if key == "total_threads":
         return f"{value['sms']} multiprocessors" if isinstance(value, dict) else f"{value:g} %"
     if key == "total_memory":

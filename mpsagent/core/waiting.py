@@ -137,10 +137,12 @@ def _bound(view: View, uid: int, line: Sequence[Held], use: _Use) -> Reason | No
 def _total_text(total: Total, used: Sequence[Limits], more: Limits) -> str:
     parts = []
     if total.threads is not None:
-        has = sum(one.threads for one in used)
-        parts.append(f"{has:g} of {total.threads:g} % of threads, the next process needs {more.threads:g}")
+        needs = total.used([more])
+        parts.append(f"{total.used(used):g} of {total.threads:g} % of threads, the next process needs {needs:g}")
+        if needs > more.threads:
+            parts[-1] += f" (its limit is {more.threads:g}, but MPS gives no process less)"
     for device, most in sorted(total.memory.items()):
         has_bytes = sum(one.memory.get(device, 0) for one in used)
-        has_text, needs = (limit_text(size) if size else "0" for size in (has_bytes, more.memory.get(device, 0)))
-        parts.append(f"{has_text} of {limit_text(most)} on device {device}, the next process needs {needs}")
+        has_text, its = (limit_text(size) if size else "0" for size in (has_bytes, more.memory.get(device, 0)))
+        parts.append(f"{has_text} of {limit_text(most)} on device {device}, the next process needs {its}")
     return "; ".join(parts)

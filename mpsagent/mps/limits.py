@@ -28,13 +28,15 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Total:
     """What all client processes of one user, or of one job, may use together. ``threads``: percent, None: no bound;
-    ``memory``: bytes by device ordinal, a device that is missing has no bound."""
+    ``memory``: bytes by device ordinal, a device that is missing has no bound; ``least``: percent of the threads that
+    MPS gives a process however small its limit is."""
 
     threads: float | None = None
     memory: Mapping[int, int] = field(default_factory=dict)
+    least: float = 0.0
 
     def as_json(self) -> dict[str, object]:
-        return {"threads": self.threads, "memory": _by_ordinal(self.memory)}
+        return {"threads": self.threads, "memory": _by_ordinal(self.memory), "least": self.least}
 
     def cap(self, limits: Limits) -> Limits:
         """Limits of one process that are nowhere more than this."""
@@ -43,16 +45,23 @@ class Total:
         return replace(limits, threads=threads, memory={**limits.memory, **memory})
 
     def fits(self, used: Iterable[Limits], more: Limits) -> bool:
-        """Whether a further process fits beside those that there are. One without a limit counts as the whole."""
+        """Whether a further process fits beside those that there are. One without a limit counts as the whole. The only
+        one may always have its limit: nothing smaller than ``least`` can be given."""
         all_of_them = [*used, more]
-        # in tenths of a percent, as MPS counts: sums of floats drift
-        if self.threads is not None and sum(round(one.threads * 10) for one in all_of_them) > round(self.threads * 10):
-            return False
+        if self.threads is not None:
+            has = self.used(all_of_them) if len(all_of_them) > 1 else more.threads
+            if round(has * 10) > round(self.threads * 10):
+                return False
         for device, most in self.memory.items():
             sizes = [one.memory.get(device) for one in all_of_them]
             if None in sizes or sum(size for size in sizes if size is not None) > most:
                 return False
         return True
+
+    def used(self, processes: Iterable[Limits]) -> float:
+        """Percent of the threads that MPS gives these processes."""
+        # in tenths of a percent, as MPS counts: sums of floats drift
+        return sum(round(max(one.threads, self.least) * 10) for one in processes) / 10
 
 
 def _by_ordinal(memory: Mapping[int, int]) -> dict[str, int]:

@@ -15,6 +15,9 @@ MIB = 1 << 20
 GIB = 1 << 30
 _SIZES = {"": 1, "K": 1 << 10, "M": MIB, "G": GIB, "T": 1 << 40}
 _SPANS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+LEAST = {132: 8}
+"""Multiprocessors that MPS gives a client however small its percentage, by those present. An H200's 2 and 5 % are both
+8 (driver 580.159.04: docs/measured/2026-11-23-H200-580.159.04/slurm-day.md). Other GPUs were not measured: a pair."""
 _SIZE = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([KMGT]?)(?:i?B)?", re.ASCII)
 _SPAN = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*(ms|s|min|m|h|d)", re.ASCII)
 
@@ -88,8 +91,8 @@ def percent_for_multiprocessors(wanted: int, present: int) -> float:
     """The smallest percentage, to one decimal, that gives a client ``wanted`` of ``present`` multiprocessors.
 
     A client gets ``percent * present / 100`` rounded down to an even number (132 present: 10 % -> 12, 30 % -> 38,
-    45 % -> 58, 90 % -> 118; recordings 01, 02 and 06). An odd wish is therefore served with one multiprocessor less.
-    Not told here: an H200 gives no process fewer than 8 (docs/measured, 2026-11-23, slurm-day.md).
+    45 % -> 58, 90 % -> 118; recordings 01, 02 and 06). An odd wish is therefore served with one multiprocessor less,
+    and one below :data:`LEAST` with more.
     """
     even = max(2, wanted - wanted % 2)
     if even >= present:
@@ -102,7 +105,12 @@ def multiprocessors_for_percent(percent: float, present: int) -> int:
     if percent >= 100.0:
         return present
     count = int(round(percent * 10) * present // 1000)
-    return max(2, count - count % 2)
+    return max(least(present), count - count % 2)
+
+
+def least(present: int) -> int:
+    """The fewest of ``present`` multiprocessors that a client sees."""
+    return LEAST.get(present, 2)
 
 
 def iso(at: float) -> str:

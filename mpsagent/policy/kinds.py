@@ -103,7 +103,7 @@ THREADS = Kind(
     },
     (
         "percentage from 0.1 to 100",
-        "`{ sms = 26 }`: so many multiprocessors, at least 2",
+        "`{ sms = 26 }`: so many multiprocessors, at least 2 (MPS gives no process fewer than 8 of an H200)",
         '`{ clients = 4, rule = "even" }`: 100/4; `"double"`: 100/(0.5 · 4), at most 100',
         "`{ weight = 3 }`: 3 divided by the sum of all weights in the policy",
     ),

@@ -121,8 +121,8 @@ def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyEr
         return ()
     found: list[PolicyError] = []
     for path, setting in policy.settings.items():
-        if path[-1] == "threads" and isinstance(setting.value, values.Multiprocessors):
-            found += _too_many(setting, devices)
+        if path[-1] in ("threads", "total_threads"):
+            found += [*_too_many(setting, devices), *_too_few(setting, devices)]
         elif path[-1] == "memory":
             found += _memory(policy, path, setting, devices)
         elif path[0] == "instance" and path[-1] == "devices":
@@ -135,9 +135,20 @@ def against_devices(policy: Policy, devices: Sequence[Device]) -> tuple[PolicyEr
 
 def _too_many(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
     most = max(device.multiprocessors for device in devices)
-    if setting.value.count > most:
+    if isinstance(setting.value, values.Multiprocessors) and setting.value.count > most:
         problem = f"{setting.value.count} multiprocessors are more than a GPU here has ({most})"
         yield _warning(setting.origin, problem, "it gives the whole GPU; write threads = 100 if that is meant")
+
+
+def _too_few(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
+    """Multiprocessors that somebody has counted, or a total, and one process gets more."""
+    value, total = setting.value, setting.origin.key.endswith("total_threads")
+    if not (total or isinstance(value, values.Multiprocessors)):
+        return
+    if all(values.percent_of(value, [one], 1.0) < values.least_percent([one]) for one in devices):
+        least = min(units.least(device.multiprocessors) for device in devices)
+        problem = f"MPS gives each client process {least} multiprocessors at least"
+        yield _warning(setting.origin, problem, f"write at least {{ sms = {least} }}, or expect that many")
 
 
 def _memory(policy: Policy, path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:

@@ -81,7 +81,15 @@ def total(
         return None
     sizes = {one.ordinal: bytes_of(memory, one) for one in devices} if memory is not None else {}
     known = {device: size for device, size in sizes.items() if size is not None}
-    return Total(None if threads is None else _total_percent(threads, own, devices), known)
+    if threads is None:
+        return Total(None, known)
+    return Total(_total_percent(threads, own, devices), known, least_percent(devices))
+
+
+def least_percent(devices: Sequence[Device]) -> float:
+    """Of the threads, for which MPS gives a process the fewest multiprocessors that it gives; 0: it is not known."""
+    present = {device.multiprocessors for device in devices if device.multiprocessors > 0}
+    return max((units.percent_for_multiprocessors(units.least(one), one) for one in present), default=0.0)
 
 
 def _total_percent(total: float | Multiprocessors, own: Threads | None, devices: Sequence[Device]) -> float:
@@ -92,7 +100,9 @@ def _total_percent(total: float | Multiprocessors, own: Threads | None, devices:
     """
     percent = percent_of(total, devices, 0.0)
     if isinstance(total, Multiprocessors) and isinstance(own, Multiprocessors):
-        return max(percent, total.count // own.count * percent_of(own, devices, 0.0))
+        each = max(percent_of(own, devices, 0.0), least_percent(devices))
+        count = max([own.count, *(units.least(device.multiprocessors) for device in devices)])
+        return max(percent, total.count // count * each)
     return percent
 
 

@@ -12,8 +12,10 @@ SERVER_USAGE = 66
 BYPASS_OVERHEAD = 526  # outside MPS: 142629 of 143155 free
 _UUIDS = ("GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc")
 
-# multiprocessors -> what a context costs under a memory limit (01 S4, 02 R1, 04 T1, 05 M1, 06 V2, 07 W1)
+# multiprocessors -> what a context costs under a memory limit (01 S4, 02 R1, 04 T1, 05 M1, 06 V2, 07 W1;
+# 2026-11-23, slurm-day.md)
 _CONTEXT = (
+    (8, 58),
     (12, 72),
     (26, 123),
     (38, 167),
@@ -69,8 +71,8 @@ def visible(devices: list[Device], wanted: str | None) -> list[Device]:
 
 
 def multiprocessors(percentage: float) -> int:
-    """Percent to multiprocessors: rounded down, and down to an even number (they come in pairs); at least one pair."""
-    return max(2, int(percentage * MULTIPROCESSORS / 100 + 1e-9) // 2 * 2)
+    """Percent to multiprocessors: rounded down, and down to an even number (they come in pairs); at least 8."""
+    return max(8, int(percentage * MULTIPROCESSORS / 100 + 1e-9) // 2 * 2)
 
 
 def _interpolate(points: tuple[tuple[int, int], ...], x: int) -> int:

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 4
+VERSION = 5
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 

@@ -195,6 +195,17 @@ def test_a_job_is_under_its_users_and_over_several_users() -> None:
     assert [stage.working(one) for one in alices] == [True, False], "the job has 30 %, whoever it is"
 
 
+def test_who_waits_for_a_total_is_told_that_mps_gives_no_process_less() -> None:
+    """40 % are six processes of 5: MPS gives each of them 8 of an H200's multiprocessors."""
+    stage = Stage('[cgroup."/jobs/*"]\nthreads = 5\ntotal_threads = 40\n', together=True).up()
+    crowd = [stage.client(ALICE, cgroup="/jobs/1") for _ in range(8)]
+    stage.run(3)
+    assert [stage.working(one) for one in crowd] == [True] * 6 + [False] * 2
+    assert why(stage, ALICE).endswith(
+        "36.6 of 40 % of threads, the next process needs 6.1 (its limit is 5, but MPS gives no process less)"
+    )
+
+
 def test_what_a_client_really_uses_counts_in_its_jobs_total() -> None:
     stage = Stage(TOTALS.replace('"2G"', '"2G"\nover_limits = "report"', 1), together=True).up()
     one = stage.client(ALICE, cgroup="/mem")

@@ -419,6 +419,26 @@ def test_who_does_not_fit_holds_up_no_other_user_and_is_next_when_it_fits() -> N
     assert made.next(0.0, table) is not None
 
 
+def test_a_total_counts_what_mps_gives_at_least_and_the_first_process_always_may() -> None:
+    """5 % of an H200 are 8 multiprocessors, 6.1 %: of a job with 40 % six processes work at once, and one of 2 %."""
+    made = queue(*(held(number, A) for number in range(1, 10)))
+
+    def serve(total: Total) -> int:
+        table, before = (
+            admits(User(A, "all", Limits(min(5.0, total.threads or 0)), None, total)),
+            len(list(made.known())),
+        )
+        while (one := made.next(0.0, table)) is not None:
+            made.remove(one.connection)
+            made.know(KnownProcess(one.pid, one.uid, one.uid, 5, 0.0, made.limits_for(one, table.users[A], table)))
+        return len(list(made.known())) - before
+
+    assert serve(Total(40.0, {}, 6.1)) == 6
+    for one in list(made.known()):
+        made.forget(one.process)
+    assert serve(Total(2.0, {}, 6.1)) == 1
+
+
 def test_a_process_of_which_an_earlier_gate_cannot_say_counts_as_all_that_it_may_have() -> None:
     made = queue(held(2, A))
     made.know(KnownProcess(1, A, A, 5, 0.0, None))

@@ -114,7 +114,7 @@ def test_the_reference_has_a_policy_that_does_what_it_says() -> None:
     )
     job = totals.share("/slurm/job_7/step")
     assert job is not None
-    assert (job.job, job.total([H200])) == ("/slurm/job_7", Total(30.0))
+    assert (job.job, job.total([H200])) == ("/slurm/job_7", Total(30.0, {}, 6.1))
     assert (may, second.rules(Identity(3, "b")).access) == (["deny", "allow"], "deny")
     made = {one.instance: one for one in instances(fourth, [replace(H200, uuid="GPU-a"), H200, SECOND])}
     assert list(made) == ["gpu0", "gpu1", "big"]

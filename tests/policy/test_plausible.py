@@ -119,6 +119,8 @@ def test_more_than_a_gpu_has() -> None:
         f'[user.a]\nmemory = {{ {H200.uuid.upper()} = "50%" }}\n',
         f'[instance.a]\ndevices = ["{SMALL.uuid}"]\n',
         "[limits]\nthreads = 100\n",
+        "[limits]\nthreads = { sms = 4 }\n",  # too few for the large one alone
+        "[limits]\nthreads = 5\ntotal_threads = 10\n",
     ],
 )
 def test_what_fits_one_of_the_gpus_is_meant(text: str) -> None:
@@ -144,6 +146,18 @@ def test_what_fits_one_of_the_gpus_is_meant(text: str) -> None:
 def test_what_fits_no_gpu(text: str, line: int, key: str, problem: str) -> None:
     """GPUs that are not there, and limits that no program can work under."""
     assert [one[:3] for one in told(against_devices(policy(text), [H200, SMALL]))] == [(line, key, problem)]
+
+
+@pytest.mark.parametrize("text", ["threads = { sms = 6 }", "total_threads = { sms = 7 }", "total_threads = 6.0"])
+def test_less_than_mps_gives_any_process(text: str) -> None:
+    """An H200 gives 8 multiprocessors for 2 and for 5 %: a number that was counted, or a total, does not hold there."""
+    problem = "MPS gives each client process 8 multiprocessors at least"
+    found = told(
+        against_devices(
+            policy(f"[limits]\n{text}\n") if "total" not in text else policy(f"[limits]\nthreads = 1\n{text}\n"), [H200]
+        )
+    )
+    assert [one[2:] for one in found] == [(problem, "write at least { sms = 8 }, or expect that many")]
 
 
 def test_without_gpus_nothing_is_compared() -> None:
@@ -286,6 +300,8 @@ def test_exactly_the_wrong_names_and_sizes_are_warned_about(
             lines.append(f"threads = {{ sms = {sms} }}")
             if sms > H200.multiprocessors:
                 wrong[len(lines)] = f"{sms} multiprocessors are more than a GPU here has (132)"
+            if sms < 8:
+                wrong[len(lines)] = "MPS gives each client process 8 multiprocessors at least"
             lines.append(f'memory = "{gib}G"')
             if gib > 140:
                 wrong[len(lines)] = f"{gib}G is more than GPU 0 has (140G)"

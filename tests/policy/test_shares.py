@@ -87,7 +87,7 @@ def test_each_cgroup_that_a_pattern_names_has_a_total_of_its_own(pattern: str, c
     assert named(pattern, SLURM) == cgroup
     share = policy(f'[cgroup."{pattern}"]\ntotal_threads = 30\ntotal_memory = "25%"\nmax_clients = 3\n').share(SLURM)
     assert share is not None
-    assert (share.job, share.max_clients, share.total([H200])) == (cgroup, 3, Total(30.0, {0: 35 * GIB}))
+    assert (share.job, share.max_clients, share.total([H200])) == (cgroup, 3, Total(30.0, {0: 35 * GIB}, 6.1))
 
 
 def test_no_process_has_more_than_its_job_has_in_total() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpsagent.mps.limits import Device, Limits, Total
+from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.policy import totals
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
@@ -28,7 +31,7 @@ def test_without_totals_there_is_no_bound() -> None:
 
 def test_what_totals_come_to() -> None:
     rules = policy('[limits]\nthreads = 20\nmemory = "4G"\ntotal_threads = 60\ntotal_memory = "10%"\n').rules(ALICE)
-    assert rules.total([H200, SMALL]) == Total(60.0, {0: 14 * GIB, 1: 2457 << 20})
+    assert rules.total([H200, SMALL]) == Total(60.0, {0: 14 * GIB, 1: 2457 << 20}, 6.1)
     assert policy('[limits]\nmemory = "1G"\ntotal_memory = "3G"\n').rules(ALICE).total([H200]) == Total(
         None, {0: 3 * GIB}
     )
@@ -39,12 +42,15 @@ def test_each_key_is_looked_up_on_its_own() -> None:
         "[limits]\nthreads = 10\ntotal_threads = 80\n[group.lab]\ntotal_threads = 40\n[user.alice]\nthreads = 15\n"
     )
     rules = found.rules(ALICE)
-    assert (rules.threads, rules.total([H200])) == (15.0, Total(40.0))
+    assert (rules.threads, rules.total([H200])) == (15.0, Total(40.0, {}, 6.1))
     assert rules.explain([H200])["total_threads"]["value"] == 40.0
     assert rules.explain([H200])["total_threads"]["from"]["line"] == 5
 
 
-@pytest.mark.parametrize(("own", "most", "fit"), [(26, 52, 2), (10, 100, 10), (10, 109, 10), (26, 60, 2), (44, 132, 3)])
+@pytest.mark.parametrize(
+    ("own", "most", "fit"),
+    [(26, 52, 2), (10, 100, 10), (10, 109, 10), (26, 60, 2), (44, 132, 3), (2, 52, 6), (4, 132, 16)],
+)
 def test_totals_in_multiprocessors_are_counted_in_multiprocessors(own: int, most: int, fit: int) -> None:
     """Percentages round up to whole multiprocessors, and that must not cost the last process."""
     text = f"[limits]\nthreads = {{ sms = {own} }}\ntotal_threads = {{ sms = {most} }}\n"
@@ -55,6 +61,22 @@ def test_totals_in_multiprocessors_are_counted_in_multiprocessors(own: int, most
     while total.fits(used, each):
         used.append(each)
     assert len(used) == fit
+
+
+@given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 40))
+def test_processes_that_fit_never_have_more_multiprocessors_than_their_total(own: int, most: int, crowd: int) -> None:
+    """MPS gives each of an H200's at least 8: 8 processes of a job with 52 had 64 (2026-11-23, slurm-day.md). The first
+    one always may: nothing smaller can be given."""
+    total = (
+        policy(f"[limits]\nthreads = {min(own, most) / 10}\ntotal_threads = {most / 10}\n").rules(ALICE).total([H200])
+    )
+    assert total is not None
+    used: list[Limits] = []
+    while len(used) < crowd and total.fits(used, Limits(min(own, most) / 10)):
+        used.append(Limits(min(own, most) / 10))
+    seen = len(used) * multiprocessors_for_percent(min(own, most) / 10, 132)
+    assert len(used) == 1 or seen <= most * 132 / 1000
+    assert len(used) == crowd or seen + 10 > most * 132 / 1000 - min(own, most) * 132 / 1000
 
 
 def test_a_process_without_a_limit_counts_as_the_whole() -> None:

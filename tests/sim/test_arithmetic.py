@@ -22,15 +22,13 @@ from mpsagent.sim.delays import Delays
         (35, 46),
         (80, 104),
         (12.8, 16),
+        (6.2, 8),
+        (5, 8),
+        (2, 8),
     ],
 )
 def test_multiprocessors_as_recorded(percentage: float, sms: int) -> None:
     assert gpu.multiprocessors(percentage) == sms
-
-
-def test_the_smallest_share_is_one_pair() -> None:
-    """A share of nothing would be a client that cannot run."""
-    assert gpu.multiprocessors(0.1) == 2
 
 
 @pytest.mark.parametrize(
