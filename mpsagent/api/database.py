@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from mpsagent.core.model import Use
-from mpsagent.core.sessions import Session, Sessions, with_use
+from mpsagent.core.sessions import Session, Sessions, how, with_use
 
 NAME = "history.db"
 VERSION, BEFORE = 4, 3
@@ -360,6 +360,11 @@ _USE = """
     SELECT number, uid, job, passed, coalesce(ended, :now), more FROM sessions
     WHERE kind = 'client' AND passed < :end AND coalesce(ended, :now) > :begin AND {whose}
 """
+_LAST = """
+    SELECT uid, job, outcome, json_extract(more, '$.rule'), max(coalesce(ended, :now + 1)) FROM sessions
+    WHERE kind = 'client' AND came < :end AND coalesce(ended, :now) >= :begin AND {whose} GROUP BY uid, job
+"""
+"""Of each job the client that ended last, or has not (SQLite takes the other columns from the row with the maximum)."""
 
 
 def report(
@@ -369,8 +374,8 @@ def report(
     """Sums of the days from ``first`` to ``last`` (YYYY-MM-DD), ``by`` "uid", "day" or "job" (of one name, or at most
     MOST_JOBS, the last ones first). Time with the GPU is that with a client at work, however many, without pauses.
     ``threads``, ``memory``: the most that one of a job's clients had: percent, and bytes on a device, 0: no limit.
-    ``live``: by session, what it has used and is not on record yet. What a client used on several days is divided by
-    time."""
+    ``ended``: how the last of a job's clients did (:func:`mpsagent.core.sessions.how`). ``live``: by session, what it
+    has used and is not on record yet. What a client used on several days is divided by time."""
     whose = "true" if by != "job" else "job IS NOT NULL" if job is None else "job = :job"
     begins, ends = _begins(date.fromisoformat(first)), local_day(_begins(date.fromisoformat(last)))[1]
     values = {"begin": begins, "end": ends, "now": now, "job": job}
@@ -418,10 +423,14 @@ def report(
                     row[column] += more.get(column, 0) * ((end - begin) / (until - since) if until > since else 1)
                 row["memory_used"] = max(row["memory_used"], more.get("memory", 0))
                 row["shared"] = max(row["shared"], more.get("shared", False))
+        lasts = connection.execute(_LAST.format(whose=whose), values) if by == "job" else ()
+        ended = {(uid, name): how(outcome, rule) for uid, name, outcome, rule, _ in lasts}
     if by != "job":
         return [{by: one, **{name: found[one,][name] for name in (*SUMS, *USED)}} for (one,) in sorted(found)]
     jobs = sorted(found, key=lambda one: (found[one]["at"], one[1]), reverse=True)[:MOST_JOBS]
-    columns = (*SUMS, *USED, "threads", "memory")
+    columns = (*SUMS, *USED, "threads", "memory", "ended")
+    for who in jobs:
+        found[who]["ended"] = ended.get(who, "unknown")
     return [{"job": one[1], "uid": one[0], **{name: found[one][name] for name in columns}} for one in jobs]
 
 

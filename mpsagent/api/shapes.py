@@ -229,7 +229,9 @@ class Error(TypedDict):
 class ReportRow(TypedDict):
     """``uid`` and ``user``, ``group`` and ``users`` (how many), ``day``, or ``job``, ``uid`` and ``user``, as ``by``
     says. ``threads``, ``memory`` (of jobs): the most that one of its clients had: percent, and bytes on a device, 0: no
-    limit. ``gpu``, ``waited``, ``longest``, ``paused`` in seconds: with a client at work; of all processes' waits
+    limit; ``ended`` (of jobs): how the last of its clients did: running, finished, fault, lost (with its server),
+    order, drain, turn, the policy's key that ended it (``max_runtime``), left or refused (it never had the GPU),
+    unknown. ``gpu``, ``waited``, ``longest``, ``paused`` in seconds: with a client at work; of all processes' waits
     together; of the longest wait; frozen in pauses, no part of ``gpu``. ``left``: processes that went away while they
     waited. ``forced``: clients that mpsagent has ended. ``utilization``, from 0 to 1, null: not known: the GPU was
     ``busy`` for so many seconds of those that were ``counted``; ``shared``: that is of several users on one server.
@@ -243,6 +245,7 @@ class ReportRow(TypedDict):
     job: NotRequired[str]
     threads: NotRequired[float]
     memory: NotRequired[int]
+    ended: NotRequired[str]
     gpu: float
     waited: float
     longest: float

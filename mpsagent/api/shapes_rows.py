@@ -21,10 +21,10 @@ class Session(TypedDict):
     """A process from its coming to its end, or a turn, a pause or a fault: ``kind`` is client, turn, pause or fault.
     ``pid``: of a fault, the server's. ``began``: let in, null: not so far. ``ended`` null: it goes on. ``waited``,
     ``worked``: seconds until then, and from then on. ``outcome``: how it ended (of a client ok, ended, faulted, lost,
-    left, refused, unknown), and ``why``. Of a client: ``limits`` and ``lease`` that it came with, ``memory``: the most
-    that was seen; ``utilization`` of its server while it was at work, from 0 to 1, ``energy``: its part, in joules;
-    ``shared``: other users were at work on that server, too. Of a turn: ``before``, who had the GPU, and the ``gap`` in
-    seconds. Of a pause: ``clients``."""
+    left, refused, unknown), and ``why``, by which ``rule``. Of a client: ``limits`` and ``lease`` that it came with,
+    ``memory``: the most that was seen; ``utilization`` of its server while it was at work, from 0 to 1, ``energy``: its
+    part, in joules; ``shared``: other users were at work on that server, too. Of a turn: ``before``, who had the GPU,
+    and the ``gap`` in seconds. Of a pause: ``clients``."""
 
     cursor: int
     kind: str
@@ -39,6 +39,7 @@ class Session(TypedDict):
     worked: float
     outcome: str | None
     why: str | None
+    rule: NotRequired[str]
     job: str | None
     limits: NotRequired[Limits]
     lease: NotRequired[int]

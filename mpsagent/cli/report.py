@@ -24,8 +24,8 @@ MORE = {"job": ("threads", "memory"), "group": ("users",)}
 """Numbers that only such a row has."""
 MOST_EVER = 2.0**63
 SHARED = "*: of all users together, who were at work on one server"
-OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "forced")
-OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults", "forced")
+OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "ended")
+OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults")
 """Where NVML has said what was used."""
 """What a page has room for; CSV and JSON have the rest, too."""
 
@@ -52,7 +52,8 @@ def report(
     time in which their processes stood for others, and no time with the GPU. Days are the node's.
     UTIL is the GPU's utilisation meanwhile, ENERGY what it used, USED the most memory of one process. Jobs are those
     that had a lease with a name; THREADS and MEMORY are the most that one of their clients had. What a page has
-    no room for is in --csv and --json.
+    no room for is in --csv and --json. ENDED is how the last client of a job did: finished by itself (or by a signal of
+    others), fault, order (somebody asked for it), turn, or the policy's key that ended it, such as max_runtime.
     """
     if merge != bool(files):
         raise click.UsageError("--merge and FILES go together: report --merge a.json b.json")
@@ -106,6 +107,8 @@ def merged(bodies: Sequence[Json]) -> Json:
                 row[name] = 0 if name == "memory" and 0 in (before[name], row[name]) else max(before[name], row[name])
             elif name in (*SUMS, *USED):
                 row[name] += before[name]
+        if row.get("ended") == "finished":
+            row["ended"] = before.get("ended", "finished")
         rows[whose] = {**row, "utilization": row["busy"] / row["counted"] if row["counted"] else None}
     first, last = min(one["first"] for one in bodies), max(one["last"] for one in bodies)
     return {"by": by, "first": first, "last": last, "rows": [rows[one] for one in sorted(rows, key=str)]}
@@ -121,7 +124,9 @@ def table(body: Json, width: int = tables.WIDE) -> list[str]:
     paused = any(row.get("paused") for row in rows)  # else there is no column for it: a page has little room
     columns: tuple[str, ...] = OF_JOBS if by == "job" else SUMS if paused else SUMS[:-1]
     if any(row["counted"] for row in rows):
-        columns = ("user",) * (by == "job") + OF_USE + (("paused",) if paused else ("used",))
+        columns = (*OF_USE, "forced", "paused" if paused else "used")
+        if by == "job":
+            columns = ("user", *OF_USE, columns[-1], "ended")
     lines = [[name.upper() for name in (by, *columns)]]
     lines += [[_who(row, by), *(_value(name, row) for name in columns)] for row in rows]
     found = tables.table(None, lines, width, names={"job": (1, 0), "day": ()}.get(by, (0,)), right=True)
@@ -139,6 +144,8 @@ def _value(name: str, row: Json) -> str:
 
     if name == "user":
         return wording.user(row)
+    if name == "ended":
+        return wording.safe(row.get("ended", "not known"))
     if name == "memory":
         return limit_text(row[name]) if row[name] else "-"
     if name == "util":
@@ -162,7 +169,7 @@ def _write_csv(body: Json) -> None:
     import csv
 
     names: tuple[str, ...] = {"user": ("uid", "user"), "group": ("group", "users"), "day": ("day",),
-                              "job": ("job", "uid", "user", "threads", "memory")}[body["by"]]  # fmt: skip
+                              "job": ("job", "uid", "user", "threads", "memory", "ended")}[body["by"]]  # fmt: skip
     columns = (*SUMS, *USED, "utilization")
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow([*names, *(f"{name}_seconds" if name in SECONDS else name for name in columns)])

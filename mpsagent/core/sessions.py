@@ -22,7 +22,7 @@ class Session:
     is one. ``pid``: of a fault, the server's; 0 for users. ``passed``: let in, or begun; None: it waited and no more.
     ``outcome``: of a client :class:`mpsagent.core.model.Outcome`, left or refused; of a turn forced or left; of a fault
     recovered or ended; unknown: nobody has seen the end. ``more``: limits, lease, the most memory seen and the use of a
-    client; gap and user before of a turn; number of clients of a pause."""
+    client, and the rule by which it is ended; gap and user before of a turn; number of clients of a pause."""
 
     number: int
     kind: str
@@ -44,6 +44,14 @@ class Session:
 
     def end(self, at: float, outcome: str, why: str | None = None) -> None:
         self.ended, self.outcome, self.why = max(at, self.passed or self.came), outcome, why or self.why
+
+
+def how(outcome: str | None, rule: str | None) -> str:
+    """How a client ended, in one word. ``rule``: by which mpsagent has ended it; the policy's key is said of it."""
+    if outcome != "ended":
+        return {None: "running", "ok": "finished", "faulted": "fault"}.get(outcome, str(outcome))
+    words = (rule or "ended").split(".")
+    return "turn" if "switch" in words else "fault" if words[0] == "hang" else words[-1]
 
 
 MOST_GONE = 1000
@@ -189,6 +197,7 @@ class Sessions:
         if one is None or record["action"] not in ("TerminateClient", "SignalClient"):
             return []
         one.why = str(record.get("reason") or "") or None
+        one.more["rule"] = str(record.get("rule") or "")
         return [one]
 
     def _order(self, record: Record, at: float) -> list[Session]:

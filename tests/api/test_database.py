@@ -182,6 +182,28 @@ def test_what_was_used_is_in_the_report(tmp_path: Path) -> None:
     file.close()
 
 
+@pytest.mark.parametrize(
+    ("rule", "outcome", "word"),
+    [("", "ok", "finished"), ("", "faulted", "fault"), ("", "lost", "lost"), ("", "unknown", "unknown"),
+     ("order", "ended", "order"), ("drain", "ended", "drain"), ("user.bob.max_runtime", "ended", "max_runtime"),
+     ("limits.over_limits", "ended", "over_limits"), ("switch.after", "ended", "turn"),
+     ("hang.fault", "ended", "fault"),
+     ("switch.after", "ok", "finished")],
+)  # fmt: skip
+def test_how_a_job_ended_is_how_its_last_client_did(tmp_path: Path, rule: str, outcome: str, word: str) -> None:
+    file, job = Database(tmp_path / NAME), {"uid": 1000, "job": "slurm-7"}
+    write(file, *(row(pid, 100.0, "client.connected", pid=pid, waited=0.0, **job) for pid in (1, 2, 3)))
+    if rule:
+        write(file, row(4, 110.0, "action.done", action="SignalClient", pid=2, uid=1000, rule=rule, reason="so"))
+    write(file, row(5, 120.0, "client.ended", pid=1, outcome="lost", **job))
+    write(file, row(6, 121.0, "client.ended", pid=3, outcome="ok", **job))
+    day = database.local_day(100.0)[0]
+    assert [one["ended"] for one in database.report(tmp_path / NAME, day, day, "job", 130.0)] == ["running"]
+    write(file, row(7, 130.0, "client.ended", pid=2, outcome=outcome, **job))
+    assert [one["ended"] for one in database.report(tmp_path / NAME, day, day, "job", 140.0)] == [word]
+    file.close()
+
+
 def test_the_report_of_jobs(tmp_path: Path) -> None:
     """Across agents; jobs go with the records that they were counted from."""
     path = tmp_path / NAME
@@ -195,13 +217,13 @@ def test_the_report_of_jobs(tmp_path: Path) -> None:
     write(file, row(2, 160.0, "client.connected", pid=6, waited=0.5, limits=later, **job), row(3, 165.0, uid=1))
     day = database.local_day(100.0)[0]
     rest = {"left": 0, "refused": 0, "faults": 0, "forced": 0, "turns": 0, "paused": 0, "threads": 30.0, "memory": 8192,
-            **dict.fromkeys(database.USED, 0)}  # fmt: skip
+            "ended": "running", **dict.fromkeys(database.USED, 0)}  # fmt: skip
     found = {**job, "gpu": 100.0, "waited": 3.0, "longest": 2.5, "clients": 2, **rest}
     assert database.report(path, day, day, "job", 200.0) == [found]
     ends = [row(4, 200.0, "client.ended", uid=1000, pid=5, outcome="ok"),
             row(5, 300.0, "client.ended", uid=1000, pid=6, outcome="ok")]  # fmt: skip
     write(file, *ends, row(6, 310.0, "client.left", uid=2, pid=9, waited=1.0, job="slurm-8"))
-    assert database.report(path, day, day, "job", 900.0, "slurm-7") == [{**found, "gpu": 200.0}]
+    assert database.report(path, day, day, "job", 900.0, "slurm-7") == [{**found, "gpu": 200.0, "ended": "finished"}]
     assert [one["job"] for one in database.report(path, day, day, "job", 900.0)] == ["slurm-8", "slurm-7"]
     days = 86400.0 * 3
     write(file, row(7, days, "client.left", uid=2, pid=9, waited=1.0, job="slurm-9"))

@@ -74,16 +74,26 @@ def test_csv_and_json_have_the_seconds(served: Served) -> None:
 
 def test_a_job_has_its_user_and_limits(served: Served) -> None:
     """In 80 columns; what has no room there is in the CSV."""
-    job = {"job": "slurm-17", "uid": 1000, "user": "alice", **ROW, "threads": 30.0, "memory": 0}
+    job = {
+        "job": "slurm-17",
+        "uid": 1000,
+        "user": "alice",
+        **ROW,
+        "threads": 30.0,
+        "memory": 0,
+        "ended": "idle_timeout",
+    }
     served.backend.rows = (job, {**job, "job": "slurm-18", "gpu": 1e4, "memory": 4 << 30})  # type: ignore[attr-defined]
     head, first, second = run(served, "report", "--by", "job").splitlines()
-    assert head.split() == "JOB USER THREADS MEMORY GPU WAITED CLIENTS FAULTS FORCED".split()
-    assert first.split() == ["slurm-18", "alice", "30", "4G", "2h46m", "1m30s", "4", "1", "2"]
+    assert head.split() == "JOB USER THREADS MEMORY GPU WAITED CLIENTS FAULTS ENDED".split()
+    assert first.split() == ["slurm-18", "alice", "30", "4G", "2h46m", "1m30s", "4", "1", "idle_timeout"]
     assert second.split()[:4] == ["slurm-17", "alice", "30", "-"]
     assert max(map(len, (head, first, second))) <= 80
     rows = csv.DictReader(io.StringIO(run(served, "report", "--job", "slurm-17", "--csv")))
-    assert [(row["job"], row["uid"], row["threads"], row["waited_seconds"], row["left"]) for row in rows] == [
-        ("slurm-17", "1000", "30.0", "90.5", "1"), ("slurm-18", "1000", "30.0", "90.5", "1"),
+    columns = "job", "uid", "threads", "waited_seconds", "left", "ended"
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("slurm-17", "1000", "30.0", "90.5", "1", "idle_timeout"),
+        ("slurm-18", "1000", "30.0", "90.5", "1", "idle_timeout"),
     ]  # fmt: skip
     assert served.backend.asked[-2:] == [("report", "job", None), ("report", "job", "slurm-17")]
 
@@ -193,7 +203,8 @@ def test_the_sums_have_the_names_of_the_database(tmp_path: Path) -> None:
 def test_reports_of_several_nodes_are_added_up(tmp_path: Path) -> None:
     """Sums, and the most of what is no sum; a file that is no report is named."""
     job = {"job": "slurm-17", "uid": 1000, "user": "alice", **ROW, "paused": 1.5, "threads": 20.0, "memory": 4 << 30}
-    other = {**job, "longest": 70.0, "gpu": 1.0, "threads": 10.0, "memory": 8 << 30}
+    job["ended"] = "fault"
+    other = {**job, "longest": 70.0, "gpu": 1.0, "threads": 10.0, "memory": 8 << 30, "ended": "finished"}
     report = {"by": "job", "first": "2026-11-01", "last": "2026-11-02"}
     files = [str(tmp_path / name) for name in ("a.json", "b.json", "c.json")]
     Path(files[0]).write_text(json.dumps({**report, "rows": [job, {**job, "job": "slurm-18"}]}))
