@@ -128,6 +128,8 @@ class GateSide:
     def _event(self, message: link.FromGate, now: float) -> inp.GateSaid[link.FromGate]:
         if isinstance(message, link.Knock | link.Known):
             message = replace(message, since=min(self._clock.at(message.since), now))
+        if isinstance(message, link.Slowed):
+            message = replace(message, until=self._clock.at(message.until))
         event = inp.GateSaid(now, message)
         if isinstance(message, link.Knock | link.Known) and any(one.process for one in self._core.state.leases):
             event = event._replace(lineage=lineage(message.pid))

@@ -277,6 +277,8 @@ class State:
     start_failure: StartFailure | None = None
     unconfirmed: Mapping[int, str] = field(default_factory=dict)
     """By uid: why MPS did not confirm that user's limits last."""
+    slowed: Mapping[int, float] = field(default_factory=dict)
+    """By uid: until when the gate hands none of that user's over (bounded)."""
     listed_at: float | None = None
     """When ``get_server_list`` was answered last."""
     memory: Mapping[int, Mapping[str, int]] = field(default_factory=dict)

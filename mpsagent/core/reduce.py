@@ -67,7 +67,7 @@ def _nothing_held(state: State) -> State:
     for held in state.held.values():
         if not held.of_client:
             before.setdefault(held.process, held)
-    return replace(state, held=Queue(), turned_away={}, before=before)
+    return replace(state, held=Queue(), turned_away={}, slowed={}, before=before)
 
 
 def _gate_synced(state: State, event: inp.GateSaid[link.Synced], out: Out) -> State:
@@ -235,6 +235,10 @@ def _unconfirmed(state: State, event: inp.GateSaid[link.Unconfirmed], out: Out) 
         return state
     out.append(tr.LimitsUnconfirmed(event.at, said.uid, said.why))
     return replace(state, unconfirmed=bounded({**state.unconfirmed, said.uid: said.why}, 64))
+
+
+def _slowed(state: State, event: inp.GateSaid[link.Slowed], out: Out) -> State:
+    return replace(state, slowed=bounded({**state.slowed, event.what.uid: event.what.until}, 1024))
 
 
 def _applied(state: State, event: inp.GateSaid[link.Applied], out: Out) -> State:
@@ -437,6 +441,7 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     link.Passed: _passed,
     link.Failed: _handover_failed,
     link.Unconfirmed: _unconfirmed,
+    link.Slowed: _slowed,
     link.Applied: _applied,
     link.FrontEnd: _front_end,
     link.HandshakeSeen: _handshake,

@@ -56,7 +56,7 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
         line = state.held.line(uid)
         paused = [client.pid for client in state.clients_of_user(uid)] if uid in view.suspended else []
         pids = dict.fromkeys([*paused, *(one.peer.pid for one in line)])
-        why, turn = _why(view, uid, line, everybody, use), None
+        why, turn = _why(view, uid, line, everybody, use, now), None
         if at is not None and uid not in mine and not view.denied(uid) and view.identified(uid):
             turn, at = at, _after(view, uid, at)
         lifted = ((pid, caps.lifted(view, pid)[1]) for pid in pids if pid in state.lifts) if state.lifts else ()
@@ -68,7 +68,7 @@ def waiting(view: View, now: float) -> tuple[Waiting, ...]:
     return tuple(found)
 
 
-def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, use: _Use) -> Reason:
+def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, use: _Use, now: float) -> Reason:
     if any(one.handing is not None for one in line):
         return Reason("handover", "is being handed over to MPS")
     own = hold(view, uid)
@@ -76,6 +76,9 @@ def _why(view: View, uid: int, line: Sequence[Held], everybody: Reason | None, u
         return everybody
     if own is not None:
         return own
+    if (until := view.state.slowed.get(uid, now)) > now:
+        text = "comes later, and others before: this user's last processes took long to meet their server, or never did"
+        return Reason("slowed", text, until=until)
     return _bound(view, uid, line, use) or NEXT
 
 

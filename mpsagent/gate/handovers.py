@@ -165,6 +165,8 @@ class Instance:
         while True:
             now = self.lane.loop.time()
             held, wake, short = self._queue.choose(now, self.admissions)
+            for uid, until in self._queue.newly_slowed(self.name, now):
+                self._tell(link.Slowed(uid, until))
             if held is None and short:
                 for beyond in list(self._queue.beyond(self.admissions)):
                     self._refuse(beyond)

@@ -304,6 +304,7 @@ class Gate:
             self._link.send(message, pidfd)
 
     def _sync(self) -> Iterator[Outgoing]:
+        self._queue.told.clear()
         yield link.Hello(os.getpid(), self._started), None
         for instance in self._instances:
             if instance.greeting is not None:

@@ -100,6 +100,10 @@ class Queue:
         self._slow, self._alone = Account(SLOW), Account(ALONE)
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
+        self.slowed: dict[tuple[str, int], float] = {}
+        """By instance and user, until when what the user owes delays whom :meth:`choose` found. Who has been told of it
+        empties it into ``told``."""
+        self.told: dict[tuple[str, int], float] = {}
         self._new = Account(NEW_CLIENTS)
         self._places: dict[str, Places] = {}
         self.contexts_from = 0.0
@@ -301,6 +305,16 @@ class Queue:
         owed = self._owes.get(uid)
         return max(self._slow.free_from(uid), 0.0 if owed is None else owed.until)
 
+    def newly_slowed(self, instance: str, now: float) -> list[tuple[int, float]]:
+        """Users whom :meth:`choose` has passed over there for what they owe, and until when; each once."""
+        found = [(uid, until) for (where, uid), until in self.slowed.items() if where == instance]
+        news = [(uid, until) for uid, until in found if self.told.get((instance, uid)) != until]
+        if len(self.told) >= MOST_REMEMBERED:
+            self.told = {one: until for one, until in self.told.items() if until > now}
+        self.told |= {(instance, uid): until for uid, until in news}
+        self.slowed.clear()
+        return news
+
     def rest(self, instance: str, uid: int, now: float, first: float, longest: float) -> None:
         """None of this user's is handed over there for a while, twice as long each time until :meth:`rested`."""
         if len(self._rests) >= MOST_REMEMBERED:
@@ -342,7 +356,8 @@ class Queue:
                     continue
                 paced = self.contexts_from if known else max(self._new.free_from(uid), self._new.all_free_from())
                 at = max(now, paced, self._rests.get((instance, uid), (0.0, 0.0))[0])
-                at = max(at, self._owed_until(uid, several))
+                owed = self._owed_until(uid, several)
+                at = max(at, owed)
                 mine = line.kin if known else line.new
                 if mine and (full or (user.max_contexts is not None and places.taken(uid) >= user.max_contexts)):
                     # a known process without a context has its place already
@@ -355,6 +370,8 @@ class Queue:
                     found = found if self._fits(found, wanted, user, user, admissions) else None
                 if found is not None and at > now:
                     found, later = None, at
+                    if owed > now:
+                        self.slowed[instance, uid] = owed
                 if found is not None:
                     # a process may bring a thousand contexts, each a tenth of a second (recording 12, H4)
                     place = (self._rounds.get(uid, 0) if known else 0, found.connection, found)

@@ -142,6 +142,16 @@ class Unconfirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class Slowed:
+    """None of this user's is handed over there before ``until``, because earlier ones took MPS up for long."""
+
+    kind: ClassVar[str] = "slowed"
+    uid: int
+    until: float
+    instance: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     """The admissions of this number are in force, and no hand-over is under way that they do not allow: an agent that
     sees it has seen every ``Passed`` of the users whom they shut out."""
@@ -187,8 +197,8 @@ class Refused:
 
 
 FromGate = (
-    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | Applied | FrontEnd | HandshakeSeen
-    | Refused
+    Hello | Knock | Known | Synced | Left | Handing | Passed | Failed | Unconfirmed | Slowed | Applied | FrontEnd
+    | HandshakeSeen | Refused
 )  # fmt: skip
 
 # --- agent to gate ---------------------------------------------------------------------------------------------------

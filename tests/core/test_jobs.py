@@ -11,6 +11,7 @@ from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
+from mpsagent.wire import link
 from tests.core.harness import ALICE, BOB, USERS, Stage
 
 TEXT = """
@@ -204,6 +205,22 @@ def test_who_waits_for_a_total_is_told_that_mps_gives_no_process_less() -> None:
     assert why(stage, ALICE).endswith(
         "36.6 of 40 % of threads, the next process needs 6.1 (its limit is 5, but MPS gives no process less)"
     )
+
+
+def test_whom_the_gate_slows_down_learns_until_when() -> None:
+    """By the gate's own word, which comes before what else bounds the user."""
+    stage = Stage("[limits]\nthreads = 60\ntotal_threads = 60\n", together=True).up()
+    for _ in range(2):
+        stage.client(ALICE)
+    stage.run(1)
+    assert why(stage, ALICE).startswith("this user's total is in use")
+    stage.feed(inp.GateSaid(stage.now, link.Slowed(ALICE, stage.now + 45)))
+    assert stage.core is not None
+    (alice,) = waiting(stage.core.view(), stage.now)
+    assert (alice.why.word, alice.why.until) == ("slowed", stage.now + 45)
+    assert "took long to meet their server" in alice.why.text
+    (alice,) = waiting(stage.core.view(), stage.now + 45)
+    assert alice.why.word == "total"
 
 
 def test_what_a_client_really_uses_counts_in_its_jobs_total() -> None:

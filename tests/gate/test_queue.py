@@ -225,6 +225,22 @@ def test_who_takes_mps_up_and_fails_waits_where_others_could_go() -> None:
     assert made.next(55.0, admits(A, B)) is made.get(1)
 
 
+def test_whom_it_passes_over_for_what_is_owed_is_said_once_with_the_end() -> None:
+    """Not a user who has nobody to be handed over, and not one who has paid."""
+    made = queue(held(1, A), held(3, B))
+    made.took(A, 5.0, now=10.0)
+    made.took(C, 5.0, now=10.0)
+    assert made.next(10.0, admits(A, B, C)) is made.get(3)
+    assert made.newly_slowed("", 10.0) == [(A, 55.0)]
+    assert made.next(11.0, admits(A, B, C)) is made.get(3)
+    assert made.newly_slowed("", 11.0) == []
+    made.took(A, 5.0, now=12.0)
+    assert made.next(12.0, admits(A, B, C)) is made.get(3)
+    assert made.newly_slowed("", 12.0) == [(A, 100.0)]
+    assert made.next(100.0, admits(A, B, C)) is made.get(1)
+    assert made.newly_slowed("", 100.0) == []
+
+
 def test_who_does_so_while_no_other_user_is_there_waits_after_the_fourth() -> None:
     """Else whoever comes meets one of them each time (make hostile: each client of an honest user waited 5.2 s)."""
     made = queue(held(1, A))
