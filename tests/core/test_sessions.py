@@ -33,7 +33,7 @@ def test_a_process_is_one_session_from_its_coming_to_its_end() -> None:
     found = told(
         client(10.0, "waiting"),
         client(14.0, "connected", waited=4.0, limits=limits, lease=3, job="train"),
-        (20.0, "action.done", {"action": "TerminateClient", "pid": 5, "ok": True, "reason": "its turn is over"}),
+        (20.0, "action.done", {"action": "TerminateClient", "pid": 5, "ok": True, "rule": "switch.after", "reason": "its turn is over"}),
         client(21.0, "ended", outcome="ended", seconds=7.0),
     )  # fmt: skip
     (one,) = found.values()
