@@ -93,11 +93,12 @@ def why_not(below: Path | None = None) -> str | None:
 class Cluster:
     """``client``: the words of mpsagent-cli. ``settings``: lines of the hooks' settings, in sh. ``proctrack``: how
     slurmd keeps the processes of a job together. ``check``: seconds between health checks. ``below``: a tree of /usr
-    for a machine without Slurm. ``shared``: how its GPU is. ``kill_wait``: seconds between SIGTERM and SIGKILL."""
+    for a machine without Slurm. ``shared``: how each of its ``gpus`` is. ``kill_wait``: seconds from SIGTERM to
+    SIGKILL."""
 
     def __init__(
         self, place: Path, client: Sequence[str], settings: str = "", proctrack: str = "cgroup", check: int = 2,
-        below: Path | None = None, shared: str = "mps:100", kill_wait: int = 2,
+        below: Path | None = None, shared: str = "mps:100", kill_wait: int = 2, gpus: int = 1,
     ) -> None:  # fmt: skip
         place.mkdir(mode=0o755)
         self.place, self.node = place, f"node{os.getpid()}"
@@ -112,7 +113,7 @@ class Cluster:
             self._freezer.mkdir(parents=True)
             subprocess.run(["mount", "-t", "cgroup", "-o", "freezer", "freezer", self._freezer], check=True)
             settings += "\ncgroup=/slurm*/uid_$uid/job_$job"
-        self._write(client, settings, proctrack, check, shared, kill_wait)
+        self._write(client, settings, proctrack, check, shared, kill_wait, gpus)
         inside = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
         self._log = (place / "log").open("wb")
         self._outer = subprocess.Popen(
@@ -125,7 +126,7 @@ class Cluster:
         )  # fmt: skip
 
     def _write(
-        self, client: Sequence[str], settings: str, proctrack: str, check: int, shared: str, kill_wait: int
+        self, client: Sequence[str], settings: str, proctrack: str, check: int, shared: str, kill_wait: int, gpus: int
     ) -> None:
         for name, row in (("passwd", "{0}:x:{1}:{1}::/tmp:/bin/sh\n"), ("group", "{0}:x:{1}:\n")):
             rows = [row.format(f"job{uid}", uid) for uid in USERS]
@@ -133,8 +134,9 @@ class Cluster:
         (self.place / "hosts").write_text(f"127.0.0.1 localhost\n10.9.8.7 {self.node} {self.node}.host\n")
         (self.place / "key").write_bytes(os.urandom(1024))
         (self.place / "key").chmod(0o600)
-        device = self.place / "nvidia0"
-        os.mknod(device, 0o20666, os.makedev(195, 0))
+        devices = [self.place / f"nvidia{number}" for number in range(gpus)]
+        for number, device in enumerate(devices):
+            os.mknod(device, 0o20666, os.makedev(195, number))
         # A health check has nothing of slurmd's environment.
         lines = [f'client="{" ".join(client)}"', f"export SLURM_CONF={self.place}/slurm.conf"]
         lines += [f"known={self.place}/proctrack", f"gpus={self.place}/gpus", settings, ""]
@@ -147,9 +149,10 @@ class Cluster:
             alone = f"exec 9>{hook}.lock; flock -n 9 || exit 0\n" if name == "health-check" else ""
             hook.write_text(f"#!/bin/sh\n{alone}{command} || exit 1\n{note}")
             hook.chmod(0o755)
-        (self.place / "gres.conf").write_text(
-            f"AutoDetect=off\nName=gpu Type=fake File={device}\nName={shared.replace(':', ' Count=')} File={device}\n"
-        )
+        kind, _, count = shared.partition(":")
+        gres = [f"Name=gpu Type=fake File={device}\n" for device in devices]
+        gres += [f"Name={kind} Count={count} File={device}\n" for device in devices]
+        (self.place / "gres.conf").write_text("".join(["AutoDetect=off\n", *gres]))
         (self.place / "cgroup.conf").write_text(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={self._freezer.parent}\n")
         for name in ("state", "spool"):
             (self.place / name).mkdir()
@@ -162,7 +165,7 @@ class Cluster:
             "SlurmctldPidFile": self.place / "slurmctld.pid", "SlurmdPidFile": self.place / "slurmd.pid",
             "ProctrackType": f"proctrack/{proctrack}", "TaskPlugin": "task/none", "MpiDefault": "none",
             "JobAcctGatherType": "jobacct_gather/none", "SelectType": "select/cons_tres",
-            "SelectTypeParameters": "CR_CPU", "GresTypes": f"gpu,{shared.partition(':')[0]}",
+            "SelectTypeParameters": "CR_CPU", "GresTypes": f"gpu,{kind}",
             "SlurmdParameters": "config_overrides",
             "SchedulerParameters": "nohold_on_prolog_fail,sched_min_interval=0,batch_sched_delay=0",
             "PrologFlags": "Alloc", "KillWait": kill_wait, "MailProg": "/bin/true", "HealthCheckInterval": check,
@@ -170,7 +173,7 @@ class Cluster:
             "HealthCheckProgram": self.place / "health-check",
         }  # fmt: skip
         rows = [f"{key}={value}" for key, value in values.items()]
-        rows.append(f"NodeName={self.node} NodeAddr=10.9.8.7 CPUs=64 Gres=gpu:fake:1,{shared}")
+        rows.append(f"NodeName={self.node} NodeAddr=10.9.8.7 CPUs=64 Gres=gpu:fake:{gpus},{kind}:{int(count) * gpus}")
         rows.append("PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES")
         (self.place / "slurm.conf").write_text("\n".join(rows) + "\n")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.agent.stage import USERS, Agent, Stage, alive
 from tests.conformance.backends import other_users_python
+from tests.scenes.stage import backend_of
 from tests.slurm.cluster import Cluster, why_not
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -46,6 +49,7 @@ def slurm(
     policy: str = POLICY,
     instance: str = TOGETHER,
     shared: str = "mps:100",
+    gpus: int = 1,
 ) -> Iterator[tuple[Cluster, Agent]]:
     """``more``: settings of the hooks. Their deadlines are far off: how fast a machine is, is not tested here."""
     if why := why_not():
@@ -54,7 +58,7 @@ def slurm(
     found = os.pathsep.join(str(stage.place / "slurm" / name) for name in ("repository", "libraries"))
     program = ["env", f"PYTHONPATH={found}", other_users_python(USERS[0]), "-m", "mpsagent.cli.main"]
     words, settings = [*program, "--socket", str(agent.api.path)], ["answer=30", "patience=60", "memory=share", *more]
-    cluster = Cluster(stage.place / "slurm", words, "\n".join(settings), proctrack, check, shared=shared)
+    cluster = Cluster(stage.place / "slurm", words, "\n".join(settings), proctrack, check, shared=shared, gpus=gpus)
     try:
         stage.until(cluster.ready, "the node of Slurm is idle", LONG, every=0.2)
         yield cluster, agent
@@ -149,6 +153,33 @@ def test_a_job_has_its_share_in_total(stage: Stage, shared: str, gres: str, each
         stage.until(lambda: words in str(agent.api.get("/v1/queue")), "the third process waits for it", LONG)
         stage.until(lambda: cluster.said(job).count("] sms ") == 2, "two work", LONG)
         assert exact(stage, cluster.said(job), each) == [True] * 2, cluster.said(job)
+
+
+@pytest.fixture
+def two_gpus() -> Iterator[Stage]:
+    place = Path(tempfile.mkdtemp(prefix="mpss", dir="/tmp"))
+    place.chmod(0o755)
+    with backend_of("sim", place / "two", gpus=2) as (backend, machine), Stage(backend, place / "s", machine) as one:
+        yield one
+    shutil.rmtree(place, ignore_errors=True)
+    assert one.left == [], "something of the stage outlived it"
+
+
+def test_shards_of_two_gpus(two_gpus: Stage) -> None:
+    """Each GPU has 8. Slurm places a job on one of them, and the job has its part of that one: two jobs of 6 are at
+    work at once, each on a GPU, and Slurm has the third one wait."""
+    stage = two_gpus
+    with slurm(stage, "shards=8", check=60, shared="shard:8", gpus=2) as (cluster, _):
+        lines = ["echo gpu $CUDA_VISIBLE_DEVICES", client(stage, "sleep", "600")]
+        jobs = [cluster.submit(USERS[number], "shard:6", *lines) for number in range(3)]
+        stage.until(lambda: all(cluster.said(job).count("] sms ") == 1 for job in jobs[:2]), "two work", LONG)
+        assert {cluster.said(job).split()[1] for job in jobs[:2]} == {"0", "1"}
+        for job in jobs[:2]:
+            assert exact(stage, cluster.said(job), 75) == [True], cluster.said(job)
+        assert f"{jobs[2]} PENDING" in cluster.jobs()
+        cluster.run("scancel", str(jobs[0]))
+        stage.until(lambda: cluster.said(jobs[2]).count("] sms ") == 1, "the third one works in its place", LONG)
+        assert exact(stage, cluster.said(jobs[2]), 75) == [True]
 
 
 def test_files_say_which_jobs_a_gpu_has(stage: Stage) -> None:
