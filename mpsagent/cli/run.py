@@ -58,7 +58,7 @@ def run(path: str, most: float | None, command: tuple[str, ...]) -> None:
 
     On standard error: why it waits for the GPU, its place, until when at the latest, and when its turn is to end.
     At SIGTERM, SIGINT and SIGHUP its clients are ended through MPS before the signal is passed on.
-    The exit status is the program's.
+    The exit status is the program's: 130 after Ctrl-C, where the program does not end in another way.
     """
     program = Program(path, command)
     threading.Thread(target=Told(path, program.pid, most).follow, daemon=True).start()
@@ -75,7 +75,8 @@ class Program:
 
     def __init__(self, path: str, command: tuple[str, ...]) -> None:
         self._path = path
-        self._ending = self._too_long = False
+        self._too_long, self._ending = False, 0
+        """The signal by which it is being ended; 0: none."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it is not told of a child's end
         ignored = {one for one in TAKEN - {TOO_LONG} if signal.getsignal(one) == signal.SIG_IGN}  # by nohup, or `sh &`
         self._taken = TAKEN - ignored
@@ -113,6 +114,8 @@ class Program:
         import resource
 
         number = os.WTERMSIG(status)
+        if number == signal.SIGTERM and self._ending:
+            number = self._ending  # the agent's SIGTERM came for it; a shell's loop ends at Ctrl-C alone
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core is the program's
         with suppress(OSError):  # SIGKILL has no other action
             signal.signal(number, signal.SIG_DFL)
@@ -148,7 +151,7 @@ class Program:
         """A second signal is passed on at once."""
         numbers = {number}
         if not self._ending:
-            self._ending = True
+            self._ending = number
             numbers |= self._end_clients()
         for one in numbers:
             self._send(one)
@@ -256,5 +259,6 @@ class Told:
 
 
 def place(mine: Json, of: int) -> str:
-    latest = "" if mine["turn"] is None else f"; its turn comes at {local(mine['turn'], now())} at the latest"
+    latest = "" if mine.get("until") is None else f", until {local(mine['until'], now())} at the latest"
+    latest += "" if mine["turn"] is None else f"; its turn comes at {local(mine['turn'], now())} at the latest"
     return f"it waits for the GPU, number {mine['position']} of {of}: {safe(mine['why'], 300)}{latest}"

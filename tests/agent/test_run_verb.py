@@ -91,7 +91,7 @@ def test_a_signal_ends_its_clients_through_mps_first_and_no_neighbour_is_hurt(
 
     stage.until(lambda: any(row["state"] == "running" for row in of_b()), "its client works")
     os.kill(one.pid, number)
-    assert one.ended() in (-number, -signal.SIGTERM)
+    assert one.ended() in (-number, 16), "the signal that came, or what the program says of CUDA's error"
     stage.until(lambda: not of_b(), "its client has gone")
     stage.record("action.done", action="TerminateClient")
     assert not stage.records("server.fault")
