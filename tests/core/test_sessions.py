@@ -33,12 +33,13 @@ def test_a_process_is_one_session_from_its_coming_to_its_end() -> None:
     found = told(
         client(10.0, "waiting"),
         client(14.0, "connected", waited=4.0, limits=limits, lease=3, job="train"),
-        (20.0, "action.done", {"action": "TerminateClient", "pid": 5, "ok": True, "rule": "switch.after", "reason": "its turn is over"}),
+        (20.0, "action.done", {"action": "TerminateClient", "pid": 5, "rule": "switch.after", "reason": "it is over"}),
         client(21.0, "ended", outcome="ended", seconds=7.0),
     )  # fmt: skip
     (one,) = found.values()
     assert row(one) == (10.0, 14.0, 21.0, "ended")
-    assert (one.why, one.job, one.more) == ("its turn is over", "train", {"limits": limits, "lease": 3})
+    assert (one.why, one.job) == ("it is over", "train")
+    assert one.more == {"limits": limits, "lease": 3, "rule": "switch.after"}
 
 
 def test_who_was_not_let_in_is_a_session_too() -> None:
