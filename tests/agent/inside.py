@@ -50,7 +50,8 @@ def settings_at(place: Path, text: str, instance: str) -> Settings:
         f'{text}\n[instance.x]\npipe_directory = "{place}/p"\nlog_directory = "{place}/log"\n'
         f'control_program = "/nonexistent/control"\n{instance}\n'
     )
-    return Settings(str(policy), None, "", str(place / "state"), f"{place}/run", devices_file=f"{place}/devices.json")
+    state, devices = str(place / "state"), f"{place}/devices.json"
+    return Settings(str(policy), "", state, f"{place}/run", devices_file=devices)
 
 
 def play(
