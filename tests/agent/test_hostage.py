@@ -82,3 +82,23 @@ def test_a_client_that_says_it_has_met_its_server_and_has_not_costs_nobody_any_w
     for one in neighbours:
         assert one.rc is None, one.text()
     stage.no_problem(agent)
+
+
+def test_a_user_who_pays_for_that_reads_in_the_queue_until_when(stage: Stage) -> None:
+    """By the gate's own word, and after an agent has been replaced, too: the gate says it again."""
+    agent = stage.with_agent(POLICY, extra='sharing = "together"\n')
+    neighbour = stage.client(A, "sleep", 600)
+    neighbour.working()
+    for _ in range(2):
+        fake(stage, B, "sleep")
+    late = stage.client(B, "query")
+
+    def told() -> bool:
+        (row,) = [one for one in agent.api.get("/v1/queue")["queue"] if one["uid"] == B] or [{"why": "", "until": None}]
+        return "took long to meet their server" in row["why"] and row["until"] is not None
+
+    stage.until(told, "the queue says why and until when")
+    stage.killed(agent)
+    agent = stage.again()
+    stage.until(told, "the next agent's queue, too")
+    assert late.rc is None
