@@ -94,6 +94,16 @@ def test_cuda_work_does_not_notice_that_the_agent_went(running: Machine, how: st
     until("ready for users", lambda: ready(running))
 
 
+def test_a_change_of_target_ends_no_cuda_work(running: Machine) -> None:
+    """As an administrator does who wants to be rid of a desktop: what no target wants is stopped then."""
+    worker = Worker(running, ALICE)
+    daemon = running.show("mpsagent-control@default.service", "InvocationID", "ActiveState")
+    running.systemctl("isolate", "multi-user.target")
+    until("nothing is being stopped", lambda: "No jobs" in running.systemctl("list-jobs"))
+    assert running.show("mpsagent-control@default.service", "InvocationID", "ActiveState") == daemon
+    worker.finish()
+
+
 @pytest.mark.parametrize("end", ["KILL", "ABRT"])
 def test_an_agent_that_starts_again_after_its_end_does_not_open_the_gate(running: Machine, end: str) -> None:
     """From systemd 254 on OnFailure= fires at every restart, unless the unit says otherwise, and the next user was
