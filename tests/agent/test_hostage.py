@@ -89,8 +89,8 @@ def test_a_user_who_pays_for_that_reads_in_the_queue_until_when(stage: Stage) ->
     agent = stage.with_agent(POLICY, extra='sharing = "together"\n')
     neighbour = stage.client(A, "sleep", 600)
     neighbour.working()
-    for _ in range(2):
-        fake(stage, B, "sleep")
+    taker = fake(stage, B, "sleep")
+    stage.until(lambda: "has its descriptor" in taker.read(), "the fake client has its descriptor")
     late = stage.client(B, "query")
 
     def told() -> bool:
