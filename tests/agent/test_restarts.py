@@ -156,7 +156,8 @@ def test_a_restart_waits_for_clients_as_long_as_it_is_told(stage: Stage) -> None
     assert waits.ended() == 0, waits.text()
     assert not alive(old)
     assert waits.inside(20)
-    new = stage.control(agent)
+    new, kept = stage.control(agent), stage.place / "state" / "state.json"
+    stage.until(lambda: '"drain"' not in kept.read_text(), "that the order has been carried out is kept")
     stage.killed(agent)
     assert not stage.again().api.status()["drain"]["draining"]
     assert alive(new)

@@ -32,6 +32,7 @@ def test_history_and_its_sums_outlive_a_boot(running: Machine) -> None:
     """In the place and with the mode that the docs say."""
     Worker(running, ALICE).finish()
     until("an end on record", lambda: api(running, "/v1/events?kind=client.ended")["events"])
+    until("what it has used, too", lambda: api(running, "/v1/events?kind=client.used")["events"])
     before = api(running, "/v1/report")["rows"]
     assert before[0]["clients"] == 1
     mode = running.run("stat", "-c", "%a %U", "/var/lib/mpsagent-api/history.db").stdout.split()
