@@ -117,7 +117,7 @@ class Shown:
 
     def _turn(self, status: Any) -> Iterator[What]:
         lives = self.world.judges.lives
-        at_work = {one.uid for one in lives if one.works and not one.process.stopped}
+        at_work = {one.uid for one in lives if one.works and not one.process.stopped and self.world.judges.served(one)}
         if len(at_work) != 1:
             return
         (uid,), turn = at_work, status["turn"]
