@@ -76,7 +76,7 @@ def test_processes_that_fit_never_have_more_multiprocessors_than_their_total(own
         used.append(Limits(min(own, most) / 10))
     seen = len(used) * multiprocessors_for_percent(min(own, most) / 10, 132)
     assert len(used) == 1 or seen <= most * 132 / 1000
-    assert len(used) == crowd or seen + 10 > most * 132 / 1000 - min(own, most) * 132 / 1000
+    assert len(used) == crowd or (len(used) + 1) * max(min(own, most), 61) > most, "and another one would not fit"
 
 
 def test_a_process_without_a_limit_counts_as_the_whole() -> None:
