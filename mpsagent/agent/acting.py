@@ -152,7 +152,7 @@ class Acting:
     async def restart(
         self, timeout: float | None, by: int, instance: str | None = None, *, dry_run: bool = False
     ) -> Json:
-        """Start the control daemon again, also out of the failed state; a running one is asked to quit first, when its
+        """Start the control daemon again, also where starts have failed; a running one is asked to quit first, when its
         clients have ended or after ``timeout`` seconds (None: the policy's ``kill_grace``). All, or none: in a drain
         nothing is started, and who works would lose it for nothing."""
         now = self._node.clock.now()

@@ -97,8 +97,9 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     if not state.policy.enforce_hang:
         what_then = "hangs are only reported (enforce = false); mpsagent-cli restart"
     conditions.set("control daemon silent", silent, now, what_then)
-    failed = "the control daemon does not start or stay up; the agent has given up" if memories.hangs.failed else None
-    conditions.set("control daemon failed", failed, now, "when what is wrong has been put right: mpsagent-cli restart")
+    failed = "the control daemon does not start or stay up; who waits is refused" if memories.hangs.failed else None
+    do = "look at mpsagent-cli events; it is tried again once a minute, and at once by mpsagent-cli restart"
+    conditions.set("control daemon failed", failed, now, do)
     failure = state.start_failure
     starting = None
     if failure is not None and failure.count:
@@ -119,6 +120,8 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
         what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
     conditions.set("kept open", what, now, do)
     gate = state.gate
+    do = "make room there; it is tried again when a user comes or goes; a gate that starts without the agent holds all"
+    conditions.set("gate's table", gate.unkept or None if gate else None, now, do)
     unknown = "the control daemon greets in a way that is not known" if gate and gate.known_handshake is False else None
     do = "is the driver another one? clients are passed on untouched, with the strictest limits; turns are not kept"
     conditions.set("handshake", unknown, now, do)

@@ -301,7 +301,7 @@ def restart(
 ) -> None:
     """Start the MPS control daemon again.
 
-    Also leaves the failed state. Waits for its start and says it.
+    One that does not start is tried at once. Waits for its start and says it.
     Clients that are still at work after the timeout lose it, so it asks first. `drain` waits for them instead.
     """
     from mpsagent.cli import restart as cli_restart

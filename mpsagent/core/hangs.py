@@ -30,7 +30,8 @@ QUERY_EVERY = 120.0
 BACKOFF_MOST = 60.0
 STABLE_AFTER = 60.0
 GIVE_UP_AFTER = 8
-"""Starts in a row that did not last ``STABLE_AFTER`` seconds, until the agent gives up."""
+"""Starts in a row that did not last ``STABLE_AFTER`` seconds, until who waits is refused. The next ones are
+``BACKOFF_MOST`` seconds apart: what was wrong may have been a full disk or a driver that was being installed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         memory, todo, wake = _start(view, memory, now)
         return Decision(memory, tuple(todo), wake=wake)
     if memory.up_since is None:
-        memory = replace(memory, up_since=now, start_asked=False)
+        memory = replace(memory, up_since=now, start_asked=False, failed=False)
     control = view.state.control
     meant = control is not None and control.quitting is not None
     if meant != memory.meant:
@@ -66,7 +67,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     if memory.attempts:
         stable = (memory.up_since or now) + STABLE_AFTER
         if now >= stable:
-            memory = replace(memory, attempts=0, failed=False)
+            memory = replace(memory, attempts=0)
         else:
             wakes.append(stable)
     stopped = {pid: memory.stopped.get(pid, now) for pid in _stopped(view)}
@@ -88,22 +89,23 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
 def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Action], float | None]:
     if memory.up_since is not None:  # it ran until just now
         attempts = memory.attempts if now - memory.up_since < STABLE_AFTER and not memory.meant else 0
-        memory = Memory(attempts=attempts, retry_at=now + _wait(attempts), failed=memory.failed)
-    if view.state.drain is not None or memory.failed or memory.start_asked or not view.wanted:
+        memory = Memory(attempts=attempts, retry_at=now + _wait(attempts))
+    if view.state.drain is not None or memory.start_asked or not view.wanted:
         return memory, [], None
-    if memory.attempts >= GIVE_UP_AFTER:
+    todo: list[act.Action] = []
+    if memory.attempts >= GIVE_UP_AFTER and not memory.failed:
         reason = (
-            f"the control daemon did not start or stay up in {memory.attempts} tries: giving up; look at the events "
-            "and control.log, then run `mpsagent-cli restart`"
+            f"the control daemon did not start or stay up in {memory.attempts} tries: who waits is refused, and it is "
+            "tried again once a minute; look at the events and control.log"
         )
-        return replace(memory, failed=True), [act.Report(kind="control.failed", reason=reason, rule=PROMISE)], None
+        memory, todo = replace(memory, failed=True), [act.Report(kind="control.failed", reason=reason, rule=PROMISE)]
     if now < memory.retry_at:
-        return memory, [], memory.retry_at
+        return memory, todo, memory.retry_at
     threads = view.fail_safe().threads
     start = act.StartControl(
         threads=threads, multiuser=view.policy.multiuser, reason="no control daemon is running", rule=PROMISE
     )
-    return replace(memory, start_asked=True, attempts=memory.attempts + 1), [start], None
+    return replace(memory, start_asked=True, attempts=memory.attempts + 1), [*todo, start], None
 
 
 def _wait(attempts: int) -> float:

@@ -228,7 +228,7 @@ class ApartHeld(NamedTuple):
 
 
 class RestartOrdered(NamedTuple):
-    """The control daemon is to be started anew, also out of the failed state."""
+    """The control daemon is to be started anew, also where starts have failed."""
 
     at: float
     by: int

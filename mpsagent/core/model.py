@@ -203,12 +203,13 @@ class Parted(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Gate:
     """What is known of the gate. ``synced``: it has told all that it holds; ``applied``: the number of the admissions
-    in force; ``known_handshake`` None: the control daemon has not been asked yet."""
+    in force, ``unkept``: why they are not on disk; ``known_handshake`` None: the control daemon has not been asked."""
 
     pid: int
     since: float
     synced: bool = False
     applied: int = -1
+    unkept: str = ""
     known_handshake: bool | None = None
 
 

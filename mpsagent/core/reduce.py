@@ -244,7 +244,7 @@ def _slowed(state: State, event: inp.GateSaid[link.Slowed], out: Out) -> State:
 def _applied(state: State, event: inp.GateSaid[link.Applied], out: Out) -> State:
     if state.gate is None or event.what.number <= state.gate.applied:
         return state
-    return replace(state, gate=replace(state.gate, applied=event.what.number))
+    return replace(state, gate=replace(state.gate, applied=event.what.number, unkept=event.what.unkept))
 
 
 def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> State:

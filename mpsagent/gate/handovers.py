@@ -85,6 +85,7 @@ class Instance:
         self.greeting: link.HandshakeSeen | None = None
         self.lane = Lane(holding.loop, directory, self.begin, self._greets)
         self._unapplied: int | None = None
+        self._unkept = ""
         self._holding = holding
         self._processes = processes
         self.store = store
@@ -121,8 +122,9 @@ class Instance:
             self.lane.loop.call_soon(self._greeted)
         self.lane.loop.call_soon(self.lane.pump)
 
-    def admit(self, table: Admissions) -> None:
-        """A hand-over that these do not allow is withdrawn, if the daemon has not been told yet."""
+    def admit(self, table: Admissions, unkept: str = "") -> None:
+        """A hand-over that these do not allow is withdrawn, if the daemon has not been told yet. ``unkept``: why the
+        table is not on disk."""
         admissions = replace(table, instance=self.name)
         for uid in self._queue.resting(self.name):
             if _wanted(admissions, uid) != _wanted(self.admissions, uid):
@@ -132,7 +134,7 @@ class Instance:
         current = self.current
         if current is not None and (not admissions.open or admissions.user(current.connection.peer.uid) is None):
             current.withdraw()
-        self._unapplied = admissions.number
+        self._unapplied, self._unkept = admissions.number, unkept
         self._applied()
 
     def _applied(self) -> None:
@@ -140,7 +142,7 @@ class Instance:
         number, table = self._unapplied, self.admissions
         if number is not None and all(table.open and table.user(one.peer.uid) is not None for one in self.under_way()):
             self._unapplied = None
-            self._tell(link.Applied(number))
+            self._tell(link.Applied(number, unkept=self._unkept))
 
     def released(self, process: Process) -> bool:
         """Whether a connection of it is being handed over all the same, because the daemon has been told of it."""

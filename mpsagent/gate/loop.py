@@ -333,12 +333,13 @@ class Gate:
                 instance = self._instances.get(message.instance)
                 for uid in [*message.users, *(self._queue.users_in(None) if message.others is not None else ())]:
                     self._queue.place(uid, instance.name)
+                unkept = ""
                 try:  # before the agent hears that they are in force
                     name = "" if instance is self._instances.first else instance.name
                     state.save(self._options.state, replace(message, instance=name))
                 except (OSError, codec.LinkError) as error:
-                    say(f"the admissions cannot be kept in {self._options.state}: {error}")
-                instance.admit(message)
+                    unkept = f"{self._options.state} cannot be written: {getattr(error, 'strerror', None) or error}"
+                instance.admit(message, unkept)
             case link.Refuse():
                 connection = self._holding.get(message.connection)
                 if connection is not None and not self._handing(connection):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.system import whole_file
-from mpsagent.wire.codec import LONGEST_PACKET, encode, instance_name
+from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode, instance_name
 from mpsagent.wire.link import Admissions, decode_from_agent
 
 
@@ -51,5 +51,11 @@ def load(directory: Path, instance: str = "") -> Admissions | None:
 
 
 def save(directory: Path, admissions: Admissions) -> None:
-    """In one step: a gate that is killed leaves the old file or the new one. Raises OSError."""
-    whole_file.write(place(directory, admissions.instance), encode(admissions))
+    """In one step: a gate that is killed leaves the old file or the new one. Where it cannot be written, none is left:
+    the old one lets in whom the new one shuts out. Raises OSError and LinkError."""
+    path = place(directory, admissions.instance)
+    try:
+        whole_file.write(path, encode(admissions))
+    except (OSError, LinkError):
+        path.unlink(missing_ok=True)
+        raise

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 from mpsagent.mps.limits import Limits, Total
 from mpsagent.wire.codec import decoder
 
-VERSION = 5
+VERSION = 6
 """Another one for each change of what is said here: a peer passes over what it does not know, and would do half."""
 
 
@@ -154,11 +154,13 @@ class Slowed:
 @dataclass(frozen=True, slots=True)
 class Applied:
     """The admissions of this number are in force, and no hand-over is under way that they do not allow: an agent that
-    sees it has seen every ``Passed`` of the users whom they shut out."""
+    sees it has seen every ``Passed`` of the users whom they shut out. ``unkept``: why they are not on disk; a gate that
+    starts without an agent holds everybody then."""
 
     kind: ClassVar[str] = "applied"
     number: int
     instance: str = ""
+    unkept: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ import pytest
 from mpsagent.agent.bypass import mode_doubts
 from mpsagent.agent.conditions import WAIT_SLACK, Condition, Conditions, _old_sharing, note_conditions, problems
 from mpsagent.agent.status_line import one_line
+from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Control, Held, StartFailure
 from mpsagent.core.queue import Queue
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.wire import link
 from tests.api.stand_in import START, busy_state
 
 USER = 20001
@@ -51,6 +53,17 @@ def test_a_server_that_started_with_other_limits_is_a_problem() -> None:
     note_conditions(conditions, core, START)
     (found,) = problems(conditions.all())
     assert "server 500 started with other limits" in found.what
+
+
+def test_a_table_that_the_gate_cannot_write_is_a_problem() -> None:
+    """/run was full, the gate's journal said so four times a second, and `status` was healthy."""
+    core, conditions = Core(), Conditions()
+    for number, why in ((1, "/run/mpsagent cannot be written: No space left on device"), (2, "")):
+        core.receive_all(
+            [inp.GateSaid(START, said) for said in (link.Hello(7, START), link.Applied(number, unkept=why))], START
+        )
+        note_conditions(conditions, core, START)
+        assert [one.what for one in problems(conditions.all())] == ([why] if why else [])
 
 
 def test_the_line_of_several_instances_says_one_as_one() -> None:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from mpsagent.wire.link import (
+    Applied,
     Failed,
     Found,
     Handing,
@@ -186,6 +187,27 @@ def test_the_agent_may_come_late_go_and_be_replaced(rig: Rig) -> None:
     second.close()
     rig.client(A).served()
     assert not waiting.saw("served")
+
+
+def test_a_table_that_cannot_be_written_does_not_leave_the_one_of_before(rig: Rig) -> None:
+    """/run was full, the turn went from A to B, gate and agent died: the next gate let A in beside B."""
+    rig.start_daemon()
+    rig.start_gate()
+    agent = rig.agent()
+    agent.say(admissions(User(A, "all", limits(30)), number=1))
+    assert not agent.wait(Applied, number=1).unkept
+    (rig.state / ".admissions.json.new").mkdir()
+    agent.say(admissions(User(B, "all", limits(20)), number=2))
+    assert str(rig.state) in agent.wait(Applied, number=2).unkept
+    rig.client(B).served()  # what is said counts, on disk or not
+    agent.close()
+    rig.kill_gate()
+    client = rig.waiting_client(A)
+    rig.waiting_client(C)
+    agent = rig.agent()
+    agent.wait(Knock, uid=C)  # who comes first is handed over first, and A was here before
+    assert agent.all(Knock, pid=client.pid)
+    assert not agent.all(Handing)
 
 
 def test_only_root_is_an_agent(rig: Rig) -> None:

@@ -534,7 +534,7 @@ def daemon_crashed() -> Played:
 
 @state
 def daemon_failed() -> Played:
-    """It does not start: the agent has given up."""
+    """It does not start: who waits is refused."""
     machine, one, _ = one_works()
     one.start_fails = True
     one.crash_control()
