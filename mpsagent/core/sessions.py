@@ -21,7 +21,7 @@ class Session:
     """``number``: of the record with which it began. ``kind``: client, turn, pause or fault. ``instance`` None: there
     is one. ``pid``: of a fault, the server's; 0 for users. ``passed``: let in, or begun; None: it waited and no more.
     ``outcome``: of a client :class:`mpsagent.core.model.Outcome`, left or refused; of a turn forced or left; of a fault
-    recovered or ended; unknown: nobody has seen the end. ``more``: limits, lease, the most memory seen and the use of a
+    recovered or ended; unknown: the end was not seen. ``more``: limits, lease, the most memory seen and the use of a
     client, and the rule by which it is ended; gap and user before of a turn; number of clients of a pause."""
 
     number: int

@@ -159,7 +159,7 @@ class View:
     @property
     def unlisted(self) -> bool:
         """The control daemon was there before the gate, and has not said since then who works there: where mpsagent was
-        installed again, the gate knows nobody."""
+        installed again, the gate knows no process."""
         gate, control, servers = self.state.gate, self.state.control, self.state.servers.values()
         if gate is None or control is None or not control.proven or control.started >= gate.since:
             return False
@@ -362,7 +362,7 @@ class View:
     def may_stand(self, uid: int) -> bool:
         """The processes of a paused user may go on standing, also where a policy has come that ends turns otherwise:
         else all who are paused would work at once. Not in a drain, because everybody's work is to end; nor while a
-        fault is to end, which nobody can leave who stands (X13, recording 08, G17)."""
+        fault is to end: a server keeps its fault while a client of it is stopped (X13, recording 08, G17)."""
         rules, control = self.rules(uid), self.state.control
         return (
             rules.enforce_switch and not rules.switch_exempt
