@@ -18,8 +18,6 @@ import click
 
 from mpsagent.cli import ask, client, options
 
-_file = click.Path(dir_okay=False, path_type=Path)
-
 
 def _names(_: click.Context, option: click.Parameter, text: str | None) -> list[str] | None:
     return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
@@ -60,14 +58,9 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
 @click.option("--users", type=options.Whole(1, 48), default=2, show_default=True, help="Whose processes they are.")
 @click.option("--seconds", type=options.Number(0.2, 3600), default=5.0, show_default=True, help="For each run.")
 @click.option("--gpu", type=options.Whole(min=0), metavar="N", help="Which GPU.  [default: 0]")
-@click.option("--provision", metavar="MIX", help="Compare rules for cutting the GPU for these workloads at once, each "
-              "with its weight: launches=2,train=1; train*3=1 for three of one")  # fmt: skip
 @click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "
               "as a workload with that name; repeatable.")  # fmt: skip
 @click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: the first python3 on PATH]")
-@click.option("--svg", type=_file, metavar="FILE", help="The figures as a picture.")
-@click.option("--png", type=_file, metavar="FILE", help="The same.")
-@click.option("--html", type=_file, metavar="FILE", help="A page that needs nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 @click.option("--list", "only_list", is_flag=True, help="Say what the workloads are, and measure nothing.")
 @click.option("--yes", is_flag=True, help="Begin without a question.")
@@ -82,12 +75,8 @@ def bench(
     users: int,
     seconds: float,
     gpu: int | None,
-    provision: str | None,
     own: dict[str, list[str]],
     python: str | None,
-    svg: Path | None,
-    png: Path | None,
-    html: Path | None,
     as_json: bool,
     only_list: bool,
     yes: bool,
@@ -113,28 +102,24 @@ def bench(
     modes = modes or ([plan.OFF, *plan.SHARING] if root else [plan.OFF, plan.NODE])
     _known(modes, plan.MODES, "--modes")
     _known(workloads or [], words, "--workloads")
-    if not root and (provision or set(modes) & set(plan.SHARING)):
+    if not root and set(modes) & set(plan.SHARING):
         raise click.UsageError("an MPS of its own needs root; without: --modes off,node")
-    multiprocessors, uuid = _gpu(gpu or 0, simulated)
+    uuid = _gpu(gpu or 0, simulated)
     chosen = uuid if gpu is not None or plan.NODE not in modes else None  # the node's MPS may serve another
-    cut = None if provision is None else _Cut(provision, words, multiprocessors, seconds)
-    asked = cut.programs if cut else workloads or list(own)
+    asked = workloads or list(own)
     torch = "" if simulated else _torch(python, asked, modes)
     usual = [name for name in words if torch or name not in TORCH]
-    runs = cut.runs if cut else plan.plan(modes, asked or usual, processes, users, seconds)
+    runs = plan.plan(modes, asked or usual, processes, users, seconds)
     if not simulated and not anyway:
         _nobody_works(path)
     _announce(len(runs), plan.takes(runs), yes, simulated is not None)
     figures, broken_off = _measured(runs, chosen, simulated, torch, own)
     rows = results.rows(figures)
     if as_json:
-        body: dict[str, Any] = {"gpu": _about(simulated), "runs": results.as_json(rows)}
-        if cut:
-            body["rules"] = cut.as_json(figures)
-        click.echo(json.dumps(body, indent=1))
+        about = "simulated: nothing is computed" if simulated else "real"
+        click.echo(json.dumps({"gpu": about, "runs": results.as_json(rows)}, indent=1))
     else:
-        click.echo("\n".join(cut.text(figures) if cut else results.table(rows, units)))
-    _pictures(rows, units, simulated, svg, png, html)
+        click.echo("\n".join(results.table(rows, units)))
     if broken_off:
         click.echo(f"mpsagent-cli: {broken_off}", err=True)
     if broken_off or any(one.problem for one in figures):
@@ -176,17 +161,15 @@ def _known(asked: Sequence[str], known: Any, option: str) -> None:
             raise click.UsageError(f"{option}: there is no {one!r}; there are {', '.join(known)}")
 
 
-def _gpu(number: int, simulated: Path | None) -> tuple[int, str | None]:
-    """Its multiprocessors, and its UUID, by which a control daemon knows it; the program ends here when there is no
-    GPU."""
+def _gpu(number: int, simulated: Path | None) -> str | None:
+    """Its UUID, by which a control daemon knows it; the program ends here when there is no GPU."""
     import asyncio
 
     from mpsagent.bench import driver
     from mpsagent.system import devices
 
     if simulated:
-        one = devices.from_file(str(simulated / "devices.json"))[0]
-        return one.multiprocessors, one.uuid
+        return devices.from_file(str(simulated / "devices.json"))[0].uuid
     try:
         driver.version()
         found = asyncio.run(devices.probe(os.environ))
@@ -197,11 +180,7 @@ def _gpu(number: int, simulated: Path | None) -> tuple[int, str | None]:
         sys.exit(ask.USAGE)
     if number >= len(found):
         raise click.UsageError(f"--gpu: this node has the GPUs 0 to {len(found) - 1}")
-    return found[number].multiprocessors, found[number].uuid or None
-
-
-def _about(simulated: Path | None) -> str:
-    return "simulated: nothing is computed" if simulated else "real"
+    return found[number].uuid or None
 
 
 def _nobody_works(path: str) -> None:
@@ -271,84 +250,3 @@ def _measured(
         if on_screen:
             click.echo("\r\033[K", nl=False, err=True)
     return figures, ""
-
-
-class _Cut:
-    """What ``--provision`` asks for."""
-
-    def __init__(self, mix: str, words: dict[str, str], multiprocessors: int, seconds: float) -> None:
-        from mpsagent.bench import provision
-        from mpsagent.bench.inside import FIRST_USER
-
-        self.programs, weights = [], []
-        for part in mix.split(","):
-            name, _, weight = part.strip().partition("=")
-            name, _, times = name.partition("*")
-            _known([name], words, "--provision")
-            if not re.fullmatch(r"\d{1,2}", times or "1") or int(times or 1) < 1:
-                raise click.UsageError(f"--provision: {part.strip()!r}: {name}*N is so many of it, 1 to 48")
-            try:
-                weights.append(float(weight or 1))
-            except ValueError:
-                weights.append(0)
-            if not 0 < weights[-1] < 1e6:
-                raise click.UsageError(f"--provision: {part.strip()!r}: a weight is a number above 0")
-            self.programs += [name] * int(times or 1)
-            weights += weights[-1:] * (int(times or 1) - 1)
-        if not 2 <= len(self.programs) <= 48:
-            raise click.UsageError("--provision: 2 to 48 workloads with commas between them")
-        self._rules = provision.rules(weights, multiprocessors)
-        users = [str(FIRST_USER + number) for number in range(len(self.programs))]
-        self.runs = provision.plan(self.programs, self._rules, users, seconds)
-
-    def text(self, figures: Sequence[Any]) -> list[str]:
-        from mpsagent.bench import provision
-
-        found = provision.verdicts(self.programs, figures)
-        lines = provision.table(self.programs, found, self._rules)
-        if found and not found[0].problem:
-            best = next(rule for rule in self._rules if rule.name == found[0].rule)
-            users = [f"USER{number}" for number in range(1, len(self.programs) + 1)]
-            lines += ["", f"Best: {best.name} ({best.words}). For the policy, with your users' names:", ""]
-            lines += (provision.sections(best, users) or "# no limits").splitlines()
-        return lines
-
-    def as_json(self, figures: Sequence[Any]) -> list[dict[str, Any]]:
-        from mpsagent.bench import provision
-
-        threads = {rule.name: rule.threads for rule in self._rules}
-        return [
-            {"rule": one.rule, "threads": threads[one.rule], "each": one.each, "total": one.total, "least": one.least,
-             "problem": one.problem}
-            for one in provision.verdicts(self.programs, figures)
-        ]  # fmt: skip
-
-
-def _pictures(
-    rows: Sequence[Any],
-    units: dict[str, str],
-    simulated: Path | None,
-    svg: Path | None,
-    png: Path | None,
-    html: Path | None,
-) -> None:
-    from mpsagent.bench import picture
-
-    title = f"{os.uname().nodename}, {time.strftime('%Y-%m-%d')}" + (f" ({_about(simulated)})" if simulated else "")
-    all_units = {row.figure.workload: units.get(row.figure.workload, "steps") for row in rows}
-    try:
-        for file, form in ((svg, "svg"), (png, "png")):
-            if file is not None:
-                file.write_bytes(picture.drawn(rows, all_units, title, form))
-        if html is not None:
-            try:
-                drawing = picture.drawn(rows, all_units, title, "svg")
-            except ImportError:
-                drawing = None  # the table is there all the same
-            html.write_text(picture.page(rows, all_units, title, drawing), encoding="utf-8")
-    except ImportError:
-        click.echo("mpsagent-cli: pictures need matplotlib: apt install python3-matplotlib", err=True)
-        sys.exit(ask.USAGE)
-    except OSError as error:
-        click.echo(f"mpsagent-cli: {error.filename}: {error.strerror}", err=True)
-        sys.exit(ask.USAGE)
