@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Sequence
 from datetime import date, datetime, timedelta
-from pathlib import Path
 
 import click
 
@@ -17,12 +14,6 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for pro
 SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
 USED = ("counted", "busy", "energy", "memory_used", "shared")
 SECONDS = frozenset({"gpu", "waited", "longest", "paused", "counted", "busy"})
-MOST = ("longest", "threads", "memory", "users", "memory_used", "shared")
-WHOSE = {"user": ("user", "uid"), "group": ("group",), "day": ("day",), "job": ("job", "user", "uid")}
-"""Whose a row is: the same user has the same uid on all nodes of a cluster."""
-MORE = {"job": ("threads", "memory"), "group": ("users",)}
-"""Numbers that only such a row has."""
-MOST_EVER = 2.0**63
 SHARED = "*: of all users together, who were at work on one server"
 OF_JOBS = ("user", "threads", "memory", "gpu", "waited", "clients", "faults", "ended")
 OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults")
@@ -37,14 +28,11 @@ OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults")
 @click.option("--since", callback=options.moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
 @click.option("--until", callback=options.moment, metavar="TIME", help="Last day; today.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; times in seconds.")
-@click.option("--merge", is_flag=True, help="Add up FILES, which `report --json` has written on several nodes.")
-@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_json
 @click.pass_obj
 def report(
-    path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, merge: bool,
-    files: tuple[Path, ...], as_json: bool,
-) -> None:  # fmt: skip
+    path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, as_json: bool
+) -> None:
     """Who had what: time with the GPU, waiting, clients, faults.
 
     GPU is the time with a client at work, however many. WAITED is that of all processes together, LONGEST the
@@ -55,63 +43,13 @@ def report(
     no room for is in --csv and --json. ENDED is how the last client of a job did: finished by itself (or by a signal of
     others), fault, order (somebody asked for it), turn, or the policy's key that ended it, such as max_runtime.
     """
-    if merge != bool(files):
-        raise click.UsageError("--merge and FILES go together: report --merge a.json b.json")
     last = _day(until) or ask.now().date()
     first = _day(since) or last - timedelta(days=29)
-    if len({file.resolve() for file in files}) < len(files):
-        raise click.UsageError("a file is given twice, and would count twice")
     query = {"by": by if job is None else "job", "job": job, "first": first, "last": last}
-    if as_json and not merge:
-        ask.show(path, ask.target("/v1/report", query), True, lambda body: [])
-        return
-    body = merged([_read(file) for file in files]) if merge else ask.asked(path, ask.target("/v1/report", query))[0]
-    if as_json:
-        click.echo(json.dumps(body))
-    elif as_csv:
-        _write_csv(body)
+    if as_csv and not as_json:
+        _write_csv(ask.asked(path, ask.target("/v1/report", query))[0])
     else:
-        click.echo("\n".join(table(body, ask.width())))
-
-
-def _read(file: Path) -> Json:
-    """A report in a file."""
-    try:
-        body: Json = json.loads(file.read_bytes())
-        names, whose = (*SUMS, *USED, *MORE.get(body["by"], ())), WHOSE[body["by"]]
-        numbers = [row[name] for row in body["rows"] for name in names]
-        words = [row[name] for row in body["rows"] for name in whose if name != "uid"]
-        numbers += [0 if row["uid"] is None else row["uid"] for row in body["rows"] if "uid" in whose]
-        if (
-            date.fromisoformat(body["first"]) <= date.fromisoformat(body["last"])
-            and all(isinstance(one, int | float) and 0 <= one < MOST_EVER for one in numbers)
-            and all(isinstance(one, str | None) for one in words)
-        ):
-            return body
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass
-    raise click.UsageError(f"{file} has no report: write it with mpsagent-cli report --json")
-
-
-def merged(bodies: Sequence[Json]) -> Json:
-    """Times and counts of several nodes are added up. Of the longest wait, of limits and of a group's users the most
-    counts: users may be on several nodes."""
-    by, rows = bodies[0]["by"], dict[tuple[object, ...], Json]()
-    if any(one["by"] != by for one in bodies):
-        raise click.UsageError("the reports are by different things: write all with the same --by")
-    for row in (row for one in bodies for row in one["rows"]):
-        whose = tuple(row.get(name) for name in WHOSE[by])
-        before = rows.get(whose, {})
-        for name in before:
-            if name in MOST:  # a limit of 0 is none
-                row[name] = 0 if name == "memory" and 0 in (before[name], row[name]) else max(before[name], row[name])
-            elif name in (*SUMS, *USED):
-                row[name] += before[name]
-        if row.get("ended") == "finished":
-            row["ended"] = before.get("ended", "finished")
-        rows[whose] = {**row, "utilization": row["busy"] / row["counted"] if row["counted"] else None}
-    first, last = min(one["first"] for one in bodies), max(one["last"] for one in bodies)
-    return {"by": by, "first": first, "last": last, "rows": [rows[one] for one in sorted(rows, key=str)]}
+        ask.show(path, ask.target("/v1/report", query), as_json, lambda body: table(body, ask.width()))
 
 
 def table(body: Json, width: int = tables.WIDE) -> list[str]:

@@ -152,7 +152,7 @@ def events(
 # --- the policy
 
 
-@cli.group(commands=Late({"advise": "advise"}))
+@cli.group()
 def policy() -> None:
     """Check, show and explain the policy."""
 

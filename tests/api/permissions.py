@@ -36,7 +36,6 @@ VERBS: dict[str, list[str]] = {
     "lease end": ["1"],
     "lease list": [],
     "metrics": [],
-    "policy advise": [],
     "policy diff": [],
     "policy explain": ["alice"],
     "policy show": [],
