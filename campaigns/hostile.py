@@ -2,7 +2,8 @@
 """A hostile day: plays recordings 11 and 12, and the attacks that docs/security.md names, against agent and gate,
 beside honest users. Does what a user's own program does reach others?
 
-    hostile.py [--sim] [--only NAMES] [--ways NAMES] [--lanes N] [--seconds 520] [--out DIR] [--limits TEXT] [--short]
+    hostile.py [--sim] [--only NAMES] [--ways NAMES] [--part NAME] [--lanes N] [--pairs N] [--seconds 520] [--out DIR]
+               [--limits TEXT]
 
     environment  values of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT that take the memory limit away (recording 11)
     H1           a relay of the user's own; H1-turns: its work goes on in the turns of others, or past its own
@@ -13,23 +14,24 @@ beside honest users. Does what a user's own program does reach others?
     H6           a server is stopped, then its daemon killed
 The other names are those of the functions below; docs/security.md names them where it names tests, and what is not
 played is listed at the end, because no honest user can be beside it: a start, a parser, a page. NAMES with commas, also
-NAME:WAY; of ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them. `--short`:
-the attacks that take a few seconds, and no time is measured.
+NAME:WAY; of ways: own, shared (turns), together, apart. `--limits`: more keys of [limits], ";" between them. `--part`:
+attacks (no time is measured), time (nothing else), short (the attacks that take a few seconds), all.
 
-Each attack in each way has an MPS with agent and gate of its own; LANES of them at once (8 on a GPU). Honest users work
-beside it; a table tells what it cost them. It judges by what MPS gives and by the agent's pages, and knows nothing of
-how they come about. As root, with a GPU or --sim; mpsagent importable. hostile.md, hostile.json and hostile-logs.txt go
-to DIR ($OUT), after each row. No setting of the GPU is touched, and nothing that was started here is left.
+Each attack in each way has an MPS with agent and gate of its own; LANES of them at once (8 on a GPU, half as many while
+time is measured). Honest users work beside it; a table tells what it cost them. It judges by what MPS gives and by the
+agent's pages, and knows nothing of how they come about. As root, with a GPU or --sim; mpsagent importable. hostile.md,
+hostile.json and hostile-logs.txt go to DIR ($OUT), after each row; then a few lines are printed, else the table. No
+setting of the GPU is touched, and nothing that was started here is left.
 
 Then the time of honest users is measured, where the attack takes no turn (a turn is the policy's to bound): the same
 jobs beside the attack, and while the same attack goes on against another MPS of its own, so that processor and GPU have
-the same to do. By turns, ABBA, 4 pairs, up to 12 while it looks like more than a tenth. Of each pair the ratio, and of
-all pairs the median; beside it what does not depend on a busy processor: seconds at the gate, and how many others were
-handed over first.
+the same to do. By turns, ABBA, 5 pairs, up to 12 (--pairs) while it is not clear whether it is more than a tenth. Of
+each pair the ratio; of all the median, and between which two of them the true one lies, by 15 of 16; beside it what
+does not depend on a busy processor: seconds at the gate, and how many others were handed over first.
 
 Held is: honest users lose no work but by MPS's own fault on one server for all (their loss is in the table all the
 same), have exactly their limits, wait no longer than the policy gives, stand still for a tenth of their time at most,
-and their jobs take a tenth longer at most. Exit status: 0 all held, 1 not, 2 it could not begin.
+and their jobs do not take more than a tenth longer for certain. Exit status: 0 all held, 1 not, 2 it could not begin.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -54,6 +57,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns.begin import facts, parser, place
+from campaigns.followed import Followed
 from campaigns.gate_place import TOLERANCE, cell, first
 from campaigns.modes_place import serves
 from mpsagent.core.turns import TAKE_UP
@@ -61,7 +65,7 @@ from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.agent.forgery import Forger
 from tests.conformance import rig as rigs
-from tests.scenes.stage import A, Agent, B, C, Client, D, E, Json, Machine, Stage
+from tests.scenes.stage import A, Agent, B, C, Client, D, E, Json, Machine, Stage, seconds_of
 from tests.setuid import become as become_uid
 from tests.setuid import setuid_python
 
@@ -214,6 +218,7 @@ class Play:
         self.right: tuple[int, int] = (multiprocessors_for_percent(PERCENT, stage.machine.multiprocessors), 0)
         self.writers: list[int] = []
         self.honest: list[Client] = []
+        self.arrived: list[Client] = []
         self._resting = threading.Event()
         self._loops: list[threading.Thread] = []
 
@@ -267,6 +272,7 @@ class Play:
     def arrives(self, uid: int, bound: float, timeout: float | None = None) -> Client:
         """An honest client that waits to be served; how long that takes is judged."""
         one = self.stage.client(uid)
+        self.arrived.append(one)
         at = first(one, timeout or max(30.0, bound + 10 + self.slack))
         waited = None if at is None else at - one.started.since
         self.row.waited.append(None if waited is None else round(waited, 2))
@@ -622,20 +628,78 @@ def all_contexts(play: Play) -> None:
     if not play.turns:
         play.mind(B).working()
     greedy = play.stage.client(A, "contexts", 60, 60)
-    made = greedy.saw(r"\] made \d+ contexts", 30 + play.slack)
+    made = as_many_as_come(play, greedy)
     found = re.search(r"made (\d+) contexts, last (\w+)", greedy.text())
     rows = play.stage.agents[-1].api.get("/v1/clients")["clients"]
     shown = [row["contexts"] for row in rows if row["pid"] == greedy.pid]
     play.say(
         f"alice: made {found[1]}, then {found[2]}" if made and found else f"alice waits, shown with {shown} contexts"
     )
-    for uid in (C, D):
-        one = play.arrives(uid, TURN + START if play.turns else START + PATIENCE)
-        if ERROR.search(one.text()):
-            play.broke(f"user {uid} was refused: {ERROR.findall(one.text())[-1]}")
+    with followed(play, greedy):
+        for uid in (C, D):
+            one = play.arrives(uid, TURN + START if play.turns else START + PATIENCE)
+            if ERROR.search(one.text()):
+                play.broke(f"user {uid} was refused: {ERROR.findall(one.text())[-1]}")
     if play.watch.queue:
         play.say(f"queue: {play.watch.queue[-1]}")
     play.kept_working()
+
+
+def as_many_as_come(play: Play, greedy: Client) -> bool:
+    """It has said how many contexts it made, or has waited for one more for 5 s."""
+    end = time.monotonic() + 30 + play.slack
+    before, since = -1, time.monotonic()
+    while (now := time.monotonic()) < end and now < since + 5 + play.slack:
+        if greedy.saw(r"\] made \d+ contexts", 0.5):
+            return True
+        rows = play.agent.api.get("/v1/clients")["clients"]
+        if (shown := sum(row["contexts"] or 0 for row in rows if row["pid"] == greedy.pid)) != before:
+            before, since = shown, now
+    return False
+
+
+@contextlib.contextmanager
+def followed(play: Play, hers: Client) -> Iterator[None]:
+    """Who made the next user wait: mpsagent, MPS or the driver? In the logs what each said, with its time."""
+    since, at = time.monotonic(), time.time()
+
+    def whom() -> dict[str, int]:
+        parts = {one.pid: one.arguments for one in play.stage.rig.ours()}
+        found = {f"server {pid}": pid for pid, words in parts.items() if "mps-server" in words}
+        return {"alice": hers.pid, **found}
+
+    kernel = Followed(whom)
+    try:
+        yield
+    finally:
+        until(lambda: False, 0.6)  # the last events
+        kernel.end()
+        lines = [(when - since, f"kernel: {text}") for when, text in kernel.lines]
+        for _, one in play.watch.events:
+            if (when := seconds_of(one) - at) > -1 and not one["kind"].startswith("client.used"):
+                lines.append(
+                    (when, f"agent: {one['sentence']}{'' if one.get('ok', True) else ', ' + str(one['text'])}")
+                )
+        lines += [(one.started.since - since, f"user {one.uid} starts {one.pid}") for one in play.arrived]
+        play.stage.rig.drain()
+        for log in play.stage.rig.logs.values():
+            for line in log.lines:
+                if TOLD.search(line) and (stamp := STAMP.match(line)):
+                    when = datetime.fromisoformat(f"{stamp[1]}+00:00").timestamp() - at
+                    if when > -1:
+                        lines.append((when, f"{log.label}: {line[stamp.end() :]}"))
+        lines.sort(key=lambda one: one[0])
+        play.row.logs += "".join(f"{when:8.3f} {text}\n" for when, text in lines)
+        gone = {name: round(when - since, 1) for name, when in kernel.gone.items()}
+        stuck = {name: round(seconds, 1) for name, seconds in kernel.stuck.items() if seconds > 0.1}
+        ending = next((when for when, text in lines if "agent: the turn of user" in text), None)
+        play.say(
+            f"turn over after {'-' if ending is None else f'{ending:.1f}'} s, gone after {gone}, in the driver {stuck}"
+        )
+
+
+STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3})")
+TOLD = re.compile(r"SERVER|Server \d+ (with|exited|has)|NEW CLIENT|[Ss]hut|Cmd:terminate|exiting|FAULT|Worker")
 
 
 def killed_together(play: Play) -> None:
@@ -1037,7 +1101,7 @@ SHORT = ("pretend", "ask", "deny", "leave_behind", "fault", "order")
 
 # --- what it costs others ---------------------------------------------------------------------------------------------
 
-PAIRS, MOST_PAIRS = 4, 12
+PAIRS = 5
 ATTACKS_PART = 0.55
 """Of the seconds there are, at most, before the time of honest users is measured."""
 
@@ -1134,7 +1198,7 @@ def time_beside(play: Play, elsewhere: Play) -> None:
         time.sleep(load.before)
         play.rest()
     row, found = play.row, {True: [], False: []}  # type: dict[bool, list[tuple[float, float, float]]]
-    while len(row.pairs) < PAIRS or (len(row.pairs) < MOST_PAIRS and statistics.median(row.pairs) > 1 + TENTH):
+    while len(row.pairs) < PAIRS or (len(row.pairs) < play.options.pairs and unclear(row.pairs)):
         for here in (True, False) if len(row.pairs) % 2 else (False, True):
             attacked = play if here else elsewhere
             load.begin(attacked)
@@ -1148,10 +1212,30 @@ def time_beside(play: Play, elsewhere: Play) -> None:
     (took, waited, ahead), (before, usual, _) = (
         tuple(map(statistics.median, zip(*found[here], strict=True))) for here in (True, False)
     )
-    row.time = (f"{100 * row.slower:+.0f} %, in all {100 * in_all:+.0f} ({took:.2f} s, {before:.2f}; "
-                f"at the gate {waited:.2f}, {usual:.2f}; {ahead:.0f} ahead; {len(row.pairs)} pairs)")  # fmt: skip
-    if row.slower > TENTH and sum(one > 1 for one in row.pairs) > 0.9 * len(row.pairs):
+    low, high = between(row.pairs)
+    shown = "within a tenth" if high <= 1 + TENTH else "more than a tenth" if low > 1 + TENTH else "unclear"
+    row.time = (f"{shown}: {100 * row.slower:+.0f} % ({100 * (low - 1):+.0f} to {100 * (high - 1):+.0f}), in all "
+                f"{100 * in_all:+.0f} ({took:.2f} s, {before:.2f}; at the gate {waited:.2f}, {usual:.2f}; {ahead:.0f} "
+                f"ahead; {len(row.pairs)} pairs)")  # fmt: skip
+    if low > 1 + TENTH:
         play.broke(f"honest jobs take {100 * row.slower:.0f} % longer")
+
+
+def between(pairs: Sequence[float]) -> tuple[float, float]:
+    """The median of all pairs that there could be lies between these, whatever its distribution, by 15 of 16 or more:
+    it does not when so few lie on one side of it as a coin shows once in 32 times."""
+    found, aside, chance = sorted(pairs), 0, 0.5 ** len(pairs)
+    below = chance
+    while below <= 1 / 32:
+        aside += 1
+        chance *= (len(found) - aside + 1) / aside
+        below += chance
+    return found[max(aside - 1, 0)], found[-max(aside, 1)]
+
+
+def unclear(pairs: Sequence[float]) -> bool:
+    low, high = between(pairs)
+    return low <= 1 + TENTH < high
 
 
 def at_the_gate(play: Play, pids: Sequence[int]) -> tuple[float, float]:
@@ -1189,9 +1273,13 @@ class Campaign:
             for name, way in wanted
             if {name, f"{name}:{way}"} & set(options.only or ATTACKS) and way in (options.ways or WAYS)
         ]
-        timed = [row for way in ("together", "own", "shared", "apart") for name in LOADS for row in self.left
+        ways = options.ways or ("together", "own", "shared", "apart")
+        timed = [row for way in ways for name in LOADS for row in self.left
                  if (row.attack, row.way) == (name, way) and way in LOADS[name].ways]  # fmt: skip
-        self.timed = [] if options.short else timed
+        self.timed = timed if options.part in ("all", "time") else []
+        if options.part == "time":
+            self.left = []
+        self.wanted = [*self.left, *self.timed]
         self.rows: list[Row] = []
         self.stages: list[Stage] = []
         self.behind: list[str] = []
@@ -1200,10 +1288,10 @@ class Campaign:
     def play(self) -> None:
         """All rows, in lanes; then what they cost, in fewer; the time that is left bounds it."""
         self._side_by_side(
-            self.left, self.options.lanes, self._attack, self.until_time if self.timed else self.end - 20
+            self.left, self.options.lanes, self._attack, self.until_time if self.timed else self.end - 25
         )
         self._side_by_side(self.timed, (self.options.lanes + 1) // 2, self._time, self.end - 20)
-        self.rows += [row for row in self.left if row not in self.rows]
+        self.rows += [row for number, row in enumerate(self.wanted) if row not in (*self.rows, *self.wanted[:number])]
 
     def _side_by_side(self, left: list[Row], count: int, what: Callable[[Row], None], end: float) -> None:
         """None is begun after ``end``."""
@@ -1218,7 +1306,8 @@ class Campaign:
                 what(row)
                 row.held = None if row.off else not row.broke and not row.lost and not row.limits
                 row.seconds = round(row.seconds + time.monotonic() - since, 1)
-                print(f"ANSWER {' | '.join(cell(one) for one in row.cells())}"[:1200], flush=True)
+                if self.options.out is None:
+                    print(f"ANSWER {' | '.join(cell(one) for one in row.cells())}"[:1200], flush=True)
                 self.write()
 
         lanes = [threading.Thread(target=work, daemon=True) for _ in range(count)]
@@ -1299,6 +1388,23 @@ class Campaign:
             ]
         return "\n".join([*lines, *(f"- LEFT BEHIND: {one}" for one in self.behind)]) + "\n"
 
+    def short(self) -> str:
+        """A line for each attack that held everywhere; one for each row of the others."""
+        lines = []
+        for name in dict.fromkeys(row.attack for row in self.ordered()):
+            rows = [row for row in self.ordered() if row.attack == name]
+            times = [f"{row.way} {row.time.partition(', in all')[0]}" for row in rows if row.slower is not None]
+            held = ", ".join(row.way for row in rows if row.held)
+            waited = [one for row in rows if row.held for one in row.waited if one is not None]
+            most = f", waited {max(waited):g} s at most" if waited else ""
+            lines.append("; ".join([f"{name}: held {held or 'nowhere'}{most}", *times])[:300])
+            lines += [
+                f"  {row.word} {row.way}: {'; '.join([*row.broke, *row.said])}"[:300] for row in rows if not row.held
+            ]
+            lines += [f"  {row.way}: {'; '.join(row.said)}"[:300] for row in rows if name == "H4" and row.held]
+        counts = {word: sum(row.word == word for row in self.rows) for word in ("held", "BROKE", "not played")}
+        return "\n".join([*lines, str(counts), *(f"LEFT BEHIND: {one}" for one in self.behind)])
+
     def ordered(self) -> list[Row]:
         names = list(ATTACKS)
         return sorted(self.rows, key=lambda row: (names.index(row.attack), list(WAYS).index(row.way)))
@@ -1331,12 +1437,13 @@ def main() -> int:
     arguments.add_argument(
         "--slack", type=float, default=-1.0, help="seconds that a busy machine may add to each bound"
     )
-    arguments.add_argument("--short", action="store_true", help="attacks that take a few seconds; no time is measured")
+    arguments.add_argument("--part", choices=("all", "attacks", "time", "short"), default="all")
     arguments.add_argument("--limits", default='over_limits = "terminate"', help="more keys of [limits]")
+    arguments.add_argument("--pairs", type=int, default=12, help="at most, while it is not clear what they show")
     options = arguments.parse_args()
     if unknown := {one.partition(":")[0] for one in options.only} - set(ATTACKS) | set(options.ways) - set(WAYS):
         arguments.error(f"not known: {', '.join(sorted(unknown))}")
-    options.only = options.only or (list(SHORT) if options.short else [])
+    options.only = options.only or (list(SHORT) if options.part == "short" else [])
     options.lanes = options.lanes or (1 if options.sim else 8)
     options.slack = options.slack if options.slack >= 0 else (4.0 if options.sim else 0.0)
     with place(options.sim) as (backend, machine, base):
@@ -1346,7 +1453,7 @@ def main() -> int:
         finally:
             for stage in campaign.stages:
                 campaign._clear(stage)
-            print(campaign.markdown())
+            print(campaign.markdown() if options.out is None else campaign.short())
             campaign.write()
     return 0 if all(row.held for row in campaign.rows) and not campaign.behind else 1
 

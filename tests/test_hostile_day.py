@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["own", "shared", "together", "apart"])
 def test_nobody_honest_loses_work_or_limits(way: str) -> None:
-    words = [sys.executable, str(ROOT / "campaigns" / "hostile.py"), "--sim", "--short", "--ways", way]
+    words = [sys.executable, str(ROOT / "campaigns" / "hostile.py"), "--sim", "--part", "short", "--ways", way]
     environment = {name: value for name, value in os.environ.items() if name != "OUT"}
     done = subprocess.run(
         [*words, "--seconds", "800", "--slack", "60"],
