@@ -22,8 +22,6 @@ from mpsagent.system.threads import in_thread
 
 NAMES_WAIT = 5.0
 """Seconds for the name service to say who the users of a policy are."""
-WARNED = 2.0
-"""Seconds that the answer to a reload waits for what is surely not meant in the policy."""
 LOOK_WAIT = 2.0
 """Seconds for /proc to say which processes descend from another, and to compare cgroups."""
 GATE_WAIT, GATE_LOOK = 5.0, 0.005
@@ -242,16 +240,11 @@ class Acting:
         if errors:
             await self._written_down()
             raise _mistakes(errors)
-        found: Sequence[PolicyError] = ()
-        with suppress(TimeoutError):  # names may be slow; `status` says it later
-            async with asyncio.timeout(WARNED):
-                found = await node.policy_warnings()
         await self._written_down()
         return {
             "digest": node.policy.digest,
             "files": list(node.policy.sources),
             "later": node.left,
-            "warnings": [str(one) for one in found[:20]],
         }
 
     async def policy_diff(self) -> Json:

@@ -38,7 +38,6 @@ from mpsagent.system.device_watch import BLIND, DeviceWatch
 from mpsagent.system.directories import Directories
 from mpsagent.system.names import Names
 from mpsagent.system.nvml import GpusSeen
-from mpsagent.system.policy_warnings import warnings
 from mpsagent.system.store import Part, Store
 from mpsagent.system.threads import in_thread
 
@@ -96,7 +95,6 @@ class Node(Recorder):
         self._follow_up: asyncio.TimerHandle | None = None
         self._machine: tuple[Device, ...] = ()
         self._loading = asyncio.Lock()
-        self._checking = False
         self._foreign_at, self._foreign_busy = float("-inf"), False
 
     @property
@@ -154,7 +152,6 @@ class Node(Recorder):
         await asyncio.gather(*(agent.begin(self._earlier(earlier, agent)) for agent in self.agents))
         self.shown.start(self.started)
         self.placing.link.start()
-        self.check_policy()
         await self._install_device()
         self._watch = DeviceWatch(self.settings.device_directory, self._gpu_opened, lambda: self.gpus.nvml.asking)
         self.spawn(self._look())
@@ -194,8 +191,6 @@ class Node(Recorder):
         """It has the GPUs; so have its users' instances."""
         for one in (agent, *self.apart.lanes(agent)):
             one.take([inp.DevicesFound(self.clock.now(), found)])
-        if agent.ready:
-            self.check_policy()
 
     async def _instances(self) -> Sequence[Policy]:
         """A policy for each instance. Raises OSError when that depends on GPUs that cannot be found."""
@@ -413,7 +408,6 @@ class Node(Recorder):
         self.conditions.set("restart", self.left, now, "systemctl restart mpsagent")
         self.people.refresh()
         self.placing.again()
-        self.check_policy()
         await self._install_device()
         return ()
 
@@ -452,28 +446,6 @@ class Node(Recorder):
         if self.single and len(fresh) == 1:  # a name that changed is among what waits
             return {self.agents[0].name: next(iter(fresh.values()))}
         return fresh
-
-    def check_policy(self) -> None:
-        """Aside: the name service is asked, and it may hang."""
-        if not self._checking:
-            self._checking = True
-            self.spawn(self._warn())
-
-    async def _warn(self) -> None:
-        """What of the policy is surely not meant on this machine; it stays in force all the same."""
-        policy = None
-        while policy is not self.policy:  # another one may be loaded meanwhile
-            policy = self.policy
-            found = await self.policy_warnings()
-        self._checking = False
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        what = f"in the policy: {found[0]}{more}" if found else None
-        self.conditions.set("policy warnings", what, self.clock.now(), "mpsagent-cli policy check shows all")
-
-    async def policy_warnings(self) -> Sequence[PolicyError]:
-        known = [device for agent in self.agents for device in agent.devices]
-        devices = known if all(agent.devices for agent in self.agents) else ()
-        return await warnings(self.policy, devices, self.settings.policy_parts)
 
     def _policy_rejected(self, errors: Sequence[PolicyError], kept: str, now: float) -> None:
         what = f"{errors[0]} ({len(errors)} mistake{'s' if len(errors) > 1 else ''}; {kept})"

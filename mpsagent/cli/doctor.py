@@ -12,6 +12,7 @@ import click
 
 from mpsagent.cli import answer_text, client, wording
 from mpsagent.cli.ask import FINE, UNHEALTHY, UNREACHABLE, Json, now
+from mpsagent.cli.policy_check import surely_not_meant
 from mpsagent.core.sentences import named
 from mpsagent.policy.keys import default
 from mpsagent.system import checkup, checkup_slurm
@@ -146,6 +147,8 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
         yield Finding(PROBLEM, "mpsagent", one["what"], one["do"])
     for error in status["policy"]["errors"]:
         yield Finding(PROBLEM, "policy", error, "mpsagent-cli policy check")
+    for warning in surely_not_meant():
+        yield Finding(WARNING, "policy", f"{warning._replace(hint='')}", warning.hint)
     for one in status["not_guaranteed"]:
         where = f"{one['instance']}: " if "instance" in one else ""
         yield Finding(WARNING, "not sure", where + one["what"], one["do"])

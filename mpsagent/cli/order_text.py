@@ -20,9 +20,8 @@ def answered(answer: Json, now: datetime) -> list[str]:
         return ["Who waits is let in." if answer.get("drained", True) else "There was no drain: nothing has changed."]
     if "digest" in answer and "files" in answer:
         files = ", ".join(safe(one) for one in answer["files"]) or "no file: the defaults"
-        warned = [f"warning: {safe(one, 400)}" for one in answer.get("warnings") or []]
         later = [f"not yet: {safe(answer['later'], 400)}"] if answer.get("later") else []
-        return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}", *later, *warned]
+        return [f"The policy is in force: {safe(answer['digest'] or '-')[:12]}, from {files}", *later]
     if "ending" in answer:
         verb = "would be" if answer["dry_run"] else "is being"
         each = [f"Client {one['pid']} of {user(one)} {verb} ended." for one in answer["ending"]]

@@ -44,7 +44,7 @@ def check(files: tuple[Path, ...], as_json: bool, strict: bool = False, devices:
     remarks = [f"{path} is not read: name its files too" for path in _parts_beside(files)]
     if policy is not None and not errors:
         try:
-            errors, warnings, more = _of_this_machine(policy, devices, None if files else DIRECTORY / "policy.d")
+            errors, warnings, more = _of_this_machine(policy, texts, devices, None if files else DIRECTORY / "policy.d")
             remarks += more
         except (OSError, ValueError) as error:
             print(f"mpsagent-cli: {wording.safe(error, 4000)}", file=sys.stderr)
@@ -129,8 +129,18 @@ def _tell(found: Sequence[PolicyError], kind: str) -> None:
             say(f"    {wording.safe(one.hint, 400)}", "    ")
 
 
+def surely_not_meant() -> list[PolicyError]:
+    """Of the files that the agent reads, for who has just put them in force; nothing where they cannot be read."""
+    from mpsagent.policy.files import load
+    from mpsagent.system.policy_files import read_policy
+
+    texts, errors = read_policy(DIRECTORY / "policy.toml", own=0)
+    policy = None if errors else load(texts)[0]
+    return [] if policy is None else _of_this_machine(policy, texts, None, DIRECTORY / "policy.d")[1]
+
+
 def _of_this_machine(
-    policy: Policy, devices: Path | None, parts: Path | None
+    policy: Policy, texts: Sequence[tuple[str, str]], devices: Path | None, parts: Path | None
 ) -> tuple[list[PolicyError], list[PolicyError], list[str]]:
     """What cannot be had, what is surely not meant, and what is to be known. Raises OSError and ValueError for
     ``devices``."""
@@ -159,6 +169,6 @@ def _of_this_machine(
         found = tuple(replace(one, ordinal=number) for number, one in enumerate(chosen)) or found
     return (
         list(asyncio.run(unsupported(policy, lambda: compute_modes(devices)))),
-        list(asyncio.run(warnings(policy, found, parts))),
+        list(asyncio.run(warnings(policy, found, texts, parts))),
         remarks,
     )

@@ -327,6 +327,11 @@ def restart(
 def reload(path: str, as_json: bool) -> None:
     """Read the policy again; a bad one leaves the old one in force."""
     ask.act(path, "reload", None, as_json)
+    if not as_json:
+        from mpsagent.cli import policy_check, wording
+
+        for one in policy_check.surely_not_meant():
+            ask.say(f"warning: {wording.safe(str(one), 400)}")
 
 
 # --- for scripts

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import tomli
@@ -19,7 +18,6 @@ from mpsagent.policy.check import Checked, check, shown_path
 from mpsagent.policy.instances import mistakes
 from mpsagent.policy.lines import key_lines, line_of
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text
-from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy, build
 from mpsagent.policy.syntax import syntax_error
 
@@ -32,7 +30,7 @@ MOST_INSTANCES = 64
 def load(texts: Sequence[tuple[str, str]]) -> tuple[Policy | None, list[PolicyError]]:
     """The policy that (file name, text) pairs make, in this order; or None and every mistake in all of them.
 
-    What is right and surely not meant is in ``Policy.warnings``. No texts at all make the default policy. Never raises.
+    No texts at all make the default policy. Never raises.
     """
     errors: list[PolicyError] = []
     settings: dict[Path, Setting] = {}
@@ -52,10 +50,7 @@ def load(texts: Sequence[tuple[str, str]]) -> tuple[Policy | None, list[PolicyEr
         return None, [PolicyError(texts[-1][0], 0, "", f"has more than {MOST_INSTANCES} instances", "name fewer")]
     policy = build(settings, named, [file for file, _ in texts], _digest(texts))
     errors = [*mistakes(policy), *totals.mistakes(policy)]
-    if errors:
-        return None, errors[:MOST_ERRORS]
-    empty = [_empty(file) for file, text in texts if not text.strip()]
-    return replace(policy, warnings=(*empty, *in_itself(policy))), []
+    return (None, errors[:MOST_ERRORS]) if errors else (policy, [])
 
 
 def _digest(texts: Sequence[tuple[str, str]]) -> str:
@@ -105,7 +100,3 @@ def _mistakes(file: str, checked: Checked, lines: dict[Path, int]) -> list[Polic
     if checked.more:
         errors.append(PolicyError(file, 0, "", f"and {checked.more} mistakes more", "correct these first"))
     return list(dict.fromkeys(errors))
-
-
-def _empty(file: str) -> PolicyError:
-    return PolicyError(file, 0, "", "is empty: only the defaults apply", "was it cut short? restore it, or remove it")

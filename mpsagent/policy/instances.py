@@ -98,20 +98,20 @@ def mistakes(policy: Policy) -> list[PolicyError]:
         for other in sections[:number]:
             if one.log_directory == other.log_directory:
                 text = f"has the log_directory of {other.instance}"
-                found.append(_told(policy, one, "log_directory", text, "give each instance a directory of its own"))
+                found.append(told(policy, one, "log_directory", text, "give each instance a directory of its own"))
         if one.pipe_directory != sections[0].pipe_directory:
             text = f"has another pipe_directory than {sections[0].instance}"
             hint = "one public directory serves all instances: remove the line, or write the same one"
-            found.append(_told(policy, one, "pipe_directory", text, hint))
+            found.append(told(policy, one, "pipe_directory", text, hint))
     found += [one for section in sections for one in _no_pause(section)]
     each = [one for one in sections if one.devices == (EACH,)]
     if len(each) > 1:
         text = f'devices = ["each"] stands in {each[0].instance} already'
-        found.append(_told(policy, each[1], "devices", text, "one section serves each GPU that no other one names"))
+        found.append(told(policy, each[1], "devices", text, "one section serves each GPU that no other one names"))
     for one in each:
         if len(one.instance) > LONGEST_OF_EACH:
             text = f"a number is added to its name, which may have {LONGEST_OF_EACH} characters then"
-            found.append(_told(policy, one, "devices", text, "choose a shorter name"))
+            found.append(told(policy, one, "devices", text, "choose a shorter name"))
     return [*found, *_apart(policy, sections)]
 
 
@@ -120,15 +120,15 @@ def _apart(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
         section = apart.taken(one, sections)
         if section is not None:
             text = f"the instance of a user of {section}, which is apart, may have this name"
-            yield _told(policy, one, "devices", text, "choose another name for one of them")
+            yield told(policy, one, "devices", text, "choose another name for one of them")
         if one.sharing != "apart":
             continue
         if len(one.instance) > apart.LONGEST:
             text = f"apart, users' uids are added to its name, which may have {apart.LONGEST} characters then"
-            yield _told(policy, one, "sharing", text, "choose a shorter name")
+            yield told(policy, one, "sharing", text, "choose a shorter name")
         if one.compute_mode == "exclusive-process":
             text = '"apart" is not possible with compute_mode = "exclusive-process": one control daemon owns a GPU then'
-            yield _told(policy, one, "sharing", text, 'write compute_mode = "default", or sharing = "together"')
+            yield told(policy, one, "sharing", text, 'write compute_mode = "default", or sharing = "together"')
 
 
 def _no_pause(one: Policy) -> Iterator[PolicyError]:
@@ -143,62 +143,7 @@ def _no_pause(one: Policy) -> Iterator[PolicyError]:
             yield PolicyError(origin.file, origin.line, origin.key, problem, hint)
 
 
-def doubts(policy: Policy) -> list[PolicyError]:
-    """What is right and surely not meant."""
-    sections = [of(policy, name) for name in names(policy)]
-    useless = [found for one in sections for found in _pause_of_no_use(one)]
-    if len(sections) < 2:
-        return useless
-    found = [*useless, *_shared_devices(policy, sections), *_twice(policy, sections)]
-    if not any(_open(one) for one in sections):
-        text = "no instance is left for whom none of them names"
-        hint = "leave users and groups out of one [instance.NAME], or refuse the others in so many words with access"
-        found.append(_told(policy, sections[0], "users", text, hint))
-    return found
-
-
-def _pause_of_no_use(one: Policy) -> Iterator[PolicyError]:
-    """Written for this instance alone, which has no turns."""
-    setting = one.settings.get(("switch", "action"))
-    if one.sharing == "turns" or setting is None or setting.value != "pause":
-        return
-    origin = setting.origin
-    if origin.key.startswith("instance."):
-        problem = f'"pause" has no effect: with sharing = "{one.sharing}" there are no turns'
-        hint = 'remove the line, or write sharing = "turns" and server = "shared"'
-        yield PolicyError(origin.file, origin.line, origin.key, problem, hint)
-
-
-def _shared_devices(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
-    seen: dict[str, str] = {}
-    for one in sections:
-        if not one.devices:
-            text = "serves all GPUs, beside other instances"
-            yield _told(policy, one, "devices", text, 'name its GPUs: devices = ["GPU-…"]')
-        for uuid in one.devices:
-            before = seen.setdefault(uuid.lower(), one.instance)
-            if before != one.instance:
-                text = f"{uuid} is served by {before} too: its users are at work there at the same time"
-                yield _told(policy, one, "devices", text, "name each GPU in one instance")
-
-
-def _twice(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
-    if policy.placement != "fixed":
-        return
-    seen: dict[tuple[str, str], str] = {}
-    for one in sections:
-        for kind, named in (("users", one.only_users), ("groups", one.only_groups)):
-            for name in named:
-                before = seen.setdefault((kind, name), one.instance)
-                if before != one.instance:
-                    yield _told(policy, one, kind, f"{name} is named in {before} too, which is taken", "remove one")
-
-
-def _open(one: Policy) -> bool:
-    return not (one.only_users or one.only_groups)
-
-
-def _told(policy: Policy, one: Policy, key: str, problem: str, hint: str) -> PolicyError:
+def told(policy: Policy, one: Policy, key: str, problem: str, hint: str) -> PolicyError:
     path = ("instance", one.instance, key)
     setting = policy.settings.get(path)
     origin = policy.named.get(path[:2], Origin(key_text(path[:2]))) if setting is None else setting.origin

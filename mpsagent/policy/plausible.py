@@ -12,7 +12,7 @@ from mpsagent.mps import units
 from mpsagent.mps.limits import Device
 from mpsagent.policy import parse, values
 from mpsagent.policy.check import shown_path
-from mpsagent.policy.instances import doubts, names, of
+from mpsagent.policy.instances import names, of, told
 from mpsagent.policy.origins import Origin, Path, PolicyError, Setting, key_text, printable
 from mpsagent.policy.policy import Policy
 
@@ -28,9 +28,16 @@ MOST_NEAREST = 20
 """Unknown names for which a nearest one is looked for."""
 
 
-def in_itself(policy: Policy) -> tuple[PolicyError, ...]:
-    """What the policy alone shows: that it admits no one, or says what is of no use."""
-    found = (*_of_no_use(policy), *doubts(policy), *_too_small(policy))
+def in_itself(policy: Policy, texts: Sequence[tuple[str, str]] = ()) -> tuple[PolicyError, ...]:
+    """What the policy alone shows: that it admits no one, or says what is of no use. ``texts``: of its files."""
+    hint = "was it cut short? restore it, or remove it"
+    empty = [file for file, text in texts if not text.strip()]
+    found = (
+        *(PolicyError(file, 0, "", "is empty: only the defaults apply", hint) for file in empty),
+        *_of_no_use(policy),
+        *_doubts(policy),
+        *_too_small(policy),
+    )
     access = [(path, setting) for path, setting in policy.settings.items() if path[-1] == "access"]
     everybody = next((setting for path, setting in access if path == ("limits", "access")), None)
     if everybody is not None and everybody.value == "deny" and all(one.value == "deny" for _, one in access):
@@ -52,6 +59,61 @@ def _too_small(policy: Policy) -> Iterator[PolicyError]:
         for one in setting.value.values() if path[-1] == "memory" else ():
             if isinstance(one.value, int):
                 yield from _little(policy, path, one.origin, one.value, H200)
+
+
+def _doubts(policy: Policy) -> list[PolicyError]:
+    """Of the instances."""
+    sections = [of(policy, name) for name in names(policy)]
+    useless = [found for one in sections for found in _pause_of_no_use(one)]
+    if len(sections) < 2:
+        return useless
+    found = [*useless, *_shared_devices(policy, sections), *_twice(policy, sections)]
+    if not any(_open(one) for one in sections):
+        text = "no instance is left for whom none of them names"
+        hint = "leave users and groups out of one [instance.NAME], or refuse the others in so many words with access"
+        found.append(told(policy, sections[0], "users", text, hint))
+    return found
+
+
+def _pause_of_no_use(one: Policy) -> Iterator[PolicyError]:
+    """Written for this instance alone, which has no turns."""
+    setting = one.settings.get(("switch", "action"))
+    if one.sharing == "turns" or setting is None or setting.value != "pause":
+        return
+    origin = setting.origin
+    if origin.key.startswith("instance."):
+        problem = f'"pause" has no effect: with sharing = "{one.sharing}" there are no turns'
+        hint = 'remove the line, or write sharing = "turns" and server = "shared"'
+        yield PolicyError(origin.file, origin.line, origin.key, problem, hint)
+
+
+def _shared_devices(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
+    seen: dict[str, str] = {}
+    for one in sections:
+        if not one.devices:
+            text = "serves all GPUs, beside other instances"
+            yield told(policy, one, "devices", text, 'name its GPUs: devices = ["GPU-…"]')
+        for uuid in one.devices:
+            before = seen.setdefault(uuid.lower(), one.instance)
+            if before != one.instance:
+                text = f"{uuid} is served by {before} too: its users are at work there at the same time"
+                yield told(policy, one, "devices", text, "name each GPU in one instance")
+
+
+def _twice(policy: Policy, sections: Sequence[Policy]) -> Iterator[PolicyError]:
+    if policy.placement != "fixed":
+        return
+    seen: dict[tuple[str, str], str] = {}
+    for one in sections:
+        for kind, named in (("users", one.only_users), ("groups", one.only_groups)):
+            for name in named:
+                before = seen.setdefault((kind, name), one.instance)
+                if before != one.instance:
+                    yield told(policy, one, kind, f"{name} is named in {before} too, which is taken", "remove one")
+
+
+def _open(one: Policy) -> bool:
+    return not (one.only_users or one.only_groups)
 
 
 def names_in(policy: Policy) -> tuple[list[str], list[str]]:
@@ -94,12 +156,11 @@ def _of_instances(policy: Policy) -> Iterator[tuple[Path, Setting]]:
 
 
 def unusable_programs(policy: Policy, problems: Mapping[str, str]) -> tuple[PolicyError, ...]:
-    """Warnings about programs that the policy names, ``problems`` by path: "does not exist", "is not executable"."""
+    """Warnings about programs that the policy names; ``problems`` by path: why root does not run it."""
     found = []
     for path, setting in policy.settings.items():
         if path[-1] in PROGRAMS and setting.value in problems:
-            hint = "install it, or correct the path"
-            found.append(_warning(setting.origin, f"{setting.value} {problems[setting.value]}", hint))
+            found.append(_warning(setting.origin, problems[setting.value], "install it, or correct the path"))
     return tuple(found)
 
 

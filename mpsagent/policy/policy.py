@@ -20,7 +20,6 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import KEYS, MASTER, OF_CGROUPS, Key, Scope, default
 from mpsagent.policy.origins import Origin as Origin
 from mpsagent.policy.origins import Path as Path
-from mpsagent.policy.origins import PolicyError as PolicyError
 from mpsagent.policy.origins import Setting as Setting
 from mpsagent.policy.origins import key_text as key_text
 from mpsagent.policy.shares import Share, named
@@ -207,7 +206,7 @@ class Policy:
     UUIDs that the control daemon shall see (empty: all). ``pipe_directory``: the public directory, where clients look.
     ``compute_mode``: set by the control daemon's unit. ``digest`` names the texts it was made of, ``sources`` their
     files, ``named`` the sections of users, groups and instances. What an instance has is that of the first one here;
-    :mod:`mpsagent.policy.instances` makes a policy for each. ``warnings``: right, and surely not meant.
+    :mod:`mpsagent.policy.instances` makes a policy for each.
     """
 
     settings: Mapping[Path, Setting] = field(default_factory=dict)
@@ -274,7 +273,6 @@ class Policy:
     """The uid alone says what applies to a user: no section is for a name or a group."""
     weights: float = 0.0
     named: Mapping[Path, Origin] = field(default_factory=dict)
-    warnings: tuple[PolicyError, ...] = ()
     _remembered: dict[Identity, Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
     _by_sections: dict[tuple[Path, ...], Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The same for all of whom the same sections speak: thousands may come of whom none does."""

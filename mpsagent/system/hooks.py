@@ -29,7 +29,7 @@ def refused(program: str) -> str | None:
             status = step.stat()
             mode = stat.S_IMODE(status.st_mode)
             if status.st_uid not in (0, os.geteuid()):
-                return f"{step} belongs to uid {status.st_uid}: he could have anything run as root"
+                return f"{step} belongs to uid {status.st_uid}, who could have anything run as root"
             if mode & 0o022 and not (step.is_dir() and mode & stat.S_ISVTX):
                 return f"{step} can be written to by others (mode {mode:04o}); forbid it: chmod go-w {step}"
     except (OSError, RuntimeError) as error:

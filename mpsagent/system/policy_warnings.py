@@ -9,7 +9,6 @@ import grp
 import os
 import pwd
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -21,6 +20,7 @@ from mpsagent.policy import plausible, totals
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
+from mpsagent.system.hooks import refused
 from mpsagent.system.names import identity_of
 from mpsagent.system.policy_files import passed_over
 from mpsagent.system.threads import in_thread
@@ -46,14 +46,20 @@ class Known(NamedTuple):
 
 
 async def warnings(
-    policy: Policy, devices: Sequence[Device], parts: Path | None = None, *, deadline: float = DEADLINE
+    policy: Policy,
+    devices: Sequence[Device],
+    texts: Sequence[tuple[str, str]] = (),
+    parts: Path | None = None,
+    *,
+    deadline: float = DEADLINE,
 ) -> tuple[PolicyError, ...]:
-    """By file and line. ``devices``: as the control daemon numbers them; empty while they are not known. ``parts``: the
-    directory from which the policy's parts were read.
+    """By file and line. ``devices``: as the control daemon numbers them; empty while they are not known. ``texts``: of
+    the policy's files; ``parts``: the directory from which its parts were read.
 
     Takes as long as the name service takes, at most ``deadline`` seconds; then without what it would have said.
     """
-    found = [*policy.warnings, *plausible.against_devices(policy, devices), *totals.against_devices(policy, devices)]
+    found = [*plausible.in_itself(policy, texts), *plausible.against_devices(policy, devices)]
+    found += totals.against_devices(policy, devices)
     with suppress(TimeoutError, OSError):
         found += await in_thread(_of_this_machine, policy, parts, devices, deadline=deadline)
     return tuple(sorted(dict.fromkeys(found), key=lambda one: (one.file, one.line)))
@@ -100,22 +106,7 @@ def known(users: Iterable[str], groups: Iterable[str], programs: Iterable[str]) 
 def problem_of(path: str) -> str:
     """Why root could or should not run a program. ``path``: absolute, or a name to look for on PATH."""
     if not path.startswith("/"):
-        return "" if shutil.which(path) else f"is not on PATH ({os.environ.get('PATH', '')})"
-    # Seen by who checks a policy at a prompt, and not by the agent: both have to judge alike.
-    if path.startswith(HOMES) and os.getppid() != 1 and SYSTEMD.is_dir():
-        return f"lies {HIDDEN}"
-    try:
-        status = Path(path).stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return "does not exist"
-    except OSError as error:
-        if path.startswith(HOMES):
-            return f"lies {HIDDEN}"
-        return f"cannot be looked at: {(error.strerror or str(error)).lower()}"
-    if not stat.S_ISREG(status.st_mode):
-        return "is not a program"
-    if not status.st_mode & 0o111:
-        return "is not executable"
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & stat.S_IWOTH:
-        return "may be changed by others than root, and root runs it"
-    return ""
+        return "" if shutil.which(path) else f"{path} is not on PATH ({os.environ.get('PATH', '')})"
+    if path.startswith(HOMES) and SYSTEMD.is_dir():  # seen at a prompt, and not by the agent
+        return f"{path} lies {HIDDEN}"
+    return refused(path) or ""

@@ -14,8 +14,8 @@ from mpsagent.policy.parse import EACH
 from mpsagent.policy.policy import Policy
 from mpsagent.system.control import MULTIUSER
 from mpsagent.system.devices import simulated_gpus
+from mpsagent.system.hooks import refused
 from mpsagent.system.nvml import Nvml
-from mpsagent.system.policy_warnings import problem_of
 from mpsagent.system.spawn import find_program, run_program
 
 DEADLINE, GPUS = 5.0, 10.0
@@ -76,7 +76,7 @@ async def _in_one(policy: Policy) -> tuple[PolicyError, ...]:
     if policy.sharing != "together":
         return ()
     path = find_program(policy.control_program, os.environ)
-    if path is None or problem_of(path):
+    if path is None or refused(path):
         return ()
     environment = {name: value for name, value in os.environ.items() if name in TAKEN}
     said = await run_program([path, "-h"], {**environment, "CUDA_MPS_PIPE_DIRECTORY": NOWHERE}, deadline=DEADLINE)

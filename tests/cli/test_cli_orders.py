@@ -7,11 +7,14 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from mpsagent.agent.problem import Problem
-from mpsagent.cli import order_text
+from mpsagent.cli import order_text, policy_check
+from mpsagent.cli.verbs import cli
 from tests.api.stand_in import ADMIN, USER, Served, serve, until
 from tests.cli.program import read_on_terminal, run
 
@@ -136,7 +139,7 @@ def test_what_a_reload_says_fits_on_a_terminal(served: Served, monkeypatch: pyte
     async def reload(by: int) -> dict[str, object]:
         if not good:
             raise Problem(400, f"the policy has a mistake: {what}", "policy", "the old one is in force " * 4)
-        return {"digest": "604a46bf269d", "files": ["p.toml"], "later": None, "warnings": [what]}
+        return {"digest": "604a46bf269d", "files": ["p.toml"], "later": what}
 
     monkeypatch.setattr(served.backend, "reload", reload)
     done = run(served, "reload")
@@ -163,18 +166,27 @@ def test_orders_are_answered_in_words_and_local_time() -> None:
         assert order_text.answered(answer, now) == [text]
 
 
-def test_a_reload_says_what_is_surely_not_meant() -> None:
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="the policy has to be root's")
+def test_a_reload_says_what_is_surely_not_meant(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seen: with a misspelt group it said "in force" and no more, and that group's users were refused."""
-    what = 'p.toml:8: group.studends: there is no group studends here; did you mean "students"?'
-    answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "warnings": [what]}
-    now = datetime(2026, 11, 22, 1, tzinfo=UTC)
-    assert order_text.answered(answer, now)[1:] == [f"warning: {what}"]
+
+    async def reload(by: int) -> dict[str, object]:
+        return {"digest": "604a46bf269d", "files": ["p.toml"], "later": None}
+
+    monkeypatch.setattr(served.backend, "reload", reload)
+    monkeypatch.setattr(policy_check, "DIRECTORY", tmp_path)
+    (tmp_path / "policy.toml").write_text("[group.roooot]\nthreads = 5\n")
+    said = CliRunner().invoke(cli, ["--socket", str(served.path), "reload"]).output
+    assert f"warning: {tmp_path}/policy.toml:1: group.roooot: there is no group roooot here" in said
 
 
 def test_a_reload_says_what_is_not_in_force_yet() -> None:
     """Seen: "in force" and no more, after the name of the instance and its directory had been changed."""
     what = "pipe_directory, instance changed: takes hold when the agent is started again"
-    answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "later": what, "warnings": []}
+    answer = {"digest": "604a46bf269d0815", "files": ["p.toml"], "later": what}
     now = datetime(2026, 11, 22, 1, tzinfo=UTC)
     assert order_text.answered(answer, now)[1:] == [f"not yet: {what}"]
 

@@ -36,6 +36,7 @@ from mpsagent.mps.rendezvous import ACKNOWLEDGED, CREDENTIALS, DESCRIPTOR, HELLO
 from mpsagent.mps.skim import Skimmer
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
+from mpsagent.policy.plausible import in_itself
 from mpsagent.system.store import Store
 from mpsagent.wire import codec, link
 from tests import recordings
@@ -482,7 +483,7 @@ def policy(data: bytes) -> None:
     found, errors = load(texts)
     assert (found is None) == bool(errors)
     lines = {name: text.count("\n") + 1 for name, text in texts}
-    for error in (*errors, *(found.warnings if found is not None else ())):
+    for error in (*errors, *(in_itself(found, texts) if found is not None else ())):
         assert str(error).isprintable()
         assert error.problem
         assert len(str(error)) < 2000

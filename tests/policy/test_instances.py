@@ -10,6 +10,7 @@ from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.instances import environment, instances, needs_devices
 from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy
 
 UUIDS = [f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(3)]
@@ -116,12 +117,12 @@ def test_what_cannot_be_is_refused_with_its_place(text: str, key: str, problem: 
     ],
 )
 def test_what_is_surely_not_meant_is_a_warning(text: str, problem: str) -> None:
-    assert any(problem in one.problem for one in policy(text).warnings), policy(text).warnings
+    assert any(problem in one.problem for one in in_itself(policy(text))), in_itself(policy(text))
 
 
 def test_two_proper_instances_need_no_warning() -> None:
-    assert policy(TWO).warnings == ()
-    assert policy('[instance.gpu]\ndevices = ["each"]\n').warnings == ()
+    assert in_itself(policy(TWO)) == ()
+    assert in_itself(policy('[instance.gpu]\ndevices = ["each"]\n')) == ()
 
 
 def test_users_are_told_which_gpus_every_instance_has() -> None:

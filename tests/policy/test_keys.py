@@ -25,7 +25,6 @@ OF_THE_POLICY_ITSELF = {
     "denies",
     "weights",
     "named",
-    "warnings",
     "by_uid",
     "prioritised",
 }

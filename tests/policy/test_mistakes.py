@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpsagent.policy.files import LARGEST, LONGEST_LINE, MOST_ERRORS, load
-from mpsagent.policy.policy import PolicyError
+from mpsagent.policy.origins import PolicyError
 
 
 def errors(*texts: str) -> list[PolicyError]:

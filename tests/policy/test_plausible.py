@@ -11,15 +11,17 @@ from hypothesis import strategies as st
 
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
+from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import (
     against_devices,
+    in_itself,
     names_in,
     needs_devices,
     programs_in,
     unknown_names,
     unusable_programs,
 )
-from mpsagent.policy.policy import Policy, PolicyError
+from mpsagent.policy.policy import Policy
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 140 * GIB, 132)
@@ -89,7 +91,7 @@ def test_programs_that_cannot_be_run() -> None:
     made = policy('[hooks]\nbefore_end = "/opt/save"\n[instance.a]\ncontrol_program = "nvidia-cuda-mps-control"\n')
     assert programs_in(made) == ["/opt/save", "nvidia-cuda-mps-control"]
     assert programs_in(policy("")) == [], "the default is looked for when it is started"
-    assert told(unusable_programs(made, {"/opt/save": "does not exist"})) == [
+    assert told(unusable_programs(made, {"/opt/save": "/opt/save does not exist"})) == [
         (2, "hooks.before_end", "/opt/save does not exist", "install it, or correct the path")
     ]
     assert unusable_programs(made, {}) == ()
@@ -172,7 +174,7 @@ def test_without_gpus_nothing_is_compared() -> None:
 def test_a_memory_limit_that_no_program_can_work_under_needs_no_gpus_to_be_seen() -> None:
     """1M was called good where no GPU was known; and it is said once."""
     made = policy('[limits]\nthreads = 20\nmemory = "130M"\n')
-    assert [one[:3] for one in told(made.warnings)] == [
+    assert [one[:3] for one in told(in_itself(made))] == [
         (3, "limits.memory", "130M is hardly more than CUDA itself needs of it")
     ]
     assert against_devices(made, [H200]) == ()
@@ -195,7 +197,7 @@ def test_a_memory_limit_that_no_program_can_work_under_needs_no_gpus_to_be_seen(
 def test_a_memory_limit_under_which_no_context_fits_is_warned_about(text: str, line: int, sms: int, takes: int) -> None:
     """On an H200 a context took 516 MiB with all multiprocessors, 218 with 52, 72 with 12 (recording 02, R1;
     memory-allowance.txt). Not where a group of the user's may give fewer."""
-    found = [(one.line, one.problem, one.hint) for one in policy(text).warnings]
+    found = [(one.line, one.problem, one.hint) for one in in_itself(policy(text))]
     size = "1M" if '"1M"' in text else "64M" if '"64M"' in text else "200M" if '"200M"' in text else "512M"
     takes_so = f"with {sms} multiprocessors that alone takes {takes}M (measured on an H200)"
     problem = f"{size} gives no client a context: {takes_so}"
@@ -213,26 +215,27 @@ def test_a_memory_limit_under_which_no_context_fits_is_warned_about(text: str, l
 )
 def test_a_policy_that_admits_no_one_is_warned_about(text: str, warned: bool) -> None:
     """A list of those who may, with no user on it."""
-    assert [one.problem for one in policy(text).warnings] == ["admits no one: no section allows access"] * warned
+    assert [one.problem for one in in_itself(policy(text))] == ["admits no one: no section allows access"] * warned
 
 
 @pytest.mark.parametrize(("sharing", "warned"), [("turns", True), ("apart", True), ("together", False)])
 def test_a_client_priority_where_nobody_shares_a_server_is_warned_about(sharing: str, warned: bool) -> None:
     made = policy(f'[instance.a]\nsharing = "{sharing}"\n[user.bob]\nclient_priority = "below-normal"\n')
-    assert [(one.line, one.key) for one in made.warnings] == [(4, "user.bob.client_priority")] * warned
-    assert policy('[limits]\nclient_priority = "normal"\n').warnings == ()
+    assert [(one.line, one.key) for one in in_itself(made)] == [(4, "user.bob.client_priority")] * warned
+    assert in_itself(policy('[limits]\nclient_priority = "normal"\n')) == ()
 
 
 def test_an_empty_file_is_warned_about() -> None:
     """What a full disk leaves of a policy. Comments alone are a policy: the default one as it is installed."""
-    assert [(one.file, one.line) for one in policy(" \n", "# defaults\n").warnings] == [("0.toml", 0)]
+    found = in_itself(policy(), [("0.toml", " \n"), ("1.toml", "# defaults\n")])
+    assert [(one.file, one.line) for one in found] == [("0.toml", 0)]
 
 
 def test_the_examples_are_meant() -> None:
     """What people copy has no warnings of its own."""
     for path in (Path(__file__).resolve().parents[2] / "policies").glob("*.toml"):
         made = policy(path.read_text(encoding="utf-8"))
-        assert made.warnings == ()
+        assert in_itself(made) == ()
         assert against_devices(made, [H200, Device(1, "GPU-b", "", 140 * GIB, 132)]) == ()
 
 

@@ -11,7 +11,8 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.keys import NAMED, OF_CGROUPS, SECTIONS, Key, keys_of
-from mpsagent.policy.policy import Policy, PolicyError
+from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import Policy
 
 DEVICES = [Device(0, "GPU-a", "", 139 << 30, 132), Device(1, "GPU-b", "", 16 << 30, 10)]
 USERS, GROUPS = ("alice", "bob", "1003"), ("g1", "g2", "g3")

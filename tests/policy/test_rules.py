@@ -12,7 +12,8 @@ from mpsagent.mps import units
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.policy import REMEMBERED, Origin, Policy, PolicyError, Rules
+from mpsagent.policy.origins import PolicyError
+from mpsagent.policy.policy import REMEMBERED, Origin, Policy, Rules
 from mpsagent.policy.shares import Share
 
 GIB = units.GIB

@@ -35,29 +35,31 @@ def test_this_machines_users_groups_and_programs(tmp_path: Path) -> None:
     assert "root" in found.users & found.groups
     assert "rooot" not in found.users | found.groups
     assert found.programs == {
-        str(plain): "is not executable",
-        str(tmp_path): "is not a program",
-        "/no/where": "does not exist",
+        str(plain): f"{plain} is not executable; allow it: chmod +x {plain}",
+        str(tmp_path): f"{tmp_path} is not a file",
+        "/no/where": "/no/where: No such file or directory",
     }
     script.chmod(0o777)
-    assert "changed by others" in known([], [], [str(script)]).programs[str(script)]
+    assert "can be written to by others" in known([], [], [str(script)]).programs[str(script)]
 
 
 def test_a_part_of_the_policy_that_is_not_read_because_of_its_name(tmp_path: Path) -> None:
     """A file `20-students` was passed over without a word; copies that were put aside are not meant to be read."""
     for name in ("10-a.toml", "20-students", "30.TOML", "README.md", ".swp", "40.toml~", "50.toml.dpkg-old", "\x1b.x"):
         (tmp_path / name).write_text("")
-    found = asyncio.run(warnings(policy(""), (), tmp_path))
+    found = asyncio.run(warnings(policy(""), (), parts=tmp_path))
     over = [one for one in found if "is not read" in one.problem]
     assert [one.file.removeprefix(f"{tmp_path}/") for one in over] == ["20-students", "30.TOML", "\\x1b.x"]
-    assert not [one for one in asyncio.run(warnings(policy(""), (), tmp_path / "none")) if "is not read" in one.problem]
+    assert not [
+        one for one in asyncio.run(warnings(policy(""), (), parts=tmp_path / "none")) if "is not read" in one.problem
+    ]
 
 
 def test_a_program_that_is_not_on_path() -> None:
     """`control_program` may be a name; one with a mistake in it was called good."""
     found = known([], [], ["sh", "nvidia-cuda-mps-contrl"]).programs
     assert list(found) == ["nvidia-cuda-mps-contrl"]
-    assert found["nvidia-cuda-mps-contrl"].startswith("is not on PATH (/")
+    assert found["nvidia-cuda-mps-contrl"].startswith("nvidia-cuda-mps-contrl is not on PATH (/")
 
 
 def test_a_hook_that_the_units_sandbox_hides_is_warned_about_at_the_prompt(
@@ -69,7 +71,7 @@ def test_a_hook_that_the_units_sandbox_hides_is_warned_about_at_the_prompt(
     hook.chmod(0o755)
     monkeypatch.setattr(policy_warnings, "HOMES", (f"{tmp_path}/",))
     monkeypatch.setattr(policy_warnings, "SYSTEMD", tmp_path)
-    assert known([], [], [str(hook)]).programs == {str(hook): f"lies {policy_warnings.HIDDEN}"}
+    assert known([], [], [str(hook)]).programs == {str(hook): f"{hook} lies {policy_warnings.HIDDEN}"}
     monkeypatch.setattr(policy_warnings, "SYSTEMD", tmp_path / "no-systemd")
     assert known([], [], [str(hook)]).programs == {}
 
@@ -86,7 +88,7 @@ def test_names_that_no_name_service_can_take() -> None:
 
 
 def test_all_warnings_in_the_order_of_the_file() -> None:
-    """What `policy check` prints and the agent reports."""
+    """What `policy check` prints."""
     made = policy(
         "[limits]\nthreads = { sms = 500 }\n[user.rooot]\nthreads = 5\n[hooks]\nbefore_end = '/no/where'\n"
         "[group.root]\nthreads = 3\n"
@@ -119,7 +121,7 @@ def test_a_program_of_another_user_is_warned_about(tmp_path: Path) -> None:
     path.write_text("#!/bin/sh\n")
     path.chmod(0o755)
     os.chown(path, 65534, 65534)
-    assert "changed by others" in known([], [], [str(path)]).programs[str(path)]
+    assert "belongs to uid 65534" in known([], [], [str(path)]).programs[str(path)]
 
 
 def test_a_user_whose_groups_leave_no_room_is_warned_of() -> None:
