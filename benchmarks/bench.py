@@ -30,8 +30,6 @@ MEASURES = {
     "gaps": change.gaps,
     "start": start.starting,
     "requests": api.requests,
-    "streams": api.streams,
-    "floods": api.floods,
     "flooded": flooded.flooded,
     "service": system.as_a_service,
 }

@@ -39,3 +39,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that ``share`` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, int(share * len(ordered) + 0.999999) - 1))]
+
+
+def p50_p99(seconds: Sequence[float]) -> str:
+    return f"{percentile(seconds, 0.5) * 1000:.2f} ms, {percentile(seconds, 0.99) * 1000:.2f} ms"

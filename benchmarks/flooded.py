@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.figure import Figure, percentile
+from benchmarks.figure import Figure, p50_p99, percentile
 from benchmarks.system import possible, service
 from tests.booted.machine import Machine
 from tests.booted.service import ALICE, BOB, CLIENT, until, until_it_computes
@@ -62,10 +62,10 @@ def _measured(node: Machine, count: int, rounds: int) -> list[Figure]:
                 took[what][socket] += values
     return [
         Figure(f"{what}, beside 20 users who flood the api in 160 loops: p50, p99 of {len(times[API])}",
-               _two(times[API]), "p50 within 1 ms of no flood" if what in kinds[:2] else "",
+               p50_p99(times[API]), "p50 within 1 ms of no flood" if what in kinds[:2] else "",
                percentile(times[API], 0.5) - percentile(times[""], 0.5) <= MOST if what in kinds[:2] else None,
-               f"no flood: {_two(times[''])}; the same flood of a bare aiohttp with the same bounds: "
-               f"{_two(times[OTHER])}; of a core the api took {used[API]:.2f}, the other {used[OTHER]:.2f}")
+               f"no flood: {p50_p99(times[''])}; the same flood of a bare aiohttp with the same bounds: "
+               f"{p50_p99(times[OTHER])}; of a core the api took {used[API]:.2f}, the other {used[OTHER]:.2f}")
         for what, times in took.items()
     ]  # fmt: skip
 
@@ -93,10 +93,6 @@ def _prepared(node: Machine) -> str:
     until("the other server", node.path(OTHER).is_socket)
     node.path(OTHER).chmod(0o666)
     return library
-
-
-def _two(seconds: list[float]) -> str:
-    return f"{percentile(seconds, 0.5) * 1000:.2f} ms, {percentile(seconds, 0.99) * 1000:.2f} ms"
 
 
 def _unit(node: Machine, name: str, group: str, uid: str, properties: list[str], *command: str) -> None:

@@ -6,10 +6,10 @@ import contextlib
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.figure import Figure, percentile
+from benchmarks.figure import Figure, p50_p99, percentile
 from benchmarks.place import ALICE, BOB, DAVE, Knocker, agent_and_gate, busy_cores, cpu, stage
 from demo.stage import Stage
 from mpsagent.mps.session import How, Session
@@ -63,15 +63,15 @@ def _hand_overs(node: Stage, bare: Stage, name: str, count: int) -> list[Figure]
     alone = percentile(theirs, 0.5)
     aim = f"p50 {AIM_P50 * 1000:.0f}, p99 {AIM_P99 * 1000:.0f} ms" if name == "idle" else ""
     return [
-        Figure(f"hand-over, credentials to descriptor, {name}: p50, p99 of {count}", _two(ours), aim,
+        Figure(f"hand-over, credentials to descriptor, {name}: p50, p99 of {count}", p50_p99(ours), aim,
                middle <= AIM_P50 and most <= AIM_P99 if aim else None,
-               f"the simulated daemon alone: {_two(theirs)}; p50 {middle / alone:.1f} times"),
+               f"the simulated daemon alone: {p50_p99(theirs)}; p50 {middle / alone:.1f} times"),
         Figure(f"… CPU time of agent and gate for each, {name}", f"{spent[0]:.1f} ms, {spent[1]:.1f} ms"),
-        Figure(f"… with a change of turn, {name}: p50, p99 of {len(changes)}", _two(changes[2:]), "", None,
+        Figure(f"… with a change of turn, {name}: p50, p99 of {len(changes)}", p50_p99(changes[2:]), "", None,
                f"the same user: {middle * 1000:.1f} ms, {percentile(changes[2:], 0.5) / middle:.1f} times"),
         Figure(f"limits set and read back in a session of four commands, {name}: p50, p99 of {len(native)}",
-               _two(native), "", None,
-               f"the front-end's program, the same commands: {_two(program)}; p50 "
+               p50_p99(native), "", None,
+               f"the front-end's program, the same commands: {p50_p99(program)}; p50 "
                f"{percentile(program, 0.5) / percentile(native, 0.5):.0f} times"),
     ]  # fmt: skip
 
@@ -108,10 +108,6 @@ def _native(pipe: Path) -> float:
     return time.perf_counter() - began
 
 
-def _two(seconds: Sequence[float]) -> str:
-    return f"{percentile(seconds, 0.5) * 1000:.2f} ms, {percentile(seconds, 0.99) * 1000:.2f} ms"
-
-
 def silent(quick: bool) -> list[Figure]:
     """Connections of another user that say nothing, or stop after their credentials, and stay."""
     count = 40 if quick else 200
@@ -135,5 +131,5 @@ def silent(quick: bool) -> list[Figure]:
     return [
         Figure(f"added to a hand-over by {SILENT} silent, half-open connections of another user: p50, p99 of {count}",
                f"{added:.2f} ms, {slowest:.2f} ms", "under 50 ms", max(added, slowest) < 50,
-               f"without them: {_two(before + after)}; p50 {statistics.median(beside) / usual:.2f} times")
+               f"without them: {p50_p99(before + after)}; p50 {statistics.median(beside) / usual:.2f} times")
     ]  # fmt: skip

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 
-from benchmarks.figure import Figure, percentile
+from benchmarks.figure import Figure, p50_p99, percentile
 from benchmarks.place import ALICE, BOB, CAROL, DAVE, ERIN, Knocker, agent_and_gate, rss, shares, stage
 from demo.stage import Stage
 
@@ -90,8 +90,8 @@ def _busy(count: int) -> list[Figure]:
             other.join()
     middle = percentile(beside, 0.5) / percentile(alone, 0.5)
     return [
-        Figure(f"hand-over with 8 instances, 4 others handing over all the time: p50, p99 of {count}", _two(beside),
-               "", None, f"the others idle: {_two(alone)}; p50 {middle:.1f} times")
+        Figure(f"hand-over with 8 instances, 4 others handing over all the time: p50, p99 of {count}", p50_p99(beside),
+               "", None, f"the others idle: {p50_p99(alone)}; p50 {middle:.1f} times")
     ]  # fmt: skip
 
 
@@ -102,7 +102,3 @@ def _knocks(mine: Knocker, count: int) -> list[float]:
 def _until(other: Knocker, over: threading.Event) -> None:
     while not over.is_set():
         other.knock()
-
-
-def _two(values: list[float]) -> str:
-    return f"{percentile(values, 0.5) * 1000:.1f} ms, {percentile(values, 0.99) * 1000:.1f} ms"

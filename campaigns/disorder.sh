@@ -1,27 +1,16 @@
 #!/bin/bash
-# The scene of disorder on the real MPS of this machine, and before it clients killed around their hand-over:
+# The scene of disorder on the real MPS of this machine:
 #
-#     campaigns/disorder.sh DIR SECONDS ROUNDS "--server shared --seed 23 --clients 1000" ...
+#     campaigns/disorder.sh DIR SECONDS "--server shared --seed 23 --clients 1000" ...
 #
-# ROUNDS times 100 killed clients in each form, with the gate and without (handover_deaths.py), then one run for each argument, each bounded by
-# SECONDS. In DIR: one .txt and one .tgz (verdict, records, logs, policy, answers of the driver) for each. Root and a GPU.
-# No setting of a GPU is touched. Exit status: how many runs were not good.
+# One run for each argument, each bounded by SECONDS. In DIR: one .txt and one .tgz (verdict, records, logs, policy,
+# answers of the driver) for each. Root and a GPU. No setting of a GPU is touched. Exit status: how many runs were not good.
 set -uo pipefail
-out=$1 most=$2 rounds=$3
-shift 3
+out=$1 most=$2
+shift 2
 cd "$(dirname "$0")/.."
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 failed=0
-for round in $(seq "$rounds"); do
-    # The same without the gate, for comparison: what does MPS itself stand?
-    for only in clients bare; do
-        place=$(mktemp -d)
-        timeout -k 20 60 python3 campaigns/handover_deaths.py --only "$only" --seconds 20 --seed "$round" --out "$place" ||
-            failed=$((failed + 1))
-        sed "s/^/$only $round: /" "$place/handover-deaths.txt" >>"$out/deaths.txt"
-        rm -rf "$place"
-    done
-done
 number=0
 for arguments; do
     number=$((number + 1))

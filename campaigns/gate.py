@@ -2,17 +2,14 @@
 """What the gate must show on a GPU: `gate.py [--only NAMES] [--quick] [--sim] [--seconds 470] [--out DIR]`.
 
     frameworks  PyTorch, JAX and CuPy of three users: multiprocessors, and out of memory at the limit
-    throughput  ResNet-50 behind the gate against a bare daemon
-    gaps        a change of user after 3, 6, 10 and 20 s
     namespaces  clients in namespaces of their own
-    hostile     500 connections that mean no good; 2,000 clients that wait
-    forged      10,000 forged lines in each log
+    cost        one block and ResNet-50 behind the gate against a bare daemon; processor time of agent and gate
+    processor   that time while eight clients work, on a machine that does nothing else; only where it is named
     pause       two users train in slices; only where it is named: PAUSE_SECONDS and PAUSE_SLICE say how long
-    processor   processor time of agent and gate while eight clients work, on a machine that does nothing else; the same
-    cost        one block and ResNet-50 behind the gate against a bare daemon; processor time; only where it is named
     outside     100 programs of 3 s outside MPS beside 100 inside, memory beside nvidia-smi; only where it is named
     use         what two users make of the GPU, in each way, beside NVML's own figures; only where it is named
-    ladder      ending one of two clients that compute, and a fault, on a shared server
+
+What else is to be shown is a scene (run.py) or an attack (hostile.py).
 
 As root, with PyTorch, JAX and CuPy in this Python and mpsagent importable. gate.md and gate.json go to DIR ($OUT) after
 each part. Each part has its own time; one that fails or is too slow keeps what it had, and the next begins. No setting
@@ -28,29 +25,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaigns import gate_cost, gate_outside, gate_pause, gate_use
-from campaigns import gate_trouble as trouble
-from campaigns import gate_work as work
+from campaigns import gate_cost, gate_outside, gate_pause, gate_use, gate_work
 from campaigns.begin import facts, parser, place
 from campaigns.gate_place import Here, Out, played
 
 PARTS: dict[str, tuple[Callable[[Here, Out], None], float]] = {
-    "frameworks": (work.frameworks, 130.0),
-    "throughput": (work.throughput, 150.0),
-    "gaps": (work.gaps, 150.0),
-    "namespaces": (trouble.namespaces, 40.0),
-    "hostile": (trouble.hostile, 90.0),
-    "forged": (trouble.forged, 70.0),
-    "ladder": (trouble.ladder, 50.0),
-    "pause": (gate_pause.pause, 900.0),
+    "namespaces": (gate_work.namespaces, 40.0),
+    "frameworks": (gate_work.frameworks, 130.0),
     "cost": (gate_cost.cost, 150.0),
+    "pause": (gate_pause.pause, 900.0),
     "processor": (gate_cost.processor, 150.0),
     "outside": (gate_outside.outside, 150.0),
     "use": (gate_use.use, 240.0),
 }
 """What each may take at most, in seconds."""
-ORDER = ("ladder", "namespaces", "frameworks", "forged", "gaps", "throughput", "hostile")
-NAMED = ("pause", "cost", "processor", "outside", "use")
+USUAL = ("namespaces", "frameworks", "cost")
 
 
 def main() -> int:
@@ -59,7 +48,7 @@ def main() -> int:
     options = arguments.parse_args()
     if unknown := set(options.only) - set(PARTS):
         arguments.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    names = [name for name in (*ORDER, *NAMED) if name in (options.only or ORDER)]
+    names = [name for name in PARTS if name in (options.only or USUAL)]
     with place(options.sim) as (backend, machine, base):
 
         def here(number: int) -> Here:

@@ -14,7 +14,7 @@ from pathlib import Path
 from asyncinotify import Inotify, Mask
 
 from campaigns.gate_place import Here, Out, listed, processor_of
-from campaigns.gate_work import Arm
+from campaigns.workers import Crew, rate, windows
 from mpsagent.bench.inside import Makers, measure
 from mpsagent.bench.plan import Run
 from tests.conformance import rig as rigs
@@ -29,37 +29,36 @@ ALONE = 100.0
 MOST = 0.005
 """Of a core, of all of mpsagent's processes together."""
 BLOCK = SLOT = 1.0
+BATCH = 16  # with single pictures the processors of the machine are measured: pairs from 0.93 to 1.16
 
 
 def cost(here: Here, out: Out) -> None:
     """Throughput behind the gate over that of a bare daemon, and what agent and gate use while eight clients work."""
-    gated, bare = Arm(here.stage()), Arm(here.stage())
-    agent = gated.stage.with_agent("[limits]\nthreads = 100\n")
-    bare.stage.without_agent()
-    arms = (gated, bare)
+    gated, bare = here.stage(), here.stage()
+    agent = gated.with_agent("[limits]\nthreads = 100\n")
+    bare.without_agent()
     cores = sorted(os.sched_getaffinity(0))
-    cores = (cores[::2] + cores[1::2]) * 8
-    if here.sim:
-        command = [rigs.other_users_python(A), "-S", here.program("gate_programs.py"), "stand-in"]
-    else:
-        command = [here.python_with(A, "torch"), "-s", here.program("gate_programs.py"), "resnet"]
+    crew = Crew(here, cores[::2] + cores[1::2])  # neighbours may be one core with two threads
     rows = out.table("Work a second", "what", "processes", "pair", "behind the gate", "bare daemon", "ratio")
     try:
         for count in (1, 2) if here.sim else (1, 4):
-            _pairs(here, out, rows, "one block", count, lambda arm, n: _blocks(here, out, arm, n), arms)
-        for arm in arms:
-            arm.start(here, command, 8)
-        for arm in arms:
-            arm.ready(90)
-            arm.serve(8, SLOT, cores)  # clocks and caches
+            _pairs(here, out, rows, "one block", count, lambda stage, n: _blocks(here, out, stage, n), (gated, bare))
+        arms = {id(stage): crew.start(stage, "resnet50", (A,) * 8, (100.0,) * 8) for stage in (gated, bare)}
+        crew.loaded()
+
+        def pictures(stage: Stage, count: int, seconds: float = SLOT) -> float:
+            return rate(windows(seconds, [arms[id(stage)][:count]], BATCH)[0])
+
+        for stage in (gated, bare):
+            crew.ready(arms[id(stage)], out)
+            pictures(stage, 8)  # clocks and caches
         for count in (2,) if here.sim else (4, 8):
-            _pairs(here, out, rows, "ResNet-50", count, lambda arm, n: arm.serve(n, SLOT, cores), arms)
-        bare.end()  # its clients are outside MPS for the agent, which would look at them
-        bare.workers.clear()
-        _used(here, out, gated, agent, 3.0 if here.quick else WORK, cores)
+            _pairs(here, out, rows, "ResNet-50", count, pictures, (gated, bare))
+        for one in arms[id(bare)]:  # its clients are outside MPS for the agent, which would look at them
+            one.end()
+        _used(here, out, gated, agent, lambda: pictures(gated, 8, 3.0 if here.quick else WORK))
     finally:
-        for arm in arms:
-            arm.end()
+        crew.end()
 
 
 def processor(here: Here, out: Out) -> None:
@@ -81,8 +80,8 @@ def processor(here: Here, out: Out) -> None:
 
 
 def _pairs(
-    here: Here, out: Out, rows: list[list[object]], what: str, count: int, work: Callable[[Arm, int], float],
-    arms: tuple[Arm, Arm],
+    here: Here, out: Out, rows: list[list[object]], what: str, count: int, work: Callable[[Stage, int], float],
+    arms: tuple[Stage, Stage],
 ) -> None:  # fmt: skip
     """Each pair is gate, bare, bare, gate or the other way round, so that a drift of the clocks hits both."""
     ratios = []
@@ -101,10 +100,10 @@ def _pairs(
         out.check(middle >= AIM, f"{what}, {count} processes: ratio {middle:.4f} is below {AIM}")
 
 
-def _blocks(here: Here, out: Out, arm: Arm, count: int) -> float:
+def _blocks(here: Here, out: Out, stage: Stage, count: int) -> float:
     """Kernels of one block that so many processes finish in a second."""
-    programs = Path(arm.stage.backend.control).parent if here.sim else None
-    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(arm.stage.rig.pipe)}
+    programs = Path(stage.backend.control).parent if here.sim else None
+    environment = {"CUDA_MPS_PIPE_DIRECTORY": str(stage.rig.pipe)}
     seconds = 0.5 if here.sim else BLOCK
     found = measure(Run("together", "block", count, 1, seconds), environment, Makers(programs))
     out.check(not found.problem, f"one block, {count} processes: {found.problem}")
@@ -146,12 +145,11 @@ def in_words(shares: dict[str, float]) -> str:
     return f"{100 * sum(shares.values()):.2f} % of a core ({parts})"
 
 
-def _used(here: Here, out: Out, arm: Arm, agent: Agent, seconds: float, cores: list[int]) -> None:
+def _used(here: Here, out: Out, stage: Stage, agent: Agent, work: Callable[[], object]) -> None:
     inside = [one for one in listed(agent) if one["state"] == "running"]
-    if not here.sim:  # its stand-ins are no clients
-        out.check(len(inside) >= 8, f"{len(inside)} of 8 workers are listed as running behind the gate")
+    out.check(len(inside) >= 8, f"{len(inside)} of 8 workers are listed as running behind the gate")
     with opens() as count:
-        took, shares = shares_of(arm.stage, lambda: arm.serve(8, seconds, cores))
+        took, shares = shares_of(stage, work)
         opened = count()
     out.say(
         f"while 8 clients work for {took:.0f} s mpsagent uses {in_words(shares)}, aim {100 * MOST:g} %; a program "

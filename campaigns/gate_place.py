@@ -117,9 +117,6 @@ class Here:
         self.stages.append(found)
         return found
 
-    def few(self, count: int) -> int:
-        return max(1, count // 4) if self.quick else count
-
     # what users run
 
     def program(self, name: str) -> str:
@@ -165,20 +162,6 @@ class Here:
                     return candidate
                 tried.append(f"{candidate}: {done.stderr.decode(errors='replace')[-200:]}")
         raise StageError(f"no Python with {modules} that uid {uid} may run: {tried}")
-
-    def peer(self, stage: Stage, uid: int, way: str, count: int, a_second: float = 500.0) -> subprocess.Popen[bytes]:
-        """gate_crowd.py of this user at work."""
-        python = rigs.other_users_python(uid)
-        command = [python, "-S", "-E", self.program("gate_crowd.py"), way, str(stage.rig.pipe / "control"),
-                   str(count), str(a_second)]  # fmt: skip
-        found = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=uid, group=uid,
-                                 extra_groups=[], cwd="/", env=stage.rig.environment())  # fmt: skip
-        self.peers.append(found)
-        return found
-
-    def end_peer(self, peer: subprocess.Popen[bytes]) -> None:
-        _end(peer)
-        self.peers.remove(peer)
 
 
 AnyHere = TypeVar("AnyHere", bound=Here)
@@ -285,23 +268,6 @@ def all_of(threads: Sequence[threading.Thread]) -> None:
     while any(thread.is_alive() for thread in threads):
         threads[0].join(0.05)
         time.sleep(0.02)
-
-
-def process_of(stage: Stage, *words: str) -> int:
-    """The process of ours with all these words in its arguments; 0 if there is none."""
-    return next((one.pid for one in stage.rig.ours() if all(word in one.arguments for word in words)), 0)
-
-
-def gate_pid(stage: Stage) -> int:
-    return process_of(stage, "mpsagent.gate.main run") or process_of(stage, "mpsagent-gate run")
-
-
-def memory_of(pid: int) -> float:
-    """MiB that are its own or shared in part (Pss); 0 when it has gone."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        return round(next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024, 1)
-    return 0.0
 
 
 def processor_of(pid: int) -> float:

@@ -1,21 +1,18 @@
-"""Parts of gate.py: work as people do it. Frameworks at their limits, throughput, the gap at a change of user."""
+"""Parts of gate.py: frameworks at their limits, and clients in namespaces of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
-import statistics
+import shlex
+import shutil
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Any
 
-from campaigns.gate_place import TOLERANCE, Here, Out, all_of, first, listed, own_start
+from campaigns.gate_place import TOLERANCE, Here, Out, all_of, exact, first, listed, own_start
 from mpsagent.mps.units import multiprocessors_for_percent
 from tests.conformance import rig as rigs
-from tests.scenes.stage import A, Agent, B, C, D, Json, Stage, StageError
+from tests.scenes.stage import A, Agent, B, C, Client, D, Json, Stage, StageError
 
 # --- frameworks -------------------------------------------------------------------------------------------------------
 
@@ -145,7 +142,7 @@ def _together(here: Here, stage: Stage, names: tuple[str, ...], pythons: dict[st
             beside[name].start()
         elif module in pythons:
             here.program("cuda_client.py")
-            command = [pythons[module], "-s", here.program("gate_programs.py"), module]
+            command = [pythons[module], "-s", here.program("user_programs.py"), module]
             started[name] = stage.rig.run(command, uid=uid, env=here.environment(stage, uid, extra))
     told: dict[int, Json] = {}
     end = time.monotonic() + 75
@@ -218,226 +215,111 @@ def _row(
     ])  # fmt: skip
 
 
-# --- throughput -------------------------------------------------------------------------------------------------------
+# --- namespaces -------------------------------------------------------------------------------------------------------
 
-PROCESSES = (1, 4, 8)
-AIM = 0.99
-
-
-@dataclass
-class Arm:
-    """Eight processes that serve pictures when told to."""
-
-    stage: Stage
-    workers: list[tuple[rigs.Started, int]] = field(default_factory=list)
-
-    def start(self, here: Here, command: list[str], count: int) -> None:
-        for _ in range(count):
-            reader, writer = os.pipe()
-            env = here.environment(self.stage, A)
-            self.workers.append((self.stage.rig.run(command, stdin_from=reader, uid=A, env=env), writer))
-            os.close(reader)
-
-    def ready(self, timeout: float) -> None:
-        end = time.monotonic() + timeout
-        for one, _ in self.workers:
-            while "READY" not in one.read():
-                if one.process.poll() is not None or time.monotonic() > end:
-                    raise StageError(
-                        f"a worker is not ready: {one.process.poll()} {one.err.read_text(errors='replace')[-2000:]}"
-                    )
-                time.sleep(0.05)
-
-    def serve(self, count: int, seconds: float, cores: list[int]) -> float:
-        """Pictures in a second, of `count` processes together."""
-        workers = self.workers[:count]
-        had = [one.read().count("DONE") for one, _ in workers]
-        for (_, writer), core in zip(workers, cores, strict=False):
-            os.write(writer, f"go {seconds} {core}\n".encode())
-        total, end = 0.0, time.monotonic() + seconds + 30
-        for (one, _), before in zip(workers, had, strict=True):
-            while len(done := re.findall(r"DONE (\d+) ([\d.]+)\n", one.read())) <= before:
-                if one.process.poll() is not None or time.monotonic() > end:
-                    raise StageError(f"a worker ended: {one.err.read_text(errors='replace')[-2000:]}")
-                time.sleep(0.01)
-            total += int(done[-1][0]) / float(done[-1][1])
-        return total
-
-    def end(self) -> None:
-        for one, writer in self.workers:
-            with contextlib.suppress(OSError):
-                os.write(writer, b"end\n")
-            os.close(writer)
-            rigs.exited(one.process, 10)
+SHM = "mount -t tmpfs t /dev/shm"
+PROC = "mount -t proc proc /proc"
+NAMESPACES = {
+    "user": ("-Ur", ":"),
+    "user, ipc": ("-Uri", ":"),
+    "user, net": ("-Urn", ":"),
+    "user, pid": ("-Urpmf", PROC),
+    "user, mount with its own /dev/shm": ("-Urm", SHM),
+    "user, pid, ipc, net, mount with its own /dev/shm": ("-Urpinmf", f"{PROC} && {SHM}"),
+}
+"""Options of unshare, and what is done inside before the client begins. Made by the user himself."""
+AS_ROOT = "pid, ipc, net, mount with its own /dev/shm, made by root"
 
 
-def throughput(here: Here, out: Out) -> None:
-    title = "ResNet-50, half precision, batches of 16, eager PyTorch: images/s"
-    rows = out.table(title, "processes", "pair", "behind the gate", "bare daemon", "ratio")
-    counts = (1, 2) if here.quick and here.sim else PROCESSES
-    if here.sim:
-        command = [rigs.other_users_python(A), "-S", here.program("gate_programs.py"), "stand-in"]
-    else:
-        command = [here.python_with(A, "torch"), "-s", here.program("gate_programs.py"), "resnet"]
-    gated, bare = Arm(here.stage()), Arm(here.stage())
-    gated.stage.with_agent("[limits]\nthreads = 100\n")
-    bare.stage.without_agent()
-    cores = sorted(os.sched_getaffinity(0))
-    cores = (cores[::2] + cores[1::2]) * 8
-    try:
-        for arm in (gated, bare):
-            arm.start(here, command, max(counts))
-        for arm in (gated, bare):
-            arm.ready(90)
-        inside = [one["pid"] for one in listed(gated.stage.agents[-1]) if one["state"] == "running"]
-        if not here.sim:
-            out.check(
-                len(inside) == max(counts),
-                f"{len(inside)} of {max(counts)} workers are listed as running behind the gate",
-            )
-        slot = 0.5 if here.quick else 1.5
-        for arm in (gated, bare):
-            arm.serve(max(counts), slot, cores)  # clocks and caches
-        ratios: dict[int, list[float]] = {count: [] for count in counts}
-        for pair in range(1 if here.quick else 3):
-            for count in counts:
-                order = (gated, bare, bare, gated) if pair % 2 == 0 else (bare, gated, gated, bare)
-                got: dict[int, float] = {id(gated): 0.0, id(bare): 0.0}
-                for arm in order:
-                    got[id(arm)] += arm.serve(count, slot, cores) / 2
-                ratios[count].append(got[id(gated)] / got[id(bare)])
-                rows.append([count, pair + 1, round(got[id(gated)], 1), round(got[id(bare)], 1), ratios[count][-1]])
-        for count, values in ratios.items():
-            middle = statistics.median(values)
-            out.say(
-                f"{count} processes: ratio {middle:.4f} (pairs {', '.join(f'{one:.4f}' for one in values)}), aim {AIM}"
-            )
-            if not here.sim:
-                out.check(middle >= AIM, f"{count} processes: ratio {middle:.4f} is below {AIM}")
-        out.raw["ratios"] = ratios
-    finally:
-        for arm in (gated, bare):
-            arm.end()
-
-
-# --- the gap at a change of user --------------------------------------------------------------------------------------
-
-WITHIN = {"own": 0.25, "shared": 0.05}
-LANES = ((3.0, 6.0), (10.0, 20.0))
-ROUNDS = 3
-
-
-class Quiet:
-    """Who starts or ends when, so that no two starts and ends of different lanes meet."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._taken: list[tuple[float, float]] = []
-
-    def take(self, hold: float, ends: bool) -> None:
-        """Waits until a client that starts now and works for `hold` s disturbs nobody."""
-        while True:
-            with self._lock:
-                now = time.monotonic()
-                wanted = [(now, now + 0.7)]
-                if ends:  # B's start, and the change itself
-                    wanted += [(now + 0.3 + hold * 0.6, now + 0.9 + hold * 0.6), (now + hold, now + hold + 1.3)]
-                if not any(a < d and c < b for a, b in wanted for c, d in self._taken):
-                    self._taken += wanted
-                    return
-            time.sleep(0.05)
-
-
-def gaps(here: Here, out: Out) -> None:
-    holds = ((1.0, 1.5), (2.0, 3.0)) if here.quick else LANES
-    found: dict[tuple[float, str], list[float]] = {}
-    alone: dict[str, list[float]] = {}
-    quiet = Quiet()
-    stages: dict[tuple[str, int], Stage] = {}
-    for lane in range(len(holds)):
-        for form in ("shared", "own", "bare"):
-            stages[form, lane] = stage = here.stage()
-            if form == "bare":
-                stage.without_agent()
-            else:
-                stage.with_agent("[limits]\nthreads = 100\n", server=form)
-    for form in ("shared", "own", "bare"):
-        stage = stages[form, 0]
-        keeper = stage.client(B, "sleep", 60)
-        first(keeper)
-        for _ in range(3 if here.quick else 7):
-            took, client = own_start(stage, B)
-            if took is None:
-                out.wrong(f"{form}: a client alone was not served: {client.text()}")
-            else:
-                alone.setdefault(form, []).append(took)
-        keeper.kill()
-
-    def lane_of(form: str, lane: int) -> None:
-        stage = stages[form, lane]
-        for hold in holds[lane]:
-            rounds = 1 if here.quick or (form == "bare" and hold >= 20) else 2 if hold >= 20 else ROUNDS
-            for _ in range(rounds):
-                try:
-                    found.setdefault((hold, form), []).append(_gap(stage, hold, quiet, form != "bare"))
-                except Exception as error:
-                    out.wrong(f"{form} after {hold:g} s: {str(error)[:1500]}")
-                    return
-
-    try:
-        all_of([threading.Thread(target=lane_of, args=(form, lane)) for form, lane in stages])
-    finally:
-        _gap_tables(here, out, found, alone)
-
-
-def _gap_tables(
-    here: Here, out: Out, found: dict[tuple[float, str], list[float]], alone: dict[str, list[float]]
-) -> None:
+def namespaces(here: Here, out: Out) -> None:
     rows = out.table(
-        "From A's end to B's first result (s)",
-        *("A works for (s)", "shared", "own", "bare MPS", "own start, server there (shared)"),
-        *("shared - own start", "own - own start", "good"),
+        "Clients in namespaces of their own",
+        *("namespaces", "server", "behind the gate (multiprocessors, free MiB)", "limits exact"),
+        *("the agent lists it as", "inside MPS", "bare MPS", "good"),
     )
-    start = statistics.median(alone.get("shared", [0.0]))
-    for hold in sorted({hold for hold, _ in found}):
-        values = {form: found.get((hold, form), []) for form in ("shared", "own", "bare")}
-        over = {form: statistics.median(values[form]) - start if values[form] else 99.0 for form in ("shared", "own")}
-        good = all(over[form] <= WITHIN[form] for form in WITHIN)
-        if not here.sim:
-            out.check(good, f"after {hold:g} s: {over} over a client's own start of {start:.3f} s, aim {WITHIN}")
-        rows.append([f"{hold:g}", *(_spread(values[form]) for form in ("shared", "own", "bare")), f"{start:.3f}",
-                     over["shared"], over["own"], "yes" if good else "NO"])  # fmt: skip
-        out.say(
-            f"after {hold:g} s: " + ", ".join(f"{form} {_spread(values[form])}" for form in ("shared", "own", "bare"))
+    bare = here.stage()
+    policy = f'[limits]\nthreads = 40\nmemory = "3333M"\n[user.{B}]\nthreads = 20\nmemory = "2G"\n'
+    without: dict[str, str] = {}
+    for name in (*NAMESPACES, AS_ROOT):
+        if not without:
+            bare.without_agent()
+        client = _inside(here, bare, name, A, "query")
+        client.ended(20)
+        without[name] = "served" if client.rc == 0 else f"not served: {_last(client)}"
+    bare.kill_daemons()
+    for form in ("own", "shared"):
+        stage = here.stage()
+        agent = stage.with_agent(policy, server=form)
+        _, plain = own_start(stage, A)
+        right = plain.seen() or (0, 0)
+        exact(
+            out,
+            plain,
+            (multiprocessors_for_percent(40, here.machine.multiprocessors), right[1]),
+            f"plain client ({form})",
         )
-    starts = out.table("A client's own start, its user's server there (s)", "form", "start to first result")
-    starts += [[form, _spread(values)] for form, values in alone.items()]
-    out.say(f"own start: {', '.join(f'{form} {_spread(values)}' for form, values in alone.items())}")
-    out.raw |= {"gaps": {f"{hold:g} {form}": values for (hold, form), values in found.items()}, "alone": alone}
+        for name in (*NAMESPACES, AS_ROOT):
+            client = _inside(here, stage, name, A, "sleep", 1.2)
+            served = first(client, 20) is not None
+            until = time.monotonic() + 1.0
+            while not (told := _of(agent, client.pid)) and time.monotonic() < until:
+                time.sleep(0.03)
+            status, text = stage.cli(agent, "clients")
+            client.ended(20)
+            is_exact = served and client.seen() is not None and exact(out, client, right, f"{name} ({form})")
+            who = f"{told[0]['uid']}, pid {'of the host' if told else ''}, {told[0]['state']}" if told else "nothing"
+            shown = status == 0 and (client.rc is not None or any(f" {A} " in line for line in text.splitlines()))
+            right_user = bool(told) and told[0]["uid"] == A and shown
+            if without[name] == "served":  # what real MPS itself does not serve is no fault of the gate
+                out.check(
+                    served and is_exact and right_user,
+                    f"{name} ({form}): served {served}, listed {told}, {_last(client)}",
+                )
+            rows.append([name, form, client.seen() or f"not served: {_last(client)}", "yes" if is_exact else "NO", who,
+                         "yes" if "] mps yes" in client.text() else "?", without[name],
+                         "yes" if served and is_exact and right_user else "NO"])  # fmt: skip
+    good = sum(row[-1] == "yes" for row in rows)
+    out.say(f"{good} of {len(rows)} served with exact limits and the right user; bare MPS serves "
+            f"{sum(one == 'served' for one in without.values())} of {len(without)}")  # fmt: skip
+    out.raw["bare"] = without
 
 
-def _gap(stage: Stage, hold: float, quiet: Quiet, exact: bool) -> float:
-    """A works for `hold` seconds, B comes after 60 % of it; seconds from A's end to B's first result."""
-    quiet.take(hold, exact)
-    holder = stage.client(A, "sleep", hold)
-    if first(holder) is None:
-        raise StageError(f"the holder was not served: {holder.text()}")
-    time.sleep(0.6 * hold)
-    waiting = stage.client(B)
-    waiting.queued()
-    if holder.ended() != 0:
-        raise StageError(f"the holder did not end well: {holder.rc} {holder.text()}")
-    left = time.monotonic()
-    served = first(waiting, 90)
-    waiting.ended(10)
-    if served is None:
-        raise StageError(f"who waited was not served: {waiting.text()}\n{stage.last_words()[-3000:]}")
-    time.sleep(0.2)
-    return served - left
+def _inside(here: Here, stage: Stage, name: str, uid: int, mode: str, *arguments: float) -> Client:
+    client = shlex.join([*here.backend.client, mode, *(str(one) for one in arguments)])
+    environment = stage.rig.environment({"SAY_MPS": "1"})
+    if name == AS_ROOT:
+        drop = f"setpriv --reuid {uid} --regid {uid} --clear-groups"
+        command = ["unshare", "-pinmf", "sh", "-c", f"{PROC} && {SHM} && exec {drop} {client}"]
+        started = stage.rig.run(command, env=environment, program=_unshare())
+    else:
+        options, before = NAMESPACES[name]
+        command = ["unshare", options, "sh", "-c", f"{before} && exec {client}"]
+        started = stage.rig.run(command, uid=uid, env=environment, program=_unshare())
+    return _Inside(stage, stage.rig._client(started, uid, (mode, *arguments), None), uid)
 
 
-def _spread(values: list[Any]) -> str:
-    if not values:
-        return "-"
-    middle = f"{statistics.median(values):.3f}"
-    return middle if len(values) == 1 else f"{middle} ({min(values):.3f} to {max(values):.3f})"
+def _unshare() -> str:
+    return shutil.which("unshare") or "/usr/bin/unshare"
+
+
+class _Inside(Client):
+    """A client behind `unshare`: its pid is that of the process that does CUDA."""
+
+    @property
+    def pid(self) -> int:
+        found = super().pid
+        for _ in range(4):  # unshare, sh, setpriv: some of them become the client, some are its parents
+            children = [one.pid for one in self.stage.rig.ours() if one.parent == found]
+            if not children:
+                break
+            found = children[0]
+        return found
+
+
+def _of(agent: Agent, pid: int) -> list[dict[str, object]]:
+    return [one for one in listed(agent) if one["pid"] == pid]
+
+
+def _last(client: Client) -> str:
+    said = client.text() + client.started.err.read_text(errors="replace")
+    return f"rc {client.rc}, {said.strip().splitlines()[-1][-160:] if said.strip() else 'silent'}"

@@ -13,7 +13,7 @@
 # With two, in 9 minutes:
 #     work      GPU 0      sharing modes (modes.py) with PyTorch, what agent and gate cost
 #     seeds     GPU 1      the seeds of the field; then limits of users at once
-#     cores     none       make bench's hand-over, streams and start on the simulator, where there are cores enough
+#     cores     none       make bench's hand-over, start and requests on the simulator, where there are cores enough
 #
 # With four, in 7 minutes:
 #     trial     GPU 0      the fault isolation trial
@@ -48,10 +48,10 @@ bench() {
 disorder() {
     local status=0
     mkdir "$all/disorder/two" "$all/disorder/one"
-    campaigns/only.sh 2,3 campaigns/disorder.sh "$all/disorder/two" 190 0 \
+    campaigns/only.sh 2,3 campaigns/disorder.sh "$all/disorder/two" 190 \
         "--server own --instances each --seed ${SEED:-71} --clients 1000 --seconds 60 --drain 100" || status=1
     touch "$all/two-ended"
-    campaigns/only.sh 3 campaigns/disorder.sh "$all/disorder/one" 180 0 \
+    campaigns/only.sh 3 campaigns/disorder.sh "$all/disorder/one" 180 \
         "--server shared --seed 72 --clients 1000 --seconds 60 --drain 100" \
         "--sharing together --seed 73 --clients 400 --seconds 30 --drain 60" \
         "--sharing apart --seed 74 --clients 200 --seconds 25 --drain 60" \
@@ -75,8 +75,7 @@ work() {
 seeds() {
     local status=0
     campaigns/only.sh 1 timeout -k 20 360 python3 benchmarks/seeds/run.py --out "$all/seeds" || status=1
-    campaigns/only.sh 1 timeout -k 20 300 python3 campaigns/modes.py \
-        --only together,apart,apart-faults,together-faults --out "$all/seeds/limits" || status=1
+    campaigns/only.sh 1 timeout -k 20 300 python3 campaigns/run.py --only limits,together --out "$all/seeds/limits" || status=1
     return $status
 }
 
@@ -93,7 +92,7 @@ service() {
         --out "$all/service/placement" || status=1
     campaigns/only.sh 1 timeout -k 20 250 python3 campaigns/slurm_day.py --out "$all/service/slurm" &
     pids+=($!)
-    campaigns/only.sh 2 timeout -k 20 200 python3 campaigns/modes.py --only leases,totals --out "$all/service/totals" || status=1
+    campaigns/only.sh 2 timeout -k 20 200 python3 campaigns/run.py --only leases,totals --out "$all/service/totals" || status=1
     campaigns/only.sh 2 timeout -k 20 110 python3 campaigns/gate.py --only outside --out "$all/service/outside" || status=1
     wait "${pids[@]}" || status=1
     return $status
@@ -113,12 +112,12 @@ programs() {
 }
 
 shared() {
-    campaigns/only.sh 3 campaigns/disorder.sh "$all/shared" 290 0 \
+    campaigns/only.sh 3 campaigns/disorder.sh "$all/shared" 290 \
         "--server shared --seed 82 --clients 1000 --seconds 60"
 }
 
 cores() {
-    python3 benchmarks/bench.py --only handover --only start --only streams --only requests --out "$all/cores/bench.md"
+    python3 benchmarks/bench.py --only handover --only start --only requests --out "$all/cores/bench.md"
 }
 
 all=$2

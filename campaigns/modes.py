@@ -3,18 +3,9 @@
 
     throughput       four ResNet-50 of two and of four users: together, apart, turns, without MPS, MPS as it is
     latency          three small users beside a heavy one, in every way of sharing
-    together         200 clients of three users at once, each exactly its own limits
-    apart            the same
-    apart-faults     100 illegal accesses of one user, two others compute all the while
-    together-faults  the same faults: who is hit, who is held, how long
-    totals           500 clients of users with totals: the sum is never over
-    leases           jobs with 30 % of users with 60 %
     placement        two GPUs (--gpu 0,1): 40 clients of 8 users by load; a fault on one; one instance for both
 
-On the first GPU named, `placement` on two. For a machine with two GPUs in about seven minutes, beside each other:
-
-    modes.py --gpu 0 --only throughput,together,together-faults,totals --out A
-    modes.py --gpu 1,0 --only latency,apart,apart-faults,leases,placement --out B
+On the first GPU named, `placement` on two. Exact limits, totals and leases are scenes (run.py), faults fault_trial.py.
 
 As root, with PyTorch in this Python and mpsagent importable. modes.md and modes.json go to DIR ($OUT) after each part,
 and each part says one line that begins with VERDICT. Each has its own time; one that fails or is too slow keeps what it
@@ -31,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaigns import modes_gpus, modes_limits, modes_work
+from campaigns import modes_gpus, modes_work
 from campaigns.begin import facts, parser, place
 from campaigns.gate_place import Out, cell, played
 from campaigns.modes_place import Lane
@@ -40,12 +31,6 @@ from mpsagent.sim import gpu
 PARTS: dict[str, tuple[Callable[[Lane, Out], None], float]] = {
     "throughput": (modes_work.throughput, 260.0),
     "latency": (modes_work.latency, 170.0),
-    "together": (modes_limits.rushes("together"), 90.0),
-    "apart": (modes_limits.rushes("apart"), 90.0),
-    "apart-faults": (modes_limits.apart_faults, 190.0),
-    "together-faults": (modes_limits.together_faults, 120.0),
-    "totals": (modes_limits.totals, 170.0),
-    "leases": (modes_limits.leases, 75.0),
     "placement": (modes_gpus.placement, 120.0),
 }
 """What each may take at most, in seconds."""

@@ -2,144 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
-import os
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from campaigns.gate_place import Out
 from campaigns.modes_place import Lane, rows_of
-from mpsagent.mps.units import multiprocessors_for_percent
-from tests.conformance import rig as rigs
+from campaigns.workers import Crew, Worker, rate, windows
 from tests.scenes.stage import Agent, Json, Stage, StageError
 
-PATIENCE = 90.0
 NO_TURN_ENDS = '[switch]\nafter = "never"\n'
-OUTSIDE = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
 T2 = (20001, 20002)
 T4 = (20003, 20004, 20005, 20006)
 FREE = (20007, 20008)
-
-
-@dataclass
-class Worker:
-    """A program that does what it is told (modes_programs.py)."""
-
-    uid: int
-    percent: float
-    started: rigs.Started
-    writer: int
-    core: int
-    ready: Json | None = None
-    heard: int = 0
-
-    def tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self.writer, f"{line}\n".encode())
-
-    def go(self, seconds: float, batch: int = 1, at: float = 0.0) -> None:
-        self.tell(f"go {seconds} {batch} {self.core} {at}")
-
-    def said(self, word: str) -> list[str]:
-        return [line[len(word) :].strip() for line in self.started.read().splitlines() if line.startswith(word)]
-
-    def wait(self, word: str, number: int = 1, timeout: float = PATIENCE) -> list[str]:
-        end = time.monotonic() + timeout
-        while len(found := self.said(word)) < number:
-            if self.started.process.poll() is not None and len(self.said(word)) < number:
-                raise StageError(f"a program of {self.uid} ended: {self.errors()}")
-            if time.monotonic() > end:
-                raise StageError(f"a program of {self.uid} has not said {word} {number} times: {self.errors()}")
-            time.sleep(0.02)
-        return found
-
-    def errors(self) -> str:
-        return f"{self.started.process.poll()} {self.started.err.read_text(errors='replace')[-1500:]}"
-
-    def done(self, number: int, timeout: float = PATIENCE) -> Json:
-        """What came out of its nth `go`."""
-        return dict(json.loads(self.wait("DONE", number, timeout)[number - 1]))
-
-    def end(self) -> None:
-        self.tell("end")
-        with contextlib.suppress(OSError):
-            os.close(self.writer)
-        self.writer = -1
-
-
-class Crew:
-    """All programs of a part. They are started at once, because PyTorch takes seconds to be there."""
-
-    def __init__(self, here: Lane) -> None:
-        self.here = here
-        self.all: list[Worker] = []
-        for needed in ("gate_programs.py", "cuda_client.py"):
-            here.program(needed)
-        self.python = rigs.other_users_python(T2[0]) if here.sim else here.python_with(T2[0], "torch")
-
-    def start(
-        self, stage: Stage, what: str, uids: Sequence[int], percents: Sequence[float], core: int = 0,
-        outside: bool = False,
-    ) -> list[Worker]:  # fmt: skip
-        found, cores = [], self.here.cores
-        for number, (uid, percent) in enumerate(zip(uids, percents, strict=True)):
-            visible = self.here.gpus[0] if outside else "0"
-            extra = {"CUDA_VISIBLE_DEVICES": visible, **(OUTSIDE if outside else {})}
-            if self.here.sim:
-                extra |= {"STAND_IN": " ".join(self.here.backend.client), "PACED": what}
-                command = [self.python, "-S", self.here.program("modes_programs.py"), "stand-in"]
-            else:
-                command = [self.python, "-s", self.here.program("modes_programs.py"), what]
-            reader, writer = os.pipe()
-            started = stage.rig.run(command, stdin_from=reader, uid=uid, env=self.here.environment(stage, uid, extra))
-            os.close(reader)
-            found.append(Worker(uid, percent, started, writer, cores[(core + number) % len(cores)]))
-        self.all += found
-        return found
-
-    def loaded(self) -> None:
-        for one in self.all:
-            one.wait("LOADED")
-
-    def ready(self, workers: Sequence[Worker], out: Out) -> None:
-        """Contexts, one each 0.15 s, because MPS makes them one after the other; models; limits as they should be."""
-        for one in workers:
-            one.tell("load")
-            time.sleep(0.15)
-        for one in workers:
-            self.judge(one, out)
-
-    def judge(self, one: Worker, out: Out) -> None:
-        one.ready = dict(json.loads(one.wait("READY")[0]))
-        right = multiprocessors_for_percent(one.percent, self.here.machine.multiprocessors)
-        out.check(one.ready["sms"] == right, f"a program of {one.uid} has {one.ready['sms']} SMs, right are {right}")
-
-    def end(self) -> None:
-        for one in self.all:
-            if one.writer >= 0:
-                one.end()
-        for one in self.all:
-            rigs.exited(one.started.process, 10)
-
-
-def windows(seconds: float, groups: Sequence[Sequence[Worker]], batch: int = 1) -> list[list[Json]]:
-    """All these programs at work at the same time; what came out of each."""
-    at = time.monotonic() + 0.3
-    before = {id(one): len(one.said("DONE")) for group in groups for one in group}
-    for group in groups:
-        for one in group:
-            one.go(seconds, batch, at)
-    return [[one.done(before[id(one)] + 1, seconds + PATIENCE) for one in group] for group in groups]
-
-
-def rate(done: Sequence[Json]) -> float:
-    """In a second, of all of them."""
-    return float(sum(one["count"] / (one["end"] - one["begin"]) for one in done))
 
 
 # --- throughput -------------------------------------------------------------------------------------------------------
@@ -158,7 +35,7 @@ def throughput(here: Lane, out: Out) -> None:
     long, short = (0.5, 0.5) if here.sim else (4.0, 3.0)
     policy = f"[user.{T2[0]}]\nthreads = 60\n[user.{T2[1]}]\nthreads = 20\n"
     policy += "".join(f"[user.{uid}]\nthreads = 25\n" for uid in T4)
-    crew = Crew(here)
+    crew = Crew(here, here.cores, here.gpus[0])
     stages = {name: here.stage() for name in ("together", "apart", "turns", "bare", "outside")}
     here.agent(stages["together"], policy, 'sharing = "together"\n')
     here.agent(stages["apart"], policy, 'sharing = "apart"\n')
@@ -283,7 +160,7 @@ def latency(here: Lane, out: Out) -> None:
     here.agent(stages["together"], policy, 'sharing = "together"\n')
     here.agent(stages["apart"], policy, 'sharing = "apart"\n')
     turns = here.agent(stages["turns"], NO_TURN_ENDS)
-    crew = Crew(here)
+    crew = Crew(here, here.cores, here.gpus[0])
 
     def four(stage: str, name: str, **more: bool) -> list[Worker]:
         uid, heavy, small = SETS[name]

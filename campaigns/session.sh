@@ -16,9 +16,9 @@ failed=0
 
 pids=()
 mkdir "$all/turns" "$all/together"
-campaigns/disorder.sh "$all/turns" 180 0 "--server own --instances each --seed ${SEED:-61} --clients ${CLIENTS:-700} --seconds 45 --drain 100" &
+campaigns/disorder.sh "$all/turns" 180 "--server own --instances each --seed ${SEED:-61} --clients ${CLIENTS:-700} --seconds 45 --drain 100" &
 pids+=($!)
-campaigns/disorder.sh "$all/together" 180 0 "--sharing together --seed ${SEED:-62} --clients ${CLIENTS:-700} --seconds 45 --drain 100" &
+campaigns/disorder.sh "$all/together" 180 "--sharing together --seed ${SEED:-62} --clients ${CLIENTS:-700} --seconds 45 --drain 100" &
 pids+=($!)
 for pid in "${pids[@]}"; do
     wait "$pid" || failed=$((failed + 1))
@@ -43,7 +43,7 @@ for pid in "${pids[@]}"; do
 done
 grep -hE '^(kept|NOT KEPT|skipped|well|WRONG|[0-9]+ of)' "$all"/scenes-*.txt "$all/system.txt" | cut -c1-230
 
-timeout -k 20 150 python3 campaigns/gate.py --only throughput --seconds 140 --out "$all/gate" 2>&1 | tee "$all/gate.txt" | grep ANSWER
+timeout -k 20 150 python3 campaigns/gate.py --only cost --seconds 140 --out "$all/gate" 2>&1 | tee "$all/gate.txt" | grep ANSWER
 [ "${PIPESTATUS[0]}" = 0 ] || failed=$((failed + 1))
 tar -C "$all" -czf "$out/session.tgz" . && rm -rf "$all"
 echo "$failed parts were not as they should be"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CAMPAIGNS = Path(__file__).resolve().parents[1] / "campaigns"
-PROGRAMS = ("attackers", "gate_crowd", "gate_programs", "gate_train", "modes_programs", "slurm_job")
+PROGRAMS = ("attackers", "gate_train", "slurm_job", "user_programs")
 """Run by a bare Python beside a client; they do something when they are imported."""
 
 

@@ -2,8 +2,9 @@
 
 A hand-over is seen here, the end of a context is not: so what was handed over counts until MPS's own list
 (``get_device_client_list``) says otherwise, which is right 3 ms after a context's end. Channels do not count, primary
-contexts do, and each device has places of its own (campaigns/contexts_full.py on two H200). A process has one place
-from its hand-over on, so that its first context finds it; on which device a context will be the list alone says.
+contexts do, and each device has places of its own (docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt). A
+process has one place from its hand-over on, so that its first context finds it; on which device a context will be the
+list alone says.
 """
 
 from __future__ import annotations

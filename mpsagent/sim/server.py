@@ -269,7 +269,7 @@ class Server:
             return
         self.log.write(texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number))
         if number and sum(link.device == at for link in self._contexts()) >= MAX_CLIENTS:
-            # in these words, of a process that goes on (campaigns/contexts_full.py on two H200)
+            # in these words, of a process that goes on (docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt)
             self.log.write(
                 texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.devices[at].uuid),
                 texts.MAX_CLIENTS.format(count=MAX_CLIENTS),

@@ -3,7 +3,7 @@
 MPS opens its logs once, for append, so they cannot be renamed; and between reading and truncating lines would be lost.
 ``fallocate`` takes whole blocks out of the file in one step: on ext4 and XFS what follows moves up (a file that begins
 in the middle of a line); elsewhere they become a hole, which takes no room. MPS wrote on after both
-(campaigns/contexts_full.py, ext4).
+(docs/measured/2026-11-23-2xH200-580.159.04/contexts-full.txt, ext4).
 """
 
 from __future__ import annotations

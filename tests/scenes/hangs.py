@@ -1,11 +1,14 @@
 """Promise 4: a hang or a crash of MPS ends by itself, and meanwhile those who wait are held at the gate.
 
 SIGSTOP and SIGKILL of server and control daemon. A client that was handed over to what hangs may be lost; one that
-waits is served, never refused and never outside MPS.
+waits is served, never refused and never outside MPS. So is who comes after clients that died in their hand-over, and
+after a gate that did.
 """
 
 from __future__ import annotations
 
+import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -106,6 +109,53 @@ def _result(what: str, number: signal.Signals, took: dict[str, list[float]], lat
     return Result(figures, good, verdict, [took])
 
 
+AT_ONCE, START = 4, 0.15
+"""Clients that are killed in a round, and the seconds in which a client starts."""
+
+
+def _kill_gate(stage: Stage) -> int:
+    pids = [one.pid for one in stage.rig.ours() if re.search(r"mpsagent[.-]gate(\.main)? run", one.arguments)]
+    for pid in pids:
+        stage.rig.signal(pid, signal.SIGKILL, "gate")
+    return len(pids)
+
+
+def killed_for(server: str) -> Callable[[Stage, int], Result]:
+    def killed(stage: Stage, count: int) -> Result:
+        stage.with_agent(POLICY, server=server)
+        draw = random.Random(8)
+        served = lost = gates = 0
+        wrong: list[str] = []
+        for turn in range(count):
+            beside = stage.client(A, "work", 60)
+            beside.working()
+            victims = [stage.client(A) for _ in range(AT_ONCE)]
+            for victim in victims:
+                time.sleep(draw.uniform(0, 2 * START / AT_ONCE))
+                victim.signal(signal.SIGKILL)
+            if turn % 3 == 0:
+                gates += _kill_gate(stage)
+            after = [stage.client(A) for _ in range(2)]  # the first may be in a hand-over while the gate dies
+            for one in after:
+                one.ended(BOUND + stage.allowance)
+                served += one.inside(40)
+                if not one.inside(40):
+                    wrong.append(f"round {turn + 1}: rc {one.rc} {one.text()}\n{stage.last_words()}")
+                    one.kill()
+            lost += beside.ended() != 0
+        figures: Json = {"killed": AT_ONCE * count, "gates killed": gates, "served after them": served,
+                         "programs beside them that lost their work": lost}  # fmt: skip
+        good = served == 2 * count and gates == -(-count // 3)
+        verdict = (
+            f"{AT_ONCE * count} clients killed in their start, the gate {gates} times: next clients served exactly "
+        )
+        return Result(
+            figures, good, f"{verdict}{served} of {2 * count}; work lost beside them {lost} of {count}", wrong
+        )
+
+    return killed
+
+
 # A server that is stopped while only its own user comes makes nobody else wait: a case of its own.
 _CASES = (
     ("server", signal.SIGSTOP, ("idle", "waiting")),
@@ -114,8 +164,12 @@ _CASES = (
     ("daemon", signal.SIGSTOP, SITUATIONS),
     ("daemon", signal.SIGKILL, SITUATIONS),
 )
-SCENES = tuple(
-    Scene(name, f"{number.name} of the {what}: {', '.join(situations)}", play, 3, 1, 15.0 * len(situations))
-    for what, number, situations in _CASES
-    for name, play in [hang_for(what, number, situations)]
+SCENES = (
+    *(
+        Scene(name, f"{number.name} of the {what}: {', '.join(situations)}", play, 3, 1, 15.0 * len(situations))
+        for what, number, situations in _CASES
+        for name, play in [hang_for(what, number, situations)]
+    ),
+    Scene("killed", "Clients are killed in their hand-over, and the gate", killed_for("own"), 50, 4, 70),
+    Scene("killed-shared", "The same on one server", killed_for("shared"), 50, 4, 70),
 )

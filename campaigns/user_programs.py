@@ -1,23 +1,30 @@
 #!/usr/bin/env python3
-"""What users run on a GPU, for campaigns/gate.py: `gate_programs.py torch|jax|cupy|resnet|stand-in`.
+"""What users run on a GPU for gate.py and modes.py: `user_programs.py WHAT`.
 
 torch, jax, cupy: the framework works a little, then says what the driver gives this process and how much it can
-allocate in steps of 64 MiB: one line `RESULT {...}`. resnet: ResNet-50 in half precision, batches of 16, eager PyTorch;
-prints READY, and for each line `go SECONDS CORE` on standard input `DONE images seconds`. stand-in: the same without
-a GPU.
+allocate in steps of 64 MiB: one line `RESULT {...}`. Every error is said in the result.
 
-Lies beside cuda_client.py. Every error is said in the result; exit status 0 means that a result was printed.
+resnet50, small, heavy, stand-in: say LOADED once they have what they need outside the GPU, and then do what the lines
+on their standard input say: `load` (a context, the model, a few rounds; READY {what it was given}), `go SECONDS BATCH
+CORE AT` (from that time of the monotonic clock on; DONE {begin, end, count, milliseconds of each request}), `end`.
+resnet50: pictures through ResNet-50 in half precision, eager PyTorch, each batch waited for. small: a request each 5 ms
+to ResNet-18, one picture, or at once where the last one took longer. heavy: products of matrices of 8192 in bfloat16,
+ten in a row waited for. stand-in: the simulator's client, and nothing is computed.
+
+Bare Python; lies beside cuda_client.py.
 """
 
 import ctypes
 import json
 import os
+import shlex
+import signal
+import subprocess
 import sys
 import time
 
 STEP = 64 << 20
 MOST_STEPS = 4096
-BATCH = 16  # with single pictures the processors of the machine are measured: pairs from 0.93 to 1.16
 SM_COUNT = 0  # CU_EXEC_AFFINITY_TYPE_SM_COUNT
 
 
@@ -123,8 +130,7 @@ def _cupy(found):
     return allocate, lambda error: isinstance(error, cupy.cuda.memory.OutOfMemoryError)
 
 
-# --- ResNet-50 --------------------------------------------------------------------------------------------------------
-
+# --- programs that are told when to work -----------------------------------------------------------------------------
 
 DEPTHS = {50: (3, 4, 6, 3), 18: (2, 2, 2, 2)}
 
@@ -163,60 +169,131 @@ def network(depth=50):
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 1000))
 
 
-def resnet():
+EVERY = 0.005
+IN_A_ROW = 10
+
+
+def resnet(depth):
     import torch
 
-    device = os.environ.get("GATE_DEVICE", "cuda")
-    kind = torch.float16 if device == "cuda" else torch.float32
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    model = network().to(device, kind).eval()
-    batch = BATCH if device == "cuda" else 1
-    images = torch.randn(batch, 3, 224, 224).to(device, kind)
-    with torch.inference_mode():
+    model = network(depth).half().eval()
+    pictures = {}
 
-        def some():
-            return model(images).argmax(1).tolist()  # waits for the result, as who asks for a picture's class does
+    def load():
+        model.cuda()
+        for size in (1, 16):
+            pictures[size] = torch.randn(size, 3, 224, 224).half().cuda()
+            for _ in range(20 // size + 2):
+                some(size)
+        return driver_view()
 
-        for _ in range(50 if device == "cuda" else 1):
-            some()
-        serve(some, sum(weight.numel() for weight in model.parameters()), batch)
+    def some(size):
+        with torch.inference_mode():
+            model(pictures[size]).argmax(1).tolist()  # waits for the result, as who asks for a picture's class does
+        return size
+
+    return load, some
+
+
+def products():
+    import torch
+
+    torch.set_num_threads(1)
+    given = {}
+
+    def load():
+        given["a"] = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+        given["b"] = torch.empty_like(given["a"])
+        some(1)
+        return driver_view()
+
+    def some(_):
+        for _ in range(IN_A_ROW):
+            torch.mm(given["a"], given["a"], out=given["b"])
+        torch.cuda.synchronize()
+        return IN_A_ROW
+
+    return load, some
 
 
 def stand_in():
-    serve(lambda: time.sleep(0.005), 0)
+    """A client of the simulator has its place at the gate."""
+    held = []
+
+    def load():
+        command = [*shlex.split(os.environ["STAND_IN"]), "sleep", "600"]
+        client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        held.append(client)
+        while "] sms " not in (line := client.stdout.readline()):
+            if not line:
+                raise SystemExit("the simulator's client was not served")
+        return {"sms": int(line.split("] sms ")[1].split()[0]), "mps": 1}
+
+    def some(size):
+        time.sleep(0.005)
+        return size
+
+    def over():
+        for client in held:
+            client.send_signal(signal.SIGUSR1)
+            client.communicate()
+
+    return load, some, over
 
 
-def serve(some, weights, batch=1):
-    print(f"READY {weights}", flush=True)
+def go(some, seconds, batch, core, at, paced):
+    if core >= 0:
+        os.sched_setaffinity(0, {core})
+    time.sleep(max(0.0, at - time.monotonic()))
+    count, took, begin = 0, [], time.monotonic()
+    due, end = begin, begin + seconds
+    while (now := time.monotonic()) < end:
+        if paced:
+            if now < due:
+                time.sleep(due - now)
+            since = time.monotonic()
+            due = max(since, due) + EVERY
+            count += some(batch)
+            took.append(round((time.monotonic() - since) * 1000, 3))
+        else:
+            count += some(batch)
+    return {"begin": begin, "end": time.monotonic(), "count": count, "took": took}
+
+
+def serve(what):
+    """Does what standard input says."""
+    ways = {"resnet50": lambda: resnet(50), "small": lambda: resnet(18), "heavy": products, "stand-in": stand_in}
+    load, some, *over = ways[what]()
+    paced = "small" in (what, os.environ.get("PACED"))
+    print("LOADED", flush=True)
     for line in sys.stdin:
         words = line.split()
-        if words[0] != "go":
+        if words[0] == "load":
+            print("READY", json.dumps(load()), flush=True)
+        elif words[0] == "go":
+            seconds, batch, core, at = float(words[1]), int(words[2]), int(words[3]), float(words[4])
+            print("DONE", json.dumps(go(some, seconds, batch, core, at, paced)), flush=True)
+        else:
             break
-        if len(words) > 2:
-            os.sched_setaffinity(0, {int(words[2])})
-        some()
-        images, began = 0, time.monotonic()
-        end = began + float(words[1])
-        while time.monotonic() < end:
-            some()
-            images += batch
-        print(f"DONE {images} {time.monotonic() - began:.6f}", flush=True)
+    for one in over:
+        one()
     os._exit(0)
 
 
-if __name__ == "__main__":
-    what = sys.argv[1]
-    if what in ("torch", "jax", "cupy"):
-        try:
-            limits(what)
-        except BaseException as failure:
-            import traceback
+def main(what):
+    if what not in ("torch", "jax", "cupy"):
+        serve(what)
+    try:
+        limits(what)
+    except BaseException as failure:
+        import traceback
 
-            traceback.print_exc()
-            print("RESULT " + json.dumps({"framework": what, "error": f"{type(failure).__name__}: {failure}"[:400]}))
-            sys.exit(1)
-    elif what == "resnet":
-        resnet()
-    else:
-        stand_in()
+        traceback.print_exc()
+        print("RESULT " + json.dumps({"framework": what, "error": f"{type(failure).__name__}: {failure}"[:400]}))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
