@@ -91,8 +91,8 @@ WAIT_SLACK = 5.0
 def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     """What the engine's state says about health."""
     view = core.view()
-    state, memories = view.state, core.memories
-    silent = "the control daemon does not answer" if state.silent_since is not None else None
+    state, memories = view.state, core.memories.lanes[None]
+    silent = "the control daemon does not answer" if state.lane.silent_since is not None else None
     what_then = "the agent resumes or kills what hangs after hang.control"
     if not state.policy.enforce_hang:
         what_then = "hangs are only reported (enforce = false); mpsagent-cli restart"
@@ -100,7 +100,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     failed = "the control daemon does not start or stay up; who waits is refused" if memories.hangs.failed else None
     do = "look at mpsagent-cli events; it is tried again once a minute, and at once by mpsagent-cli restart"
     conditions.set("control daemon failed", failed, now, do)
-    failure = state.start_failure
+    failure = state.lane.start_failure
     starting = None
     if failure is not None and failure.count:
         said = failure.reason or "no reason given"
@@ -119,10 +119,10 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
         who = ", ".join(f"client {pid} of uid {uid} on server {server.pid}" for pid, uid, server in kept[:MOST_NAMED])
         what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
     conditions.set("kept open", what, now, do)
-    gate = state.gate
+    gate, lane = state.gate, state.lane
     do = "make room there; it is tried again when a user comes or goes; a gate that starts without the agent holds all"
-    conditions.set("gate's table", gate.unkept or None if gate else None, now, do)
-    unknown = "the control daemon greets in a way that is not known" if gate and gate.known_handshake is False else None
+    conditions.set("gate's table", lane.unkept or None if gate else None, now, do)
+    unknown = "the control daemon greets in a way that is not known" if gate and lane.known_handshake is False else None
     do = "is the driver another one? clients are passed on untouched, with the strictest limits; turns are not kept"
     conditions.set("handshake", unknown, now, do)
     names = _unidentified(view, now)
@@ -130,7 +130,7 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     conditions.set("names", names, now, do)
     do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
     conditions.set("sharing", _old_sharing(view), now, do)
-    conditions.set("waiting", _too_long(view, memories.turns.left, now), now, "see mpsagent-cli queue")
+    conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, "see mpsagent-cli queue")
     for topic, what, do in (*_policy(view), *_gate(view), *_limits(view)):
         conditions.set(topic, what, now, do, sure=False)
 

@@ -19,7 +19,7 @@ from mpsagent.system.store import Part, Store
 from mpsagent.wire import link
 
 _KEPT: tuple[tuple[str, Callable[[Core], object], Callable[[Core], object]], ...] = (
-    ("ending", lambda core: core.memories.ladder, saved.ending_rows),
+    ("ending", lambda core: core.memories.lanes, saved.ending_rows),
     ("turn", lambda core: core.memories.turns, saved.turn_row),
     ("served", lambda core: core.memories.turns, saved.served_rows),
     ("suspended", lambda core: core.memories.turns, saved.suspended_rows),

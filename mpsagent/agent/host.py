@@ -346,7 +346,7 @@ class Agent(Recorder):
             await asyncio.sleep(until_next(TICK))
             try:
                 self.take(self.observer.once(self.logs.followers.values(), self.up_since))
-                if self.state.silent_since is not None and not self.executor.busy:
+                if self.state.lane.silent_since is not None and not self.executor.busy:
                     self.spawn(self.executor.listen())
                 self._note_conditions()
             except Exception as error:

@@ -338,7 +338,7 @@ class Node(Recorder):
         )  # fmt: skip
 
     def _instance(self, agent: Agent) -> Instance:
-        limits = agent.core.memories.limits
+        limits = agent.core.memories.lanes[None].limits
         return Instance(
             agent.name, agent.view(), agent.core.memories.usage,
             {pid: pid not in limits.differs for pid in limits.seen}, bool(agent.devices), agent.observer.memory(),
@@ -361,7 +361,7 @@ class Node(Recorder):
         """The control daemon runs, and the gate has its table."""
         view = agent.view()
         gate = view.state.gate
-        if gate is None or not gate.synced or view.sent is None or gate.applied < view.sent[0]:
+        if gate is None or not gate.synced or not view.settled:
             return False
         return view.control_alive or view.state.drain is not None or not view.wanted
 

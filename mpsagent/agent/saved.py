@@ -64,8 +64,8 @@ def gone(values: Mapping[str, Any], there: Collection[str]) -> set[str]:
 
 def ending_rows(core: Core) -> list[list[Any]]:
     """Who is being ended, so that the next agent goes on with it and asks MPS nothing twice."""
-    climbs = core.memories.ladder.climbs
-    return [[c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE] for c in climbs.values()]
+    climbs = [c for lane in core.memories.lanes.values() for c in lane.ladder.climbs.values()]
+    return [[c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE] for c in climbs]
 
 
 def turn_row(core: Core) -> list[Any] | None:

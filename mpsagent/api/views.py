@@ -294,10 +294,10 @@ def gate(view: View) -> shapes.Gate:
         "pid": None if known is None else known.pid,
         "since": None if known is None else iso(known.since),
         "synced": known is not None and known.synced,
-        "handshake": None if known is None else known.known_handshake,
+        "handshake": None if known is None else view.state.lane.known_handshake,
         "open": sent is not None and sent[1].open,
         "admitted": [] if sent is None else list(sent[1].users),
-        "in_force": known is not None and sent is not None and known.applied >= sent[0],
+        "in_force": view.settled,
     }
 
 

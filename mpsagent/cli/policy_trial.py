@@ -161,8 +161,9 @@ class _Trial:
     def _settle(self, told: list[_Event]) -> None:
         """Decide upon what this moment brought, do it, and look again at what follows."""
         for _ in range(_MOST_ROUNDS):
-            rules = self._core.memories
-            self._core.memories = replace(rules, hangs=replace(rules.hangs, queried_at=float("inf")))  # nothing hangs
+            rules, daemons = self._core.memories, self._core.memories.lanes[None]
+            daemons = replace(daemons, hangs=replace(daemons.hangs, queried_at=float("inf")))  # nothing hangs
+            self._core.memories = replace(rules, lanes={None: daemons})
             step = self._core.receive_all(told, self._now)
             for _, mistake in step.mistakes:
                 raise mistake

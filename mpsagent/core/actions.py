@@ -11,11 +11,13 @@ from mpsagent.wire import link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """Base of all actions. ``enforce`` False: report what would be done, do nothing."""
+    """Base of all actions. ``enforce`` False: report what would be done, do nothing. ``lane``: the user whose control
+    daemon it is about, None: that of all."""
 
     reason: str
     rule: str
     enforce: bool = True
+    lane: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +173,7 @@ def action_fields(action: Action) -> dict[str, object]:
     found: dict[str, object] = {}
     for one in fields(action):
         value = getattr(action, one.name)
-        if value is None or one.name == "kind":
+        if value is None or one.name in ("kind", "lane"):
             continue
         found[one.name] = list(value) if isinstance(value, tuple) else value
     return found

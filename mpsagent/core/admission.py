@@ -98,7 +98,7 @@ def holds(view: View, now: float) -> Iterator[Reason]:
         what = "a server is only just out of its FAULT" if server is None else f"server {server} is in FAULT"
         yield Reason("fault", what, until=fault[1])
     if view.pause_until is not None and now < view.pause_until:
-        failure = state.start_failure
+        failure = state.lane.start_failure
         said = f": {failure.reason}" if failure is not None and failure.reason else ""
         yield Reason("starts", f"MPS's servers do not start{said}", until=view.pause_until)
 

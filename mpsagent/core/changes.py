@@ -8,11 +8,13 @@ from typing import TypeVar
 
 from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
-from mpsagent.core.model import Client, Outcome, Server, State, Status
+from mpsagent.core.actions import Action
+from mpsagent.core.model import Client, Key, Outcome, Server, State, Status
 from mpsagent.wire import link
 
 K = TypeVar("K")
 V = TypeVar("V")
+T = TypeVar("T", bound=tr.Transition | Action)
 Out = list[tr.Transition]
 
 _KEPT_ENDED = 64
@@ -30,16 +32,21 @@ def bounded(mapping: dict[K, V], size: int) -> dict[K, V]:
     return mapping
 
 
+def of_lane(one: T, lane: Key) -> T:
+    """A transition or an action, said to be of this lane unless it says of which it is."""
+    return one if lane is None or one.lane is not None else replace(one, lane=lane)
+
+
 def put(state: State, server: Server) -> State:
-    return replace(state, servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
+    return state.changed(servers=bounded({**state.servers, server.pid: server}, _MOST_SERVERS))
 
 
 def server_ended(state: State, pid: int, at: float, status: int | None, out: Out) -> State:
     """The server is gone; its clients' processes may live on."""
     known = state.servers.get(pid)
-    ended = bounded({**state.ended, pid: at}, _KEPT_ENDED)
+    ended = bounded({**state.lane.ended, pid: at}, _KEPT_ENDED)
     if known is None:
-        return replace(state, ended=ended)
+        return state.changed(ended=ended)
     if known.fault_since is not None:
         out.append(tr.FaultOver(at, pid, max(0.0, at - known.fault_since), False))
     out.append(tr.ServerEnded(at, pid, known.uid, status))
@@ -47,7 +54,7 @@ def server_ended(state: State, pid: int, at: float, status: int | None, out: Out
     for client in state.clients.values():
         if client.detached is None and (client.server == pid or client.pid in known.attached):
             clients[client.pid] = lost(client, at)
-    return replace(state, servers=without(state.servers, pid), ended=ended, clients=clients)
+    return replace(state.changed(servers=without(state.servers, pid), ended=ended), clients=clients)
 
 
 def back(client: Client) -> Client:

@@ -6,9 +6,9 @@ the tests drive this one object: no clock, no I/O, every time an argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, NamedTuple
 
 from mpsagent.core import actions as act
 from mpsagent.core import (
@@ -30,12 +30,17 @@ from mpsagent.core import (
     usage,
 )
 from mpsagent.core import inputs as inp
-from mpsagent.core.model import State
+from mpsagent.core.changes import of_lane
+from mpsagent.core.model import Key, State
 from mpsagent.core.reduce import not_handed, reduce
 from mpsagent.core.rule import Decision, EndClient, Section
 from mpsagent.core.transitions import Transition
 from mpsagent.core.view import View
+from mpsagent.policy.shares import Share
 from mpsagent.wire import link
+
+Where = Key | Literal["all"]
+"""A lane, or all of them."""
 
 PASSES = 8
 """More than one decision ever sets off in a row."""
@@ -57,24 +62,31 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class OfLane:
+    """What the rules about one control daemon remember."""
+
+    faults: faults.Memory = field(default_factory=faults.Memory)
+    relayed: relayed.Memory = field(default_factory=relayed.Memory)
+    quitting: quitting.Memory = field(default_factory=quitting.Memory)
+    handovers: stopped_handovers.Memory = field(default_factory=stopped_handovers.Memory)
+    hangs: hangs.Memory = field(default_factory=hangs.Memory)
+    starts: starts.Memory = field(default_factory=starts.Memory)
+    limits: limits.Memory = field(default_factory=limits.Memory)
+    notices: notices.Memory = field(default_factory=notices.Memory)
+    admission: admission.Memory = field(default_factory=admission.Memory)
+    doubts: confirmation.Memory = field(default_factory=confirmation.Memory)
+    ladder: ladder.Memory = field(default_factory=ladder.Memory)
+
+
+@dataclass(frozen=True, slots=True)
 class Memories:
-    """One for each rule."""
+    """What the rules about users remember, and those about daemons for each lane."""
 
     usage: usage.Memory = field(default_factory=usage.Memory)
     turns: turn_memory.Memory = field(default_factory=turn_memory.Memory)
     pause: pause.Memory = field(default_factory=pause.Memory)
-    faults: faults.Memory = field(default_factory=faults.Memory)
-    hangs: hangs.Memory = field(default_factory=hangs.Memory)
-    handovers: stopped_handovers.Memory = field(default_factory=stopped_handovers.Memory)
-    starts: starts.Memory = field(default_factory=starts.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
-    relayed: relayed.Memory = field(default_factory=relayed.Memory)
-    quitting: quitting.Memory = field(default_factory=quitting.Memory)
-    limits: limits.Memory = field(default_factory=limits.Memory)
-    notices: notices.Memory = field(default_factory=notices.Memory)
-    admission: admission.Memory = field(default_factory=admission.Memory)
-    ladder: ladder.Memory = field(default_factory=ladder.Memory)
-    doubts: confirmation.Memory = field(default_factory=confirmation.Memory)
+    lanes: Mapping[Key, OfLane] = field(default_factory=lambda: {None: OfLane()})
 
 
 class Core:
@@ -86,9 +98,11 @@ class Core:
         self._wake: float | None = None
         self._at_rest = False
         """Nothing is left to be decided before ``_wake``, unless something changes."""
-        self._view: tuple[State, Memories, View] | None = None
-        self._retry: dict[str, float] = {}
-        """By rule in which a mistake showed: when it is asked again."""
+        self._views: dict[Where, View] = {}
+        self._viewed: tuple[State, Memories] | None = None
+        """What these views are of."""
+        self._retry: dict[tuple[str, Where], float] = {}
+        """By rule in which a mistake showed, and lane: when it is asked again."""
         self._mistakes: list[tuple[str, Exception]] = []
 
     def receive(self, event: inp.Input | act.Done, now: float) -> Step:
@@ -102,8 +116,9 @@ class Core:
         before = self.state, self.memories
         for event in events:
             happened += self._reduce(event)
-            if isinstance(event, inp.GateSaid) and isinstance(event.what, link.Applied):
-                self._applied(event.what)
+            lane, said = (event.lane, event.what) if isinstance(event, inp.Of) else (None, event)
+            if isinstance(said, inp.GateSaid) and isinstance(said.what, link.Applied) and lane in self.state.lanes:
+                self._applied(said.what, lane)
             actions += self._person(event, now)
             if isinstance(event, act.Done):
                 self._note(event)
@@ -128,7 +143,8 @@ class Core:
         try:
             self.state, told = reduce(self.state, event)
         except Exception as error:
-            what = f"reduce({type(event.what if isinstance(event, inp.GateSaid) else event).__name__})"
+            said = event.what if isinstance(event, inp.Of) else event
+            what = f"reduce({type(said.what if isinstance(said, inp.GateSaid) else said).__name__})"
             if all(what != name for name, _ in self._mistakes):
                 self._mistakes.append((what, error))
             return []
@@ -159,99 +175,126 @@ class Core:
         """When :meth:`tick` has to be called at the latest; None: only an input can change anything."""
         return self._wake
 
-    def view(self) -> View:
-        """What the rules see now; for answers and views too."""
+    def view(self, lane: Where = "all") -> View:
+        """What the rules see now, of one lane or of all; for answers and views too."""
+        state, m = self.state, self.memories
+        if self._viewed is None or self._viewed[0] is not state or self._viewed[1] is not m:
+            before = None if self._viewed is None else self._viewed[0]
+            same = before is not None and before.leases is state.leases and before.policy is state.policy
+            kept = next(iter(self._views.values())).remembered if same and self._views else {}
+            self._viewed, self._views = (state, m), {}
+            self._views["all"] = self._view(state, None, kept)
+        everything = self._views["all"]
+        if lane == "all" or len(state.lanes) == 1:
+            return everything
+        if lane not in self._views:
+            self._views[lane] = self._view(state.of(lane), lane, everything.remembered)
+        return self._views[lane]
+
+    def _view(self, state: State, lane: Key, remembered: dict[object, Share | None]) -> View:
         m = self.memories
-        if self._view is not None and self._view[0] is self.state and self._view[1] is m:
-            return self._view[2]
-        before = None if self._view is None else self._view[0]
-        same = before is not None and before.leases is self.state.leases and before.policy is self.state.policy
-        sent = None if m.admission.sent is None else (m.admission.number, m.admission.sent)
+        mine = m.lanes[lane]
+        sent = None if mine.admission.sent is None else (mine.admission.number, mine.admission.sent)
         asked = m.turns.shutdown
-        failed = "the control daemon does not start or stay up" if m.hangs.failed else None
-        view = View(
-            state=self.state,
-            ending=ladder.ending(m.ladder),
+        failed = "the control daemon does not start or stay up" if mine.hangs.failed else None
+        return View(
+            state=state,
+            ending={pid: one for each in m.lanes.values() for pid, one in ladder.ending(each.ladder).items()},
             turn=m.turns.turn,
             served=m.turns.served,
             suspended=m.turns.suspended,
             spent=m.usage.spent,
             sent=sent,
             in_the_way=None if asked is None else (asked.server, asked.since),
-            given_up=failed or m.starts.given_up,
-            pause_until=m.starts.until,
-            retiring=m.quitting.asked is not None,
+            given_up=failed or mine.starts.given_up,
+            pause_until=mine.starts.until,
+            retiring=mine.quitting.asked is not None,
             turn_waits=m.turns.waits,
-            remembered=self._view[2].remembered if same and self._view is not None else {},
+            remembered=remembered,
         )
-        self._view = self.state, m, view
-        return view
 
     # --- one pass -----------------------------------------------------------------------------------------------------
 
     def _pass(self, now: float) -> tuple[list[act.Action], list[Transition]]:
-        """Every rule once. The ladder comes last and takes up what the others ask for; admission after those that
-        decide who may come."""
+        """Every rule once, those about a control daemon for each lane. The ladder comes last and takes up what the
+        others ask for; admission after those that decide who may come."""
         actions: list[act.Action] = []
         happened: list[Transition] = []
         requests: list[EndClient] = []
         wakes: list[float] = []
 
-        def use(decision: Decision[object]) -> None:
-            actions.extend(decision.actions)
-            happened.extend(decision.transitions)
+        def use(decision: Decision[object], lane: Key) -> None:
+            actions.extend(of_lane(one, lane) for one in decision.actions)
+            happened.extend(of_lane(one, lane) for one in decision.transitions)
             requests.extend(decision.requests)
             if decision.wake is not None:
                 wakes.append(decision.wake)
 
         for name, rule in _RULES:
-            use(self._ask(name, rule, now))
+            for lane in self.state.lanes if name in _OF_LANES else ():
+                use(self._ask(name, rule, now, lane), lane)
+            if name not in _OF_LANES:
+                use(self._ask(name, rule, now, "all"), None)
         for request in requests:
             self._take(request, now)
-        use(self._ask("ladder", ladder, now))
+        for lane in self.state.lanes:
+            use(self._ask("ladder", ladder, now, lane), lane)
         wakes += [lease.until for lease in self.state.leases]
         self._wake = min(wakes, default=None)
         return actions, happened
 
-    def _ask(self, name: str, rule: Any, now: float) -> Decision[object]:
+    def _ask(self, name: str, rule: Any, now: float, lane: Where) -> Decision[object]:
         """One rule. A mistake in it keeps no other from deciding, and is not made without end."""
-        memory, retry = getattr(self.memories, name), self._retry.get(name)
+        memory, retry = getattr(self._of(lane), name), self._retry.get((name, lane))
         if retry is not None and now < retry:
             return Decision(memory, wake=retry)
         try:
-            decision: Decision[object] = rule.decide(self.view(), memory, now)
+            decision: Decision[object] = rule.decide(self.view(lane), memory, now)
         except Exception as error:
             self._mistakes.append((name, error))
-            self._retry[name] = now + RETRY
+            self._retry[name, lane] = now + RETRY
             return Decision(memory, wake=now + RETRY)
-        self._retry.pop(name, None)
-        self._remember(name, decision.memory)
+        self._retry.pop((name, lane), None)
+        self._remember(name, decision.memory, lane)
         return decision
 
     def _take(self, request: EndClient, now: float) -> None:
         """The ladder takes up a request."""
+        client = self.state.clients.get(request.pid)
+        lane = None if client is None else client.lane
         try:
-            self._remember("ladder", ladder.take(self.view(), self.memories.ladder, request, now))
+            self._remember("ladder", ladder.take(self.view(lane), self._of(lane).ladder, request, now), lane)
         except Exception as error:
             self._mistakes.append(("ladder", error))
 
-    def _remember(self, name: str, memory: Any) -> None:
-        known = getattr(self.memories, name)
-        if known is not memory and known != memory:
-            self.memories = replace(self.memories, **{name: memory})
+    def _of(self, lane: Where) -> Any:
+        return self.memories if lane == "all" else self.memories.lanes[lane]
+
+    def _remember(self, name: str, memory: Any, lane: Where) -> None:
+        before = self._of(lane)
+        known = getattr(before, name)
+        if known is memory or known == memory:
+            return
+        after = replace(before, **{name: memory})
+        self.memories = after if lane == "all" else replace(self.memories, lanes={**self.memories.lanes, lane: after})
 
     def _note(self, done: act.Done) -> None:
-        noting = [(name, rule.note) for name, rule in (*_RULES, ("ladder", ladder)) if hasattr(rule, "note")]
-        for name, note in noting:
+        lane = done.action.lane
+        for name, rule in (*_RULES, ("ladder", ladder)):
+            where: Where = lane if name in _OF_LANES else "all"
+            if not hasattr(rule, "note") or (where != "all" and where not in self.memories.lanes):
+                continue
             try:
-                self._remember(name, note(getattr(self.memories, name), done))
+                self._remember(name, rule.note(getattr(self._of(where), name), done), where)
             except Exception as error:
                 self._mistakes.append((name, error))
 
-    def _applied(self, event: link.Applied) -> None:
-        memory = self.memories.admission
+    def _applied(self, event: link.Applied, lane: Key) -> None:
+        memory = self.memories.lanes[lane].admission
         if memory.sent is not None and event.number == memory.number:
-            self.state = not_handed(self.state, frozenset(memory.sent.users if memory.sent.open else ()))
+            part = self.state.of(lane)
+            fresh = not_handed(part, frozenset(memory.sent.users if memory.sent.open else ()))
+            self.state = self.state.merged(part, fresh)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -266,7 +309,7 @@ class Core:
                 )
                 self._take(again, now)
         elif isinstance(event, inp.RestartOrdered):
-            return self._restart(event)
+            return [one for lane in self.state.lanes for one in self._restart(event, lane)]
         return []
 
     def _end_client(self, event: inp.EndOrdered, now: float) -> None:
@@ -275,16 +318,17 @@ class Core:
             reason = f"ordered by uid {event.by}"
             self._take(EndClient.of(client, reason, "order", "order", hook=not event.at_once), now)
 
-    def _restart(self, event: inp.RestartOrdered) -> list[act.Action]:
+    def _restart(self, event: inp.RestartOrdered, lane: Key) -> list[act.Action]:
         """A running daemon is asked to quit; the next one is started when it has gone."""
-        old = self.memories.hangs
-        self._remember("hangs", hangs.Memory(up_since=old.up_since, queried_at=old.queried_at))
-        self._remember("starts", starts.Memory())
-        control = self.state.control
+        old = self.memories.lanes[lane].hangs
+        self._remember("hangs", hangs.Memory(up_since=old.up_since, queried_at=old.queried_at), lane)
+        self._remember("starts", starts.Memory(), lane)
+        control = self.state.lanes[lane].control
         if control is None or not control.proven or control.quitting is not None:
             return []
         timeout = max(1, round(self.state.policy.kill_grace))
-        return [act.QuitControl(timeout=timeout, reason=f"restart ordered by uid {event.by}", rule="order")]
+        reason = f"restart ordered by uid {event.by}"
+        return [act.QuitControl(timeout=timeout, reason=reason, rule="order", lane=lane)]
 
 
 def _section(rule: str) -> Section:
@@ -316,3 +360,4 @@ _RULES = (
     ("admission", admission),
     ("doubts", confirmation),
 )
+_OF_LANES = frozenset(one.name for one in fields(OfLane))

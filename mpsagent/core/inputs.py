@@ -254,6 +254,16 @@ class Resumed(NamedTuple):
     ending: tuple[tuple[int, int, int, str, str, bool], ...]
 
 
+# --- of one of several lanes ------------------------------------------------------------------------------------------
+
+
+class Of(NamedTuple):
+    """What is about one control daemon: that of the user ``lane``, None: that of all users."""
+
+    lane: int | None
+    what: Line | GateSaid[Any] | ControlRuns | ControlGone | AnswerInput | PersonInput
+
+
 GateInput = GateSaid[Any] | GateLost
 KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen | Worked
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
@@ -270,4 +280,4 @@ PersonInput = (
     | LeaseEnded
     | Resumed
 )
-Input = Line | GateInput | KernelInput | AnswerInput | PersonInput
+Input = Line | GateInput | KernelInput | AnswerInput | PersonInput | Of

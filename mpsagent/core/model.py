@@ -8,9 +8,9 @@ hint: nothing that hits a process or moves a turn is done before MPS's own answe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpsagent.core.inputs import Lifts, Peer, Seen, Worked
 from mpsagent.core.queue import Held as Held
@@ -28,6 +28,10 @@ NAMED_FOR = 2.0
 
 ENDED_FOR = 2.0
 """Seconds within which MPS takes a client whose process has ended off its list; it takes 15 to 30 ms."""
+
+
+Key = int | None
+"""Of a lane: the user who has it alone; None: that of all users."""
 
 
 class Status(StrEnum):
@@ -175,6 +179,7 @@ class Client:
     """The number of the lease with which it was let in."""
     job: str | None = None
     """That lease's name."""
+    lane: Key = None
     frozen: float | None = None
     """Since when it is frozen, because its user is paused; also where its owner had stopped it before."""
     use: Use = field(default_factory=Use)
@@ -202,15 +207,11 @@ class Parted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """What is known of the gate. ``synced``: it has told all that it holds; ``applied``: the number of the admissions
-    in force, ``unkept``: why they are not on disk; ``known_handshake`` None: the control daemon has not been asked."""
+    """What is known of the gate. ``synced``: it has told all that it holds."""
 
     pid: int
     since: float
     synced: bool = False
-    applied: int = -1
-    unkept: str = ""
-    known_handshake: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,30 @@ class Over(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Lane:
+    """A control daemon with its servers, and its table at the gate. ``applied``: the number of the table in force,
+    ``unkept``: why it is not on disk; ``known_handshake`` None: the gate has not greeted the daemon yet."""
+
+    control: Control | None = None
+    servers: Mapping[int, Server] = field(default_factory=dict)
+    failed_handovers: int = 0
+    """Hand-overs in a row that failed at the control daemon, whoever it was."""
+    silent_since: float | None = None
+    """When the oldest command was sent that the control daemon has still not answered."""
+    start_failure: StartFailure | None = None
+    listed_at: float | None = None
+    """When ``get_server_list`` was answered last."""
+    drain: Drain | None = None
+    applied: int = -1
+    unkept: str = ""
+    known_handshake: bool | None = None
+    left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
+    ended: Mapping[int, float] = field(default_factory=dict)
+    """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """Everything the agent believes about one instance of MPS, and what it was told by people."""
 
@@ -254,34 +279,25 @@ class State:
     devices: tuple[Device, ...] = ()
     identities: Mapping[int, Identity] = field(default_factory=dict)
     gate: Gate | None = None
-    control: Control | None = None
-    servers: Mapping[int, Server] = field(default_factory=dict)
+    lanes: Mapping[Key, Lane] = field(default_factory=lambda: {None: Lane()})
     clients: Mapping[int, Client] = field(default_factory=dict)
     held: Queue = field(default_factory=Queue)
     before: Mapping[tuple[int, int], Held] = field(default_factory=dict)
     """By process: who waited when the link to the gate was lost, and has not been told of again."""
     turned_away: Mapping[int, Held] = field(default_factory=dict)
     """Connections that the gate was asked to refuse (bounded): one that was being handed over just then comes back."""
-    failed_handovers: int = 0
-    """Hand-overs in a row that failed at the control daemon, whoever it was."""
     stopped: frozenset[int] = frozenset()
     cpu_idle_since: Mapping[int, float] = field(default_factory=dict)
     lifts: Mapping[int, Lifts] = field(default_factory=dict)
     """By pid, of clients and of those who are held: which limits their environment takes away."""
-    silent_since: float | None = None
-    """When the oldest command was sent that the control daemon has still not answered."""
-    drain: Drain | None = None
     apart_held: str | None = None
     """Where each user has a control daemon: why who is held gets none now."""
     leases: tuple[Lease, ...] = ()
     """Shares of jobs, in the order in which they were given."""
-    start_failure: StartFailure | None = None
     unconfirmed: Mapping[int, str] = field(default_factory=dict)
     """By uid: why MPS did not confirm that user's limits last."""
     slowed: Mapping[int, float] = field(default_factory=dict)
     """By uid: until when the gate hands none of that user's over (bounded)."""
-    listed_at: float | None = None
-    """When ``get_server_list`` was answered last."""
     memory: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Device memory of processes as NVML said last: bytes by pid and the device's UUID."""
     over: Mapping[int, Over] = field(default_factory=dict)
@@ -289,15 +305,71 @@ class State:
     worked: Worked | None = None
     """The last look at what the GPUs have done."""
     parted: tuple[Parted, ...] = ()
-    left: Mapping[int, tuple[float, int]] = field(default_factory=dict)
-    """pid -> when a log said that it left which server, for pids that the gate has not told of yet (bounded)."""
-    ended: Mapping[int, float] = field(default_factory=dict)
-    """server pid -> when it ended, so that a late line of server.log does not bring it back (bounded)."""
     unknown_lines: int = 0
     foreign_lines: int = 0
     """Log lines about clients that never passed the gate: no decision rests on them."""
     unseen: int = 0
     """Clients that the gate has refused because their pid namespace cannot be seen."""
+
+    # --- lanes --------------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> Key:
+        """Of the one lane that this state is about; that of all users where it is about all lanes."""
+        return next(iter(self.lanes)) if len(self.lanes) == 1 else None
+
+    @property
+    def lane(self) -> Lane:
+        return self.lanes[self.key]
+
+    @property
+    def control(self) -> Control | None:
+        return self.lane.control
+
+    @property
+    def drain(self) -> Drain | None:
+        return self.lane.drain
+
+    @property
+    def servers(self) -> Mapping[int, Server]:
+        """Of all its lanes."""
+        if len(self.lanes) == 1:
+            return self.lane.servers
+        return {pid: server for lane in self.lanes.values() for pid, server in lane.servers.items()}
+
+    def lane_of(self, uid: int | None) -> Key:
+        """Where this user's clients go."""
+        return uid if uid in self.lanes else None
+
+    def changed(self, **facts: Any) -> State:
+        """With other facts of its lane."""
+        return replace(self, lanes={**self.lanes, self.key: replace(self.lane, **facts)})
+
+    def each_lane(self, **facts: Any) -> State:
+        """With other facts of all its lanes."""
+        return replace(self, lanes={key: replace(lane, **facts) for key, lane in self.lanes.items()})
+
+    def of(self, key: Key) -> State:
+        """What is so in one lane: its clients and its users' connections, and everything that is of no lane."""
+        if len(self.lanes) == 1:
+            return self
+        clients = {pid: one for pid, one in self.clients.items() if one.lane == key}
+        held = self.held.without_users(self.lanes) if key is None else self.held.only(key)
+        return replace(self, lanes={key: self.lanes[key]}, clients=clients, held=held)
+
+    def merged(self, before: State, after: State) -> State:
+        """With what has become of the lane that it had given as ``before``."""
+        if before is self or after is before:
+            return after if before is self else self
+        clients, held = self.clients, self.held
+        if after.clients is not before.clients:
+            clients = {pid: one for pid, one in clients.items() if pid not in before.clients} | dict(after.clients)
+        if after.held is not before.held:
+            for connection in before.held.keys() - after.held.keys():
+                held = held.without(connection)
+            for connection, one in after.held.items():
+                held = held if held.get(connection) is one else held.put(one)
+        return replace(after, lanes={**self.lanes, **after.lanes}, clients=clients, held=held)
 
     def lease(self, peer: Peer) -> Lease | None:
         """What counts for this process: the last lease that fits."""
@@ -323,7 +395,7 @@ class State:
         """Who has a context there by its log or by MPS's own list, and is no client: the gate has told of everybody
         who passed, and hands none of these over."""
         gate = self.gate
-        if gate is None or not gate.synced or gate.known_handshake is False:
+        if gate is None or not gate.synced or self.lane.known_handshake is False:
             return ()
         return tuple(
             pid for pid, one in server.attached.items()

@@ -6,8 +6,9 @@ of out of order: with thousands held, each further one must cost next to nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mpsagent.core.inputs import Peer
 
@@ -44,7 +45,7 @@ Lines = dict[int, dict[int, Held]]
 class Queue(Mapping[int, Held]):
     """Connection -> :class:`Held`. ``handing``: the connections that are being handed over."""
 
-    __slots__ = ("_all", "_lines", "_of", "_users", "handing")
+    __slots__ = ("_all", "_lines", "_of", "_only", "_users", "handing")
 
     def __init__(
         self,
@@ -57,6 +58,8 @@ class Queue(Mapping[int, Held]):
         self._lines: Lines = {} if lines is None else lines
         self._of: dict[int, tuple[int, ...]] = {} if of is None else of
         self._users: tuple[int, ...] | None = None
+        self._only: dict[int, tuple[dict[int, Held], Queue]] = {}
+        """By user: the line of which a queue was made, and that."""
         self.handing = handing
 
     def __getitem__(self, connection: int) -> Held:
@@ -67,6 +70,9 @@ class Queue(Mapping[int, Held]):
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Queue, (self._all, self._lines, self._of, self.handing)
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -100,6 +106,20 @@ class Queue(Mapping[int, Held]):
     def of_pid(self, pid: int) -> tuple[Held, ...]:
         return tuple(self._all[connection] for connection in self._of.get(pid, ()))
 
+    # --- of some users ------------------------------------------------------------------------------------------------
+
+    def only(self, uid: int) -> Queue:
+        """The connections of one user."""
+        line = self._lines.get(uid, {})
+        known = self._only.get(uid)
+        if known is None or known[0] is not line:
+            known = self._only[uid] = line, _queue_of({uid: line} if line else {})
+        return known[1]
+
+    def without_users(self, uids: Collection[int | None]) -> Queue:
+        """The connections of all others."""
+        return _queue_of({uid: line for uid, line in self._lines.items() if uid not in uids})
+
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, held: Held) -> Queue:
@@ -116,9 +136,14 @@ class Queue(Mapping[int, Held]):
         if known is None:
             of = {**of, held.peer.pid: (*of.get(held.peer.pid, ()), held.connection)}
         handing = self.handing - {held.connection} if held.handing is None else self.handing | {held.connection}
-        fresh = Queue(everyone, lines, of, handing)
+        fresh = self._with(everyone, lines, of, handing)
         if known is not None or (len(line) > 1 and not late):
             fresh._users = self._users
+        return fresh
+
+    def _with(self, *of: Any) -> Queue:
+        fresh = Queue(*of)
+        fresh._only = self._only
         return fresh
 
     def without(self, connection: int) -> Queue:
@@ -139,7 +164,16 @@ class Queue(Mapping[int, Held]):
             of[known.peer.pid] = others
         else:
             del of[known.peer.pid]
-        fresh = Queue(everyone, lines, of, self.handing - {connection})
+        fresh = self._with(everyone, lines, of, self.handing - {connection})
         if not first:
             fresh._users = self._users
         return fresh
+
+
+def _queue_of(lines: Lines) -> Queue:
+    everyone = {number: held for line in lines.values() for number, held in line.items()}
+    of: dict[int, tuple[int, ...]] = {}
+    for number, held in everyone.items():
+        of[held.peer.pid] = (*of.get(held.peer.pid, ()), number)
+    handing = frozenset(number for number, held in everyone.items() if held.handing is not None)
+    return Queue(everyone, lines, of, handing)

@@ -22,8 +22,8 @@ from mpsagent.core.actions import (
     TerminateClient,
     Thaw,
 )
-from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, put, server_ended, without
-from mpsagent.core.model import Client, Control, Gate, Held, Outcome, State
+from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, of_lane, put, server_ended, without
+from mpsagent.core.model import Client, Control, Gate, Held, Key, Outcome, State
 from mpsagent.core.queue import Queue
 from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Limits
@@ -35,15 +35,32 @@ MOST_TURNED_AWAY = 1024
 
 
 def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transition]]:
-    """The state after ``event``, and what happened. What changes nothing returns ``state`` itself."""
+    """The state after ``event``, and what happened. What changes nothing returns ``state`` itself. What is about one
+    control daemon sees its lane alone."""
     out: Out = []
+    lane, event = (event.lane, event.what) if isinstance(event, inp.Of) else (_lane(state, event), event)
     kind: object = type(event)
     if isinstance(event, Line):
         kind = event.what
     elif isinstance(event, inp.GateSaid):
         kind = type(event.what)
     rule = _RULES.get(kind)
-    return (state if rule is None else rule(state, event, out)), out
+    if rule is None or lane not in state.lanes:
+        return state, out
+    if kind in _OF_ALL:
+        return rule(state, event, out), [of_lane(one, state.lane_of(getattr(one, "uid", None))) for one in out]
+    part = state.of(lane)
+    return state.merged(part, rule(part, event, out)), [of_lane(one, lane) for one in out]
+
+
+def _lane(state: State, event: inp.Input | Done) -> Key:
+    """Of which lane something is that does not say so."""
+    match event:
+        case inp.ProcessEnded() if event.pid in state.clients:
+            return state.clients[event.pid].lane
+        case Done():
+            return event.action.lane if event.action.lane in state.lanes else None
+    return None
 
 
 # --- the gate ---------------------------------------------------------------------------------------------------------
@@ -67,6 +84,7 @@ def _nothing_held(state: State) -> State:
     for held in state.held.values():
         if not held.of_client:
             before.setdefault(held.process, held)
+    state = state.each_lane(applied=-1, unkept="", known_handshake=None)
     return replace(state, held=Queue(), turned_away={}, slowed={}, before=before)
 
 
@@ -111,7 +129,7 @@ def _known(state: State, event: inp.GateSaid[link.Known], out: Out) -> State:
     number, job = state.job(peer)
     client = Client(
         peer, said.since, waited=event.waited, limits=limits, most_memory=limits.memory,
-        connections=said.connections, lease=number, job=job,
+        connections=said.connections, lease=number, job=job, lane=state.key,
     )  # fmt: skip
     if state.control is not None and state.control.proven:
         client = _of_earlier(client, state.control, event.at)
@@ -139,13 +157,13 @@ LOGS_EARLY = 1.0
 
 def _with_logs(state: State, client: Client, since: float) -> State:
     """A new client, with what the logs said of it before the gate did."""
-    server, left = state.server_of(client.pid), state.left.get(client.pid)
+    server, left = state.server_of(client.pid), state.lane.left.get(client.pid)
     if server is not None and (client.unseen or state.fits(client, server)):
         client = replace(client, server=server.pid)
     elif left is not None and left[0] >= since:
         client = replace(client, said_left=left[0], server=left[1])
     if left is not None:
-        state = replace(state, left=without(state.left, client.pid))
+        state = state.changed(left=without(state.lane.left, client.pid))
     return replace(state, clients={**state.clients, client.pid: client})
 
 
@@ -190,10 +208,8 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     unconfirmed = state.unconfirmed
     if not said.fail_safe and peer.uid in unconfirmed:
         unconfirmed = without(unconfirmed, peer.uid)
-    state = replace(
-        state, held=state.held.without(said.connection), unconfirmed=unconfirmed, failed_handovers=0,
-        start_failure=None,
-    )  # fmt: skip
+    state = state.changed(failed_handovers=0, start_failure=None)
+    state = replace(state, held=state.held.without(said.connection), unconfirmed=unconfirmed)
     if _is_client(state, peer):
         client = back(state.clients[peer.pid])
         client = replace(
@@ -204,7 +220,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
     number, job = state.job(peer)
     client = Client(
         peer, event.at, max(0.0, event.at - since), said.limits, said.limits.memory, said.fail_safe, lease=number,
-        job=job,
+        job=job, lane=state.key,
     )  # fmt: skip
     state = _another(state, peer, event.at, out)
     took = None if held is None or held.handing is None else max(0.0, event.at - held.handing)
@@ -218,7 +234,7 @@ def _passed(state: State, event: inp.GateSaid[link.Passed], out: Out) -> State:
 
 def _handover_failed(state: State, event: inp.GateSaid[link.Failed], out: Out) -> State:
     said = event.what
-    state = replace(state, failed_handovers=state.failed_handovers + 1)
+    state = state.changed(failed_handovers=state.lane.failed_handovers + 1)
     held = state.held.get(said.connection)
     if held is None or said.lost or held.failed != said.why:  # it is tried again and again
         out.append(tr.HandoverFailed(event.at, said.pid, said.uid, said.stage, said.why, said.lost))
@@ -242,9 +258,9 @@ def _slowed(state: State, event: inp.GateSaid[link.Slowed], out: Out) -> State:
 
 
 def _applied(state: State, event: inp.GateSaid[link.Applied], out: Out) -> State:
-    if state.gate is None or event.what.number <= state.gate.applied:
+    if state.gate is None or event.what.number <= state.lane.applied:
         return state
-    return replace(state, gate=replace(state.gate, applied=event.what.number, unkept=event.what.unkept))
+    return state.changed(applied=event.what.number, unkept=event.what.unkept)
 
 
 def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> State:
@@ -267,11 +283,11 @@ def _front_end(state: State, event: inp.GateSaid[link.FrontEnd], out: Out) -> St
 
 def _handshake(state: State, event: inp.GateSaid[link.HandshakeSeen], out: Out) -> State:
     said = event.what
-    if state.gate is None or state.gate.known_handshake == said.known:
+    if state.gate is None or state.lane.known_handshake == said.known:
         return state
     if not said.known:
         out.append(tr.HandshakeUnknown(event.at, said.greeting))
-    return replace(state, gate=replace(state.gate, known_handshake=said.known))
+    return state.changed(known_handshake=said.known)
 
 
 def _gate_refused(state: State, event: inp.GateSaid[link.Refused], out: Out) -> State:
@@ -319,13 +335,13 @@ def _control_runs(state: State, event: inp.ControlRuns, out: Out) -> State:
     if known is not None and known.pid == event.pid:
         if not known.proven:  # its first line was there before
             state = replace(state, clients={p: _of_earlier(c, known, event.at) for p, c in state.clients.items()})
-        return replace(state, control=replace(known, proven=True, multiuser=multiuser, asked_multiuser=asked))
+        return state.changed(control=replace(known, proven=True, multiuser=multiuser, asked_multiuser=asked))
     state = _no_servers(state, event.at, out)
     out.append(tr.ControlStarted(event.at, event.pid))
     control = Control(
         event.pid, event.started, event.socket, proven=True, multiuser=multiuser, asked_multiuser=asked
     )  # fmt: skip
-    return replace(state, control=control, silent_since=None)
+    return state.changed(control=control, silent_since=None)
 
 
 def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
@@ -335,7 +351,7 @@ def _control_gone(state: State, event: inp.ControlGone, out: Out) -> State:
     out.append(tr.ControlEnded(event.at, event.pid))
     state = _no_servers(state, event.at, out)
     drain = None if state.drain is not None and state.drain.restart else state.drain
-    return replace(state, control=None, silent_since=None, drain=drain)
+    return state.changed(control=None, silent_since=None, drain=drain)
 
 
 def _no_servers(state: State, at: float, out: Out) -> State:
@@ -343,7 +359,7 @@ def _no_servers(state: State, at: float, out: Out) -> State:
     for pid in list(state.servers):
         state = server_ended(state, pid, at, None, out)
     clients = {pid: c if c.detached is not None else lost(c, at, confirmed=True) for pid, c in state.clients.items()}
-    return replace(state, clients=clients, listed_at=None)
+    return replace(state.changed(listed_at=None), clients=clients)
 
 
 def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
@@ -373,8 +389,8 @@ def _memory(state: State, event: inp.MemorySeen, out: Out) -> State:
 
 
 def _silent(state: State, event: inp.DaemonSilent, out: Out) -> State:
-    since = None if not event.silent else event.at if state.silent_since is None else state.silent_since
-    return state if since == state.silent_since else replace(state, silent_since=since)
+    since = None if not event.silent else event.at if state.lane.silent_since is None else state.lane.silent_since
+    return state if since == state.lane.silent_since else state.changed(silent_since=since)
 
 
 # --- how actions ended ------------------------------------------------------------------------------------------------
@@ -426,6 +442,13 @@ def not_handed(state: State, admitted: frozenset[int]) -> State:
             queue = queue.put(replace(queue[connection], handing=None))
     return state if queue is state.held else replace(state, held=queue)
 
+
+_OF_ALL = {
+    link.Hello, link.Synced, inp.GateLost, link.Knock, link.Left, link.Refused, link.Unconfirmed, link.Slowed,
+    inp.ProcessesSeen, inp.MemorySeen, inp.Worked, inp.PolicyChanged, inp.DevicesFound, inp.PeopleKnown,
+    inp.DrainOrdered, inp.DrainResumed, inp.ApartHeld, inp.RestartOrdered, inp.LeaseGiven, inp.LeaseEnded,
+}  # fmt: skip
+"""What is about no single lane."""
 
 _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     **reduce_logs.RULES,

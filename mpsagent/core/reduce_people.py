@@ -25,15 +25,17 @@ def _people(state: State, event: inp.PeopleKnown, out: Out) -> State:
 
 
 def _drain(state: State, event: inp.DrainOrdered, out: Out) -> State:
-    """Ordered again, it is the same drain with another time."""
-    if event.restart and (state.control is None or not state.control.proven):
-        return state  # it has ended already
-    since = event.since if state.drain is None else state.drain.since
-    return replace(state, drain=Drain(since, event.until, event.restart))
+    """Ordered again, it is the same drain with another time. One for a restart is over where no daemon runs."""
+    lanes = dict(state.lanes)
+    for key, lane in state.lanes.items():
+        if not event.restart or (lane.control is not None and lane.control.proven):
+            since = event.since if lane.drain is None else lane.drain.since
+            lanes[key] = replace(lane, drain=Drain(since, event.until, event.restart))
+    return replace(state, lanes=lanes)
 
 
 def _resumed(state: State, event: inp.DrainResumed, out: Out) -> State:
-    return replace(state, drain=None)
+    return state.each_lane(drain=None)
 
 
 def _apart_held(state: State, event: inp.ApartHeld, out: Out) -> State:
@@ -56,7 +58,7 @@ def _lease_ended(state: State, event: inp.LeaseEnded, out: Out) -> State:
 
 
 def _restart(state: State, event: inp.RestartOrdered, out: Out) -> State:
-    return replace(state, start_failure=None)
+    return state.each_lane(start_failure=None)
 
 
 RULES: dict[type, Callable[[State, Any, Out], State]] = {

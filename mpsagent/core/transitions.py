@@ -5,7 +5,7 @@ They come out of the reducer and the rules. ``kind`` is the name in the event st
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from mpsagent.mps.limits import Limits
@@ -13,8 +13,11 @@ from mpsagent.mps.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class Transition:
+    """``lane``: the user in whose lane it was, None: in that of all."""
+
     kind: ClassVar[str]
     at: float
+    lane: int | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +313,8 @@ class LineUnknown(Transition):
 def transition_fields(one: Transition) -> dict[str, object]:
     """Its fields but ``at``, ready for JSON."""
     found: dict[str, object] = {}
-    for field in fields(one):
-        value = getattr(one, field.name)
-        if field.name != "at" and value is not None:
-            found[field.name] = value.as_json() if isinstance(value, Limits) else value
+    for each in fields(one):
+        value = getattr(one, each.name)
+        if each.name not in ("at", "lane") and value is not None:
+            found[each.name] = value.as_json() if isinstance(value, Limits) else value
     return found

@@ -163,7 +163,7 @@ class View:
         gate, control, servers = self.state.gate, self.state.control, self.state.servers.values()
         if gate is None or control is None or not control.proven or control.started >= gate.since:
             return False
-        listed = [self.state.listed_at, *(one.listed_at for one in servers if one.started < gate.since)]
+        listed = [self.state.lane.listed_at, *(one.listed_at for one in servers if one.started < gate.since)]
         return any(at is None or at < gate.since for at in listed)
 
     @property
@@ -392,7 +392,7 @@ class View:
     def settled(self) -> bool:
         """The table that the gate was told last is in force."""
         gate = self.state.gate
-        return gate is not None and self.sent is not None and gate.applied >= self.sent[0]
+        return gate is not None and self.sent is not None and self.state.lane.applied >= self.sent[0]
 
     @property
     def closed(self) -> bool:
@@ -413,8 +413,7 @@ class View:
     @property
     def passed_untouched(self) -> bool:
         """With a handshake that is not known the gate knows no clients: then the logs are all there is."""
-        gate = self.state.gate
-        if gate is None or gate.known_handshake is not False:
+        if self.state.gate is None or self.state.lane.known_handshake is not False:
             return False
         return any(server.attached for server in self.state.servers.values())
 
@@ -429,7 +428,7 @@ class View:
             (server,) = candidates
             if server.attached.get(client.pid, _NONE).contexts - {0}:
                 return server, True
-        if state.listed_at is None or state.listed_at < since:
+        if state.lane.listed_at is None or state.lane.listed_at < since:
             return None, False
         for server in candidates:
             if server.listed_at is None or server.listed_at < since:

@@ -12,7 +12,8 @@ from mpsagent.agent.bypass import mode_doubts
 from mpsagent.agent.conditions import WAIT_SLACK, Condition, Conditions, _old_sharing, note_conditions, problems
 from mpsagent.agent.status_line import one_line
 from mpsagent.core import inputs as inp
-from mpsagent.core.engine import Core
+from mpsagent.core import limits
+from mpsagent.core.engine import Core, OfLane
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Attachment, Control, Held, StartFailure
 from mpsagent.core.queue import Queue
@@ -29,7 +30,7 @@ def test_who_has_waited_for_a_whole_turn_does_not_wait_too_long_when_it_is_over(
     core, left = Core(), 200.0
     held = Queue().put(Held(1, Peer(10, USER, USER, 1), 100.0))
     control = Control(pid=5, started=1.0, socket="/c", version=13000, proven=True)
-    core.state = replace(core.state, control=control, held=held, identities={USER: Identity(USER, "alice")})
+    core.state = replace(core.state.changed(control=control), held=held, identities={USER: Identity(USER, "alice")})
     core.memories = replace(core.memories, turns=replace(core.memories.turns, left=left))
     conditions = Conditions()
     for now, expected in ((left + 1.0, 0), (left + WAIT_SLACK + 1.0, 1)):
@@ -41,7 +42,7 @@ def test_one_is_not_said_in_the_plural() -> None:
     """It was: "do not start (1 times in a row)"."""
     core, conditions = Core(), Conditions()
     for count, often in ((1, ""), (3, " (3 times in a row)")):
-        core.state = replace(core.state, start_failure=StartFailure(count, 99.0, 100.0, "no device"))
+        core.state = core.state.changed(start_failure=StartFailure(count, 99.0, 100.0, "no device"))
         note_conditions(conditions, core, 101.0)
         assert [one.what for one in problems(conditions.all())] == [f"MPS's servers do not start{often}: no device"]
 
@@ -49,7 +50,8 @@ def test_one_is_not_said_in_the_plural() -> None:
 def test_a_server_that_started_with_other_limits_is_a_problem() -> None:
     """Even when all else is well: `status` ends with 1."""
     core, conditions = Core(busy_state()), Conditions()
-    core.memories = replace(core.memories, limits=replace(core.memories.limits, differs=frozenset({500})))
+    lane = OfLane(limits=limits.Memory(differs=frozenset({500})))
+    core.memories = replace(core.memories, lanes={None: lane})
     note_conditions(conditions, core, START)
     (found,) = problems(conditions.all())
     assert "server 500 started with other limits" in found.what
@@ -108,8 +110,7 @@ def test_until_when_the_old_way_holds_says_one_as_one() -> None:
             "not seen by the gate: 501 (alice)",
         ),
         (
-            lambda s: replace(
-                s,
+            lambda s: s.changed(
                 servers={500: replace(s.servers[500], attached={**s.servers[500].attached, 9: Attachment(START)})},
             ),
             "1 process is served by MPS without having passed the gate",

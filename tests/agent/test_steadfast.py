@@ -302,7 +302,7 @@ def test_a_mistake_in_one_rule_is_a_condition_and_the_others_decide(
             [inp.GateSaid(now, link.Hello(1, 1000.0)), knocked(now, 1, peer, now), inp.GateSaid(now, link.Synced())]
         )
         assert "agent: caps failed, everything else goes on" in topics(agent)
-        assert agent.core.memories.admission.sent is not None
+        assert agent.core.memories.lanes[None].admission.sent is not None
         for _ in range(50):
             agent.take([inp.DaemonSilent(now, True), inp.DaemonSilent(now, False)])
         await until(lambda: records(agent, "agent.error"))

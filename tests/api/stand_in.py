@@ -28,7 +28,7 @@ from mpsagent.api.instances import CursorGone
 from mpsagent.core import pause_room
 from mpsagent.core import waiting as waits
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Server, State, Status
+from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Lane, Server, State, Status
 from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
@@ -67,13 +67,13 @@ def busy_state() -> State:
         500, USER, Status.ACTIVE, started=START, ready=START + 1, limits=limits, reported=True, attached=attached
     )
     peer = Peer(501, USER, USER, 5010, command="python train.py")
+    control = Control(pid=400, started=START - 60, socket="/tmp/nvidia-mps/control", version=13000, proven=True)
     return State(
         policy=policy,
         devices=(Device(0, "GPU-0", "NVIDIA H200", 140 << 30, 132),),
         identities={USER: Identity(USER, "alice"), OTHER: Identity(OTHER, "bob"), ADMIN: Identity(ADMIN, "carol")},
-        gate=Gate(300, START - 60, synced=True, applied=1, known_handshake=True),
-        control=Control(pid=400, started=START - 60, socket="/tmp/nvidia-mps/control", version=13000, proven=True),
-        servers={500: server},
+        gate=Gate(300, START - 60, synced=True),
+        lanes={None: Lane(control, {500: server}, applied=1, known_handshake=True)},
         clients={501: Client(peer, since=START + 1, waited=1.0, limits=limits)},
         held=Queue()
         .put(held(1, 600, OTHER, START + 10))

@@ -13,7 +13,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import waiting as waits
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Client, Control, Drain, Gate, Held, Server, State, Status
+from mpsagent.core.model import Client, Control, Drain, Gate, Held, Lane, Server, State, Status
 from mpsagent.core.sessions import Sessions
 from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device, Limits
@@ -52,9 +52,8 @@ def state_of(text: str, *uids: int) -> State:
     return State(
         policy=policy,
         gate=Gate(1, 0.0, synced=True),
-        control=Control(2, 0.0, "", proven=True),
         identities={uid: Identity(uid, f"u{uid}") for uid in (7, *uids)},
-        servers={5: Server(5, 7, Status.ACTIVE, started=1.0, ready=1.0)},
+        lanes={None: Lane(Control(2, 0.0, "", proven=True), {5: Server(5, 7, Status.ACTIVE, started=1.0, ready=1.0)})},
         clients={70: Client(Peer(70, 7, 7, 1), since=1.0)},
         held=queue_of(*(waiting(uid, 100 + uid, uid, 10.0 + uid) for uid in uids)),
     )
@@ -75,7 +74,9 @@ def test_a_state_without_anything_is_a_page_too() -> None:
 
 def test_a_server_whose_user_is_not_known_has_none_in_pages_and_metrics() -> None:
     """Its own log was read before that of the control daemon."""
-    body = views.status(View(State(servers={5: Server(5, None, Status.ACTIVE, started=1.0)})), views.About(), 100.0)
+    body = views.status(
+        View(State().changed(servers={5: Server(5, None, Status.ACTIVE, started=1.0)})), views.About(), 100.0
+    )
     text = metrics.Metrics().text(dict(body), 0, 0, 0).decode()
     assert 'mpsagent_servers{mps_instance="default",status="ACTIVE",user=""} 1.0' in text
     assert "None" not in page(body)
@@ -116,13 +117,13 @@ def test_there_is_no_expected_turn_behind_who_never_has_to_leave() -> None:
     assert _turns(View(state_of(rules + "[user.u8]\nswitch.exempt = true\n", 8, 9), turn=TURN), 30.0) == {8: 128.0}
     assert _turns(View(state_of(rules + 'action = "none"\n', 8), turn=TURN), 30.0) == {}
     assert _turns(View(state_of("enforce = false\n" + rules, 8), turn=TURN), 30.0) == {}
-    assert _turns(View(replace(state_of(rules, 8), drain=Drain(20.0, None)), turn=TURN), 30.0) == {}
+    assert _turns(View(state_of(rules, 8).changed(drain=Drain(20.0, None)), turn=TURN), 30.0) == {}
 
 
 def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
     """A turn does not end then, and the page said when it would."""
     view = View(state_of('[switch]\nafter = "100s"\ngrace = "10s"\n', 8), turn=TURN)
-    drained = replace(view, state=replace(view.state, drain=Drain(20.0, None)))
+    drained = replace(view, state=view.state.changed(drain=Drain(20.0, None)))
     told = [views.turn(decided(one), 30.0) for one in (view, drained)]
     assert [one["ends"] is None for one in told if one is not None] == [False, True]
 
@@ -150,9 +151,9 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
     state = state_of('[user.u9]\naccess = "deny"\n', 8, 9, 10)
     assert state.control is not None
     failed = state.held.put(replace(next(one for one in state.held.values() if one.uid == 8), failed="why"))
-    assert _why(View(replace(state, drain=Drain(1.0, None)), turn=TURN), 9) == "denied"
+    assert _why(View(state.changed(drain=Drain(1.0, None)), turn=TURN), 9) == "denied"
     assert _why(View(replace(state, held=failed), turn=Turn(8, 20.0))) == "handover_failed"
-    assert _why(View(replace(state, control=replace(state.control, quitting=3.0)), turn=TURN)) == "control"
+    assert _why(View(state.changed(control=replace(state.control, quitting=3.0)), turn=TURN)) == "control"
     assert _why(View(state, turn=Turn(10, 1.0, phase="ending")), 10) == "turn", "its own turn is over"
 
 

@@ -189,7 +189,7 @@ class Stage:
         assert deadline is None or deadline > self.now, (deadline, self.now)
         self.kept = [
             (c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE)
-            for c in core.memories.ladder.climbs.values()
+            for c in core.memories.lanes[None].ladder.climbs.values()
         ]
         for action in step.actions:
             assert action.reason, action

@@ -347,7 +347,7 @@ def test_of_two_that_came_at_once_the_second_may_stand_in_the_log_first() -> Non
     (server,) = stage.core.state.servers.values()
     log = {second.pid: server.attached[second.pid]}
     early = replace(server, limits=stage.limits(ALICE), reported=True, attached=log)
-    state = replace(stage.core.state, servers={server.pid: early})
+    state = stage.core.state.changed(servers={server.pid: early})
     said = [
         one for one in limits.decide(View(state), limits.Memory(), stage.now).actions if isinstance(one, act.Report)
     ]

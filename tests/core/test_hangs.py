@@ -336,7 +336,7 @@ def test_what_has_mended_by_itself_needs_no_person() -> None:
     stage.run(2)
     assert stage.working(client)
     assert stage.core is not None
-    assert not stage.core.memories.hangs.failed
+    assert not stage.core.memories.lanes[None].hangs.failed
 
 
 def test_a_daemon_that_dies_at_once_after_each_start_counts_as_well() -> None:
@@ -349,7 +349,7 @@ def test_a_daemon_that_dies_at_once_after_each_start_counts_as_well() -> None:
     assert all(b - a >= hangs.BACKOFF_MOST for a, b in pairwise(starts[hangs.GIVE_UP_AFTER - 1 :]))
     assert len(starts) > hangs.GIVE_UP_AFTER
     assert stage.core is not None
-    assert stage.core.memories.hangs.failed
+    assert stage.core.memories.lanes[None].hangs.failed
 
 
 def test_a_daemon_that_dies_once_a_day_is_started_at_once() -> None:
@@ -360,7 +360,7 @@ def test_a_daemon_that_dies_once_a_day_is_started_at_once() -> None:
         stage.run(0.5)
         assert stage.mps.control
     assert stage.core is not None
-    assert not stage.core.memories.hangs.failed
+    assert not stage.core.memories.lanes[None].hangs.failed
 
 
 @both
@@ -371,7 +371,7 @@ def test_a_restart_that_a_person_orders_is_no_crash(shared: bool) -> None:
         stage.run(2)
         assert stage.mps.control
     assert stage.core is not None
-    assert not stage.core.memories.hangs.failed
+    assert not stage.core.memories.lanes[None].hangs.failed
 
 
 # --- servers that do not start ----------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ def test_no_order_of_inputs_raises_and_the_state_stays_whole(events: list[inp.In
         assert all(s.status is not Status.FAULT or s.fault_since is not None for s in state.servers.values())
         # Without a word of its leaving only whom others came through (Client.unseen, State.carries).
         assert all(c.detached is None or c.said_left is not None or c.server is None for c in state.clients.values())
-        assert not set(state.servers) & set(state.ended)
+        assert not set(state.servers) & set(state.lane.ended)
         queue = state.held
         assert sorted(held.connection for uid in queue.users() for held in queue.line(uid)) == sorted(queue)
         assert queue.handing == {number for number, held in queue.items() if held.handing is not None}
@@ -331,8 +331,8 @@ def test_the_state_is_bounded_whatever_the_logs_say() -> None:
         state = apply(state, ev.ContextConnected(i, 10000, 30000 + i, 0))
         state = apply(state, ev.ClientDisconnected(i, 10000 + i, 40000 + i))
     assert len(state.servers) <= 64
-    assert len(state.ended) <= 64
-    assert len(state.left) <= 256
+    assert len(state.lane.ended) <= 64
+    assert len(state.lane.left) <= 256
 
 
 def test_what_is_kept_of_one_server_is_bounded_whatever_its_log_says() -> None:
