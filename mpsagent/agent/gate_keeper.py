@@ -87,7 +87,7 @@ class GateKeeper:
             await asyncio.sleep(0.02)
         for topic in ("public directory taken", "gate directory", "gate keeper"):
             self._conditions.set(topic, None, now)
-        self._hold(Process.open(process.pid), "the gate's keeper")
+        self._hold(Process.open(process.pid), "the gate's parent process")
 
     def look(self, *, missing: bool) -> None:
         """``missing``: the gate or its public socket is not there. Without systemd the keeper sees to that itself."""
@@ -120,16 +120,18 @@ class GateKeeper:
         if found is not None:
             above = parent(found[0])
             if above is not None and is_keeper(above):
-                self._hold(Process.open(above), "the gate's keeper")
+                self._hold(Process.open(above), "the gate's parent process")
                 return True
-            what = f"the gate (process {found[0]}) runs without its keeper: if it died, who waits would be refused"
+            what = (
+                f"the gate (process {found[0]}) runs without its parent process: if it died, who waits would be refused"
+            )
             do = "it goes on as it is; when no client works, end it, and both are started again"
             self._conditions.set("gate keeper", what, self._clock.now(), do)
-            self._hold(Process.open(found[0]), "the gate without a keeper")
+            self._hold(Process.open(found[0]), "the gate without a parent process")
             return True
         found = directories.listener_of(f"{self._public}/control")  # the keeper is about to start a gate
         if found is not None and is_keeper(found[0]):
-            self._hold(Process.open(found[0]), "the gate's keeper")
+            self._hold(Process.open(found[0]), "the gate's parent process")
             return True
         return False
 

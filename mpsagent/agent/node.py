@@ -288,7 +288,7 @@ class Node(Recorder):
         self.conditions.set("gate", problem, now, do)
         there = os.path.lexists(path)
         what = f"{path} has gone: who starts now runs outside MPS, without limits"
-        do = "the agent has systemd make it again, or the gate's keeper does; if not, see the journal or gate.log"
+        do = "the agent has systemd make it again, or the gate's parent process does; else see the journal or gate.log"
         self.conditions.set("public directory", None if there else what, now, do)
         # one that another control daemon serves is left to it until that has gone
         missing = not there or problem is not None

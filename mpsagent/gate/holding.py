@@ -18,7 +18,7 @@ from mpsagent.mps.rendezvous import CREDENTIALS, Kind, kind_bytes
 from mpsagent.wire import link
 
 UNSEEN = (
-    "its process is in a pid namespace that cannot be seen from here, so nobody could say when it ends; run mpsagent "
+    "its process is in a pid namespace that cannot be seen from here, so its end would not be noticed; run mpsagent "
     "in the host's pid namespace (hostPID, --pid=host)"
 )
 Tell = Callable[[link.FromGate, Callable[[], int | None] | None], None]

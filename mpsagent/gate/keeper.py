@@ -334,4 +334,6 @@ def check_state_directory(directory: Path) -> None:
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{directory} must be a directory of user {os.geteuid()} that nobody else may write to")
+        raise PermissionError(
+            f"{directory} must be a directory of user {os.geteuid()} that only this user may write to"
+        )

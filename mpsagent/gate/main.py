@@ -23,7 +23,7 @@ _daemon = click.option(
 )
 _link = click.option("--link", type=_directory, default=LINK, show_default=True, help="Socket for the agent.")
 _state = click.option(
-    "--state", type=_directory, default=STATE, show_default=True, help="Directory for the last admissions."
+    "--state", type=_directory, default=STATE, show_default=True, help="Directory for the agent's last table."
 )
 
 

@@ -46,7 +46,7 @@ def load(directory: Path, instance: str = "") -> Admissions | None:
     except ValueError as error:
         raise StateError(f"{path} is not used: {error}") from None
     if not isinstance(message, Admissions):
-        raise StateError(f"{path} holds no admissions and is not used")
+        raise StateError(f"{path} holds no table and is not used")
     return message
 
 

@@ -129,10 +129,10 @@ def test_a_keeper_that_dies_is_said_and_its_gate_goes_on(stage: Stage) -> None:
     waiting = stage.client(B)
     stage.waiting(waiting)
     rigs.send_signal(keeper, signal.SIGKILL)
-    stage.problem(agent, "without its keeper")
+    stage.problem(agent, "without its parent process")
     stage.killed(agent)
     agent = stage.again()
-    stage.problem(agent, "without its keeper")
+    stage.problem(agent, "without its parent process")
     assert holder.rc is None
     holder.kill()
     assert waiting.ended() == 0

@@ -112,7 +112,7 @@ def test_its_store_can_be_reached_by_root_only(rig: Rig) -> None:
 def test_a_state_directory_of_another_user_is_not_used(rig: Rig) -> None:
     rig.state.mkdir()
     os.chown(rig.state, A, A)
-    with pytest.raises(AssertionError, match="nobody else may write to"):
+    with pytest.raises(AssertionError, match="only this user may write to"):
         rig.start_gate()
     rig.may_end = True
 
