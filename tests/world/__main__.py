@@ -1,5 +1,6 @@
 """Plays worlds: `python -m tests.world --seconds 60`, or one again: `python -m tests.world --kind hour --seed 7`.
-With `--jobs 10 --seconds 520 --out DIR` those of all kinds, ten at a time.
+With `--jobs 10 --seconds 520 --out DIR` those of all kinds, ten at a time; `--kind pairs=6 --kind hour` gives pairs of
+deaths six parts of the time and hours their two.
 
 Exit status 1 when a promise was broken: the seed, the commit, the plan cut down to what is needed, and its story.
 """
@@ -29,16 +30,20 @@ def main() -> int:
     words.add_argument("--faults", type=int, default=3, help="so many faults in a world at most")
     words.add_argument("--go-on", action="store_true", help="after a failure too; each is told in a line")
     words.add_argument("--no-shrink", action="store_true")
-    words.add_argument("--kind", choices=many.KINDS, action="append", help="for --seed and --jobs: these plans only")
+    words.add_argument("--kind", type=share, action="append", metavar="KIND[=SHARE]",
+                       help="for --seed and --jobs: these, of minute, hour, trouble, and pairs")  # fmt: skip
     words.add_argument("--jobs", type=int, help="so many processes, with worlds of all kinds; needs --out")
-    words.add_argument("--out", type=Path, help="for --jobs: a file here for each failure")
+    words.add_argument("--out", type=Path, help="for --jobs: failures, and which pairs were played")
+    words.add_argument("--before", type=Path, action="append", default=[], help="which pairs were played before")
     asked = words.parse_args()
     ways = tuple(asked.way or WAYS)
     if asked.seed is not None:
-        return one(asked.seed, ways, asked.faults, (asked.kind or ["minute"])[0])
+        return one(asked.seed, ways, asked.faults, asked.kind[0][0] if asked.kind else "minute")
     first = random.SystemRandom().randrange(1_000_000_000) if asked.first is None else asked.first
     if asked.jobs is not None:
-        return many.run(asked.jobs, first, asked.seconds, tuple(asked.kind or many.KINDS), ways, asked.out)
+        return many.run(
+            asked.jobs, first, asked.seconds, dict(asked.kind or many.SHARES), ways, asked.out, asked.before
+        )
     begun, played, virtual, failed = time.monotonic(), 0, 0.0, 0
     while (not asked.seeds or played < asked.seeds) and time.monotonic() < begun + asked.seconds:
         seed = first + played
@@ -56,8 +61,15 @@ def main() -> int:
     return int(failed > 0)
 
 
+def share(text: str) -> tuple[str, float]:
+    kind, _, parts = text.partition("=")
+    if kind not in (*many.KINDS, "pairs"):
+        raise ValueError(text)
+    return kind, float(parts or many.SHARES.get(kind, 1.0))
+
+
 def one(seed: int, ways: tuple[str, ...], faults: int, kind: str) -> int:
-    draws, make, _ = many.KINDS[kind]
+    draws, make = many.KINDS[kind]
     plan = draw(seed, ways, faults) if kind == "minute" else draws(seed, ways)
     print(plan)
     found = fails(plan, make)

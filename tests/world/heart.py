@@ -1,7 +1,8 @@
 """The heart, exhaustively: one client, or one change of turn, and every death of every party at every step of it:
 `python -m tests.world.heart`. With `--pairs` every pair of deaths: each death, and each other one at every step of
 every party from there on, those of who is started again among them. `--every 12`: of the deaths, and of what follows
-each, one of so many.
+each, one of so many. `python -m tests.world --jobs 14 --kind pairs` plays all pairs, on all cores, and goes on where
+it was.
 
 A step is whatever others can notice of a party: for gate and agent a system call with an effect, for a model a turn
 between two waits. Nothing else happens by chance in these worlds, so the list is complete for the one order in which
@@ -11,8 +12,12 @@ they run.
 from __future__ import annotations
 
 import argparse
+import gc
+import os
+import signal
 import sys
 import time
+from asyncio import events
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +25,7 @@ from dataclasses import replace
 from tests.world.judges import Broken
 from tests.world.kernel import Process
 from tests.world.plans import LIMITS, PARTIES, WAYS, fails
-from tests.world.world import Coming, Fault, Plan, World
+from tests.world.world import ROLES, Coming, Fault, Plan, World
 
 BEGIN = 2.0
 SCENES = {
@@ -77,6 +82,82 @@ def enumerate_all(scene: str, way: str, every: int = 1, *, pairs: bool = False) 
             who = ", then ".join(f"{one.who} before its step {one.call}" for one in plan.faults)
             broken.append(f"{scene}, {way}, {who}: {found[0]}")
     return played, broken
+
+
+class Branching(Counted):
+    """Behind the plan's death: before each step of a party a copy of this process (fork) plays on with that party dead.
+    What came before is played once for all of them, and each is the world of a plan with both deaths, to the byte."""
+
+    def __init__(self, plan: Plan, skip: int, until: float) -> None:
+        super().__init__(plan)
+        self.skip, self.until = skip, until
+        self.count = 0
+        """Steps behind the death."""
+        self.done: int | None = None
+        """After so many steps there was no more time."""
+        self.copy: int | None = None
+        """In a copy: where it says how it ended."""
+        self.broken: list[tuple[Fault, str]] = []
+
+    def _called(self, process: Process, what: str) -> None:
+        super()._called(process, what)
+        party = ROLES.get(process.name, "")
+        if self.copy is not None or len(self.noted) < 2 or not process.alive or party not in PARTIES:
+            return
+        self.count += 1
+        if self.count <= self.skip or self.done is not None:
+            return
+        if time.monotonic() > self.until:
+            self.done = self.count - 1
+            return
+        fault = Fault(BEGIN, party, "kill", self.did[party] - self.noted[0][party])
+        ours, theirs = os.pipe()
+        running = events._get_running_loop()
+        child = os.fork()
+        if child == 0:
+            events._set_running_loop(running)  # asyncio forgets it in another process
+            os.close(ours)
+            self.copy = theirs
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, COPY)
+            self.tell(f"(before {what})")
+            self.strike(process, fault)
+            return
+        os.close(theirs)
+        said = b""
+        while part := os.read(ours, 65536):
+            said += part
+        os.close(ours)
+        if (status := os.waitpid(child, 0)[1]) or said != WELL:
+            self.broken.append((fault, said.decode() or f"wait status {status} after {COPY:.0f} s at most"))
+
+
+WELL = b"well"
+COPY = 60.0
+"""Processor seconds after which a copy is stuck: its signal ends it."""
+
+
+def branches(plan: Plan, skip: int = 0, until: float = float("inf")) -> tuple[int, int | None, list[tuple[Plan, str]]]:
+    """Of a plan with one death: the steps behind it, how many of them were played where time ran out, and what was
+    broken by a death more. The first ``skip`` steps were played before."""
+    gc.collect()
+    gc.freeze()  # copies share what is not touched
+    gc.disable()
+    world, why = Branching(plan, skip, until), b"it did not end"
+    try:
+        world.play()
+        why = WELL
+    except Broken as error:
+        why = str(error).encode()
+    except Exception as error:  # of the models
+        why = f"{type(error).__name__}: {error}".encode()
+    finally:
+        if world.copy is not None:
+            os.write(world.copy, why)
+            os._exit(0)
+    gc.enable()
+    broken = [(replace(plan, faults=(*plan.faults, fault)), how) for fault, how in world.broken]
+    return world.count, world.done, broken if why == WELL else [(plan, why.decode()), *broken]
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ import random
 import stat as st
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from math import log
 from typing import Any
 
 LATENCY = 50e-6
@@ -56,8 +57,9 @@ class File:
 
     def changed(self) -> None:
         """Who waits for it looks again."""
-        for process in list(self.watchers):
-            process.look(self)
+        if self.watchers:
+            for process in list(self.watchers):
+                process.look(self)
 
     def take(self) -> File:
         self.references += 1
@@ -264,11 +266,10 @@ class Process:
         if not self.alive:
             return
         kernel = self.kernel
-        now = kernel.now
         if at is None:
-            at = now + kernel.chance.expovariate(READY)
-        elif at < now:
-            at = now
+            at = kernel.now - log(1.0 - kernel.random()) / READY  # chance.expovariate
+        elif at < kernel.now:
+            at = kernel.now
         if self.due is None or at < self.due:
             self.due = at
             kernel.at(at, self._run, at)
@@ -373,6 +374,7 @@ class Kernel:
 
     def __init__(self, seed: int | str, preempt: float = 0.02) -> None:
         self.chance = random.Random(seed)
+        self.random = self.chance.random
         self.preempt = preempt
         self.now = BOOT
         self.wall = EPOCH - BOOT
@@ -404,12 +406,14 @@ class Kernel:
 
     def run(self, until: float) -> None:
         """All that happens until then."""
-        events = self.events
+        events, pop = self.events, heapq.heappop
         while events and events[0][0] <= until:
-            when, _, what, arguments = heapq.heappop(events)
-            self.now = max(self.now, when)
+            when, _, what, arguments = pop(events)
+            if when > self.now:
+                self.now = when
             what(*arguments)
-        self.now = max(self.now, until)
+        if until > self.now:
+            self.now = until
 
     def enter(self, what: str) -> Process:
         """A system call of a real program: it may be its last, and others may run before it is done."""
@@ -419,7 +423,7 @@ class Kernel:
         process.calls += 1
         if what in EFFECTS:
             self.called(process, what)
-        if self._depth < 2 and self.chance.random() < self.preempt:
+        if self._depth < 2 and self.random() < self.preempt:
             self._depth += 1
             try:
                 self.run(self.now + self.chance.expovariate(1 / 500e-6))

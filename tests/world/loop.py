@@ -38,17 +38,19 @@ class Loop(asyncio.AbstractEventLoop, Body):
         before = events._get_running_loop()
         events._set_running_loop(self)
         try:
-            for file in list(self._hot):
-                if found := self._due(file):
-                    self._ready.extend(found)
-                else:
-                    del self._hot[file]
+            if self._hot:
+                for file in list(self._hot):
+                    if found := self._due(file):
+                        self._ready.extend(found)
+                    else:
+                        del self._hot[file]
             while self._timers and self._timers[0][0] <= kernel.now:
                 handle = heapq.heappop(self._timers)[2]
                 if not handle._cancelled:
                     self._ready.append(handle)
-            for _ in range(len(self._ready)):
-                handle = self._ready.popleft()
+            ready = self._ready
+            for _ in range(len(ready)):
+                handle = ready.popleft()
                 if handle._cancelled:
                     continue
                 try:
@@ -62,10 +64,14 @@ class Loop(asyncio.AbstractEventLoop, Body):
                     return
         finally:
             events._set_running_loop(before)
-        if self._ready or any(self._due(file) for file in self._hot):
+        if self._ready:
             process.wake()
-        else:
-            self._sleep()
+            return
+        for file in self._hot:
+            if self._due(file):
+                process.wake()
+                return
+        self._sleep()
 
     def _sleep(self) -> None:
         while self._timers and self._timers[0][2]._cancelled:

@@ -1,29 +1,40 @@
-"""Worlds of all kinds, many at a time, each process with its own seeds; a failure is a file, and it goes on."""
+"""Worlds of all kinds, many at a time, each process with its own seeds; a failure is a file, and it goes on.
+
+`pairs` are those of the heart: every pair of deaths of one client, then of a change of turn as far as there is time.
+What has been played is a line in pairs-*.txt, and is left out the next time, if it was this code.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import subprocess
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.world import trouble
+from tests.world import heart, trouble
 from tests.world.kernel import BOOT
 from tests.world.plans import draw, fails, hour, shrunk
 from tests.world.plans import played as lasted
 from tests.world.world import World
 
-KINDS: dict[str, tuple[Callable[[int, tuple[str, ...]], Any], Callable[[Any], World], float]] = {
-    "minute": (draw, World, 1.0),
-    "hour": (hour, World, 2.0),
-    "trouble": (lambda seed, _: trouble.draw(seed), trouble.Troubled, 1.0),
+ROOT = Path(__file__).parents[2]
+KINDS: dict[str, tuple[Callable[[int, tuple[str, ...]], Any], Callable[[Any], World]]] = {
+    "minute": (draw, World),
+    "hour": (hour, World),
+    "trouble": (lambda seed, _: trouble.draw(seed), trouble.Troubled),
 }
-"""How a plan is drawn, in which world it is played, and its share of the time."""
+"""How a plan is drawn, and in which world it is played."""
+SHARES = {"minute": 1.0, "hour": 2.0, "trouble": 1.0}
+"""Of the time."""
+PAIRS = (("one client", "shared"), ("a change of turn", "shared"), ("a change of turn", "own"))
+"""The first one first, the others by turns."""
 STUCK = 60.0
 """Processor seconds after which a world is given up."""
 SHRINKING = 60.0
@@ -33,46 +44,145 @@ class Stuck(KeyboardInterrupt):
     """No task keeps it to itself."""
 
 
-def run(jobs: int, first: int, seconds: float, kinds: tuple[str, ...], ways: tuple[str, ...], out: Path) -> int:
+class First(NamedTuple):
+    """A first death of the heart; behind it ``skip`` steps have been played before."""
+
+    scene: str
+    way: str
+    number: int
+    plan: Any
+    skip: int
+
+
+def run(jobs: int, first: int, seconds: float, shares: Mapping[str, float], ways: tuple[str, ...], out: Path,
+        before: Sequence[Path] = ()) -> int:  # fmt: skip
     """Exit status 1 when a world failed."""
     out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     count, hours, failed = Counter[str](), Counter[str](), list[str]()
+    todo = firsts(played_before(out, *before)) if "pairs" in shares else []
     with ProcessPoolExecutor(jobs) as pool:
-        for done in [pool.submit(work, first + job, jobs, seconds, kinds, ways, out) for job in range(jobs)]:
+        asked = [pool.submit(work, first + job, jobs, begun + seconds, dict(shares), ways, todo[job::jobs],
+                             out / f"pairs-{first}-{job}.txt") for job in range(jobs)]  # fmt: skip
+        for done in asked:
             found = done.result()
             count, hours, failed = count + found[0], hours + found[1], failed + found[2]
-    each = "; ".join(f"{name}: {count[name]}, {hours[name]:.1f} node-hours" for name in kinds)
+    each = "; ".join(f"{name}: {count[name]}, {hours[name]:.1f} node-hours" for name in shares if name in KINDS)
     lines = [*sorted(failed), f"{count.total()} worlds from seed {first} at {commit()} ({each}), {hours.total():.1f} "
              f"node-hours in {time.monotonic() - begun:.0f} s, {len(failed)} failed"]  # fmt: skip
+    lines += sums(played_before(out, *before)) if "pairs" in shares else []
     (out / f"summary-{first}.txt").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
     return int(bool(failed))
 
 
 def work(
-    seed: int, step: int, seconds: float, kinds: tuple[str, ...], ways: tuple[str, ...], out: Path
+    seed: int, step: int, end: float, shares: dict[str, float], ways: tuple[str, ...], todo: list[First], pairs: Path
 ) -> tuple[Counter[str], Counter[str], list[str]]:
-    """Every ``step``-th seed: how many worlds of each kind, their hours, and a line for each that failed."""
+    """Every ``step``-th seed, and these pairs: how many worlds of each kind, their hours, and a line for each that
+    failed."""
     signal.signal(signal.SIGPROF, give_up)
     count, hours, failed = Counter[str](), Counter[str](), list[str]()
-    spent = dict.fromkeys(kinds, 0.0)
-    end = time.monotonic() + seconds
+    spent = dict.fromkeys(shares, 0.0)
     while (begun := time.monotonic()) < end:
-        kind = min(kinds, key=lambda name: spent[name] / KINDS[name][2])
-        draws, make, _ = KINDS[kind]
-        plan = draws(seed, ways)
-        found = played(plan, make)
-        count[kind] += 1
-        hours[kind] += lasted[-1] / 3600
+        if not todo:
+            spent.pop("pairs", None)
+        if not spent:
+            break
+        kind = min(spent, key=lambda name: spent[name] / shares[name])
+        if kind == "pairs":
+            failed += pair(todo.pop(0), end, pairs)
+        else:
+            draws, make = KINDS[kind]
+            plan = draws(seed, ways)
+            found = played(plan, make)
+            count[kind] += 1
+            hours[kind] += lasted[-1] / 3600
+            if found is not None:
+                text = told(kind, seed, plan, found, min(end, time.monotonic() + SHRINKING))
+                failed.append(text.splitlines()[0][:300])
+                print(failed[-1], flush=True)
+                (pairs.parent / f"{kind}-{seed}.txt").write_text(text)
+            seed += step
         spent[kind] += time.monotonic() - begun
-        if found is not None:
-            text = told(kind, seed, plan, found, min(end, time.monotonic() + SHRINKING))
-            failed.append(text.splitlines()[0][:300])
-            print(failed[-1], flush=True)
-            (out / f"{kind}-{seed}.txt").write_text(text)
-        seed += step
     return count, hours, failed
+
+
+# --- pairs of deaths
+
+
+def firsts(done: Mapping[tuple[str, str, int], tuple[int, int, int]]) -> list[First]:
+    """What is left of them, in an order in which any part is spread over the whole."""
+    lists = []
+    for scene, way in PAIRS:
+        plans = list(heart.deaths(heart.calm(scene, way)))
+        left = []
+        for number in sorted(range(len(plans)), key=lambda number: number * 0.618034 % 1):
+            count, of, _ = done.get((scene, way, number), (0, -1, 0))
+            if count != of:
+                left.append(First(scene, way, number, plans[number], count))
+        lists.append(left)
+    first, *others = lists
+    turns = [one for at in range(max(map(len, others))) for left in others for one in left[at : at + 1]]
+    return [*first, *turns]
+
+
+def pair(first: First, end: float, pairs: Path) -> list[str]:
+    """Every second death behind one. A line says what was played: the code, the first death, how many, of how many,
+    how many were broken."""
+    scene, way, number, plan, skip = first
+    count, done, broken = heart.branches(plan, skip, end)
+    reached = count if done is None else done
+    with pairs.open("a") as file:
+        file.write(f"{code()}|{scene}|{way}|{number}|{skip}|{reached}|{count}|{len(broken)}\n")
+    lines = []
+    for worse, why in broken:
+        who = ", then ".join(f"{one.who} before its step {one.call}" for one in worse.faults)
+        lines.append(f"pair ({scene}, {way}: {who}) at {commit()}: {why}"[:300])
+        print(lines[-1], flush=True)
+        found = played(worse, World)
+        story = found[1].story[-200:] if found is not None else ["played again it is well"]
+        name = "-".join(f"{one.who}-{one.call}" for one in worse.faults)
+        (pairs.parent / f"pair-{scene.replace(' ', '-')}-{way}-{name}.txt").write_text(
+            "\n".join([lines[-1], str(worse), "", *story, ""])
+        )
+    return lines
+
+
+def played_before(*directories: Path) -> dict[tuple[str, str, int], tuple[int, int, int]]:
+    """With this code: by first death, how many deaths behind it were played, of how many, and how many were broken."""
+    found: dict[tuple[str, str, int], tuple[int, int, int]] = {}
+    for directory in directories:
+        for path in sorted(directory.glob("**/pairs-*.txt")):
+            for line in path.read_text().splitlines():
+                version, scene, way, number, _, reached, count, broken = line.split("|")
+                if version == code():
+                    key = scene, way, int(number)
+                    before = found.get(key, (0, 0, 0))
+                    found[key] = max(before[0], int(reached)), int(count), before[2] + int(broken)
+    return found
+
+
+def sums(done: Mapping[tuple[str, str, int], tuple[int, int, int]]) -> list[str]:
+    lines = []
+    for scene, way in PAIRS:
+        rows = [row for key, row in done.items() if key[:2] == (scene, way)]
+        whole = [row for row in rows if row[0] == row[1]]
+        total = len(list(heart.deaths(heart.calm(scene, way))))
+        pairs, broken = sum(row[0] for row in rows), sum(row[2] for row in rows)
+        lines.append(f"{scene}, {way}: {pairs} pairs of deaths, all behind {len(whole)} of {total} first deaths, "
+                     f"{broken} broken (code {code()})")  # fmt: skip
+    return lines
+
+
+@cache
+def code() -> str:
+    """Of what a world runs: with another one a step has another number."""
+    paths = sorted(path for folder in ("mpsagent", "tests/world") for path in (ROOT / folder).rglob("*.py"))
+    told = hashlib.sha256()
+    for path in paths:
+        told.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return told.hexdigest()[:10]
 
 
 def give_up(*_: object) -> None:
@@ -98,10 +208,11 @@ def played(plan: Any, make: Callable[[Any], World]) -> tuple[str, World] | None:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
+@cache
 def commit() -> str:
     """With a + where the files are not those of it."""
     asked = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
-    return asked.stdout.strip() or "an unknown commit"
+    return asked.stdout.strip() or f"code {code()}"
 
 
 def told(kind: str, seed: int, plan: Any, found: tuple[str, World], until: float) -> str:

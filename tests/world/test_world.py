@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from tests.world import many
 from tests.world.heart import BEGIN, calm, enumerate_all
 from tests.world.plans import WAYS, draw, fails, hour
 from tests.world.world import Fault, World
@@ -43,6 +45,52 @@ def test_a_seed_is_the_same_world_to_the_byte_in_another_interpreter() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == played(103)
+
+
+BOTH_WAYS = """
+import hashlib
+from tests.world import heart
+from tests.world.judges import Judges
+from tests.world.plans import fails
+
+def told(self):
+    text = "".join([*self.world.story, str(self.world.kernel.chance.random())])
+    self.fail(hashlib.sha256(text.encode()).hexdigest())
+
+first = list(heart.deaths(heart.calm("one client", "shared")))[100]
+Judges.at_the_end = told
+count, left, _ = heart.branches(first, 10_000)
+assert count > 300 and left is None
+count, left, [(itself, _), *found] = heart.branches(first, count - 40)
+assert itself == first and len(found) == 40, len(found)
+for plan, why in found[::8]:
+    assert fails(plan)[0] == why, plan
+_, left, found = heart.branches(first, 30, until=0.0)
+assert left == 30 and len(found) == 1
+"""
+
+
+def test_a_copy_that_lets_a_second_party_die_is_the_world_of_both_deaths_to_the_byte() -> None:
+    """In an interpreter of its own: the worlds are forked."""
+    subprocess.run([sys.executable, "-c", BOTH_WAYS], check=True, timeout=120)
+
+
+def test_pairs_that_were_played_are_left_out_the_next_time_and_only_with_the_same_code(tmp_path: Path) -> None:
+    every = many.firsts({})
+    assert {(one.scene, one.way) for one in every[:300]} == {("one client", "shared")}
+    one, other = every[0], every[1]
+    rows = [(many.code(), one, 0, 7, 9), (many.code(), one, 7, 9, 9), (many.code(), other, 0, 3, 9)]
+    rows += [("another", every[2], 0, 9, 9)]
+    (tmp_path / "pairs-1-0.txt").write_text(
+        "".join(f"{code}|{first.scene}|{first.way}|{first.number}|{skip}|{reached}|{count}|0\n"
+                for code, first, skip, reached, count in rows)
+    )  # fmt: skip
+    left = many.firsts(many.played_before(tmp_path))
+    assert len(left) == len(every) - 1
+    assert left[:2] == [other._replace(skip=3), every[2]]
+    assert many.sums(many.played_before(tmp_path))[0].startswith(
+        "one client, shared: 12 pairs of deaths, all behind 1 of"
+    )
 
 
 def test_the_first_process_of_a_user_apart_is_on_record_although_it_is_never_let_in() -> None:
