@@ -8,7 +8,7 @@
 # lies in it (default /srv/mpsagent; in /root/mpsagent no other user comes to it).
 # DIRECTORY (default /var/tmp/mpsagent-fresh) keeps a log of each run, and so that only the first run downloads: the
 # bare Debian, the .deb files of apt, pip's wheels and NVIDIA's programs. Everything else is made anew for each run.
-# COMMAND is run by a shell in the clone instead of .ci/run; as another user than root, for instance:
+# COMMAND is run by `sh -e` in the clone instead of .ci/run; as another user than root, for instance:
 #   -c 'make venv && useradd -m tester && chown -R tester . && setpriv --reuid tester --regid tester --init-groups .ci/run'
 # Needs root, debootstrap, a Debian mirror and PyPI; podman and
 # crun for containers. Says one line for each run; the status is 0 if each passed. It may be killed in any way: processes and
@@ -28,7 +28,7 @@ in_chroot() {
     mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts "$root/dev/pts"
     mount -t tmpfs tmpfs "$root/dev/shm"
     cd "$root"
-    env -i "${SETTINGS[@]}" chroot "$root" sh -c "cd $SOURCE && $COMMAND"
+    env -i "${SETTINGS[@]}" chroot "$root" sh -ec "cd $SOURCE && $COMMAND"
 }
 
 in_container() {
@@ -43,7 +43,7 @@ in_container() {
     # Where it may, the container gets what podman left out; it is its first process that goes on.
     inside="[ -e /sys/fs/cgroup/cgroup.controllers ] || { mkdir -p /sys/fs/cgroup/unified &&
             mount -t cgroup2 cgroup2 /sys/fs/cgroup/unified; } 2>/dev/null
-        cd $SOURCE && exec env -i \"\$@\" sh -c \"\$COMMAND\""
+        cd $SOURCE && exec env -i \"\$@\" sh -ec \"\$COMMAND\""
     podman --root "$root.podman" --runroot /run/podman --storage-driver vfs --cgroup-manager cgroupfs \
         --events-backend none run --rm --network host --cgroups disabled --env COMMAND "$@" --rootfs "$root" \
         sh -c "$inside" sh "${SETTINGS[@]}"
@@ -72,7 +72,7 @@ in_booted() {
     mount -t tmpfs -o mode=755 tmpfs run
     : >fresh.log
     mount --bind "$LOG" fresh.log
-    printf '%s\n' "cd $SOURCE" "$(printf 'exec env -i%s sh -c %q' "$(printf ' %q' "${SETTINGS[@]}")" "$COMMAND")" >fresh.sh
+    printf '%s\n' "cd $SOURCE" "$(printf 'exec env -i%s sh -ec %q' "$(printf ' %q' "${SETTINGS[@]}")" "$COMMAND")" >fresh.sh
     cat >etc/systemd/system/fresh.service <<END
 [Unit]
 SuccessAction=exit-force

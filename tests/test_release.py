@@ -77,6 +77,10 @@ def test_two_builds_are_the_same_and_the_second_needs_no_network(tmp_path: Path)
 
     deb = next(tmp_path.glob("*.deb"))
     tar = subprocess.run(["dpkg-deb", "--fsys-tarfile", deb], capture_output=True, check=True).stdout
+    rights = subprocess.run(["tar", "-tv", "--numeric-owner"], input=tar, capture_output=True, check=True).stdout
+    files = [line.split()[:2] for line in rights.decode().splitlines()]
+    assert {owner for _, owner in files} == {"0/0"}
+    assert not [mode for mode, _ in files if re.search("[stST]", mode) or mode[5] == mode[8] == "w"]
     sbom = ["tar", "-xO", "./usr/share/doc/mpsagent/sbom.cdx.json"]
     listed = json.loads(subprocess.run(sbom, input=tar, capture_output=True, check=True).stdout)["components"]
     assert {one["name"].replace("_", "-"): one["version"] for one in listed} == CARRIED

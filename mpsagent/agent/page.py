@@ -94,9 +94,9 @@ Record = tuple[int, str, float, str]
 
 
 class Frame(NamedTuple):
-    """``run``: which agent; ``number``: of the page; ``found``: what its start found in the logs, which may be on
-    record already, by instance; ``page`` None: nothing has changed; ``looked``: the last look at the GPUs that is done;
-    ``lost``: records in all."""
+    """``run``: which agent; ``number``: of the page that holds, also of one that could not be made; ``found``: what its
+    start found in the logs, which may be on record already, by instance; ``page`` None: nothing has changed;
+    ``looked``: the last look at the GPUs that is done; ``lost``: records in all."""
 
     version: str
     run: float
@@ -151,7 +151,7 @@ class Showing(asyncio.Protocol):
         self._number = self._shown = self._looked = 0
         self._said = b""
         self._transport: asyncio.Transport | None = None
-        self._paused = self._changed = False
+        self._paused = self._changed = self._unmade = False
         self._told: Page | None = None
         """The last one that was sent on this connection."""
         self._timer: asyncio.TimerHandle | None = None
@@ -251,7 +251,7 @@ class Showing(asyncio.Protocol):
         frame = Frame(mpsagent.__version__, self.run, self._number, self._looked, self.lost, records, found, None)
         data = self._with_page(frame) if changed else None
         empty = data is None and not records and not found and begun < self._quiet
-        data = data or as_bytes(frame)
+        data = data or as_bytes(frame._replace(number=self._number + self._unmade))
         now = loop.time()
         self._earliest = now + max(EVERY, SHARE * (now - begun))
         if empty:
@@ -265,12 +265,13 @@ class Showing(asyncio.Protocol):
     def _with_page(self, frame: Frame) -> bytes | None:
         """None: the api has this page, or it could not be made."""
         try:
-            page = self._page()
+            page, self._unmade = self._page(), False
             if page != self._told:
                 data = as_bytes(frame._replace(number=self._number + 1, page=page))
                 self._number, self._told = self._number + 1, page
                 return data
         except Exception as error:  # a mistake of ours; the records have nothing to do with it
+            self._unmade = True
             what = {"message": "a page could not be made", "exception": error}
             asyncio.get_running_loop().call_exception_handler(what)
         self._waiting = [(min(number, self._number), last, done) for number, last, done in self._waiting]

@@ -148,10 +148,10 @@ class Everything:
     def _conditions(self) -> tuple[Condition, ...]:
         """The agent's, and what is wrong here."""
         now, found = self._received.now(), []
-        silent = self._received.silent
-        if silent is not None:
-            since = None if self._received.page is None else now - silent
-            what = "the agent is silent" + ("" if since is None else ": what is shown is of that time")
+        if (old := self._received.old) is not None:
+            span, what = old
+            since = None if self._received.page is None else now - span
+            what += "" if since is None else ": what is shown is of that time"
             found.append(Condition(what, since, "systemctl status mpsagent; journalctl -u mpsagent"))
         problem = self._history.problem
         if problem is None:

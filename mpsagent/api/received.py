@@ -80,7 +80,9 @@ class Received:
         self.page: Page | None = None
         self.lost = 0
         self._begun, self._first = time.monotonic(), asyncio.Event()
-        self._heard = float("-inf")
+        self._heard = self._so = float("-inf")
+        """When the agent last said anything, and that the page holds."""
+        self._number = -1
         self._writer: asyncio.StreamWriter | None = None
         self._looked = 0
         self._look: asyncio.Future[None] | None = None
@@ -100,10 +102,12 @@ class Received:
     # --- what is known
 
     @property
-    def silent(self) -> float | None:
-        """Seconds since which the agent has said nothing, when these are too many."""
-        span = time.monotonic() - self._heard
-        return None if span < SILENT else span
+    def old(self) -> tuple[float, str] | None:
+        """Seconds since which the page may not hold any more, when these are too many, and why."""
+        now = time.monotonic()
+        silent = now - self._heard >= SILENT
+        why = "the agent is silent" if silent else "the agent cannot show its state"
+        return None if now - self._so < SILENT else (now - self._so, why)
 
     def now(self) -> float:
         """By the agent's clock."""
@@ -138,7 +142,7 @@ class Received:
         """Until the agent ends, or another one comes. Raises OtherVersion."""
         if self._writer is not None:
             self._writer.close()
-        self._writer, self._look = writer, None
+        self._writer, self._look, self._number = writer, None, -1
         try:
             while True:
                 (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
@@ -162,6 +166,7 @@ class Received:
         self._heard = time.monotonic()
         if frame.run != self._run:
             self._run, self._last, self._before, self._caught_up = frame.run, 0, self.history.last, False
+            self._number = -1
             self._numbers.clear()
             sessions = self.history.sessions
             self._before_this = {one.number: (one.came, one.passed) for one in sessions.open.values()}
@@ -173,6 +178,9 @@ class Received:
         self.lost = frame.lost
         if frame.page is not None:
             self._show(frame.page)
+            self._number = frame.number
+        if frame.number == self._number:
+            self._so = self._heard
         self._find(frame)
         self._write(frame.records)
         page = self.page

@@ -416,6 +416,41 @@ def frame(number: int, *records: Any, run: float = 1.0, version: str | None = No
     return Frame(version or __version__, run, number, 0, 0, records, (), None)
 
 
+def test_a_page_that_cannot_be_made_is_not_taken_for_what_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent went on to give signs of life, and an hour-old page was shown as healthy."""
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair()
+        pages: list[Any] = ["first"]
+        showing = Showing(
+            lambda: asyncio.sleep(0, ours), lambda: cast("Any", pages[0 if pages else 1]), asyncio.Event().wait
+        )
+        received = Received(History(None), Names(), Metrics())
+        monkeypatch.setattr(received, "_show", lambda page: None)
+        asyncio.get_running_loop().set_exception_handler(lambda loop, what: None)
+        showing.start(1.0)
+        listening = asyncio.create_task(received.listen(*await asyncio.open_unix_connection(sock=theirs)))
+
+        async def until(true: Callable[[], bool]) -> None:
+            async with asyncio.timeout(60):
+                while not true():
+                    await asyncio.sleep(0.02)
+
+        await until(lambda: received.old is None)
+        pages.clear()
+        showing.changed()
+        await until(lambda: received.old is not None)
+        assert received.old is not None
+        assert received.old[1] == "the agent cannot show its state"
+        pages.append("first")  # what was told last holds again
+        showing.changed()
+        await until(lambda: received.old is None)
+        listening.cancel()
+        await showing.close()
+
+    asyncio.run(scenario())
+
+
 def test_records_that_an_api_had_written_before_it_was_killed_come_once(tmp_path: Path) -> None:
     """It was killed before it could say that it had them, so they are sent again; their numbers go on."""
 

@@ -75,7 +75,7 @@ class Records:
 class Machine:
     """A node with its instances, and what the api has received of it: for its pages it is a Node."""
 
-    silent, started, moved = None, 1000.0, 0.0
+    old, started, moved = None, 1000.0, 0.0
     last = Received.last
 
     def __init__(self, text: str = POLICY, **how: Any) -> None:

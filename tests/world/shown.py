@@ -41,7 +41,7 @@ class Shown:
         if now < self._looked + EVERY:
             return
         self._looked = now
-        if world.shown is None or world.received.page is None or world.received.silent is not None:
+        if world.shown is None or world.received.page is None or world.received.old is not None:
             self._stood, self._wrong = None, {}  # nobody is told that this is so now
             return
         stands = self._stands()
