@@ -1,4 +1,5 @@
-"""docs/mps-field-guide.md says what was seen: each cell of its tables of runs is compared by the test that has seen it.
+"""What the field guide and docs/develop/daemons.md say was seen: each cell of their tables of runs is compared by the
+test that has seen it.
 
 A table that nobody compares is believed long after it has become wrong. That no row is left out is held by
 tests/test_docs.py.
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from tests.nvidia.fetch import Driver
 
-PAGE = Path(__file__).parents[2] / "docs" / "mps-field-guide.md"
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("mps-field-guide.md", "develop/daemons.md")]
 NOT_TRIED = "not tried"
 
 
@@ -18,7 +19,7 @@ def rows() -> dict[str, dict[str, str]]:
     """What was tried, and the word for each driver by its version. "The same" is what stands to the left of it."""
     found: dict[str, dict[str, str]] = {}
     versions: list[str] = []
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    for line in (line for page in PAGES for line in page.read_text(encoding="utf-8").splitlines()):
         first, *cells = [cell.strip() for cell in line.strip("|").split("|")]
         if first == "tried":
             versions = cells
@@ -34,4 +35,4 @@ def rows() -> dict[str, dict[str, str]]:
 def saw(driver: Driver, row: str, words: str) -> None:
     """``row``: the beginning of one row, as it stands there."""
     (said,) = [cells for tried, cells in rows().items() if tried.startswith(row)]
-    assert said[driver.version] == words, f"docs/mps-field-guide.md, {row}, {driver.version}"
+    assert said[driver.version] == words, f"{row}, {driver.version}"
