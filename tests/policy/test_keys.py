@@ -23,12 +23,11 @@ OF_THE_POLICY_ITSELF = {
     "users",
     "groups",
     "denies",
-    "weights",
     "named",
     "by_uid",
     "prioritised",
 }
-OF_THE_RULES_THEMSELVES = {"who", "weights", "origins"}
+OF_THE_RULES_THEMSELVES = {"who", "origins"}
 
 
 def named(one: Key) -> str:
