@@ -17,7 +17,7 @@ Json = dict[str, Any]
 _REF = "#/components/schemas/{model}"
 _READ: dict[str, tuple[str, type | None]] = {
     "/healthz": ("200 when everything is as it should be, otherwise 503", shapes.Healthz),
-    "/v1/status": ("Everything that matters on one page", shapes.NodeStatus),
+    "/v1/status": ("Everything that matters on one page", shapes.Status),
     "/v1/servers": ("MPS servers", shapes.Servers),
     "/v1/clients": ("Clients of servers, and waiting ones", shapes.Clients),
     "/v1/queue": ("Waiting users in the order of being served", shapes.Queue),

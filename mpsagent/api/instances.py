@@ -1,31 +1,28 @@
-"""What the API answers of all instances: each one's answers, put together. With one instance they are that one's."""
+"""What the API answers, of all instances together."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mpsagent.agent import lease_body
 from mpsagent.agent.conditions import Condition, problems
-from mpsagent.agent.page import Page
+from mpsagent.agent.page import Instance, Page
 from mpsagent.agent.problem import Json, Problem
 from mpsagent.api import database, views
 from mpsagent.api.database import Query
-from mpsagent.api.instance import Answers
+from mpsagent.api.explaining import explained
 from mpsagent.api.received import Received
 from mpsagent.core import placement
-from mpsagent.core.sentences import sentence
+from mpsagent.core.sentences import Names, sentence
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 
 T = TypeVar("T")
-OF_NODE = frozenset({"agent", "health", "gate", "pipe_directory", "policy", "history"})
-"""What of a status page is about the whole agent."""
-LISTS = ("devices", "servers", "users", "waiting", "outside", "not_guaranteed")
-SUMS = ("clients", "waiting_users", "waiting_processes", "outside_processes", "unknown_lines", "foreign_lines")
+PAGE_AGE = 0.1
+"""Seconds for which a status page is given to others, too, when nothing has changed."""
 FORGET = 600.0
 """Seconds for which it is said what the history has found amiss."""
 
@@ -52,9 +49,7 @@ class Everything:
 
     def __init__(self, received: Received) -> None:
         self._received, self._history = received, received.history
-        self._made: dict[str, Answers] = {}
-        self._pages: dict[str, Json] = {}
-        self._status: Json = {}
+        self._status: tuple[Page, tuple[Condition, ...], float, Json] | None = None
         self._notes: list[Condition] = []
         self._since: dict[str, float] = {}
 
@@ -66,67 +61,35 @@ class Everything:
             raise Problem(503, "the agent has not said anything so far: it does not run, or is only starting", "", hint)
         return page
 
-    def _of(self, name: str) -> Answers:
-        if name not in self._made:
-            there = {one.name for one in self._page.instances}
-            self._made = {name: one for name, one in self._made.items() if name in there}
-            self._made[name] = Answers(self._received, name)
-        return self._made[name]
-
-    def _user(self, name: str) -> int | None:
-        return next(one.view.policy.user for one in self._page.instances if one.name == name)
-
-    @property
-    def _each(self) -> dict[str, Answers]:
-        """By section. Those of users apart are not among them."""
-        return {one.name: self._of(one.name) for one in self._page.instances if one.view.policy.user is None}
-
-    def _users(self, section: str) -> list[Answers]:
-        """Those of its users, where it is apart."""
-        users = [one for one in self._page.instances if one.view.policy.user is not None]
-        return [self._of(one.name) for one in users if apart.section(one.view.policy) == section]
-
     # --- what is so ---------------------------------------------------------------------------------------------------
 
     def status(self) -> Json:
-        """The same object as before while each instance's page is."""
-        conditions, page = self._conditions(), self._page
-        every = {one.name: self._of(one.name).status(conditions) for one in page.instances}
-        if every.keys() == self._pages.keys() and all(one is self._pages[name] for name, one in every.items()):
-            return self._status
-        pages, of_users = {}, {}
-        for name in self._each:
-            users = {user.name: every[user.name] for user in self._users(name)}
-            of_users[name] = list(map(_user_apart, users.items()))
-            is_apart = every[name]["mode"]["sharing"] == "apart"
-            pages[name] = _with_users(every[name], users) if is_apart else every[name]
-        parts = [
-            {"name": name, "log_directory": one.view.policy.log_directory,
-             "environment": dict(one.one.environment),
-             **{key: value for key, value in pages[name].items() if key not in OF_NODE},
-             "apart": of_users[name]}
-            for name, one in self._each.items()
-        ]  # fmt: skip
-        first = next(iter(pages.values()))
-        whole = first if len(pages) == 1 else _together(pages)
-        self._pages, self._status = every, {**whole, "environment": dict(page.environment), "instances": parts}
-        return self._status
+        """Made again when anything has changed, and after a moment for the spans of time in it; else the same."""
+        conditions, page, now, last = self._conditions(), self._page, self._received.now(), self._status
+        if last is None or last[0] is not page or last[1] != conditions or not 0 <= now - last[2] < PAGE_AGE:
+            sessions, history = self._history.sessions, self._history
+            about = views.About(
+                self._received.name, conditions, sessions.changes, sessions.faults, history.oldest - 1, history.newest
+            )
+            last = self._status = (page, conditions, now, views.status(page, about, now))
+        return last[3]
 
-    def servers(self) -> Iterable[Mapping[str, Any]]:
-        return self._all(Answers.servers)
+    def servers(self) -> Iterable[Json]:
+        return self._all(lambda one, names, _: views.servers(one, names))
 
-    def clients(self) -> Iterable[Mapping[str, Any]]:
-        return self._all(Answers.clients)
+    def clients(self) -> Iterable[Json]:
+        return self._all(views.clients)
 
-    def queue(self) -> Iterable[Mapping[str, Any]]:
-        return self._all(Answers.queue)
+    def queue(self) -> Iterable[Json]:
+        return self._all(views.queue)
 
-    def _all(self, read: Callable[[Answers], Iterable[Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
-        each = self._each
-        for name in each:
-            for one in (each[name], *self._users(name)):
-                for row in read(one):
-                    yield {**row, "instance": name}
+    def _all(self, read: Callable[[Instance, Names, float], Iterable[Json]]) -> Iterator[Json]:
+        page = self._page
+        for one in page.instances:
+            if one.view.policy.user is None:
+                for part in (one, *views.users_of(page, one.name)):
+                    for row in read(part, self._received.name, self._received.now()):
+                        yield {**row, "instance": one.name}
 
     async def first(self) -> None:
         """Wait for a moment, where nothing is known yet."""
@@ -175,7 +138,7 @@ class Everything:
         page = self._page
         return {
             "digest": page.policy.digest or None,
-            "loaded": views.iso_or_none(page.policy_loaded),
+            "loaded": views.when(page.policy_loaded),
             "files": list(page.policy.sources),
             "errors": list(page.policy_errors),
             "sections": page.policy.sections(),
@@ -184,16 +147,17 @@ class Everything:
     async def explain(self, user: str, cgroup: str | None = None) -> Json:
         """What applies to a user (name or uid), where each value comes from, and what would happen to the user now.
         With several instances, as it is where the user belongs. May ask the name service. Raises Problem(404)."""
-        each, page, who = self._each, self._page, await self._identity(user)
-        own = next((one.name for one in page.instances if one.view.policy.user == who.uid), None)
-        name = next(iter(each))
-        if len(each) > 1:
+        page, who = self._page, await self._identity(user)
+        sections = {one.name: one for one in page.instances if one.view.policy.user is None}
+        name = page.first
+        if len(sections) > 1:
             places = page.places
             name = placement.stays(who.uid, places) or placement.place(who, places, page.policy.placement) or name
-        if own is not None:
-            name = next(one for one in each if own in {user.name for user in self._users(one)})
-        answer = self._of(own or name).explain(who, cgroup)
-        return answer if len(each) == 1 else {**answer, "instance": name}
+        one = sections[name]
+        for own in (own for own in page.instances if own.view.policy.user == who.uid):
+            one, name = own, apart.section(own.view.policy)
+        answer = explained(one, who, cgroup, self._received.name, self._received.now())
+        return answer if len(sections) == 1 else {**answer, "instance": name}
 
     async def _identity(self, user: str) -> Identity:
         """Raises Problem(404) for an unknown user."""
@@ -265,7 +229,7 @@ class Everything:
         rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
         return {
             "cursor": record["seq"],
-            "at": views.iso(record["at"]),
+            "at": views.when(record["at"]),
             "kind": record["kind"],
             "sentence": sentence(record, self._received.name),
             **rest,
@@ -305,56 +269,3 @@ async def _kept(answer: Awaitable[T]) -> T:
         return await answer
     except OSError as error:
         raise Problem(503, f"the history cannot be read: {error.strerror}", "history", "see `status`") from None
-
-
-def _user_apart(named: tuple[str, Json]) -> Json:
-    """The control daemon of a user apart."""
-    name, page = named
-    control = page["control"] or {}
-    found = apart.split(name)
-    return {
-        "name": name,
-        "uid": None if found is None else found[1],
-        "control": control.get("pid"),
-        "started": control.get("started"),
-        "servers": [one["pid"] for one in page["servers"]],
-        "clients": page["clients"],
-        "waiting": page["waiting_processes"],
-        "draining": page["drain"]["draining"],
-    }
-
-
-def _with_users(page: Json, users: Mapping[str, Json]) -> Json:
-    """The page of an instance apart: its users' are part of it."""
-    found = _together({"": page, **users}, named=False)
-    found["drain"] = page["drain"]
-    unsure = found["not_guaranteed"]
-    found["not_guaranteed"] = [one for i, one in enumerate(unsure) if one not in unsure[:i]]
-    return {**found, "devices": page["devices"], "last_fault": page["last_fault"]}
-
-
-def _together(pages: Mapping[str, Json], *, named: bool = True) -> Json:
-    """One page of several, whose rows say of which instance they are if these are ``named``. Whose turn it is and how a
-    control daemon does is each instance's own: null here."""
-    every = list(pages.values())
-    first = every[0]
-    found: Json = {key: first[key] for key in first}
-    found |= dict.fromkeys(("control", "turn", "holder", "last_change", "last_fault"))
-    found |= {key: sum(page[key] for page in every) for key in SUMS}
-    for key in LISTS:
-        found[key] = [
-            {**row, "instance": name} if named else row for name, page in pages.items() for row in page[key]
-        ]  # fmt: skip
-    by_uid: Counter[str] = Counter()
-    for page in every:
-        by_uid.update(page["clients_by_uid"])
-    found["clients_by_uid"] = dict(by_uid)
-    found["limits"] = {key: [one for page in every for one in page["limits"][key]] for key in first["limits"]}
-    found["drain"] = next((page["drain"] for page in every if not page["drain"]["draining"]), first["drain"])
-    found["gate"] = {
-        **first["gate"],
-        "open": any(page["gate"]["open"] for page in every),
-        "admitted": [uid for page in every for uid in page["gate"]["admitted"]],
-        "in_force": all(page["gate"]["in_force"] for page in every),
-    }
-    return found

@@ -195,7 +195,7 @@ class Metrics:
         return bytes(generate_latest(self._registry))
 
     def _instances(self) -> list[tuple[str, Json]]:
-        return [(one.get("name", "default"), one) for one in self._status.get("instances") or [self._status]]
+        return [(one["name"], one) for one in self._status["instances"]]
 
     def collect(self) -> Iterable[Metric]:
         """For the library: it asks at each scrape."""

@@ -8,7 +8,7 @@ import json
 import pickle
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -24,7 +24,7 @@ from mpsagent.api.history import History
 from mpsagent.api.metrics import Metrics
 from mpsagent.core.model import Client, Use
 from mpsagent.core.sentences import sentence
-from mpsagent.core.sessions import Key, Session
+from mpsagent.core.sessions import Key
 from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
@@ -282,14 +282,6 @@ class Received:
             ]  # fmt: skip
             self._tell(one.name, without_agent.missed(known, one.view.state, page.started, self.now()))
         sessions.seen = None
-
-    def last(self, of: Mapping[str | None, Session], name: str) -> Session | None:
-        """The last one of an instance, or where that is apart, of one of its users'."""
-        page = self.page
-        assert page is not None
-        mine = [one for where, one in of.items()
-                if page.single or name in (where or page.first, (apart.split(where or "") or "?")[0])]  # fmt: skip
-        return max(mine, key=lambda one: one.came, default=None)
 
     def _tell(self, instance: str, happened: Iterable[Transition]) -> None:
         named = {} if self.page is None or self.page.single else {"instance": instance}

@@ -1,4 +1,5 @@
-"""The JSON that the API answers with. The OpenAPI document is written from these (`make openapi`).
+"""The JSON that the API answers with. The OpenAPI document is written from these (`make openapi`), and
+:mod:`mpsagent.api.views` fills them: a field has the name of what it shows.
 
 Times are ISO 8601 in UTC; spans are seconds; sizes are bytes. ``null`` means: not known or not so.
 """
@@ -9,22 +10,278 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from mpsagent.api.shapes_gpus import Device, Outside
-from mpsagent.api.shapes_rows import Client, Lease, Server, Session, Turn, User, Waiting
+Time = str
+
+
+class Limits(TypedDict):
+    """``threads`` in percent; ``memory`` in bytes by device ordinal, a missing device has no limit. With the lower
+    one of MPS's two client priorities there is ``below_normal``, and it is true."""
+
+    threads: float
+    memory: dict[str, int]
+    below_normal: NotRequired[bool]
+
+
+class Session(TypedDict):
+    """A process from its coming to its end, or a turn, a pause or a fault: ``kind`` is client, turn, pause or fault.
+    ``pid``: of a fault, the server's. ``began``: let in, null: not so far. ``ended`` null: it goes on. ``waited``,
+    ``worked``: seconds until then, and from then on. ``outcome``: how it ended (of a client ok, ended, faulted, lost,
+    left, refused, unknown), and ``why``, by which ``rule``. Of a client: ``limits`` and ``lease`` that it came with,
+    ``memory``: the most that was seen; ``utilization`` of its server while it was at work, from 0 to 1, ``energy``: its
+    part, in joules; ``shared``: other users were at work on that server, too. Of a turn: ``before``, who had the GPU,
+    and the ``gap`` in seconds. Of a pause: ``clients``."""
+
+    cursor: int
+    kind: str
+    instance: str | None
+    uid: int | None
+    user: str | None
+    pid: int | None
+    came: Time
+    began: Time | None
+    ended: Time | None
+    waited: float
+    worked: float
+    outcome: str | None
+    why: str | None
+    rule: NotRequired[str]
+    job: str | None
+    limits: NotRequired[Limits]
+    lease: NotRequired[int]
+    memory: NotRequired[int]
+    utilization: NotRequired[float]
+    energy: NotRequired[float]
+    shared: NotRequired[bool]
+    before: NotRequired[int | None]
+    gap: NotRequired[float | None]
+    clients: NotRequired[int]
+
+
+class Turn(TypedDict):
+    """Who has the GPU.
+
+    ``memory``: device memory of its processes together, as far as it is known. ``limits``: what each of them was let in
+    with, null where that differs; while there is none, what the policy gives. ``contested``: since when another user
+    waits for it; ``ends``: when it is over at the latest (null: while no user waits, or never); ``after``, ``grace``:
+    what the policy gives from then on, null: no end; ``slice``: how long the turn lasts where it ends in a pause, else
+    null; ``action``: what happens at its end; ``ending``: since when that is under way.
+    """
+
+    uid: int
+    user: str | None
+    since: Time
+    seconds: float
+    processes: int
+    memory: int | None
+    limits: Limits | None
+    contested: Time | None
+    warned: Time | None
+    ends: Time | None
+    ends_in: float | None
+    after: float | None
+    grace: float
+    slice: float | None
+    action: str
+    ending: Time | None
+
+
+class Server(TypedDict):
+    """``limits`` are what the server itself reported at its start; ``wanted``: those of its user's policy, null for a
+    shared server; ``verified``: whether it started with its first client's. ``shared``: one for all users.
+    ``unknown_clients``: processes in its log that did not pass the gate."""
+
+    pid: int
+    uid: int | None
+    user: str | None
+    shared: bool
+    status: str
+    started: Time
+    ready: Time | None
+    limits: Limits
+    wanted: Limits | None
+    verified: bool | None
+    clients: int
+    unknown_clients: int
+    max_clients: int
+    idle_since: Time | None
+    fault_since: Time | None
+    sticky: list[int]
+    forced: bool
+
+
+class Container(TypedDict):
+    """By the name of its cgroup. ``engine`` null: that does not say; ``pod``: the uid of its Kubernetes pod."""
+
+    engine: str | None
+    id: str
+    pod: str | None
+
+
+class Client(TypedDict):
+    """A process. ``state``: ``waiting`` (held at the gate), ``starting`` (let in, and its server has not spoken of it),
+    ``running``, ``paused`` (frozen until its user's turn, since ``paused``), ``sticky`` (in a fault),
+    ``detached`` (left its server and lives), ``ending`` (being ended by the agent; ``why`` says for what).
+    ``memory``: device memory in use, null: not known. ``utilization``: of its server at the last look, from 0 to 1,
+    null: not known; ``shared``: other users were at work there too. ``limits``: those it was handed over with;
+    ``fail_safe``: the strictest, because its own were not confirmed. ``unseen``: not seen by the gate, it came through
+    another process. ``outcome``: how it will have ended, as far as
+    that is known."""
+
+    pid: int
+    uid: int
+    user: str | None
+    gid: int
+    cgroup: str | None
+    container: Container | None
+    command: str | None
+    server: int | None
+    state: str
+    why: str | None
+    since: Time
+    seconds: float
+    waited: float | None
+    memory: int | None
+    utilization: float | None
+    shared: bool
+    limits: Limits | None
+    fail_safe: bool
+    unseen: bool
+    paused: Time | None
+    detached: Time | None
+    outcome: str | None
+    contexts: int
+    devices: list[str]
+
+
+class Waiting(TypedDict):
+    """A user whose connections are held or who is paused, in order of being served. ``processes``: how many;
+    ``clients``: their pids, the first 64. ``reason``: one word for ``why``, which is over by itself ``until`` then.
+    ``turn``: when, at the latest, the policy gives this user the GPU (null: it says no time)."""
+
+    position: int
+    uid: int
+    user: str | None
+    processes: int
+    clients: list[int]
+    since: Time
+    seconds: float
+    reason: str
+    why: str
+    until: Time | None
+    turn: Time | None
+    turn_seconds: float | None
+
+
+class User(TypedDict):
+    """A user with clients. ``since``: of the first of them; ``memory``: of all, if known; ``paused``: since when."""
+
+    uid: int
+    user: str | None
+    since: Time
+    processes: int
+    memory: int | None
+    paused: Time | None
+
+
+class UserApart(TypedDict):
+    """A user's control daemon with ``sharing = "apart"``. ``name``: of its directory in /run/mpsagent/instances, with
+    its pipe directory; ``control``: its pid, null while it does not run; ``servers``: pids; ``waiting``: processes."""
+
+    name: str
+    uid: int
+    control: int | None
+    started: Time | None
+    servers: list[int]
+    clients: int
+    waiting: int
+    draining: bool
+
+
+class Lease(TypedDict):
+    """A share for a job. ``name``: what the batch system calls it. ``threads``: percent or ``{"sms": N}``, null: as the
+    user's; ``memory``, ``total_memory``: bytes or a part of each device; ``total_…``, ``max_clients``: what its
+    processes have together, null: no more than their users; ``limits``: what a process of its user gets with it, null
+    where no user is given or it is not known who that is; ``clients``: the pids of the job's clients."""
+
+    id: int
+    name: str | None
+    uid: int | None
+    user: str | None
+    cgroup: str | None
+    pid: int | None
+    threads: float | dict[str, int] | None
+    memory: int | str | None
+    total_threads: float | dict[str, int] | None
+    total_memory: int | str | None
+    max_clients: int | None
+    limits: Limits | None
+    since: Time
+    until: Time
+    by: int
+    clients: list[int]
+
+
+class Xid(TypedDict):
+    """An error that the driver has reported; NVIDIA's manual of Xid errors has the numbers. ``at``: when it was heard
+    of."""
+
+    at: Time
+    number: int
+
+
+class Outside(TypedDict):
+    """A process that computes on our GPUs outside MPS. ``began``: when it started, ``since``: when it was seen first;
+    ``why``: the likely reason, by what the process itself shows; ``ends``: when it is to be asked to end, null: it
+    is not."""
+
+    pid: int
+    uid: int
+    user: str | None
+    command: str | None
+    device: str
+    memory: int | None
+    began: Time | None
+    since: Time
+    why: str
+    ends: Time | None
+
+
+class Device(TypedDict):
+    """From ``generation`` on it is what NVML said at ``seen``; null: it cannot say, or was not asked yet.
+    ``utilization``: from 0 to 1, the part of the last second or so in which a kernel ran; ``power`` in watts;
+    ``temperature`` in °C; ``mig``: the GPU is divided into MIG devices; ``memory_used``: by all processes, of any kind;
+    ``xids``: the last ones that were heard of, of ``xids_seen``; ``problem``: why the GPU says nothing."""
+
+    ordinal: int
+    uuid: str
+    name: str
+    memory: int
+    multiprocessors: int
+    generation: str | None
+    compute_mode: str | None
+    mig: bool | None
+    memory_used: int | None
+    utilization: float | None
+    power: float | None
+    temperature: int | None
+    xids: list[Xid]
+    xids_seen: int
+    problem: str | None
+    seen: Time | None
 
 
 class Condition(TypedDict):
     """What a person should look at: since when, and what to do about it."""
 
     what: str
-    since: str | None
+    since: Time | None
     do: str
 
 
 class Agent(TypedDict):
     version: str
     pid: int
-    started: str
+    started: Time
     uptime: float
 
 
@@ -49,9 +306,9 @@ class Control(TypedDict):
 
     pid: int
     version: int | None
-    started: str
+    started: Time
     socket: str
-    quitting: str | None
+    quitting: Time | None
     running: bool
 
 
@@ -62,7 +319,7 @@ class Gate(TypedDict):
 
     connected: bool
     pid: int | None
-    since: str | None
+    since: Time | None
     synced: bool
     handshake: bool | None
     open: bool
@@ -73,7 +330,7 @@ class Gate(TypedDict):
 class Change(TypedDict):
     """The last change of user. ``before``: who had the GPU before, null: not known; ``gap``: seconds in between."""
 
-    at: str
+    at: Time
     before: int | None
     before_user: str | None
     uid: int
@@ -84,7 +341,7 @@ class Change(TypedDict):
 class Fault(TypedDict):
     """The last fault. ``seconds``: how long it took, null: it goes on; ``recovered`` false: the server ended."""
 
-    at: str
+    at: Time
     server: int
     uid: int | None
     user: str | None
@@ -113,18 +370,14 @@ class Drain(TypedDict):
     again; any other lasts until a resume."""
 
     draining: bool
-    since: str | None
-    deadline: str | None
+    since: Time | None
+    deadline: Time | None
     restart: bool
-
-
-class Leases(TypedDict):
-    leases: list[Lease]
 
 
 class PolicyState(TypedDict):
     digest: str | None
-    loaded: str | None
+    loaded: Time | None
     errors: list[str]
 
 
@@ -135,18 +388,14 @@ class History(TypedDict):
     newest: int
 
 
-class Status(TypedDict):
-    """``pipe_directory``: what clients need as CUDA_MPS_PIPE_DIRECTORY. ``holder``: the server of the user whose turn
-    it is. ``users``, ``waiting``, ``outside``: the first 100 each. ``not_guaranteed``: what mpsagent cannot promise at
-    the moment. ``foreign_lines``: log lines about processes that did not pass the gate."""
+class Page(TypedDict):
+    """What goes on at an instance, or at all of them. ``holder``: the server of the user whose turn it is. ``users``,
+    ``waiting``, ``outside``: the first 100 each. ``not_guaranteed``: what mpsagent cannot promise at the moment.
+    ``foreign_lines``: log lines about processes that did not pass the gate."""
 
-    agent: Agent
-    health: Health
     mode: Mode
     devices: list[Device]
-    pipe_directory: str | None
     control: Control | None
-    gate: Gate
     turn: Turn | None
     holder: Server | None
     servers: list[Server]
@@ -165,51 +414,36 @@ class Status(TypedDict):
     unknown_lines: int
     foreign_lines: int
     drain: Drain
+
+
+class Instance(Page):
+    """One that is apart has its users' servers and clients on its page, and their control daemons in ``apart``."""
+
+    name: str
+    log_directory: str
+    environment: dict[str, str]
+    apart: list[UserApart]
+
+
+class Status(Page):
+    """``environment``: what users' programs need to find MPS, another one for each instance with ``placement = "own"``;
+    ``pipe_directory``: its CUDA_MPS_PIPE_DIRECTORY. ``instances``: each one's own page. With several of them the lists
+    are those of all, each row with its ``instance``, and ``control``, ``turn``, ``holder`` and what was last are null,
+    because each instance has its own."""
+
+    agent: Agent
+    health: Health
+    gate: Gate
+    pipe_directory: str | None
     policy: PolicyState
     history: History
-
-
-class NodeStatus(Status):
-    """``environment``: what users' programs need to find MPS. ``instances``: each one's own page, with its ``name`` and
-    ``environment``, which is another one for each with ``placement = "own"``.
-    With several of them the lists above are those of all, each row with its ``instance``, and ``control``, ``turn``,
-    ``holder`` and what was last are null, because each instance has its own. An instance apart has its users' servers
-    and clients on its page, and these users with their control daemons in ``apart`` (:class:`UserApart`)."""
-
     environment: dict[str, str]
-    instances: list[dict[str, Any]]
-
-
-class Servers(TypedDict):
-    servers: list[Server]
-
-
-class Clients(TypedDict):
-    clients: list[Client]
-
-
-class Queue(TypedDict):
-    queue: list[Waiting]
+    instances: list[Instance]
 
 
 class Healthz(TypedDict):
     ok: bool
     problems: list[str]
-
-
-class Events(TypedDict):
-    """Each event has ``cursor``, ``at``, ``kind``, ``sentence`` (for people) and its own fields. ``cursor``: pass it to
-    read on."""
-
-    events: list[dict[str, Any]]
-    cursor: int
-
-
-class Sessions(TypedDict):
-    """``cursor``: pass it to read on."""
-
-    sessions: list[Session]
-    cursor: int
 
 
 class Error(TypedDict):
@@ -271,3 +505,34 @@ class Report(TypedDict):
     first: str
     last: str
     rows: list[ReportRow]
+
+
+class Events(TypedDict):
+    """Each event has ``cursor``, ``at``, ``kind``, ``sentence`` (for people) and its own fields. ``cursor``: pass it to
+    read on."""
+
+    events: list[dict[str, Any]]
+    cursor: int
+
+
+class Sessions(TypedDict):
+    """``cursor``: pass it to read on."""
+
+    sessions: list[Session]
+    cursor: int
+
+
+class Servers(TypedDict):
+    servers: list[Server]
+
+
+class Clients(TypedDict):
+    clients: list[Client]
+
+
+class Queue(TypedDict):
+    queue: list[Waiting]
+
+
+class Leases(TypedDict):
+    leases: list[Lease]

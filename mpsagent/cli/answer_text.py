@@ -14,7 +14,6 @@ from mpsagent.core.sentences import worth_telling
 from mpsagent.mps.units import duration_text
 
 Paint = Callable[[str, str], str]
-_CONNECTED: Json = {"connected": True}
 _COLOURS = {"good": "32", "bad": "31;1", "warn": "33", "dim": "2", "bold": "1"}
 PAGE, LINE = 80, 100
 """Columns of the status, and of a line of events."""
@@ -77,20 +76,15 @@ def _block(head: str, indent: int, text: str) -> list[str]:
 
 def _rows(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
     """Label, text, colour."""
-    instances = body.get("instances", [])
-    if len(instances) > 1:
-        rows = [row for one in instances for row in _of_instance(one, now, most)]
-        return [*rows, *_of_all(body, now)]
-    apart = instances[0].get("apart", []) if instances else []
-    return [*_of_one({**body, "apart": apart}, now, most), *_of_all(body, now)]
+    rows, several = list[tuple[str, str, str]](), len(body["instances"]) > 1
+    for one in body["instances"]:
+        name = [(safe(one["name"], 60), "", "bold")] if several else []
+        rows += [*name, *_of_one(one, now, most, known=several or body["gate"]["connected"])]
+    return [*rows, *_of_all(body, now)]
 
 
-def _of_instance(one: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
-    """The rows of one of several, below its name."""
-    return [(safe(one["name"], 60), "", "bold"), *_of_one(one, now, most)]
-
-
-def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
+def _of_one(body: Json, now: datetime, most: int, *, known: bool) -> list[tuple[str, str, str]]:
+    """``known``: who waits."""
     rows = [("GPU", _gpus(body["devices"]), "")]
     rows += [("", safe(text), style) for text, style in gpus_now(body["devices"][:most], now)]
     rows.append(("MPS", *_mps(body, now)))
@@ -106,7 +100,7 @@ def _of_one(body: Json, now: datetime, most: int) -> list[tuple[str, str, str]]:
     rows += [("waiting" if i == 0 else "", waiting(one, now), "") for i, one in enumerate(body["waiting"][:most])]
     if body["waiting_users"] > most:
         rows.append(("", f"and {many(body['waiting_users'] - most, 'user')} more (mpsagent-cli queue)", ""))
-    if not body["waiting"] and body.get("gate", _CONNECTED)["connected"]:
+    if not body["waiting"] and known:
         rows.append(("waiting", "no user", "dim"))
     ending = [one for one in body["outside"] if one["ends"]]
     rows += [("outside" if i == 0 else "", _outside(one, now), "warn") for i, one in enumerate(ending[:most])]
@@ -158,7 +152,7 @@ def _mps(body: Json, now: datetime) -> tuple[str, str]:
     form = "one server for all users" if mode["server"] == "shared" else "a server for each turn"
     form = "all users together on one server" if mode["sharing"] == "together" else form
     if mode["sharing"] == "apart":
-        count = sum(1 for one in body.get("apart", ()) if one["control"])
+        count = sum(1 for one in body["apart"] if one["control"])
         return f"a control daemon for each user: {count or 'none'} {'runs' if count < 2 else 'run'} now", ""
     if control is None or not control["running"]:
         return f"the control daemon does not run ({form})", "bad"

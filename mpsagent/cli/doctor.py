@@ -100,12 +100,12 @@ def _findings(path: str, seen: _Seen) -> Iterator[Finding]:
     status = seen.status
     daemons, count, logs = list[int](), 0, [directory]
     if status is not None:
-        instances = status.get("instances") or [{**status, "log_directory": directory}]
+        instances = status["instances"]
         daemons = [one["pid"] for part in instances for one in [part["control"], *part["servers"]] if one is not None]
-        daemons += [one["control"] for part in instances for one in part.get("apart", ()) if one["control"]]
+        daemons += [one["control"] for part in instances for one in part["apart"] if one["control"]]
         count = min(len(part["devices"]) for part in instances)
         logs = [part["log_directory"] for part in instances]
-        logs += [f"{part['log_directory']}/u{one['uid']}" for part in instances for one in part.get("apart", ())]
+        logs += [f"{part['log_directory']}/u{one['uid']}" for part in instances for one in part["apart"]]
     limited = [one["pid"] for one in seen.clients if one["limits"] and one["limits"]["memory"]]
     checks: list[tuple[str, Callable[[], Iterable[Finding]]]] = [
         ("mpsagent", lambda: _agent(path, seen)),
@@ -139,7 +139,7 @@ def _agent(path: str, seen: _Seen) -> Iterator[Finding]:
         yield Finding(PROBLEM, "mpsagent", f"no answer on {path}", "systemctl status mpsagent")
         return
     if status["health"]["ok"]:
-        controls = [part["control"] for part in status.get("instances", [status]) if part["control"]]
+        controls = [part["control"] for part in status["instances"] if part["control"]]
         version = controls[0]["version"] if controls else None
         mps = f", MPS of CUDA {version // 1000}.{version % 1000 // 10}" if isinstance(version, int) else ""
         yield Finding(OK, "mpsagent", f"{status['agent']['version']}{mps}, healthy")

@@ -41,18 +41,18 @@ def env(path: str, form: str, give_way: bool = False, partitioning: bool = False
     if not directory:
         click.echo("mpsagent-cli: the agent has no pipe directory yet; see mpsagent-cli status", err=True)
         sys.exit(ask.UNHEALTHY)
-    found: dict[str, str] = body.get("environment") or {"CUDA_MPS_PIPE_DIRECTORY": directory}
+    found: dict[str, str] = body["environment"]
     if instance is not None:
-        each = {one["name"]: one for one in body.get("instances", [])}
+        each = {one["name"]: one for one in body["instances"]}
         if instance not in each:
             known = ", ".join(map(safe, each))
             raise click.UsageError(f"there is no instance {safe(instance)}; known: {known}")
-        found = each[instance].get("environment") or found
+        found = each[instance]["environment"]
         directory = found["CUDA_MPS_PIPE_DIRECTORY"]
     fraction = None
     if form != "cdi":
         explained, _ = ask.asked(path, f"/v1/policy/explain?user={os.getuid()}")
-        fraction = _fraction(explained["memory"]["value"], body.get("devices", []))
+        fraction = _fraction(explained["memory"]["value"], body["devices"])
         found = found | NO_LIMIT_OF_ITS_OWN | ({} if fraction is None else {JAX: fraction})
         found |= _partitioning(explained) if partitioning else {}
     if give_way:

@@ -173,8 +173,8 @@ def until_ended(path: str, cursor: int, pids: list[int], seconds: float | None =
 def until_restarted(path: str, before: Json, names: list[str], seconds: float) -> int:
     """Say what becomes of a restart of the control daemons of these instances, which may take so long, until each of
     them runs again; the exit status. ``before``: the status when it was ordered."""
-    several = [one for one in before.get("instances", []) if one["name"] in names]
-    if len(before.get("instances", [])) < 2:  # then no record names one
+    several = [one for one in before["instances"] if one["name"] in names]
+    if len(before["instances"]) < 2:  # then no record names one
         several = []
     awaited = {one["name"] for one in several if one["mode"]["sharing"] != "apart"} or {None}
 

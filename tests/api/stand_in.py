@@ -20,6 +20,7 @@ from typing import Any
 from mpsagent.agent import acting, lease_body
 from mpsagent.agent.conditions import Condition
 from mpsagent.agent.orders import Orders
+from mpsagent.agent.page import Instance, Page
 from mpsagent.agent.problem import Problem
 from mpsagent.api import views
 from mpsagent.api.calls import Api
@@ -32,12 +33,14 @@ from mpsagent.core.model import Attachment, Client, Control, Gate, Held, Lane, S
 from mpsagent.core.queue import Queue
 from mpsagent.core.sentences import sentence
 from mpsagent.core.sessions import Session, Sessions
+from mpsagent.core.usage import Memory
 from mpsagent.core.view import Turn, View
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.shares import Lease, Share
 from mpsagent.system import listen
+from mpsagent.system.nvml import GpusSeen
 
 START = 1795219200.0
 USER, OTHER, ADMIN = 20001, 20002, 20003
@@ -88,8 +91,25 @@ def decided(view: View) -> View:
     return view if view.turn is None else replace(view, turn=replace(view.turn, ends=ends))
 
 
+def nobody(uid: int) -> None:
+    """No name is known."""
+
+
+def instance(view: View, now: float = 0.0, **more: Any) -> Instance:
+    """As the agent shows it."""
+    found = Instance("default", view, Memory(), {}, True, {}, (), {}, waits.waiting(decided(view), now))
+    return found._replace(**more)
+
+
+def page(*instances: Instance, **more: Any) -> Page:
+    one = instances[0]
+    policy = one.view.policy
+    found = Page(1, 0.0, 0.0, 0.0, instances, (), policy, None, (), {}, {}, True, one.name, (), GpusSeen())
+    return found._replace(**more)
+
+
 def queue(view: View, now: float) -> Any:
-    return views.queue(view.state, waits.waiting(decided(view), now), now)
+    return views.queue(instance(view, now), nobody, now)
 
 
 class StandIn:
@@ -123,23 +143,28 @@ class StandIn:
     def view(self) -> View:
         return decided(View(self.state, turn=self.turn))
 
-    def about(self) -> views.About:
-        oldest = self.history[0]["seq"] - 1 if self.history else self.last
-        return views.About(
-            version="0.0-test", pid=os.getpid(), started=START, conditions=self.conditions, checked=self.checked,
-            memory=self.memory, last_change=CHANGE, policy_loaded=START,
-            policy_errors=self.errors,
-            oldest_cursor=oldest, newest_cursor=self.last, waiting=waits.waiting(self.view(), START + 40),
-        )  # fmt: skip
+    def name(self, uid: int) -> str | None:
+        known = self.state.identities.get(uid)
+        return None if known is None else known.name
+
+    def instance(self) -> Instance:
+        return instance(self.view(), START + 40, checked=self.checked, memory=self.memory)
 
     def status(self) -> Any:
-        return views.status(self.view(), self.about(), START + 40)
+        oldest = self.history[0]["seq"] - 1 if self.history else self.last
+        about = views.About(self.name, self.conditions, {None: CHANGE}, {}, oldest, self.last)
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": self.state.policy.pipe_directory}
+        shown = page(
+            self.instance(), environment=environment, pid=os.getpid(), started=START, policy_loaded=START,
+            policy_errors=self.errors,
+        )  # fmt: skip
+        return views.status(shown, about, START + 40)
 
     def servers(self) -> Any:
-        return views.servers(self.view(), self.about())
+        return views.servers(self.instance(), self.name)
 
     def clients(self) -> Any:
-        return views.clients(self.view(), START + 40, self.memory)
+        return views.clients(self.instance(), self.name, START + 40)
 
     async def first(self) -> None:
         pass
@@ -148,7 +173,7 @@ class StandIn:
         pass
 
     def queue(self) -> Any:
-        return queue(self.view(), START + 40)
+        return views.queue(self.instance(), self.name, START + 40)
 
     def owner(self, pid: int) -> int | None:
         client = self.state.clients.get(pid)
@@ -160,7 +185,7 @@ class StandIn:
     def policy(self) -> Any:
         return {
             "digest": "abc123",
-            "loaded": views.iso(START),
+            "loaded": views.when(START),
             "files": [],
             "errors": list(self.errors),
             "sections": {},
@@ -216,10 +241,9 @@ class StandIn:
 
     def event(self, record: Any) -> Any:
         rest = {key: value for key, value in record.items() if key not in ("seq", "at", "kind")}
-        names = {uid: one.name for uid, one in self.state.identities.items()}
-        text = sentence(record, names.get)
+        text = sentence(record, self.name)
         return {
-            "cursor": record["seq"], "at": views.iso(record["at"]), "kind": record["kind"], "sentence": text, **rest,
+            "cursor": record["seq"], "at": views.when(record["at"]), "kind": record["kind"], "sentence": text, **rest,
         }  # fmt: skip
 
     async def wait_events(self, cursor: int, timeout: float) -> None:

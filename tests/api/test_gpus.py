@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from mpsagent.api.gpus import device
+from mpsagent.api.views import device
 from mpsagent.cli.gpus import gpus_now
 from mpsagent.mps.limits import Device
 from mpsagent.system.nvml import Gpu, GpusSeen, Part, Xid

@@ -41,7 +41,9 @@ NO_LIMITS = Limits(100.0, {})
 def scrape(metrics: Metrics, **status: Any) -> dict[str, float]:
     if "clients_by_uid" in status:
         metrics.work("default", map(int, status["clients_by_uid"]))
-    text = metrics.text({**StandIn().status(), **status}, 0, 0, 0).decode()
+    page = StandIn().status()
+    page["instances"][0] |= status
+    text = metrics.text({**page, **status}, 0, 0, 0).decode()
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
 
 

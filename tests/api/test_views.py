@@ -10,7 +10,6 @@ from typing import Any
 from mpsagent.api import metrics, views
 from mpsagent.cli import answer_text, wording
 from mpsagent.core import inputs as inp
-from mpsagent.core import waiting as waits
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import Client, Control, Drain, Gate, Held, Lane, Server, State, Status
@@ -22,13 +21,17 @@ from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.wire import link
 from tests import recordings
-from tests.api.stand_in import OTHER, USER, busy_state, decided, queue
+from tests.api.stand_in import OTHER, USER, busy_state, decided, instance, nobody, page, queue
 from tests.core.said import knocked
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
-def page(body: Any) -> str:
+def shown(view: View, now: float, about: views.About | None = None, **more: Any) -> Any:
+    return views.status(page(instance(view, now, **more)), about or views.About(), now)
+
+
+def text_of(body: Any) -> str:
     return "\n".join(answer_text.status(json.loads(json.dumps(body)), answer_text.plain, NOON))
 
 
@@ -64,9 +67,9 @@ TURN = Turn(7, since=1.0, contested=18.0)
 
 def test_a_state_without_anything_is_a_page_too() -> None:
     """At start, before the first line of a log and the gate's first word."""
-    body = views.status(View(State()), views.About(), 100.0)
+    body = shown(View(State()), 100.0)
     assert (body["control"], body["turn"], body["holder"], body["waiting"]) == (None, None, None, [])
-    text = page(body)
+    text = text_of(body)
     assert "in use   by no user" in text
     assert "does not run" in text
     metrics.Metrics().text(json.loads(json.dumps(body)), 0, 0, 0)
@@ -74,19 +77,20 @@ def test_a_state_without_anything_is_a_page_too() -> None:
 
 def test_a_server_whose_user_is_not_known_has_none_in_pages_and_metrics() -> None:
     """Its own log was read before that of the control daemon."""
-    body = views.status(
-        View(State().changed(servers={5: Server(5, None, Status.ACTIVE, started=1.0)})), views.About(), 100.0
-    )
+    body = shown(View(State().changed(servers={5: Server(5, None, Status.ACTIVE, started=1.0)})), 100.0)
     text = metrics.Metrics().text(dict(body), 0, 0, 0).decode()
     assert 'mpsagent_servers{mps_instance="default",status="ACTIVE",user=""} 1.0' in text
-    assert "None" not in page(body)
+    assert "None" not in text_of(body)
 
 
 def test_a_process_with_several_connections_is_shown_once() -> None:
     """A client that waits for a further context is a client; a new process with two connections waits once."""
     held = queue_of(waiting(1, 50, 7, 3.0), waiting(2, 60, 8, 4.0), waiting(3, 60, 8, 5.0))
     state = State(clients={50: Client(Peer(50, 7, 7, 50), 1.0)}, held=held)
-    assert [(c["pid"], c["state"]) for c in views.clients(View(state), 9.0)] == [(50, "starting"), (60, "waiting")]
+    assert [(c["pid"], c["state"]) for c in views.clients(instance(View(state)), nobody, 9.0)] == [
+        (50, "starting"),
+        (60, "waiting"),
+    ]
 
 
 def test_a_user_with_several_waiting_processes_has_one_place() -> None:
@@ -124,7 +128,7 @@ def test_in_a_drain_no_end_of_the_turn_is_announced() -> None:
     """A turn does not end then, and the page said when it would."""
     view = View(state_of('[switch]\nafter = "100s"\ngrace = "10s"\n', 8), turn=TURN)
     drained = replace(view, state=view.state.changed(drain=Drain(20.0, None)))
-    told = [views.turn(decided(one), 30.0) for one in (view, drained)]
+    told = [views.turn(decided(one), {}, nobody, 30.0) for one in (view, drained)]
     assert [one["ends"] is None for one in told if one is not None] == [False, True]
 
 
@@ -135,7 +139,7 @@ def test_a_turn_has_the_limits_that_its_clients_were_let_in_with() -> None:
 
     def told(*threads: float) -> object:
         clients = {70 + n: Client(peer._replace(pid=70 + n), 1.0, limits=Limits(t)) for n, t in enumerate(threads)}
-        turn = views.turn(View(replace(state, clients=clients), turn=TURN), 30.0)
+        turn = views.turn(View(replace(state, clients=clients), turn=TURN), {}, nobody, 30.0)
         assert turn is not None
         return turn["limits"] and turn["limits"]["threads"]
 
@@ -159,7 +163,7 @@ def test_each_reason_for_being_held_is_told_apart() -> None:
 
 def test_gpus_that_are_only_assumed_are_not_shown() -> None:
     """Until NVML answers the engine counts on small ones; a person would take them for real."""
-    body = views.status(View(busy_state()), views.About(devices_known=False), 1.0)
+    body = shown(View(busy_state()), 1.0, devices_known=False)
     assert body["devices"] == []
 
 
@@ -167,16 +171,16 @@ def test_eight_equal_gpus_are_said_once() -> None:
     """Not as eight equal limits either."""
     memory = dict.fromkeys(range(8), 20 << 30)
     devices = tuple(Device(number, f"GPU-{number}", "NVIDIA H200", 140 << 30, 132) for number in range(8))
-    body = views.status(View(replace(busy_state(), devices=devices)), views.About(), 1.0)
-    assert "8 × NVIDIA H200 (140 GiB, 132 multiprocessors)" in page(body)
-    assert wording.limits(dict(views.limits(Limits(20.0, memory)))) == "20 %, 20G on each GPU"
-    assert wording.limits(dict(views.limits(Limits(20.0, {0: 1 << 30, 1: 2 << 30})))) == "20 %, 0=1G 1=2G"
+    body = shown(View(replace(busy_state(), devices=devices)), 1.0)
+    assert "8 × NVIDIA H200 (140 GiB, 132 multiprocessors)" in text_of(body)
+    assert wording.limits(Limits(20.0, memory).as_json()) == "20 %, 20G on each GPU"
+    assert wording.limits(Limits(20.0, {0: 1 << 30, 1: 2 << 30}).as_json()) == "20 %, 0=1G 1=2G"
 
 
 def test_a_clock_set_back_gives_no_negative_spans() -> None:
     """A person reading -3600 s thinks of a fault."""
     state = State(clients={1: Client(Peer(1, 7, 7, 1), since=100.0)}, held=queue_of(waiting(1, 2, 8, 300.0)))
-    assert [one["seconds"] for one in views.clients(View(state), 50.0)] == [0.0, 0.0]
+    assert [one["seconds"] for one in views.clients(instance(View(state)), nobody, 50.0)] == [0.0, 0.0]
     assert [one["seconds"] for one in queue(View(state), 50.0)] == [0.0]
 
 
@@ -192,19 +196,19 @@ def test_the_last_change_and_the_last_fault_come_from_the_records() -> None:
     sessions = Sessions()
 
     def told() -> Any:
-        about = views.About(last_change=sessions.changes[None], last_fault=sessions.faults[None], names={})
-        return views.status(View(busy_state()), about, 1.0)
+        names = {USER: "alice", OTHER: "bob"}.get
+        return shown(View(busy_state()), 1.0, views.About(names, (), sessions.changes, sessions.faults))
 
     for one in records:
         sessions.take(one)
     change, fault = told()["last_change"], told()["last_fault"]
-    assert (change["at"], change["uid"], change["before"], change["gap"]) == (views.iso(2.0), OTHER, USER, 0.1)
-    assert (fault["at"], fault["server"], fault["uid"], fault["seconds"]) == (views.iso(4.0), 5, OTHER, None)
+    assert (change["at"], change["uid"], change["before"], change["gap"]) == (views.when(2.0), OTHER, USER, 0.1)
+    assert (fault["at"], fault["server"], fault["uid"], fault["seconds"]) == (views.when(4.0), 5, OTHER, None)
     sessions.take({"seq": 6, "at": 6.5, "kind": "server.fault_over", "server": 5, "seconds": 2.5, "recovered": True})
     body = told()
     assert (body["last_fault"]["seconds"], body["last_fault"]["recovered"]) == (2.5, True)
     assert (body["last_change"] or {})["before_user"] == "alice"
-    assert "on server 5 of bob, over after 2.50s" in page(body)
+    assert "on server 5 of bob, over after 2.50s" in text_of(body)
 
 
 def test_a_turn_and_a_fault_at_another_instance_are_no_change_and_no_fault_here() -> None:
@@ -228,9 +232,9 @@ def test_a_long_queue_is_named_in_part_and_counted_in_full() -> None:
     """The status is a page; the queue has all."""
     many = queue_of(*(waiting(number, 1000 + number, 5000 + number, float(number)) for number in range(300)))
     view = View(replace(busy_state(), held=many), turn=Turn(USER, 0.0))
-    body = views.status(view, views.About(waiting=waits.waiting(view, 999.0)), 999.0)
+    body = shown(view, 999.0)
     assert (len(body["waiting"]), body["waiting_users"], body["waiting_processes"]) == (100, 300, 300)
-    assert "and 295 users more" in page(body)
+    assert "and 295 users more" in text_of(body)
     assert len(list(queue(view, 999.0))) == 300
 
 
@@ -246,8 +250,8 @@ def test_every_state_of_every_recording_can_be_shown() -> None:
                 before = core.state
                 core.absorb([event])
                 if core.state is not before:
-                    body = json.loads(json.dumps(views.status(core.view(), views.About(), event.at)))
-                    clients = json.loads(json.dumps(list(views.clients(core.view(), event.at))))
+                    body = json.loads(json.dumps(shown(core.view(), event.at)))
+                    clients = json.loads(json.dumps(list(views.clients(instance(core.view()), nobody, event.at))))
                     pages.add("\n".join(answer_text.status(body, answer_text.plain, NOON)))
                     pages.add("\n".join(answer_text.servers(body["servers"], NOON)))
                     answer_text.clients(clients)

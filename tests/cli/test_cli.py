@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from mpsagent import __version__
 from mpsagent.cli import pages, wording
 from mpsagent.cli.verbs import cli
 from tests.api.stand_in import Served, serve
@@ -82,7 +83,7 @@ print(*sys.modules, file=sys.stderr)
     done = subprocess.run(
         [sys.executable, "-c", code, served.path], capture_output=True, text=True, check=True, timeout=60
     )
-    assert done.stdout.startswith("mpsagent 0.0-test, ")
+    assert done.stdout.startswith(f"mpsagent {__version__}, ")
     of_a_terminal = {"curses", "mpsagent.cli.top_screen", "mpsagent.cli.answer_text"}
     assert not of_a_terminal & set(done.stderr.split())
 

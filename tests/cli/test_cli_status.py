@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent import __version__
 from mpsagent.agent.conditions import Condition
 from mpsagent.cli import answer_text, wording
 from mpsagent.core.model import Drain
@@ -31,7 +32,8 @@ def served() -> Iterator[Served]:
 def test_who_is_to_be_ended_for_computing_outside_mps_is_named(served: Served) -> None:
     """It stood in the API only."""
     one = {"pid": 77, "uid": 1002, "user": "bob", "ends": "2026-11-21T00:05:00+00:00"}
-    body = {**served.backend.status(), "outside": [one, {**one, "pid": 78, "ends": None}]}
+    body = served.backend.status()
+    body["instances"][0]["outside"] = [one, {**one, "pid": 78, "ends": None}]
     page = answer_text.status(body, answer_text.plain, datetime(2026, 11, 21, 12, tzinfo=UTC))
     assert "  outside  process 77 of bob, outside MPS, is due to be ended at 00:05:00" in page
     assert not [line for line in page if "process 78" in line]
@@ -75,7 +77,7 @@ def test_status_fits_on_one_screen_whatever_is_in_it(served: Served) -> None:
     assert any("problems more (mpsagent-cli doctor)" in one for one in lines)
     assert any("users more (mpsagent-cli queue)" in one for one in lines)
     assert any("more (mpsagent-cli doctor)" in one for one in lines[-8:])
-    assert lines[0].startswith("● mpsagent 0.0-test: 6 problems")
+    assert lines[0].startswith(f"● mpsagent {__version__}: 6 problems")
 
 
 def test_a_drain_says_what_ends_when(served: Served) -> None:

@@ -19,7 +19,7 @@ class Forward(StandIn):
     """Its newest event lies an hour ahead."""
 
     def event(self, record: Any) -> Any:
-        return {**super().event(record), "at": views.iso(time.time() + 3600)}
+        return {**super().event(record), "at": views.when(time.time() + 3600)}
 
 
 @pytest.fixture

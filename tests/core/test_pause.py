@@ -172,7 +172,7 @@ def test_behind_a_turn_that_neither_pauses_nor_ends_no_time_is_promised() -> Non
     assert stage.core is not None
     view = stage.core.view()
     assert [one.turn for one in waiting(view, stage.now)] == [None]
-    shown = views.turn(view, stage.now)
+    shown = views.turn(view, {}, lambda uid: None, stage.now)
     assert shown is not None
     assert shown["ends"] is None
 

@@ -26,7 +26,6 @@ from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
 from mpsagent.api.instances import Everything
 from mpsagent.api.metrics import Metrics
-from mpsagent.api.received import Received
 from mpsagent.cli import ask, client, event_lines, verbs
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
@@ -76,7 +75,6 @@ class Machine:
     """A node with its instances, and what the api has received of it: for its pages it is a Node."""
 
     old, started, moved = None, 1000.0, 0.0
-    last = Received.last
 
     def __init__(self, text: str = POLICY, **how: Any) -> None:
         self.policy = policy(text)
@@ -154,7 +152,7 @@ class Machine:
         return self.one.now
 
     def name(self, uid: int) -> str | None:
-        return NAMES.get(uid)
+        return next((one.identities[uid].name for one in self.played if uid in one.identities), None)
 
     def all_conditions(self) -> Any:
         for one in self.played:
