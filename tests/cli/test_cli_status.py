@@ -87,7 +87,7 @@ def test_a_drain_says_what_ends_when(served: Served) -> None:
     def page(deadline: float | None, *, restart: bool, at: int) -> str:
         backend = served.backend
         backend.turn = Turn(USER, START)
-        backend.state = replace(backend.state, drain=Drain(START, deadline, restart))
+        backend.state = backend.state.changed(drain=Drain(START, deadline, restart))
         lines = answer_text.status(backend.status(), answer_text.plain, datetime(2026, 11, 21, 0, 0, at, tzinfo=UTC))
         return " ".join(" ".join(lines).split())
 
