@@ -10,87 +10,31 @@ from pydantic import TypeAdapter
 
 from mpsagent import __version__
 from mpsagent.api import shapes
+from mpsagent.api.calls import ROUTES
 from mpsagent.api.http import PROBLEM
+from mpsagent.api.query import PARAMETERS
 
 TARGET = Path(__file__).resolve().parent.parent / "mpsagent" / "api" / "openapi.json"
 Json = dict[str, Any]
 _REF = "#/components/schemas/{model}"
-_READ: dict[str, tuple[str, type | None]] = {
-    "/healthz": ("200 when everything is as it should be, otherwise 503", shapes.Healthz),
-    "/v1/status": ("Everything that matters on one page", shapes.Status),
-    "/v1/servers": ("MPS servers", shapes.Servers),
-    "/v1/clients": ("Clients of servers, and waiting ones", shapes.Clients),
-    "/v1/queue": ("Waiting users in the order of being served", shapes.Queue),
-    "/v1/leases": ("Shares that were given to jobs", shapes.Leases),
-    "/v1/policy": ("The policy in force", None),
-    "/v1/policy/explain": ("What applies to a user, where it comes from, what would happen now", None),
-    "/v1/events": ("Events after a cursor; with follow=1 a stream of lines (application/x-ndjson)", shapes.Events),
-    "/v1/sessions": ("Who worked and waited when: processes, turns, pauses and faults", shapes.Sessions),
-    "/v1/report": ("What users had on some days: time with the GPU, waiting, clients, faults", shapes.Report),
-}
-_Parameter = tuple[str, str, Json, str]
-"""Name, where it is (``query!``: it has to be), schema, description."""
-_TIME: Json = {"type": "string", "format": "date-time", "examples": ["2026-11-22T08:00:00Z"]}
-_DAY: Json = {"type": "string", "format": "date", "examples": ["2026-11-01"]}
-_FILTERS: list[_Parameter] = [
-    ("user", "query", {"type": "string", "minLength": 1, "maxLength": 256}, "only of this user: name or uid"),
-    ("pid", "query", {"type": "integer", "minimum": 1, "maximum": 1 << 31}, "only of this process"),
-    ("kind", "query", {"type": "string"}, "only kinds that begin so: client.ended; several with commas"),
-    ("since", "query", _TIME, "not before this time"),
-    ("until", "query", _TIME, "before this time"),
-]
-_CURSOR: list[_Parameter] = [
-    ("cursor", "query", {"type": "integer", "minimum": 0}, "what comes after this one; without it the newest"),
-    ("limit", "query", {"type": "integer", "minimum": 1, "maximum": 1000}, "at most this many (100)"),
-]
-_PARAMETERS: dict[str, list[_Parameter]] = {
-    "/v1/policy/explain": [
-        ("user", "query!", {"type": "string", "minLength": 1, "maxLength": 256}, "name or uid"),
-        ("cgroup", "query", {"type": "string", "maxLength": 4096}, "the path of a cgroup: what holds there, too"),
-    ],
-    "/v1/events": [
-        *_CURSOR,
-        ("follow", "query", {"type": "integer", "enum": [0, 1]}, "1: go on with what comes; without those below"),
-        *_FILTERS,
-    ],
-    "/v1/sessions": [*_CURSOR, *_FILTERS],
-    "/v1/report": [
-        ("by", "query", {"type": "string", "enum": ["user", "group", "day", "job"]}, "of whom each row is (user)"),
-        ("job", "query", {"type": "string", "maxLength": 100}, "only of the job with this name; with by=job"),
-        ("first", "query", _DAY, "first day; 30 days in all"),
-        ("last", "query", _DAY, "last day (today)"),
-    ],
-}
 
 
 def document() -> Json:
     """The OpenAPI 3.1 document."""
     schemas: Json = {}
-    paths: Json = {
-        "/metrics": {
+    paths: Json = {}
+    for route in ROUTES:
+        if isinstance(route.shape, str):
+            answers: Json = {"200": {"description": route.shape}}
+        else:
+            answers = {"200": _content("answer", _schema(route.shape, schemas))}
+        if route.path == "/healthz":
+            answers["503"] = _content("not healthy", _schema(route.shape, schemas))
+        paths[route.path] = {
             "get": {
-                "operationId": "get_metrics",
-                "summary": "Prometheus metrics",
-                "responses": {"200": {"description": "text format 0.0.4"}} | _errors(schemas),
-            }
-        },
-        "/openapi.json": {
-            "get": {
-                "operationId": "get_openapi",
-                "summary": "This document",
-                "responses": {"200": {"description": "OpenAPI 3.1"}} | _errors(schemas),
-            }
-        },
-    }
-    for path, (summary, shape) in _READ.items():
-        answers = {"200": _content("answer", _schema(shape, schemas))}
-        if path == "/healthz":
-            answers["503"] = _content("not healthy", _schema(shape, schemas))
-        paths[path] = {
-            "get": {
-                "operationId": _name("get", path),
-                "summary": summary,
-                "parameters": [_parameter(one) for one in _PARAMETERS.get(path, [])],
+                "operationId": _name("get", route.path),
+                "summary": route.about,
+                "parameters": list(map(_parameter, route.parameters)),
                 "responses": answers | _errors(schemas),
             }
         }
@@ -118,13 +62,14 @@ def _schema(shape: type | None, schemas: Json) -> Json:
 
 
 def _name(method: str, path: str) -> str:
-    return "_".join([method, *(part for part in path.split("/") if part not in ("", "v1", "{pid}"))])
+    return "_".join([method, *(part for part in path.removesuffix(".json").split("/") if part not in ("", "v1"))])
 
 
-def _parameter(one: _Parameter) -> Json:
-    name, place, schema, about = one
+def _parameter(name: str) -> Json:
+    one = PARAMETERS[name.rstrip("!")]
     return {
-        "name": name, "in": place.rstrip("!"), "required": place.endswith("!"), "schema": schema, "description": about,
+        "name": name.rstrip("!"), "in": "query", "required": name.endswith("!"), "schema": one.schema,
+        "description": one.about,
     }  # fmt: skip
 
 

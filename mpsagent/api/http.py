@@ -10,8 +10,6 @@ from aiohttp import hdrs, web
 from mpsagent.agent.problem import Problem
 
 PROBLEM = "application/problem+json"
-MOST = 1000
-"""Events or sessions in an answer."""
 
 
 def line(body: Any) -> bytes:

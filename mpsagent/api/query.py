@@ -1,69 +1,83 @@
-"""What stands behind the ? of a request: each value checked, or a Problem that says what is wrong with it."""
+"""What stands behind the ? of a request: declared once, by the schema that OpenAPI has of it, and read by that."""
 
 from __future__ import annotations
 
-from datetime import date, datetime, timedelta
+from collections.abc import Sequence
+from datetime import date, datetime
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from mpsagent.agent.problem import Problem
-from mpsagent.api.database import Query
-
-FILTERS = ("user", "pid", "kind", "since", "until")
-"""What narrows down which events are asked for."""
+from mpsagent.agent.problem import Json, Problem
 
 
-def parameters(request: web.Request, allowed: set[str]) -> dict[str, str]:
-    unknown = sorted(set(request.query) - allowed)
+class Parameter(NamedTuple):
+    about: str
+    schema: Json
+
+
+def _number(least: int, most: int) -> Json:
+    return {"type": "integer", "minimum": least, "maximum": most}
+
+
+def _text(least: int, most: int) -> Json:
+    return {"type": "string", "minLength": least, "maxLength": most}
+
+
+_TIME: Json = {"type": "string", "format": "date-time", "examples": ["2026-11-22T08:00:00Z"]}
+_DAY: Json = {"type": "string", "format": "date", "examples": ["2026-11-22"]}
+PARAMETERS = {
+    "cursor": Parameter("what comes after this one; without it the newest", _number(0, 1 << 62)),
+    "limit": Parameter("at most this many (100)", _number(1, 1000)),
+    "follow": Parameter("1: go on with what comes; without those below", _number(0, 1)),
+    "user": Parameter("only of this user: name or uid", _text(1, 256)),
+    "pid": Parameter("only of this process", _number(1, 1 << 31)),
+    "kind": Parameter("only kinds that begin so: client.ended; several with commas", _text(0, 1000)),
+    "since": Parameter("not before this time", _TIME),
+    "until": Parameter("before this time", _TIME),
+    "cgroup": Parameter("the path of a cgroup: what holds there, too", _text(0, 4096)),
+    "by": Parameter("of whom each row is (user)", {"type": "string", "enum": ["user", "group", "day", "job"]}),
+    "job": Parameter("only of the job with this name; with by=job", _text(0, 100)),
+    "first": Parameter("first day; 30 days in all", _DAY),
+    "last": Parameter("last day (today)", _DAY),
+}
+
+
+def asked(request: web.Request, allowed: Sequence[str]) -> Json:
+    """Each value that is given, read. ``allowed``: with ! those that there have to be. Raises Problem."""
+    known = sorted(one.rstrip("!") for one in allowed)
+    unknown = sorted(set(request.query) - set(known))
     if unknown:
-        known = ", ".join(sorted(allowed))
-        raise Problem(400, f"unknown parameter {unknown[0][:50]!r}", request.path, f"known: {known}")
-    return dict(request.query)
+        raise Problem(400, f"unknown parameter {unknown[0][:50]!r}", request.path, f"known: {', '.join(known)}")
+    missing = [one for one in allowed if one.endswith("!") and not request.query.get(one[:-1])]
+    if missing:
+        raise Problem(400, f"which {missing[0][:-1]}?", missing[0][:-1], f"{request.path}?{missing[0][:-1]}=…")
+    return {name: _read(name, text) for name, text in request.query.items()}
 
 
-def number(query: dict[str, str], key: str, least: int, most: int) -> int | None:
-    text = query.get(key)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most):
-        raise Problem(400, f"{key}={text[:30]!r} is not a number from {least} to {most}", key)
-    return int(text)
-
-
-def moment(query: dict[str, str], key: str) -> float | None:
-    """Seconds since the epoch. A time without a zone is this machine's."""
-    text = query.get(key)
-    if text is None:
-        return None
+def _read(name: str, text: str) -> Any:
+    """Times are seconds since the epoch; one without a zone is this machine's."""
+    schema = PARAMETERS[name].schema
     try:
-        return datetime.fromisoformat(text).timestamp()
+        match schema:
+            case {"type": "integer", "minimum": least, "maximum": most}:
+                what = f"a number from {least} to {most}"
+                if text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= most:
+                    return int(text)
+            case {"format": "date-time", "examples": [example]}:
+                what = f"a time like {example}"
+                return datetime.fromisoformat(text).timestamp()
+            case {"format": "date", "examples": [example]}:
+                what = f"a day like {example}"
+                return date.fromisoformat(text)
+            case {"enum": words}:
+                what = f"one of {', '.join(words)}"
+                if text in words:
+                    return text
+            case {"minLength": least, "maxLength": most}:
+                what = f"a text of {least} to {most} letters"
+                if least <= len(text) <= most:
+                    return text
     except (ValueError, OverflowError, OSError):
-        raise Problem(400, f"{key}={text[:40]!r} is not a time", key, "like 2026-11-22T08:00:00Z") from None
-
-
-def day(query: dict[str, str], key: str) -> date | None:
-    text = query.get(key)
-    if text is None:
-        return None
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise Problem(400, f"{key}={text[:40]!r} is not a day", key, "like 2026-11-22") from None
-
-
-def wanted_records(query: dict[str, str], cursor: int | None, limit: int) -> Query:
-    """But for the user, whose name is the backend's to know."""
-    pid, since, until = number(query, "pid", 1, 1 << 31), moment(query, "since"), moment(query, "until")
-    return Query(cursor, limit, None, pid, query.get("kind"), since, until)
-
-
-def wanted_days(query: dict[str, str]) -> tuple[str, str, str, str | None]:
-    """By what a report is, its first and last day (the last 30 where none are named), and of which job alone it is."""
-    by, job = query.get("by", "user"), query.get("job")
-    if by not in ("user", "group", "day", "job"):
-        raise Problem(400, f"by={by[:20]!r}", "by", "user, group, day or job")
-    if job is not None and by != "job":
-        raise Problem(400, "job= is for by=job", "job")
-    last = day(query, "last") or date.today()
-    first = day(query, "first") or max(last, date.min + timedelta(days=29)) - timedelta(days=29)
-    return by, first.isoformat(), last.isoformat(), job
+        pass
+    raise Problem(400, f"{name}={text[:40]!r} is not {what}", name)
