@@ -72,6 +72,9 @@ class Observer:
         self._working: asyncio.Task[None] | None = None
         self._work_at = self._work_again = float("-inf")
         self._workers: frozenset[int] = frozenset()
+        self._beside, self._beside_at, self._beside_since = 0.0, self._clock.now(), self._clock.now()
+        """Seconds since the last look at what the GPUs have done, each divided among the users apart at work in it; by
+        when, and when that look was."""
 
     def once(self, logs: Iterable[LogFollower], since: float | None) -> list[inp.Input]:
         """One round, without waiting for anything; what the engine should know of it. ``since``: since when the control
@@ -100,6 +103,7 @@ class Observer:
         idle = self._listing is None or self._listing.done()
         if limited and idle and now >= self._memory_at + MEMORY_EVERY:
             self._listing = self._recorder.spawn(self._weigh())
+        self._count_beside(now)
         self.look_at_work()
         return [self.processes(now)]
 
@@ -174,8 +178,15 @@ class Observer:
         found = await self._gpus.work()
         if found is None:  # said elsewhere; each try may start a helper
             self._work_again = self._clock.now() + WORK_EVERY
-        else:
-            self._take([found._replace(lanes=1 + self._others())])
+            return
+        self._count_beside(self._clock.now())
+        lanes = (self._beside_at - self._beside_since) / self._beside if self._beside else 1.0
+        self._beside, self._beside_since = 0.0, self._beside_at
+        self._take([found._replace(lanes=lanes)])
+
+    def _count_beside(self, now: float) -> None:
+        self._beside += (now - self._beside_at) / (1 + self._others())
+        self._beside_at = now
 
     def _others(self) -> int:
         """Other users apart who are at work on our GPUs."""

@@ -124,11 +124,12 @@ class MemorySeen(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """A look at what the GPUs have done, by UUID. ``lanes``: how many control daemons had users at work there."""
+    """A look at what the GPUs have done, by UUID. ``lanes``: how many control daemons had users at work there: by its
+    reciprocal, a mean over the time since the last look."""
 
     at: float
     work: Mapping[str, Work]
-    lanes: int = 1
+    lanes: float = 1.0
 
 
 # --- from MPS, by its front-end ---------------------------------------------------------------------------------------

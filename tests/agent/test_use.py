@@ -66,6 +66,26 @@ def test_two_users_in_turns_of_whom_one_does_nothing(stage: Stage) -> None:
     assert "UTIL" in stage.cli(agent, "report")[1]
 
 
+def test_users_apart_have_together_what_the_gpu_did(stage: Stage) -> None:
+    """Also where one ends while the other goes on: the time in which both were at work is not all the other's."""
+    agent = stage.with_agent("", extra='sharing = "apart"')
+    before = counters(stage)
+    alice, bob = stage.client(A, "duty", 0.5, 600), stage.client(B, "duty", 0.5, 600)
+    for one in (alice, bob):
+        one.known()
+    at_work(stage)
+    assert agent.api.order("terminate", pid=alice.pid)[0] == 200
+    alice.ended()
+    at_work(stage)
+    assert agent.api.order("terminate", pid=bob.pid)[0] == 200
+    bob.ended()
+    ended(stage, agent, 2)
+    rows, after = report(agent), counters(stage)
+    assert rows[A]["shared"]
+    assert rows[A]["energy"] < rows[B]["energy"]
+    assert rows[A]["energy"] + rows[B]["energy"] < 1.1 * (after.energy - before.energy)
+
+
 def test_an_agent_that_is_stopped_leaves_what_it_has_counted(stage: Stage) -> None:
     """The next one goes on: nothing of an hour's work is lost with a restart, and nothing counts twice."""
     agent = stage.with_agent()
