@@ -40,10 +40,11 @@ Json = dict[str, Any]
 
 AS_USER = """
 import os, resource, sys
-from mpsagent.cli import run, verbs  # as root: the user may not be able to read this checkout
-uid = int(sys.argv[1])
-os.setgroups([]); os.setgid(uid); os.setuid(uid)
-verbs.cli(sys.argv[2:], prog_name="mpsagent-cli")
+from mpsagent.cli import main, program, run, verbs, wording  # as root: the user may not be able to read this checkout
+uid, os.environ["MPSAGENT_SOCKET"], *words = sys.argv[1:]
+os.setgroups([]); os.setgid(int(uid)); os.setuid(int(uid))
+sys.argv[1:] = words
+main.main()
 """
 
 
@@ -417,7 +418,7 @@ class Stage:
 
     def run_verb(self, agent: Agent, uid: int, *words: str) -> rigs.Started:
         """`mpsagent-cli run` as this user."""
-        command = [sys.executable, "-c", AS_USER, str(uid), "--socket", str(agent.api.path), "run", *words]
+        command = [sys.executable, "-c", AS_USER, str(uid), str(agent.api.path), "run", *words]
         environment = {**self.rig.environment(), "PYTHONPATH": self.python_environment()["PYTHONPATH"]}
         return self.rig.run(command, env=environment)
 
