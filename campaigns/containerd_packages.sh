@@ -1,6 +1,6 @@
 #!/bin/bash
 # Packs what campaigns/pod_stop.py runs on a machine without containerd or without a network: containerd 1.7 of Debian 13,
-# and the runc of the Debian this runs on, in .gpu/containerd/ (about 30 MB). Needs apt, gcc and root.
+# and the runc of the Debian this runs on, in .gpu/containerd/ (about 25 MB). Needs apt, gcc and root.
 # usage: [DIST=somewhere-else] containerd_packages.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,6 +21,6 @@ cp "$work"/root/usr/bin/{containerd,containerd-shim-runc-v2,ctr} "$work"/root/us
 cp --dereference "$work"/root/usr/lib/x86_64-linux-gnu/libseccomp.so.2 "$work/bin"
 # The program of a pod's own container, which no registry is asked for.
 echo 'int pause(void); int main(void) { for (;;) pause(); }' | gcc -static -O -o "$work/bin/pause" -x c -
-tar --create --numeric-owner --owner=0 --group=0 --directory "$work/bin" . | xz -T0 -3 >"$out/containerd.tar.xz"
+tar --create --numeric-owner --owner=0 --group=0 --directory "$work/bin" . | xz -T0 -9 >"$out/containerd.tar.xz"
 (cd "$work/debs" && ls) >"$out/packages.txt"
 ls -l "$out"

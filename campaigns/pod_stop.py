@@ -24,7 +24,8 @@ import subprocess
 import sys
 import tarfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +211,11 @@ class Containerd:
 class Pods:
     """Rounds of one kind."""
 
-    def __init__(self, stage: Stage, containerd: Containerd) -> None:
+    def __init__(self, stage: Stage, containerd: Containerd, uid: int, others: Sequence[int]) -> None:
         self.stage, self.agent, self.containerd = stage, stage.agents[-1], containerd
+        self.uid, self.others = uid, others
         code = stage.place / "code"
-        shutil.copytree(REPOSITORY / "mpsagent", code / "mpsagent")
+        shutil.copytree(REPOSITORY / "mpsagent", code / "mpsagent", dirs_exist_ok=True)
         given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
         given += [path for path in sys.path if path.endswith("site-packages")]
         found = [str(code), *(str(Path(path).absolute()) for path in given)]
@@ -228,16 +230,16 @@ class Pods:
 
     def round(self, kind: str) -> tuple[str, float, int, int]:
         """How the pod's client ended, after how many seconds, how many neighbours finished, and faults."""
-        beside = [self.stage.client(uid, "mind", 600) for uid in USERS[1 : NEIGHBOURS + 1]]
+        beside = [self.stage.client(uid, "mind", 600) for uid in self.others]
         for one in beside:
             one.known()
         script = f"trap 'kill $!; wait' TERM; {' '.join(self.stage.backend.client)} spin 600 & wait"
         runtime = "mpsagent" if kind == "runtime" else "runc"
         began = self.agent.mark()
-        pod = self.containerd.start(USERS[0], runtime, ["/bin/sh", "-c", script], self.environment, self.shown)
+        pod = self.containerd.start(self.uid, runtime, ["/bin/sh", "-c", script], self.environment, self.shown)
         try:
             self.stage.until(lambda: "launch" in self.containerd.said(), "a kernel of the pod is in flight", 30)
-            self.agent.wait("client.connected", since=began, uid=USERS[0])
+            self.agent.wait("client.connected", since=began, uid=self.uid)
         except StageError as error:
             raise StageError(f"{error}\n--- the container said\n{self.containerd.said()}") from None
         since = time.monotonic()
@@ -250,8 +252,32 @@ class Pods:
         took = time.monotonic() - since
         time.sleep(1.5)
         good = sum(one.finish() == 0 for one in beside)
-        outcome = self.agent.wait("client.ended", since=began, uid=USERS[0])["outcome"]
+        outcome = self.agent.wait("client.ended", since=began, uid=self.uid)["outcome"]
         return outcome, took, good, len(self.agent.found("server.fault", since=began))
+
+
+def unpacked(packages: Path, to: Path) -> Path:
+    if not packages.exists():
+        raise rigs.RigError(f"no {packages}: campaigns/containerd_packages.sh makes it")
+    with tarfile.open(packages) as packed:
+        packed.extractall(to, filter="tar")
+    return to
+
+
+@contextmanager
+def containerd_beside(stage: Stage, base: Path, programs: Path) -> Iterator[Containerd]:
+    """A containerd whose runtime asks the stage's agent."""
+    path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    words = f"env PYTHONPATH={path} {sys.executable} -m mpsagent.cli.main --socket {stage.agents[-1].api.path}"
+    containerd = Containerd(base, programs, f'client="{words}"')
+    try:
+        stage.until(containerd.ready, "containerd answers", 30)
+        containerd.begin()
+        yield containerd
+    except StageError as error:
+        raise StageError(f"{error}\n--- containerd said\n{containerd.log()}") from None
+    finally:
+        containerd.end()
 
 
 def main() -> int:
@@ -260,37 +286,26 @@ def main() -> int:
     options = arguments.parse_args()
     rows, wrong, about = [], [], {}
     with place(options.sim) as (backend, machine, base):
-        if not options.packages.exists():
-            raise rigs.RigError(f"no {options.packages}: campaigns/containerd_packages.sh makes it")
-        with tarfile.open(options.packages) as packed:
-            packed.extractall(base / "programs", filter="tar")
+        unpacked(options.packages, base / "programs")
         said = subprocess.run([base / "programs/containerd", "--version"], capture_output=True, text=True, check=False)
         about = {**facts(backend, machine), "containerd": " ".join(said.stdout.split()[2:])}
         signal.setitimer(signal.ITIMER_REAL, options.seconds)
-        containerd = None
         with Stage(backend, base / "stage", machine) as stage:
             try:
-                agent = stage.with_agent("[limits]\nthreads = 20\n", extra='sharing = "together"')
-                path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-                words = f"env PYTHONPATH={path} {sys.executable} -m mpsagent.cli.main --socket {agent.api.path}"
-                containerd = Containerd(base / "ctd", base / "programs", f'client="{words}"')
-                stage.until(containerd.ready, "containerd answers", 30)
-                containerd.begin()
-                pods = Pods(stage, containerd)
-                for kind in [one for one in ROUNDS if one in (options.only or ROUNDS)]:
-                    for _ in range(ROUNDS[kind]):
-                        outcome, took, good, faults = pods.round(kind)
-                        rows.append((kind, outcome, took, good, faults))
-                        print(*rows[-1], flush=True)
-                        if kind != "without" and (good, faults) != (NEIGHBOURS, 0):
-                            wrong.append(f"{kind}: {good} of {NEIGHBOURS} neighbours, {faults} faults")
+                stage.with_agent("[limits]\nthreads = 20\n", extra='sharing = "together"')
+                with containerd_beside(stage, base / "ctd", base / "programs") as containerd:
+                    pods = Pods(stage, containerd, USERS[0], USERS[1 : NEIGHBOURS + 1])
+                    for kind in [one for one in ROUNDS if one in (options.only or ROUNDS)]:
+                        for _ in range(ROUNDS[kind]):
+                            outcome, took, good, faults = pods.round(kind)
+                            rows.append((kind, outcome, took, good, faults))
+                            print(*rows[-1], flush=True)
+                            if kind != "without" and (good, faults) != (NEIGHBOURS, 0):
+                                wrong.append(f"{kind}: {good} of {NEIGHBOURS} neighbours, {faults} faults")
             except (Exception, Broken) as error:
-                wrong.append(re.sub(r"\s*$", "", f"{type(error).__name__}: {error}")[:3000])
-                wrong.append(containerd.log() if containerd else "")
+                wrong.append(re.sub(r"\s*$", "", f"{type(error).__name__}: {error}")[:5000])
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                if containerd is not None:
-                    containerd.end()
         wrong += stage.left
     text = "\n".join(["# Pods that are stopped", "", *(f"- {key}: {value}" for key, value in about.items()), ""])
     text += "\n| the pod is stopped | its client ended | after s | neighbours that finished | faults of MPS |\n"

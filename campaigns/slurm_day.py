@@ -6,8 +6,8 @@
     slurm_day.py --packages FILE    Slurm as slurm_packages.sh packs it; without it .gpu/slurm/slurm.tar.xz where there
                                     is no slurmd
     slurm_day.py --seconds N        broken off after so many seconds (240)
-    slurm_day.py --only paused      these steps; totals, stops_with and stops_without only where they are named
-                                    (slurm_day.sh plays these three)
+    slurm_day.py --only paused      these steps; day (with containerd: containerd_packages.sh), stops_with and
+                                    stops_without only where they are named (slurm_day.sh plays these three)
 
 Slurm runs in namespaces of its own; nothing outside them is changed, and no setting of the GPU. mpsagent and what it
 needs must be importable (PYTHONPATH). In DIR: report.md, raw.json, slurm.log. Exit status: 0 all is well, 1 something
@@ -27,37 +27,39 @@ import sys
 import tarfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from campaigns import pod_stop
 from campaigns.begin import Broken, facts, parser, place
-from campaigns.slurm_watch import Watch
+from campaigns.gate_place import Out
+from campaigns.gate_use import Watch as Meter
+from campaigns.gate_use import real, simulated
+from campaigns.slurm_watch import Span, Watch, divided
 from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.system.processes import stopped
 from tests.conformance import rig as rigs
 from tests.conformance.backends import REPOSITORY, other_users_python
-from tests.scenes.stage import USERS, Agent, Machine, Stage, StageError, seconds_of
+from tests.scenes.stage import USERS, Agent, Client, Machine, Stage, StageError, seconds_of
 from tests.slurm.cluster import Cluster, why_not
 
 MIB = 1 << 20
 OUTSIDE = 5
-TEN = (
-    (40, 8, 9),
-    (20, 2, 3),
-    (10, 1, 1),
-    (30, 1, 2),
-    (80, 8, 9),
-    (20, 1, 1),
-    (50, 2, 4),
-    (50, 8, 8),
-    (16, 8, 8),
-    (60, 2, 2),
-)
-"""Jobs with totals: the share, how many of its processes have it together, how many are started. One process of a job
-is PyTorch's where one is started."""
+JOBS = ((40, 8, 9), (20, 2, 3), (10, 1, 1), (30, 1, 2), (80, 8, 9), (50, 2, 4), (16, 8, 8))
+"""Jobs with totals that end by themselves: the share, how many of its processes have it together, how many are started.
+One process of a job is PyTorch's where one is started."""
+OVER, CANCELLED = (10, 1), ((30, 2), (20, 1))
+"""And three that do not: the share, its processes."""
+PODS = 2
+BESIDE = (20006, 20007, 20008, 20009)
+"""Users of the neighbours, who have no job."""
+CLOSE = 0.05
+"""How far figures may be from NVML's and nvidia-smi's own."""
+LONG_ENOUGH = 3.0
+"""Seconds of work that NVML's utilisation is judged for: it is of the last second."""
 EXPORTS = "export CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=140G"
 NEIGHBOURS = 4
 STEP, SCRIPT = "srun --mpi=none {}", "exec {}"
@@ -93,6 +95,13 @@ def check(true: object, otherwise: str) -> None:
 
 def names(agent: Agent) -> set[str]:
     return {one["name"] for one in agent.api.get("/v1/leases")["leases"]}
+
+
+@contextlib.contextmanager
+def pods_beside(stage: Stage) -> Iterator[pod_stop.Pods]:
+    programs = pod_stop.unpacked(REPOSITORY / ".gpu/containerd/containerd.tar.xz", stage.place / "programs")
+    with pod_stop.containerd_beside(stage, stage.place / "ctd", programs) as containerd:
+        yield pod_stop.Pods(stage, containerd, USERS[-1], BESIDE)
 
 
 class Day:
@@ -205,23 +214,89 @@ class Day:
         self.figures["mpsagent-cli report --by job"] = said
         check(status == 0, said)
 
-    def totals(self) -> None:
-        """Ten jobs with a total, of 1, 2 and 8 processes that export all of the GPU: their sum is never over it."""
-        seconds, wanted = 4, {}
-        with Watch(self.stage.backend.name) as watch:
-            for number, (share, tasks, started) in enumerate(TEN):
-                one = f"{self.job if started == 1 else f'{self.small} mind'} {seconds}"
+    def day(self) -> None:
+        """Ten jobs with a total that export all of the GPU, of 1, 2 and 8 processes: their sum is never over it. Two
+        are cancelled and one is over its time, two pods are stopped, all in a kernel: the neighbours finish."""
+        out = Out("day")
+        with (
+            pods_beside(self.stage) as pods,
+            Watch(self.stage.backend.name) as smi,
+            Meter(simulated(self.stage.backend) if self.stage.backend.name == "sim" else real(out)) as nvml,
+        ):
+            works, stops = f"{self.small} duty 0.3 40", f"{self.small} spin 600"
+            over = self.cluster.submit(
+                USERS[0], f"mps:{OVER[0]}", EXPORTS, STEP.format(f"{self.run} sh -c '{works}; exec {stops}'"),
+                options=["--time=1"],
+            )  # fmt: skip
+            cancelled = [
+                self.cluster.submit(
+                    USERS[number], f"mps:{share}", EXPORTS, STEP.format(f"{self.run} {stops}"),
+                    options=[f"--ntasks={tasks}"],
+                )
+                for number, (share, tasks) in enumerate(CANCELLED, 1)
+            ]  # fmt: skip
+            wanted = {}
+            for number, (share, tasks, started) in enumerate(JOBS):
+                one = f"{self.job if started == 1 else f'{self.small} mind'} 4"
                 crowd = " & ".join([one] * started)
                 job = self.cluster.submit(
                     USERS[number % 4], f"mps:{share}", EXPORTS, f"{crowd} & wait", options=[f"--ntasks={tasks}"]
                 )
                 wanted[job] = (share, tasks, started)
+            found = []
+            for job, (_, tasks) in zip(cancelled, CANCELLED, strict=True):
+                self.until(lambda: self.cluster.said(job).count("launch") == tasks, "its kernels are in flight")  # noqa: B023
+                beside = self.neighbours()
+                found.append(("scancel", job, *self.unharmed(beside, lambda: self.cancel(job))))  # noqa: B023
+            for _ in range(PODS):
+                outcome, _, good, faults = pods.round("runtime")
+                found.append((f"a pod is stopped: its client {outcome}", 0, good, faults))
+            beside = self.neighbours()
+            self.until(lambda: "launch" in self.cluster.said(over), "a kernel of the job over its time is in flight")
+            found.append(("over its time", over, *self.unharmed(beside, lambda: self.finished(over))))
             self.finished(*wanted)
-        self.no_lease()
-        seen = watch.by_pid()
+            self.no_lease()
+            self.stage.until(lambda: all(one["ended"] for one in self.sessions()), "all sessions have ended", 30)
+            time.sleep(2.5)  # the last look at what they used
+        rows = [
+            f"| {how} | {self.ended(job) if job else '-'} | {good} of {NEIGHBOURS} | {faults} |"
+            for how, job, good, faults in found
+        ]
+        head = "| stopped in a kernel | how it ended | neighbours that finished | faults of MPS |"
+        self.figures["stopped"] = "\n".join([head, "|" + "---|" * 4, *rows])
+        good, faults = (sum(one[column] for one in found) for column in (2, 3))
+        said = f"{good} of {len(found) * NEIGHBOURS} neighbours finished, {faults} faults"
+        self.figures["neighbours"] = said
+        wrong = [] if (good, faults) == (len(found) * NEIGHBOURS, 0) else [said]
+        wrong += self.totals(wanted)
+        wrong += self.beside_nvml([over, *cancelled, *wanted], nvml, smi.by_pid())
+        self.figures |= smi.figures()
+        self.reports()
+        check(not wrong, "\n".join(wrong))
+
+    def neighbours(self) -> list[Client]:
+        beside = [self.stage.client(uid, "mind", 600) for uid in BESIDE]
+        for one in beside:
+            one.known()
+        return beside
+
+    def unharmed(self, beside: list[Client], stop: Callable[[], object]) -> tuple[int, int]:
+        """How many of them finish, and faults of MPS."""
+        began = self.agent.mark()
+        stop()
+        time.sleep(1.5)
+        good = sum(one.finish() == 0 for one in beside)
+        return good, len(self.agent.found("server.fault", since=began))
+
+    def cancel(self, job: int) -> None:
+        self.cluster.run("scancel", str(job))
+        self.finished(job)
+
+    def totals(self, wanted: dict[int, tuple[int, int, int]]) -> list[str]:
+        """What jobs had more than their total, or not just their share."""
         rows, wrong, mib = [], [], self.machine.total_mib
         for job, (share, tasks, started) in wanted.items():
-            text, clients = self.cluster.said(job), self.clients_of(job)
+            text = self.cluster.said(job)
             found = [(int(a), int(b)) for a, b in re.findall(r"\] sms (\d+) meminfo \w+ free (\d+) MiB", text)]
             at_once = self.most_at_once(job)
             may = multiprocessors_for_percent(share, self.machine.multiprocessors)
@@ -232,19 +307,48 @@ class Day:
                 or at_once * most[0] > may or at_once * free > mib * share / 100 or "GIVEN" in text
             ):  # fmt: skip
                 wrong.append(f"job {job}, {share} % for {tasks}, {at_once} at once, {each} each: {text}")
-            row = self.row(job)
-            by_smi = max((seen.get(pid, 0) for pid in clients), default=0)
             rows.append(
                 f"| {job} | {share} | {tasks} | {started} | {at_once} | {at_once * most[0]} of {may} | "
-                f"{at_once * free} of {mib * share / 100:.0f} | {row['gpu']:.1f} | {row['waited']:.1f} | "
-                f"{by_smi or '-'} | {(row['memory_used'] or 0) // MIB} | {self.ended(job)} |"
+                f"{at_once * free} of {mib * share / 100:.0f} |"
             )
-        head = "| job | mps | processes | started | at once | multiprocessors of all | free MiB of all | GPU s | "
-        head += "waited s | most MiB of one process: nvidia-smi | report | how it ended |"
-        self.figures["jobs"] = "\n".join([head, "|" + "---|" * 12, *rows])
-        self.figures |= watch.figures()
-        self.reports()
-        check(not wrong, "\n".join(wrong))
+        head = "| job | mps | processes | started | at once | multiprocessors of all | free MiB of all |"
+        self.figures["totals"] = "\n".join([head, "|" + "---|" * 7, *rows])
+        return wrong
+
+    def sessions(self) -> list[dict[str, Any]]:
+        found = self.agent.api.get("/v1/sessions?kind=client&limit=1000")["sessions"]
+        assert isinstance(found, list)
+        return found
+
+    def beside_nvml(self, jobs: list[int], nvml: Meter, by_smi: dict[int, int]) -> list[str]:
+        """The report of each job beside NVML's figures: what these say of the time in which its processes were at work,
+        energy divided among all processes at work. What is further from them than CLOSE."""
+        spans = [
+            Span(one["uid"], one.get("job") or "", seconds_of({"at": one["began"]}), seconds_of({"at": one["ended"]}))
+            for one in self.sessions()
+        ]
+        whole = nvml.between(min(one.begin for one in spans), max(one.end for one in spans))[1]
+        total = sum(row["energy"] for row in self.agent.api.get("/v1/report?by=user")["rows"])
+        self.figures["energy of all"] = f"{total:.0f} J by the report, {whole:.0f} J by NVML"
+        wrong = [] if abs(total - whole) <= CLOSE * whole else [f"energy: {total:.0f} J, NVML {whole:.0f} J"]
+        rows = []
+        for job in jobs:
+            row, name = self.row(job), f"slurm-{job}"
+            busy, joules = divided(nvml.moments, spans, name)
+            used = (row["memory_used"] or 0) / MIB
+            smi = max((by_smi.get(pid, 0) for pid in self.clients_of(job)), default=0)
+            rows.append(
+                f"| {job} | {row['gpu']:.1f} | {row['waited']:.1f} | {row['utilization']:.3f} | {busy:.3f} | "
+                f"{row['energy']:.0f} | {joules:.0f} | {used:.0f} | {smi or '-'} | {row['ended']} | {self.ended(job)} |"
+            )
+            if row["gpu"] > LONG_ENOUGH and abs(row["utilization"] - busy) > CLOSE:
+                wrong.append(f"job {job}: utilisation {row['utilization']:.3f}, NVML {busy:.3f}")
+            if smi and abs(used - smi) > max(CLOSE * smi, 2):
+                wrong.append(f"job {job}: {used:.0f} MiB, nvidia-smi {smi} MiB")
+        head = "| job | GPU s | waited s | utilisation: report | NVML | J: report | NVML, divided | "
+        head += "most MiB of a process: report | nvidia-smi | ended: report | Slurm, and its clients |"
+        self.figures["report beside NVML"] = "\n".join([head, "|" + "---|" * 11, *rows])
+        return wrong
 
     def reports(self) -> None:
         """What people are told afterwards."""
@@ -434,7 +538,7 @@ class Day:
 
 TOGETHER = ("shares", "waits", "drains", "killed", "cancelled")
 """Steps with `sharing = "together"`; the step `paused` has turns."""
-NAMED = ("totals", "stops_with", "stops_without")
+NAMED = ("day", "stops_with", "stops_without")
 
 
 def play(day: Day, steps: tuple[str, ...], rows: list[dict[str, Any]]) -> None:

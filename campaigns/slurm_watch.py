@@ -1,16 +1,43 @@
-"""What nvidia-smi itself says of a GPU while jobs run on it: memory of each process, utilisation, power."""
+"""What nvidia-smi itself says of a GPU while jobs run on it: memory of each process, utilisation, power. And what
+NVML's figures (gate_use.py) are for one job of several."""
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 EVERY = 0.5
 PROCESSES = "--query-compute-apps=pid,used_memory"
 DEVICE = "--query-gpu=utilization.gpu,power.draw,memory.used"
+
+
+class Span(NamedTuple):
+    """A process at work."""
+
+    uid: int
+    job: str
+    begin: float
+    end: float
+
+
+def divided(moments: Sequence[tuple[Any, ...]], spans: Sequence[Span], job: str) -> tuple[float, float]:
+    """The GPU's mean utilisation while processes of a job were at work, and its joules: evenly among all at work."""
+    weight = busy = joules = 0.0
+    for before, after in itertools.pairwise(moments):
+        at = (before[0] + after[0]) / 2
+        there = [one for one in spans if one.begin <= at <= one.end]
+        mine = [one for one in there if one.job == job]
+        if mine:
+            of_user = sum(one.uid == mine[0].uid for one in there)
+            weight += len(mine) / of_user * (after[0] - before[0])
+            busy += len(mine) / of_user * (after[0] - before[0]) * after[1]
+            joules += len(mine) / len(there) * (after[2] - before[2])
+    return busy / (weight or 1.0), joules
 
 
 class Watch:

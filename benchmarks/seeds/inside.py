@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.seeds import published
 from benchmarks.seeds.process import Make, Process, ProcessError, Simulated
-from benchmarks.seeds.programs import JPEG, NVJPEG, PER_STEP, PROCESSOR, PROGRAMS, TORCH, decodes, photographs
+from benchmarks.seeds.programs import JPEG, NVJPEG, PER_STEP, PROCESSOR, PROGRAMS, RESTART, TORCH, decodes, photographs
 from benchmarks.seeds.published import OFF, Seed, Start
 from mpsagent.bench.own_mps import OwnMps, OwnMpsError
 from mpsagent.bench.results import percentile
@@ -188,7 +188,7 @@ def prepare(data: Path, seeds: Sequence[Seed], mnist_files: str) -> dict[str, An
             mnist.make(data / "mnist")
         about["mnist"] = mnist_files or "made"
     for program in programs & set(JPEG):
-        photographs(data / program)
+        photographs(data / program, restart=RESTART if program == "jpeg-own" else 0)
     return about
 
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks.seeds import mnist
+from benchmarks.seeds import jpeg, mnist
 from mpsagent.bench.driver import Gpu
 from mpsagent.bench.workloads import WORKLOADS, Step, bodies
 
@@ -29,8 +29,8 @@ MODEL_BATCH, BATCH, MNIST_BATCH = 128, 32, 128
 WIDE, HIGH, SMALL_WIDE, SMALL_HIGH = 1920, 1080, 480, 270
 PER_STEP = {"batch": MODEL_BATCH, "thirty-two": BATCH}
 """Where a step is more than one of the seed's units."""
-TORCH = ("image", "layers", "batch", "thirty-two", "jpeg", "jpeg-gpu", "jpeg-decode", "mnist", "queue")
-JPEG = ("jpeg", "jpeg-gpu", "jpeg-decode")
+TORCH = ("image", "layers", "batch", "thirty-two", "jpeg", "jpeg-gpu", "mnist", "queue")
+JPEG = ("jpeg", "jpeg-gpu", "jpeg-own")
 
 
 def _seen(torch: Any) -> tuple[str, int]:
@@ -157,7 +157,11 @@ def _mnist(number: int, place: Path) -> Made:
     return *seen, step
 
 
-def photographs(place: Path, count: int = 8) -> None:
+RESTART = 4
+"""Units of 16x16 pixels between two restart markers, without which no more than one thread can decode."""
+
+
+def photographs(place: Path, count: int = 8, restart: int = 0) -> None:
     """Made-up photographs: smooth colours with some grain, as a camera's."""
     import numpy as np
     from PIL import Image
@@ -168,7 +172,7 @@ def photographs(place: Path, count: int = 8) -> None:
         smooth = np.asarray(rough.resize((WIDE, HIGH), Image.Resampling.BICUBIC), dtype=np.int16)
         grain = draw.integers(-6, 7, smooth.shape, dtype=np.int16)
         picture = Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))
-        picture.save(place / f"{number}.jpeg", quality=90)
+        picture.save(place / f"{number}.jpeg", quality=90, restart_marker_blocks=restart)
 
 
 def decodes() -> bool:
@@ -260,7 +264,7 @@ class NvJpeg:
         self._call("nvjpegDecodeJpegDevice", *what, ctypes.byref(image), None)
 
 
-def _jpeg_decoded(backend: int, coded: bool = True) -> Callable[[int, Path], Made]:
+def _jpeg_decoded(backend: int) -> Callable[[int, Path], Made]:
     def make(number: int, place: Path) -> Made:
         import torch
         import torchvision
@@ -279,7 +283,7 @@ def _jpeg_decoded(backend: int, coded: bool = True) -> Callable[[int, Path], Mad
             decoder.decode(files[turn % len(files)], image)
             return image
 
-        return *seen, _smaller(number, decode, coded)
+        return *seen, _smaller(number, decode)
 
     return make
 
@@ -293,7 +297,27 @@ def _jpeg_gpu(number: int, files: list[bytes]) -> Made:
     return *seen, _smaller(number, lambda turn: torchvision.io.decode_jpeg(coded[turn % len(coded)], device="cuda"))
 
 
-def _smaller(number: int, decode: Callable[[int], Any], coded: bool = True) -> Step:
+def _jpeg_own(number: int, place: Path) -> Made:
+    import numpy as np
+    from PIL import Image
+
+    files = [path.read_bytes() for path in sorted(place.glob("*.jpeg"))]
+    gpu = Gpu(jpeg.KERNELS)
+    smaller = jpeg.Smaller(gpu, files[0])
+    found, right = Image.open(io.BytesIO(smaller(files[0]))), Image.open(io.BytesIO(files[0])).reduce(jpeg.SHRUNK)
+    if (off := np.abs(np.asarray(found, dtype=float) - np.asarray(right, dtype=float)).mean()) > 6:
+        raise jpeg.JpegError(f"it writes another picture: each value is {off:.0f} off")
+    turn = number
+
+    def step() -> None:
+        nonlocal turn
+        turn += 1
+        smaller(files[turn % len(files)])
+
+    return gpu.name, gpu.multiprocessors, step
+
+
+def _smaller(number: int, decode: Callable[[int], Any]) -> Step:
     import torch
     import torchvision
 
@@ -305,7 +329,7 @@ def _smaller(number: int, decode: Callable[[int], Any], coded: bool = True) -> S
         image = decode(turn)
         small = torch.nn.functional.interpolate(image[None].float(), (SMALL_HIGH, SMALL_WIDE), mode="bilinear")
         pixels = small[0].round().to(torch.uint8)
-        (torchvision.io.encode_jpeg(pixels, quality=90) if coded else pixels).cpu()
+        torchvision.io.encode_jpeg(pixels, quality=90).cpu()
 
     return step
 
@@ -351,6 +375,6 @@ PROGRAMS: dict[str, Callable[[int, Path], Made]] = {
     "queue": _queue,
     "jpeg": _jpeg,
     "jpeg-gpu": _jpeg_decoded(NvJpeg.GPU_HYBRID),
-    "jpeg-decode": _jpeg_decoded(NvJpeg.GPU_HYBRID, coded=False),
+    "jpeg-own": _jpeg_own,
     "mnist": _mnist,
 }

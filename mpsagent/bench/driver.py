@@ -20,9 +20,10 @@ class CudaError(Exception):
 
 
 class Gpu:
-    """Device 0 of this process, with a context. The constructor raises CudaError."""
+    """Device 0 of this process, with a context. ``kernels``: text that ends with a zero. The constructor raises
+    CudaError."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: bytes = _KERNELS) -> None:
         self._library = _library()
         self._call("cuInit", ctypes.c_uint(0))
         device = ctypes.c_int()
@@ -38,7 +39,7 @@ class Gpu:
         self.multiprocessors = count.value
         """As many as MPS lets this process use."""
         module = ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(_KERNELS))
+        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(kernels))
         self._module = module
         self._kernels: dict[str, ctypes.c_void_p] = {}
 

@@ -22,17 +22,17 @@ static Three blockIdx, blockDim, threadIdx;
 """
 
 
-def kernels() -> dict[str, list[str]]:
+def kernels(source: Path = SOURCE) -> dict[str, list[str]]:
     """Each kernel of the source with the types of its arguments."""
-    found = re.findall(r"__global__ void (\w+)\(([^)]*)\)", SOURCE.read_text())
+    found = re.findall(r"__global__ void (\w+)\(([^)]*)\)", source.read_text())
     return {
         name: [one.strip().rpartition(" ")[0] + "*" * ("*" in one) for one in text.split(",")] for name, text in found
     }
 
 
-def compiled(place: Path) -> ctypes.CDLL:
-    lines = [_HEAD, SOURCE.read_text(), 'extern "C" {']
-    for name, types in kernels().items():
+def compiled(place: Path, source: Path = SOURCE) -> ctypes.CDLL:
+    lines = [_HEAD, source.read_text(), 'extern "C" {']
+    for name, types in kernels(source).items():
         takes = ", ".join(f"{one} a{i}" for i, one in enumerate(types))
         gives = ", ".join(f"a{i}" for i in range(len(types)))
         lines.append(
@@ -40,9 +40,9 @@ def compiled(place: Path) -> ctypes.CDLL:
             "for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++)"
             f"for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) {name}({gives}); }}"
         )
-    source, library = place / "kernels.cc", place / "kernels.so"
-    source.write_text("\n".join([*lines, "}"]))
-    subprocess.run(["g++", "-O3", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    text, library = place / "kernels.cc", place / "kernels.so"
+    text.write_text("\n".join([*lines, "}"]))
+    subprocess.run(["g++", "-O3", "-shared", "-fPIC", "-o", str(library), str(text)], check=True)
     return ctypes.CDLL(str(library))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.seeds import jpeg
 from mpsagent.bench.workloads import WORKLOADS, Perceptron
 from tests.bench.processor import SOURCE, Processor, compiled, kernels
 
@@ -26,6 +28,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 @pytest.fixture
 def gpu(library: ctypes.CDLL) -> Any:
     return Processor(library)
+
+
+JPEG = Path(jpeg.__file__).with_name("jpeg.cu")
 
 
 def floats(*values: float) -> ctypes.Array[c_float]:
@@ -118,30 +123,59 @@ def test_a_request_that_waited_says_since_when(gpu: Any) -> None:
     assert came == sorted(came)  # type: ignore[type-var]
 
 
+@pytest.mark.parametrize(("wide", "high", "restart"), [(256, 128, 1), (320, 200, 3)])
+def test_a_jpeg_is_made_smaller(tmp_path: Path, wide: int, high: int, restart: int) -> None:
+    """As Pillow does it, whose JPEG of the same small picture is no closer to it; the second one fills no whole units,
+    and its intervals end in the middle of a row."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++ to compile the kernels for the processor")
+    np, image = pytest.importorskip("numpy"), pytest.importorskip("PIL.Image")
+    draw = np.random.default_rng(0)
+    rough = image.fromarray(draw.integers(0, 256, (6, 8, 3), dtype=np.uint8)).resize((wide, high))
+    grain = draw.integers(-6, 7, (high, wide, 3))
+    picture = image.fromarray((np.asarray(rough, dtype=int) + grain).clip(0, 255).astype(np.uint8))
+    with io.BytesIO() as file:
+        picture.save(file, "JPEG", quality=90, restart_marker_blocks=restart)
+        data = file.getvalue()
+    smaller = jpeg.Smaller(Processor(compiled(tmp_path, JPEG)), data)
+    right = image.open(io.BytesIO(data)).reduce(jpeg.SHRUNK)
+    with io.BytesIO() as file:
+        right.save(file, "JPEG", quality=90)
+        theirs = np.asarray(image.open(io.BytesIO(file.getvalue())), dtype=float)
+    off = lambda one: np.abs(one - np.asarray(right, dtype=float)).mean()  # noqa: E731
+    for _ in range(2):
+        found = image.open(io.BytesIO(smaller(data)))
+        assert found.size == (wide // 4, high // 4)
+        assert off(np.asarray(found, dtype=float)) < 1.1 * off(theirs)
+
+
 # --- the PTX
 
 
-def text() -> str:
-    return SOURCE.with_name("kernels.ptx").read_text()
+SOURCES = pytest.mark.parametrize("source", [SOURCE, JPEG], ids=["kernels", "jpeg"])
 
 
-def test_the_ptx_has_the_kernels_of_the_source() -> None:
-    entries = re.findall(r"\.visible \.entry (\w+)\(([^)]*)\)", text())
+@SOURCES
+def test_the_ptx_has_the_kernels_of_the_source(source: Path) -> None:
+    entries = re.findall(r"\.visible \.entry (\w+)\(([^)]*)\)", source.with_suffix(".ptx").read_text())
     widths = {name: re.findall(r"\.param \.(\w+)", takes) for name, takes in entries}
     kinds = {"int": "u32", "float": "f32"}
-    assert widths == {name: [kinds.get(one, "u64") for one in types] for name, types in kernels().items()}
+    assert widths == {name: [kinds.get(one, "u64") for one in types] for name, types in kernels(source).items()}
 
 
-def test_every_driver_since_2020_takes_it() -> None:
-    assert re.findall(r"^\.(?:version|target) .*", text(), flags=re.MULTILINE) == [".version 7.0", ".target sm_70"]
+@SOURCES
+def test_every_driver_since_2020_takes_it(source: Path) -> None:
+    text = source.with_suffix(".ptx").read_text()
+    assert re.findall(r"^\.(?:version|target) .*", text, flags=re.MULTILINE) == [".version 7.0", ".target sm_70"]
 
 
+@SOURCES
 @pytest.mark.parametrize("model", ["sm_75", "sm_80", "sm_90"])
-def test_nvidias_assembler_takes_it(model: str, tmp_path: Path) -> None:
+def test_nvidias_assembler_takes_it(source: Path, model: str, tmp_path: Path) -> None:
     if shutil.which("ptxas") is None:
         pytest.skip("ptxas is not installed")
     done = subprocess.run(
-        ["ptxas", "--gpu-name", model, "-o", str(tmp_path / "out"), str(SOURCE.with_name("kernels.ptx"))],
+        ["ptxas", "--gpu-name", model, "-o", str(tmp_path / "out"), str(source.with_suffix(".ptx"))],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
