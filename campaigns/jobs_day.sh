@@ -34,10 +34,10 @@ left=$((250 - SECONDS))
 part seeds $((left + 10)) benchmarks/seeds/run.py --seconds 1.5 --limit "$left" --only jpeg-own jpeg-gpu || failed=$((failed + 1))
 
 tar -C "$all" -czf "$out/jobs-day.tgz" .
-cat "$all/cost.txt"
-sed -n '/^| step/,$p' "$all/day/report.md" | grep -v -e '^\[{' -e '^$' -e '^    slurmctld' -e '^    munged' | cut -c1-260 | head -62
+grep -v '^#' "$all/cost.txt"
+sed -n '/^| step/,$p' "$all/day/report.md" | grep -v -e '^\[{' -e '^$' -e '^    slurmctld' -e '^    munged' | cut -c1-260 | head -60
 grep -E '^(##|- PROBLEM|\|)|energy of both' "$all/use/gate.md" | head -20
-grep -vE '^simulated|^$' "$all/seeds.txt" | tail -34 | cut -c1-200
+grep -vE '^simulated|^$' "$all/seeds.txt" | awk '/^ /{printf "  %s", $1 ": " $2 " " $3 " " $4; next} {printf "\n%s", $0} END {print ""}' | cut -c1-250
 rm -rf "$all"
 echo "$failed parts were not as they should be, $SECONDS s"
 exit "$failed"
