@@ -9,9 +9,10 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, LONGEST_MESSAGE, Credentials
-from mpsagent.wire.descriptors import SCM_CREDENTIALS, Ancillary, descriptors_in
+from mpsagent.wire.descriptors import SCM_CREDENTIALS, Ancillary, descriptors_in, with_descriptors
 
 MOST_WAITING = 4096
 """Messages that may wait for a peer that does not read; beyond it the channel closes."""
@@ -19,6 +20,17 @@ AT_A_TIME = 16
 """Messages taken from one peer before the others have their turn."""
 
 Receive = Callable[[bytes, Credentials | None, list[int]], None]
+Opened = Callable[[], int | None]
+
+
+class _Message(NamedTuple):
+    """``opened``: a descriptor that goes along, opened when the message goes out and closed then. ``of``: of which only
+    the newest counts."""
+
+    data: bytes
+    ancillary: Ancillary
+    opened: Opened | None
+    of: str | None
 
 
 def as_user(who: Credentials) -> Ancillary:
@@ -47,7 +59,8 @@ def close_all(descriptors: Iterable[int]) -> None:
 
 
 class Channel:
-    """``receive`` gets each message; ``closed`` is called once when the peer hangs up, never after :meth:`close`."""
+    """``receive`` gets each message; ``after`` comes behind those that lay there together, ``at_a_time`` at most;
+    ``closed`` is called once when the peer hangs up, never after :meth:`close`."""
 
     def __init__(
         self,
@@ -59,6 +72,8 @@ class Channel:
         longest: int = LONGEST_MESSAGE,
         descriptors: int = 0,
         most_waiting: int = MOST_WAITING,
+        at_a_time: int = AT_A_TIME,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         self.sock = sock
         self._loop = loop
@@ -66,8 +81,9 @@ class Channel:
         self._closed = closed
         self._longest = longest
         self._descriptors = descriptors
-        self._most_waiting = most_waiting
-        self._waiting: deque[tuple[bytes, Ancillary]] = deque()
+        self._most_waiting, self._at_a_time = most_waiting, at_a_time
+        self._after = after
+        self._waiting: deque[_Message] = deque()
         self._reading = False
         self.open = True
         sock.setblocking(False)
@@ -84,30 +100,44 @@ class Channel:
             self._reading = True
             self._loop.add_reader(self.sock.fileno(), self._read)
 
-    def send(self, data: bytes, ancillary: Ancillary = ()) -> OSError | None:
+    def send(
+        self, data: bytes, ancillary: Ancillary = (), *, opened: Opened | None = None, of: str | None = None
+    ) -> OSError | None:
         """Sends or keeps the message; what went wrong. A peer that has hung up is told by ``closed``, after what it
         sent before has been read."""
         if not self.open:
             return OSError("closed")
+        message = _Message(data, ancillary, opened, of)
         if self._waiting:
+            if of is not None:
+                self._waiting = deque(one for one in self._waiting if one.of != of)
             if len(self._waiting) >= self._most_waiting:
                 self._end()
                 return OSError(f"{self._most_waiting} messages are waiting already")
-            self._waiting.append((data, ancillary))
+            self._waiting.append(message)
             return None
         try:
-            self.sock.sendmsg([data], ancillary)
+            self._put(message)
         except BlockingIOError:
-            self._waiting.append((data, ancillary))
+            self._waiting.append(message)
             self._loop.add_writer(self.sock.fileno(), self._write)
         except OSError as error:
             return error
         return None
 
+    def _put(self, message: _Message) -> None:
+        """Raises OSError."""
+        descriptor = None if message.opened is None else message.opened()
+        descriptors = () if descriptor is None else (descriptor,)
+        try:
+            self.sock.sendmsg([message.data], (*message.ancillary, *with_descriptors(descriptors)))
+        finally:
+            close_all(descriptors)
+
     @property
-    def busy(self) -> bool:
-        """Messages wait for the peer to read."""
-        return bool(self._waiting)
+    def waiting(self) -> int:
+        """How many messages wait for the peer to read."""
+        return len(self._waiting)
 
     def hung_up(self) -> bool:
         """Whether the peer has, also while nothing is read."""
@@ -135,7 +165,13 @@ class Channel:
             self._closed()
 
     def _read(self) -> None:
-        for _ in range(AT_A_TIME):
+        try:
+            self._read_some()
+        finally:
+            self._after()
+
+    def _read_some(self) -> None:
+        for _ in range(self._at_a_time):
             if not self._reading:
                 return
             try:
@@ -155,9 +191,8 @@ class Channel:
 
     def _write(self) -> None:
         while self._waiting:
-            data, ancillary = self._waiting[0]
             try:
-                self.sock.sendmsg([data], ancillary)
+                self._put(self._waiting[0])
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from mpsagent.gate import identity
-from mpsagent.gate.channel import close_all, take
+from mpsagent.gate.channel import Channel, Opened
+from mpsagent.mps.rendezvous import Credentials
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
-from mpsagent.wire.descriptors import with_descriptors
 from mpsagent.wire.link import FromAgent, FromGate, decode_from_agent
 
 MOST_WAITING = 65_536
 """Messages that wait for an agent that does not read; beyond it the link is cut, and the next one starts afresh."""
 AT_A_TIME = 64
 
-Pidfd = Callable[[], int | None]
-Outgoing = tuple[FromGate, Pidfd | None]
+Outgoing = tuple[FromGate, Opened | None]
 
 
 class LinkServer:
@@ -40,29 +38,27 @@ class LinkServer:
         self._sync = sync
         self._receive = receive
         self._report = report
-        self._agent: socket.socket | None = None
-        self._waiting: deque[Outgoing] = deque()
+        self._agent: Channel | None = None
         self._listener = _listen(path)
         loop.add_reader(self._listener.fileno(), self._accept)
 
-    def send(self, message: FromGate, pidfd: Pidfd | None = None) -> None:
+    def send(self, message: FromGate, pidfd: Opened | None = None) -> None:
         """``pidfd`` is called when the message goes out; the descriptor is closed then."""
         if self._agent is None:
             return
-        if len(self._waiting) >= MOST_WAITING:
-            self._report(f"the agent has left {MOST_WAITING} messages unread; its link is cut")
-            self._hang_up()
+        if self._agent.waiting >= MOST_WAITING:
+            self._cut(f"the agent has left {MOST_WAITING} messages unread; its link is cut")
             return
-        self._waiting.append((message, pidfd))
-        if len(self._waiting) == 1:
-            self._flush()
+        try:
+            self._agent.send(encode(message), opened=pidfd)
+        except LinkError as error:
+            self._report(f"a message to the agent is left out: {error}")
 
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except OSError:
             return
-        sock.setblocking(False)
         try:
             uid = identity.peer(sock).uid
         except OSError:
@@ -72,66 +68,29 @@ class LinkServer:
             sock.close()
             return
         self._hang_up()
-        self._agent = sock
-        self._waiting.extend(self._sync())
-        self._loop.add_reader(sock.fileno(), self._read)
-        self._flush()
+        self._agent = Channel(
+            self._loop, sock, self._read, self._hang_up,
+            longest=LONGEST_PACKET + 1, most_waiting=MOST_WAITING, at_a_time=AT_A_TIME,
+        )  # fmt: skip
+        for message, pidfd in self._sync():
+            self.send(message, pidfd)
 
     def _hang_up(self) -> None:
         if self._agent is not None:
-            self._loop.remove_reader(self._agent.fileno())
-            self._loop.remove_writer(self._agent.fileno())
             self._agent.close()
             self._agent = None
-            self._waiting.clear()
 
-    def _read(self) -> None:
-        for _ in range(AT_A_TIME):
-            if self._agent is None:
-                return
-            try:
-                data, _, _ = take(self._agent, LONGEST_PACKET + 1)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data = b""
-            if not data:
-                self._hang_up()
-                return
-            try:
-                message = decode_from_agent(data)
-            except LinkError as error:
-                self._report(f"the agent said what is not understood, its link is cut: {error}")
-                self._hang_up()
-                return
-            self._receive(message)
+    def _cut(self, why: str) -> None:
+        self._report(why)
+        self._hang_up()
 
-    def _flush(self) -> None:
-        """Sends what can be sent, some at a time; the rest when the agent has read."""
-        for _ in range(AT_A_TIME):
-            if self._agent is None or not self._waiting:
-                break
-            message, pidfd = self._waiting[0]
-            descriptor = pidfd() if pidfd is not None else None
-            descriptors = () if descriptor is None else (descriptor,)
-            try:
-                self._agent.sendmsg([encode(message)], with_descriptors(descriptors))
-            except (BlockingIOError, InterruptedError):
-                break
-            except (OSError, LinkError) as error:
-                if isinstance(error, OSError):
-                    self._hang_up()
-                    return
-                self._report(f"a message to the agent is left out: {error}")
-            finally:
-                close_all(descriptors)
-            self._waiting.popleft()
-        if self._agent is None:
+    def _read(self, data: bytes, _who: Credentials | None, _descriptors: list[int]) -> None:
+        try:
+            message = decode_from_agent(data)
+        except LinkError as error:
+            self._cut(f"the agent said what is not understood, its link is cut: {error}")
             return
-        if self._waiting:
-            self._loop.add_writer(self._agent.fileno(), self._flush)
-        else:
-            self._loop.remove_writer(self._agent.fileno())
+        self._receive(message)
 
 
 def _listen(path: Path) -> socket.socket:

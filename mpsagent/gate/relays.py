@@ -56,7 +56,7 @@ class Relay:
         error = to.send(data, (*ancillary, *with_descriptors(descriptors)))
         # a message that is kept for later would have its descriptors closed under it; peers read at once or are closed
         close_all(descriptors)
-        if error is not None or to.busy:
+        if error is not None or to.waiting:
             self._end()
 
     def _end(self) -> None:

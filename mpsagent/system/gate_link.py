@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from mpsagent.gate.channel import close_all, take
+from mpsagent.gate.channel import Channel, close_all
 from mpsagent.mps.rendezvous import CREDENTIALS_SIZE, Credentials
 from mpsagent.system.processes import Process
 from mpsagent.wire.codec import LONGEST_PACKET, LinkError, encode
@@ -52,10 +51,8 @@ class GateLink:
         self.synced = False
         self._receive, self._received = receive, read
         self._connected, self._lost = connected, lost
-        self._sock: socket.socket | None = None
+        self._channel: Channel | None = None
         self._greeted = False
-        self._unsent: deque[tuple[str | None, bytes]] = deque()
-        """Packets, those of admissions with their instance."""
         self._pause, self._since = FIRST_PAUSE, 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,17 +74,14 @@ class GateLink:
         """Says it to the gate, now or as soon as it reads. False when there is no link (say it after ``connected()``),
         or the gate has stopped reading and the link is cut. Raises LinkError for a message that is too long."""
         data = encode(message)
-        if self._sock is None or not self._greeted:
+        if self._channel is None or not self._greeted:
             return False
         table = message.instance if isinstance(message, Admissions) else None
-        if table is not None:  # a whole each time: an older one that was not sent yet is out of date
-            self._unsent = deque(one for one in self._unsent if one[0] != table)
-        if len(self._unsent) >= MOST_UNSENT:
+        if table is None and self._channel.waiting >= MOST_UNSENT:
             self._break(f"the gate has left {MOST_UNSENT} messages unread")
             return False
-        self._unsent.append((table, data))
-        self._flush()
-        return self._sock is not None
+        # a table is a whole each time: an older one that was not sent yet is out of date
+        return self._channel.send(data, of=table) is None
 
     # --- the connection ---
 
@@ -105,9 +99,12 @@ class GateLink:
             self._again()
             return
         assert self._loop is not None
-        self._sock, self._since = sock, self._loop.time()
+        self._since = self._loop.time()
         self.problem = "the gate has not answered yet"
-        self._loop.add_reader(sock.fileno(), self._read)
+        self._channel = Channel(
+            self._loop, sock, self._take, self._closed,
+            longest=LONGEST_PACKET + 1, descriptors=_DESCRIPTORS, at_a_time=AT_A_TIME, after=self._received,
+        )  # fmt: skip
 
     def _again(self) -> None:
         assert self._loop is not None
@@ -115,13 +112,10 @@ class GateLink:
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _hang_up(self) -> None:
-        if self._sock is not None and self._loop is not None:
-            self._loop.remove_reader(self._sock.fileno())
-            self._loop.remove_writer(self._sock.fileno())
-            self._sock.close()
-        self._sock = None
+        if self._channel is not None:
+            self._channel.close()
+        self._channel = None
         self._greeted = self.synced = False
-        self._unsent.clear()
 
     def _break(self, why: str) -> None:
         greeted = self._greeted
@@ -136,54 +130,20 @@ class GateLink:
 
     # --- packets ---
 
-    def _flush(self) -> None:
-        assert self._loop is not None
-        while self._unsent and self._sock is not None:
-            try:
-                self._sock.send(self._unsent[0][1])
-            except (BlockingIOError, InterruptedError):
-                self._loop.add_writer(self._sock.fileno(), self._flush)
-                return
-            except OSError as error:
-                self._break(f"the link to the gate broke: {error.strerror}")
-                return
-            self._unsent.popleft()
-        if self._sock is not None:
-            self._loop.remove_writer(self._sock.fileno())
+    def _closed(self) -> None:
+        self._break("the gate has closed the link: it ended, or another agent has taken it over")
 
-    def _read(self) -> None:
+    def _take(self, data: bytes, _who: Credentials | None, descriptors: list[int]) -> None:
+        """Delivers one packet."""
         try:
-            self._read_some()
-        finally:
-            self._received()
-
-    def _read_some(self) -> None:
-        for _ in range(AT_A_TIME):
-            if self._sock is None:
-                return
-            try:
-                why = self._take(self._sock)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                why = f"the link to the gate broke: {error.strerror}"
-            except LinkError as error:
-                why = f"the gate said what is not understood: {error}"
-            if why is not None:
-                self._break(why)
-                return
-
-    def _take(self, sock: socket.socket) -> str | None:
-        """Takes and delivers one packet. Why the link is at its end, or None."""
-        data, _, descriptors = take(sock, LONGEST_PACKET + 1, _DESCRIPTORS)
-        try:
-            if not data:
-                return "the gate has closed the link: it ended, or another agent has taken it over"
             message = decode_from_gate(data)
-            process = _process(message, descriptors)
+            why = self._deliver(message, _process(message, descriptors))
+        except LinkError as error:
+            why = f"the gate said what is not understood: {error}"
         finally:
             close_all(descriptors)
-        return self._deliver(message, process)
+        if why is not None:
+            self._break(why)
 
     def _deliver(self, message: FromGate, process: Process | None) -> str | None:
         if isinstance(message, Hello):
@@ -200,7 +160,7 @@ class GateLink:
                 process.close()
             return "the gate did not say hello"
         self._receive(message, process)
-        if isinstance(message, Synced) and self._sock is not None:
+        if isinstance(message, Synced) and self._channel is not None:
             self.synced = True
         return None
 
