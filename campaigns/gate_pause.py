@@ -112,9 +112,7 @@ def deaths(here: Here, out: Out, stage: Stage, agent: Agent) -> None:
     stage.stop_agent(agent)
     for phase in ("waiting", "freezing", "frozen"):
         stage.policy(POLICY.format(slice=600.0 if phase == "waiting" else 2.0), extra='server = "shared"')
-        agent = stage.start_agent()
-        stage.answering(agent)
-        stage.open(agent)
+        agent = stage.again()
         ours = [start(here, stage, uid, 10**6) for uid in UIDS]
         pids = [one.pid for one in ours]
         stage.until(lambda: len(agent.api.status()["waiting"]) or any(map(stopped, pids)), "both have come")  # noqa: B023

@@ -21,7 +21,7 @@ LONG = (
     "test_linear.py", "test_hostile_day.py", "agent/test_openapi_fuzz.py",
     "gate/test_hostile.py",
     # the simulator by itself: quick scenarios of tests/conformance hold it against real MPS
-    "sim/test_daemon.py", "sim/test_faults.py", "sim/test_users.py",
+    "sim/test_daemon.py", "sim/test_users.py",
     "world/test_heart.py",
     "world/test_world.py::test_a_daemon_that_goes_on_is_not_killed_by_an_agent_that_stood_still",
     "world/test_trouble.py", "fuzz/test_fuzz.py::test_new_words",

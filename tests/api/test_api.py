@@ -9,7 +9,6 @@ import runpy
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,9 @@ import pytest
 from mpsagent.agent.conditions import Condition
 from mpsagent.cli import client
 from mpsagent.system import listen
-from tests.api.stand_in import START, Served, serve
+from tests.api.stand_in import START, Served
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 with_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

@@ -5,18 +5,11 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.api.stand_in import Served, serve
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
+from tests.api.stand_in import Served
 
 
 class _Connection(http.client.HTTPConnection):

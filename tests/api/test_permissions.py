@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -34,12 +33,6 @@ data = sock.recv(1 << 20)
 while kind == "SOCK_STREAM" and (part := sock.recv(65536)): data += part
 sys.stdout.write(data.decode())
 """
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 def _said(uid: int, *words: str) -> bytes:

@@ -19,14 +19,8 @@ from click.testing import CliRunner
 from mpsagent import __version__
 from mpsagent.cli import pages, wording
 from mpsagent.cli.verbs import cli
-from tests.api.stand_in import Served, serve
+from tests.api.stand_in import Served
 from tests.cli.program import PROGRAM, on_terminal, run
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 def test_a_verb_is_imported_when_it_is_asked_for(served: Served) -> None:

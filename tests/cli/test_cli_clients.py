@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,14 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpsagent.cli import answer_text
-from tests.api.stand_in import ADMIN, OTHER, USER, Served, serve
+from tests.api.stand_in import ADMIN, OTHER, USER, Served
 from tests.cli.program import PROGRAM, run
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 def test_clients_and_queue_say_what_and_why(served: Served) -> None:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from tests.api.stand_in import Served, serve
+from tests.api.stand_in import Served
 from tests.cli.program import run
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,10 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.api.stand_in import OTHER, USER, Served, StandIn, serve
 from tests.cli.program import PROGRAM, run
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 def test_events_begin_at_a_cursor_or_at_a_time(served: Served) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -15,14 +14,8 @@ from click.testing import CliRunner
 from mpsagent.agent.problem import Problem
 from mpsagent.cli import order_text, policy_check
 from mpsagent.cli.verbs import cli
-from tests.api.stand_in import ADMIN, USER, Served, serve, until
+from tests.api.stand_in import ADMIN, USER, Served, until
 from tests.cli.program import read_on_terminal, run
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 def test_terminate_passes_its_options_on(served: Served) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,14 +18,8 @@ from mpsagent.cli import answer_text, wording
 from mpsagent.core.model import Drain
 from mpsagent.core.view import Turn
 from mpsagent.policy.identity import Identity
-from tests.api.stand_in import ADMIN, OTHER, START, USER, Served, held, serve
+from tests.api.stand_in import ADMIN, OTHER, START, USER, Served, held
 from tests.cli.program import run
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 def test_who_is_to_be_ended_for_computing_outside_mps_is_named(served: Served) -> None:

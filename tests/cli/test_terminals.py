@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
-from tests.api.stand_in import Served, serve
+from tests.api.stand_in import Served
 from tests.cli.program import PROGRAM, on_terminal, run
 
 ENV = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-
-
-@pytest.fixture
-def served() -> Iterator[Served]:
-    with serve() as one:
-        yield one
 
 
 def by_a_shell(served: Served, words: str) -> subprocess.CompletedProcess[str]:

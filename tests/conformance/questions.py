@@ -83,7 +83,6 @@ def x2(rig: Rig) -> None:
     long_name = rig.spawn_renamed(A, "sleep", 4, argv0="/" + "n" * 4000)
     rig.working(long_name)
     rig.ctl("ps")
-    rig.drain()
     stop_all(rig)
 
 
@@ -97,7 +96,6 @@ def x3(rig: Rig) -> None:
     leave(rig, holder)
     for client in waiting:
         rig.wait(client)
-    rig.drain()
     stop_all(rig)
 
 
@@ -150,7 +148,6 @@ def x5(rig: Rig) -> None:
     rig.ctl(
         f"get_server_list\nget_server_status {server}\nget_client_list {server}\nget_active_thread_percentage {server}"
     )
-    rig.drain()
     stop_all(rig)
 
 
@@ -176,7 +173,6 @@ def x6(rig: Rig) -> None:
     rig.drain()
     rig.wait(double)
     rig.pause(0.1)
-    rig.drain()
     stop_all(rig)
 
 
@@ -198,7 +194,6 @@ def x7(rig: Rig) -> None:
     rig.ctl(f"shutdown_server {server} -f")
     rig.wait_log(f"Server {server} exited", 5)
     query(rig, B)
-    rig.drain()
     stop_all(rig)
 
 
@@ -230,7 +225,6 @@ def x8(rig: Rig) -> None:
     rig.wait(bystander)
     rig.wait(connected)
     rig.wait(waiting)
-    rig.drain()
     stop_all(rig)
 
 
@@ -307,7 +301,6 @@ def x11(rig: Rig) -> None:
     rig.ctl("get_server_list", 3)
     query(rig, A)
     rig.wait(client)
-    rig.drain()
     stop_all(rig)
 
 
@@ -330,5 +323,4 @@ def x12(rig: Rig) -> None:
     rig.wait_log(f"Server {server} exited", 15)
     rig.delay("last client gone to server gone", time.monotonic() - left)
     rig.wait(waiting)
-    rig.drain()
     stop_all(rig)

@@ -98,7 +98,6 @@ def x25(rig: Rig) -> None:
     rig.drain()
     os.close(writer)
     rig.finish(session, 3)
-    rig.drain()
     stop_all(rig)
 
 
@@ -116,8 +115,7 @@ def x26(rig: Rig) -> None:
             rig.note(f"it was for user {found[2]}")
         for client in (other, own):
             rig.wait(client)
-        rig.drain()
-    stop_all(rig)
+        stop_all(rig)
 
 
 @scenario("X27", "an ordinary user's front-end stays connected: what root is answered")
@@ -194,5 +192,4 @@ def x29(rig: Rig) -> None:
     rig.note("it has gone")
     rig.wait(client, 3)
     query(rig, A)
-    rig.drain()
     stop_all(rig)

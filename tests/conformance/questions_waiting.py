@@ -118,7 +118,6 @@ def x17(rig: Rig) -> None:
     listener.close()
     rig.wait(client, 8)
     rig.signal(client, SIGKILL)
-    rig.drain()
     stop_all(rig)
 
 
@@ -174,8 +173,7 @@ def x20(rig: Rig) -> None:
         own = [rig.spawn(A, "query") for _ in range(2)]
         for client in (other, *own):
             rig.wait(client)
-        rig.drain()
-    stop_all(rig)
+        stop_all(rig)
 
 
 @scenario("X21", "clients of the leaving user knock all the time while another user is served")
@@ -188,5 +186,4 @@ def x21(rig: Rig) -> None:
         own += [rig.spawn(A, "query") for _ in range(6)]
         for client in (other, *own):
             rig.wait(client)
-        rig.drain()
-    stop_all(rig)
+        stop_all(rig)

@@ -41,7 +41,6 @@ def r1(rig: Rig) -> None:
     for value in ("1X", "1.5G", "0G"):
         rig.ctl(f"set_device_pinned_mem_limit {server} 0 {value}")
         rig.ctl(f"get_device_pinned_mem_limit {server} 0")
-    rig.drain()
     stop_all(rig)
 
 
@@ -57,7 +56,6 @@ def r2(rig: Rig) -> None:
             rig.ctl(f"set_device_pinned_mem_limit {ready[1]} 0 1G", quiet=True)
         rig.note(f"reacted in ms {(time.monotonic() - begin) * 1000}")
         rig.wait(client)
-    rig.drain()
     stop_all(rig)
 
 
@@ -79,7 +77,6 @@ def r3(rig: Rig) -> None:
             shut_down_until_gone(rig, server)
         rig.wait(waiting)
         rig.note(f"SWITCH nudge={early} hold=3 gap={time.monotonic() - left:.3f}")
-    rig.drain()
     stop_all(rig)
 
 

@@ -79,7 +79,6 @@ def m2(rig: Rig) -> None:
     rig.signal(second, SIGKILL)
     rig.wait(second)
     rig.pause(1)
-    rig.drain()
     stop_all(rig)
 
 
@@ -218,7 +217,6 @@ def v5(rig: Rig) -> None:
     rig.start("-d")
     rig.ctl("set_default_active_thread_percentage 100")
     query(rig, A)
-    rig.drain()
     stop_all(rig)
 
 
@@ -249,7 +247,6 @@ def v6(rig: Rig) -> None:
     rig.finish(asked)
     rig.wait(victim)
     rig.wait(neighbour)
-    rig.drain()
     stop_all(rig)
 
 
@@ -271,7 +268,6 @@ def w1(rig: Rig) -> None:
     rig.ctl(f"get_device_pinned_mem_limit {server} 0")
     rig.ctl(f"set_active_thread_percentage {server} 80\nset_device_pinned_mem_limit {server} 0 9G")
     query(rig, B)
-    rig.drain()
     stop_all(rig)
 
 
@@ -283,7 +279,6 @@ def w2(rig: Rig) -> None:
     rig.ctl("set_default_device_pinned_mem_limit 0 0G")
     rig.ctl("get_default_device_pinned_mem_limit 0")
     query(rig, B)
-    rig.drain()
     stop_all(rig)
 
 
@@ -299,7 +294,6 @@ def w3(rig: Rig) -> None:
     rig.ctl("set_default_device_pinned_mem_limit 0 1000G")
     rig.ctl("get_default_device_pinned_mem_limit 0")
     query(rig, A)
-    rig.drain()
     stop_all(rig)
 
 
@@ -308,5 +302,4 @@ def w4(rig: Rig) -> None:
     rig.start("-d")
     rig.ctl("set_default_client_priority 1")
     query(rig, A)
-    rig.drain()
     stop_all(rig)

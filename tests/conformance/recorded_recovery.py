@@ -34,7 +34,6 @@ def q1(rig: Rig) -> None:
         rig.ctl(f"set_default_device_pinned_mem_limit 0 {memory}", quiet=True)
         rig.note(f"pre-armed {uid} in ms {(time.monotonic() - begin) * 1000}")
         rig.wait(client)
-    rig.drain()
     stop_all(rig)
 
 
@@ -130,7 +129,6 @@ def q6(rig: Rig) -> None:
     rig.pause(1)
     rig.ctl(f"get_server_status {server}")
     rig.wait(neighbour)
-    rig.drain()
     stop_all(rig)
 
 
@@ -142,7 +140,6 @@ def q7(rig: Rig) -> None:
     query(rig, B)
     (rig.pipe / "control").chmod(0o666)
     query(rig, C)
-    rig.drain()
     stop_all(rig)
 
 
@@ -201,7 +198,6 @@ def q11(rig: Rig) -> None:
     rig.ctl("set_default_client_priority 1")
     rig.ctl("get_default_client_priority")
     rig.wait(client)
-    rig.drain()
     stop_all(rig)
 
 
@@ -219,7 +215,6 @@ def t1(rig: Rig) -> None:
         if rig.wait_log(f"NEW CLIENT .* from user {uid}: Server (is not ready|already exists)", 10):
             set_quietly(rig, *limits[uid])
         rig.wait(client)
-    rig.drain()
     stop_all(rig)
 
 
@@ -249,5 +244,4 @@ def t3(rig: Rig) -> None:
     rig.ctl("set_default_active_thread_percentage 12.75")
     rig.ctl("get_default_active_thread_percentage")
     query(rig, A)
-    rig.drain()
     stop_all(rig)

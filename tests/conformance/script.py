@@ -86,6 +86,8 @@ def shut_down_until_gone(rig: Rig, server: int) -> None:
 
 
 def stop_all(rig: Rig) -> None:
+    """The end of a scenario, with what the logs have by then."""
+    rig.drain()
     rig.ctl("quit -t 1")
     rig.pause(0.1)
     rig.drain()

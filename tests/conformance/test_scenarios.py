@@ -1,4 +1,4 @@
-"""Quick scenarios on the simulator agree with what real MPS did; `make conformance` plays all of them."""
+"""Scenarios on the simulator agree with what real MPS did; `make conformance` plays all of them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def backend(place: Path) -> rig.Backend:
+def backends(place: Path) -> dict[int, rig.Backend]:
+    """By how many GPUs there are."""
     try:
-        return rig.sim_backend(place)
+        return {gpus: rig.sim_backend(place, gpus) for gpus in (1, 2)}
     except rig.RigError as error:
         pytest.skip(str(error))
 
@@ -42,19 +43,27 @@ def found() -> report.References:
 
 # Scenarios have pauses as they were on a GPU; a machine that is busy just then may not be done within one.
 ATTEMPTS = 6
-# A representative few: commands, limits, starts and ends of servers, faults, several users, dead and odd clients.
-NAMES = (
+# A representative few: commands, limits, starts and ends of servers, faults, several users, dead and odd clients; and
+# for `make test-all` what takes longer.
+QUICK = (
     "S0", "S1", "S2", "S3", "R1", "R4", "R6", "R7", "R8", "Q7", "T3", "V1", "W1", "W3", "X2", "X3", "X5", "X7", "X16",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
+LONG = (
+    "S5", "S6", "S7", "R5", "R9", "R10", "R11", "R12", "R13", "Q4", "Q5", "Q6", "Q10", "T2", "M2", "M3", "V3",
+    "V4", "V6", "X1", "X6", "X8", "X14", "X15", "X17", "X19",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)])
 def test_the_simulator_does_what_real_mps_did(
-    name: str, place: Path, backend: rig.Backend, found: report.References
+    name: str, place: Path, backends: dict[int, rig.Backend], found: report.References
 ) -> None:
     """Against the kept transcripts and the recordings, with the named allowances and no others."""
     for _ in range(ATTEMPTS):
-        transcript, good = run.play_one(scenarios.ALL[name], backend, place, verbose=False)
+        scenario = scenarios.ALL[name]
+        transcript, good = run.play_one(scenario, backends[scenario.gpus], place, verbose=False)
         assert good, "\n".join(transcript)
         played = report.played("".join(line + "\n" for line in transcript))
         lines, good = report.report(played, found)

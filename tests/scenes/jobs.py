@@ -100,9 +100,7 @@ def leases(stage: Stage, count: int) -> Result:
         serve(USERS[1], 10)
         serve(USERS[0], 10 if number % 2 else 20)
         stage.stop_agent(agent, signal.SIGKILL)
-        agent = stage.start_agent()
-        stage.answering(agent)
-        stage.open(agent)
+        agent = stage.again()
         serve(USERS[1], 10)
         status += stage.cli(agent, "lease", "end", said.strip())[0]
         serve(USERS[1], 20)

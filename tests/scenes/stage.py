@@ -342,6 +342,10 @@ class Stage:
     ) -> Agent:
         """The agent at work: its control daemon runs, and the gate hands over. `server`: "own" or "shared"."""
         self.policy(policy, control=control, extra=f'server = "{server}"\n{extra}')
+        return self.again()
+
+    def again(self) -> Agent:
+        """Another agent on the same policy, at work."""
         agent = self.start_agent()
         self.answering(agent)
         self.open(agent)

@@ -126,9 +126,7 @@ def rank(stage: Stage, count: int) -> Result:
         long = _worker(stage, USERS[2], 1.5)  # so this user has had more than the others without a priority
         long.ended()
         stage.stop_agent(agent, signal.SIGKILL)
-        agent = stage.start_agent()
-        stage.answering(agent)
-        stage.open(agent)
+        agent = stage.again()
         holder = _worker(stage, USERS[0], 60)
         waiting = []
         for uid in (USERS[2], USERS[1], USERS[4], USERS[3]):
@@ -162,9 +160,7 @@ def killed(stage: Stage, count: int) -> Result:
         workers = [_worker(stage, uid, 2.5) for uid in USERS[:3]]
         stage.stop_agent(agent, signal.SIGKILL)
         meanwhile = stage.client(USERS[0])  # he is known to the gate
-        agent = stage.start_agent()
-        stage.answering(agent)
-        stage.open(agent)
+        agent = stage.again()
         late = stage.client(USERS[4])
         for client in (meanwhile, late):
             client.ended()

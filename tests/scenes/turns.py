@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tests.scenes.stage import A, B, C, Client, Json, Result, Scene, Stage, median, spread
 
@@ -100,13 +101,7 @@ def whole(stage: Stage, count: int) -> Result:
     complete = 0
     problems: list[str] = []
     for _ in range(count):
-        fed: list[Client] = []
-        over = threading.Event()
-        feeder = threading.Thread(target=_feed, args=(stage, fed, over), daemon=True)
-        feeder.start()
-        try:
-            stage.until(lambda: fed, "A's first client")  # noqa: B023
-            fed[0].working()
+        with _fed(stage):
             program = []
             for _ in range(4):
                 program.append(stage.client(B, "sleep", 600))
@@ -118,11 +113,6 @@ def whole(stage: Stage, count: int) -> Result:
             complete += together and well
             if not (together and well):
                 problems += [f"rc {one.rc} {one.text()}" for one in program]
-        finally:
-            over.set()
-            feeder.join()
-        for client in fed:
-            client.ended()
     return Result({"problems": problems}, complete == count, f"all four at once: {complete} of {count}", problems)
 
 
@@ -183,11 +173,28 @@ def denied(stage: Stage, count: int) -> Result:
 # --- starvation -------------------------------------------------------------------------------------------------------
 
 
-def _feed(stage: Stage, clients: list[Client], over: threading.Event) -> None:
-    """A new client of A every second, for ever."""
-    while not over.is_set():
-        clients.append(stage.client(A, "sleep", 2.5))
-        over.wait(1.0)
+@contextlib.contextmanager
+def _fed(stage: Stage) -> Iterator[None]:
+    """A new client of A every second, for ever; the first one works."""
+    clients: list[Client] = []
+    over = threading.Event()
+
+    def feed() -> None:
+        while not over.is_set():
+            clients.append(stage.client(A, "sleep", 2.5))
+            over.wait(1.0)
+
+    feeder = threading.Thread(target=feed, daemon=True)
+    feeder.start()
+    try:
+        stage.until(lambda: clients, "A's first client")
+        clients[0].working()
+        yield
+    finally:
+        over.set()
+        feeder.join()
+    for client in clients:
+        client.ended()
 
 
 def starvation(stage: Stage, count: int) -> Result:
@@ -203,13 +210,7 @@ def starvation(stage: Stage, count: int) -> Result:
             f'[user.{B}]\nswitch.after = "1m"\n'  # B's turn is not what is looked at
         )
         for _ in range(rounds):
-            fed: list[Client] = []
-            over = threading.Event()
-            feeder = threading.Thread(target=_feed, args=(beside, fed, over), daemon=True)
-            feeder.start()
-            try:
-                beside.until(lambda: fed, "A's first client")  # noqa: B023
-                fed[0].working()
+            with _fed(beside):
                 time.sleep(0.5)
                 waiting = beside.client(B)
                 since = waiting.queued()
@@ -217,11 +218,6 @@ def starvation(stage: Stage, count: int) -> Result:
                 waits.append(time.monotonic() - since)
                 if not waiting.inside(50):
                     problems.append(f"B: rc {waiting.rc} {waiting.text()}")
-            finally:
-                over.set()
-                feeder.join()
-            for client in fed:
-                client.ended()
 
     stage.side_by_side(count, lane, bound + 4)
     served = sum(wait <= bound for wait in waits)
@@ -239,20 +235,10 @@ def starved(stage: Stage, count: int) -> Result:
     seconds = 4.0 if stage.quick else 12.0
     starving = 0
     for _ in range(count):
-        fed: list[Client] = []
-        over = threading.Event()
-        feeder = threading.Thread(target=_feed, args=(stage, fed, over), daemon=True)
-        feeder.start()
-        try:
-            stage.until(lambda: fed, "A's first client")  # noqa: B023
-            fed[0].working()
+        with _fed(stage):
             waiting = stage.client(B)
             starving += waiting.ended(seconds) is None
-        finally:
-            over.set()
-            feeder.join()
-        for client in [*fed, waiting]:
-            client.ended()
+        waiting.ended()
     verdict = f"without the agent B still waited after {seconds:g} s: {starving} of {count}"
     return Result({"observed (s)": seconds, "still waiting": starving}, starving == count, verdict)
 

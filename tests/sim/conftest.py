@@ -186,19 +186,6 @@ def messages(text: str) -> list[str]:
     return [_STAMP.sub("", line) for line in text.splitlines()]
 
 
-def normal(text: str, names: dict[int, str]) -> list[str]:
-    """Log lines without what differs between two runs: time, pids and uids (named by the caller), UUID, directory."""
-    lines = []
-    for line in text.splitlines():
-        found = _STAMP.match(line)
-        if found is not None:
-            line = f"{found[1]} {found[2]}: {line[found.end() :]}"
-        line = re.sub(r"GPU-[-0-9a-f]{36}", "GPU-UUID", line)
-        line = re.sub(r"[^ =]+/pipe\b", "PIPE", line)
-        lines.append(re.sub(r"(?<!version: )\b\d{3,}\b", lambda number: names.get(int(number[0]), number[0]), line))
-    return lines
-
-
 @pytest.fixture(scope="session")
 def programs() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="mpssim-", dir="/tmp"))

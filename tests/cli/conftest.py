@@ -1,0 +1,5 @@
+"""The API that the command line asks."""
+
+from tests.api.conftest import served
+
+__all__ = ["served"]
