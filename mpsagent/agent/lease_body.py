@@ -17,7 +17,7 @@ from mpsagent.policy.keys import OF_CGROUPS, key
 from mpsagent.policy.shares import Lease
 
 KEYS: dict[str, type | tuple[type, ...]] = {
-    "uid": int, "cgroup": str, "pid": int, "threads": (int, float, dict), "memory": str,
+    "uid": int, "cgroup": str, "pid": int, "threads": (int, float, dict), "memory": (str, dict),
     "total_threads": (int, float, dict), "total_memory": str, "max_clients": int, "until": str, "name": str,
 }  # fmt: skip
 LONGEST = 366 * 86400.0
@@ -53,7 +53,8 @@ def asked(body: Json, now: float) -> Asked:
         cgroup = None if cgroup is None else parse.cgroup(cgroup)
         for where in OF_CGROUPS:
             if body.get(where) is not None:
-                share[where] = key("limits", where).kind.parse(body[where])
+                read = parse.total_threads if where == "threads" else key("limits", where).kind.parse
+                share[where] = read(body[where])
     except parse.Wrong as error:
         raise Problem(400, error.faults[0].problem, where, error.faults[0].hint) from None
     if not share:
@@ -92,9 +93,9 @@ def shown(one: Lease, view: View, who: Identity | None = None) -> Json:
         "cgroup": one.cgroup,
         "pid": None if one.process is None else one.process[0],
         "threads": values.written(one.share.threads),
-        "memory": values.written(one.share.memory),
+        "memory": None if one.share.memory is None else {k: _size(size) for k, size in one.share.memory.items()},
         "total_threads": values.written(one.share.total_threads),
-        "total_memory": values.written(one.share.total_memory),
+        "total_memory": None if one.share.total_memory is None else _size(one.share.total_memory),
         "max_clients": one.share.max_clients,
         "limits": limits,
         "since": iso(one.since),
@@ -102,3 +103,7 @@ def shown(one: Lease, view: View, who: Identity | None = None) -> Json:
         "by": one.by,
         "clients": [c.pid for c in view.state.clients.values() if view.share(c.peer) == one.share],
     }
+
+
+def _size(size: values.Memory) -> object:
+    return size if isinstance(size, int) else values.written(size)

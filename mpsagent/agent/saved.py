@@ -140,11 +140,10 @@ def leases(kept: Mapping[str, Any], now: float) -> list[inp.Input]:
     for row in rows[:MOST] if isinstance(rows, list) else ():
         with suppress(*_DAMAGED):
             threads = None if row["threads"] is None else parse.threads(row["threads"])
-            sizes = row["memory"].get("") if isinstance(row["memory"], dict) else row["memory"]  # by device once
-            sizes = None if sizes is None else _memory(sizes)
+            sizes = None if row["memory"] is None else {str(one): _memory(size) for one, size in row["memory"].items()}
             process = None if row["process"] is None else (int(row["process"][0]), int(row["process"][1]))
             number, until = int(row["number"]), _number(row["until"])
-            total = None if row.get("total_threads") is None else parse.threads(row["total_threads"])
+            total = None if row.get("total_threads") is None else parse.total_threads(row["total_threads"])
             size = None if row.get("total_memory") is None else _memory(row["total_memory"])
             most = None if row.get("max_clients") is None else int(row["max_clients"])
             uid = None if row["uid"] is None else int(row["uid"])

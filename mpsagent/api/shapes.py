@@ -199,7 +199,7 @@ class UserApart(TypedDict):
 
 class Lease(TypedDict):
     """A share for a job. ``name``: what the batch system calls it. ``threads``: percent or ``{"sms": N}``, null: as the
-    user's; ``memory``, ``total_memory``: bytes or a part of each device; ``total_…``, ``max_clients``: what its
+    user's; ``memory``: bytes or a part by device ("" for each); ``total_…``, ``max_clients``: what its
     processes have together, null: no more than their users; ``limits``: what a process of its user gets with it, null
     where no user is given or it is not known who that is; ``clients``: the pids of the job's clients."""
 
@@ -210,7 +210,7 @@ class Lease(TypedDict):
     cgroup: str | None
     pid: int | None
     threads: float | dict[str, int] | None
-    memory: int | str | None
+    memory: dict[str, int | str] | None
     total_threads: float | dict[str, int] | None
     total_memory: int | str | None
     max_clients: int | None

@@ -121,18 +121,20 @@ def _whose(one: Json) -> str:
 def _how_much(one: Json) -> str:
     from mpsagent.mps.units import limit_text
 
-    def parts(threads: Any, memory: Any) -> list[str]:
+    def parts(threads: Any, memory: Json) -> list[str]:
         found = []
         if isinstance(threads, dict):
             found.append(f"{threads['sms']} multiprocessors")
         elif threads is not None:
             found.append(f"{threads:g} % of threads")
-        if memory is not None:
-            found.append(limit_text(memory) if isinstance(memory, int) else memory)
+        for device, size in memory.items():
+            on = f" on device {device}" if device else ""
+            found.append(f"{limit_text(size) if isinstance(size, int) else size}{on}")
         return found
 
-    each, most = parts(one["threads"], one["memory"]), one["max_clients"]
-    whole = parts(one["total_threads"], one["total_memory"])
+    each = parts(one["threads"], one["memory"] or {})
+    most, total = one["max_clients"], {"": one["total_memory"]} if one["total_memory"] is not None else {}
+    whole = parts(one["total_threads"], total)
     whole += [] if most is None else [f"{most} client{'s' * (most > 1)}"]
     cut = f" (its user may have {_cut(one)})" if _cut(one) else ""
     return "; ".join([*([", ".join(each) + cut] if each else []), *([", ".join(whole) + " in all"] if whole else [])])
@@ -142,7 +144,9 @@ def _cut(one: Json) -> str:
     """What its processes get, where that is less than the lease says."""
     from mpsagent.mps.units import limits_words
 
-    limits, threads, size = one.get("limits") or {}, one["threads"], one["memory"]
+    limits, threads = one.get("limits") or {}, one["threads"]
     less = isinstance(threads, int | float) and limits.get("threads", 100.0) < threads
-    less = less or (isinstance(size, int) and any(most < size for most in limits.get("memory", {}).values()))
+    for device, size in (one["memory"] or {}).items():
+        given = [most for on, most in limits.get("memory", {}).items() if device in ("", on)]
+        less = less or (isinstance(size, int) and any(most < size for most in given))
     return limits_words(limits) if less else ""

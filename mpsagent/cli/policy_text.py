@@ -68,11 +68,14 @@ def _value(key: str, one: Json) -> str:
     if key == "threads" and isinstance(one["value"], int | float):
         seen = " or ".join(str(count) for count in sorted(set(one.get("multiprocessors", {}).values())))
         return f"{one['value']:g} %" + (f" ({seen} multiprocessors)" if seen else "")
-    if key in ("threads", "total_threads"):
+    if key == "total_threads":
         return f"{value['sms']} multiprocessors" if isinstance(value, dict) else f"{value:g} %"
     if key == "total_memory":
         return f"{limit_text(value) if isinstance(value, int) else safe(value)} on each GPU"
+    if key == "threads" and isinstance(value, dict):
+        return _threads(value)
     if isinstance(value, dict):
+        value = {device or "each": one for device, one in value.items()}
         return _by_device({device: limit_text(one) if isinstance(one, int) else one for device, one in value.items()})
     if isinstance(value, list):
         return safe(", ".join(map(str, value)) or "none")
@@ -81,6 +84,15 @@ def _value(key: str, one: Json) -> str:
     if isinstance(value, int | float) and key not in COUNTS:
         return duration_text(value)
     return safe(value)
+
+
+def _threads(value: Json) -> str:
+    """As the policy has them, where they are no percentage."""
+    if "sms" in value:
+        return f"{value['sms']} multiprocessors"
+    if "clients" in value:
+        return safe(f"for {value['clients']} clients, {value.get('rule')}")
+    return f"weight {value['weight']:g}" if "weight" in value else safe(value)
 
 
 def _by_device(texts: Json) -> str:

@@ -77,7 +77,7 @@ def renewed(one: Json, now: float) -> Json | None:
     the policy says now."""
     if datetime.fromisoformat(one["until"]).timestamp() - now > LASTING / 2:
         return None
-    given = {**one, "until": UNTIL}
+    given = {**one, "memory": None if one["memory"] is None else one["memory"][""], "until": UNTIL}
     keys = "cgroup", "threads", "memory", "total_threads", "total_memory", "until", "name"
     return {key: given[key] for key in keys if given[key] is not None}
 

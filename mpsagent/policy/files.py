@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli
 
-from mpsagent.policy import totals
+from mpsagent.policy import totals, values
 from mpsagent.policy.check import MOST_ERRORS as MOST_ERRORS
 from mpsagent.policy.check import Checked, check, shown_path
 from mpsagent.policy.instances import mistakes
@@ -43,7 +43,7 @@ def load(texts: Sequence[tuple[str, str]]) -> tuple[Policy | None, list[PolicyEr
             named.setdefault(path, Origin(key_text(shown_path(path)), file, line_of(lines, path)))
         errors += sorted(found, key=lambda one: one.line or 10**9)
         for path, value in checked.values:
-            settings[path] = Setting(value, Origin(key_text(path), file, line_of(lines, path)))
+            _lay(settings, path, value, Origin(key_text(path), file, line_of(lines, path)), lines)
     if errors:
         return None, errors
     if sum(path[0] == "instance" for path in named) > MOST_INSTANCES:
@@ -59,6 +59,19 @@ def _digest(texts: Sequence[tuple[str, str]]) -> str:
         data = part.encode("utf-8", "surrogatepass")
         state.update(b"%d:" % len(data) + data)
     return state.hexdigest()[:12]
+
+
+def _lay(settings: dict[Path, Setting], path: Path, value: Any, origin: Origin, lines: dict[Path, int]) -> None:
+    """Put a value over what earlier files said. A memory table keeps earlier entries for devices it does not name."""
+    if path[-1] == "memory":
+        before = settings.get(path)
+        kept = {} if before is None or values.ALL_DEVICES in value else before.value
+        new = {}
+        for device, amount in value.items():
+            key = path if device == values.ALL_DEVICES else (*path, device)
+            new[device] = Setting(amount, Origin(key_text(key), origin.file, line_of(lines, key)))
+        value = {**kept, **new}
+    settings[path] = Setting(value, origin)
 
 
 def _read(file: str, text: str) -> tuple[dict[str, Any], dict[Path, int], list[PolicyError]]:

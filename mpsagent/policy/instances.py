@@ -14,7 +14,7 @@ from mpsagent.policy import apart
 from mpsagent.policy.keys import KEYS, Scope
 from mpsagent.policy.origins import Origin, PolicyError, key_text
 from mpsagent.policy.parse import EACH
-from mpsagent.policy.policy import Policy, of_instance
+from mpsagent.policy.policy import Policy, of_instance, weights_of
 
 LONGEST_OF_EACH = 60
 
@@ -54,7 +54,7 @@ def of(policy: Policy, name: str) -> Policy:
     if len(names(policy)) > 1 or _devices(policy, name) == (EACH,):
         given["log_directory"] = f"{given['log_directory']}/{name}"
     given |= of_instance(policy.settings, name)
-    return replace(policy, settings=settings, instance=name, **given)
+    return replace(policy, settings=settings, instance=name, weights=weights_of(settings), **given)
 
 
 def _on(policy: Policy, device: Device) -> Policy:

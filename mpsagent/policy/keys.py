@@ -86,7 +86,7 @@ KEYS: tuple[Key, ...] = (
         _WHO, "who may use MPS at all", "allow",
     ),
     Key("limits", "threads", kinds.THREADS, _WHO, "share of the multiprocessors of each client process", 100.0),
-    Key("limits", "memory", kinds.MEMORY, _WHO, "device memory of each client process", None, "no limit"),
+    Key("limits", "memory", kinds.MEMORY, _WHO, "device memory of each client process", (), "no limit"),
     Key(
         "limits", "max_clients", kinds.whole(1, 1000), _WHO, "client processes of one user at a time", None, "no limit",
     ),
@@ -97,11 +97,11 @@ KEYS: tuple[Key, ...] = (
         "three quarters of what a server takes, where users share it",
     ),
     Key(
-        "limits", "total_threads", kinds.THREADS, _WHO,
+        "limits", "total_threads", kinds.TOTAL_THREADS, _WHO,
         "share of the multiprocessors of all client processes of one user together", None, "no limit",
     ),
     Key(
-        "limits", "total_memory", kinds.MEMORY, _WHO,
+        "limits", "total_memory", kinds.TOTAL_MEMORY, _WHO,
         "memory on each device of all client processes of one user together", None, "no limit",
     ),
     Key(

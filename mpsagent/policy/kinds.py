@@ -67,6 +67,10 @@ def text(parser: Callable[[object], str], form: str = "") -> Kind:
     return Kind(parser, {"type": "string", "minLength": 1}, (form,) if form else (), quoted)
 
 
+def _table(required: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [required], "additionalProperties": False}
+
+
 FLAG = Kind(parse.flag, {"type": "boolean"}, (), lambda value: "true" if value else "false")
 DEVICES = Kind(
     parse.device_list,
@@ -88,21 +92,42 @@ THREADS = Kind(
     {
         "anyOf": [
             {"type": "number", "minimum": values.LEAST_PERCENT, "maximum": 100},
-            {
-                "type": "object",
-                "properties": {"sms": {"type": "integer", "minimum": 2}},
-                "required": ["sms"],
-                "additionalProperties": False,
-            },
+            _table("sms", sms={"type": "integer", "minimum": 2}),
+            _table(
+                "clients",
+                clients={"type": "integer", "minimum": 1, "maximum": 1000},
+                rule={"enum": ["even", "double"]},
+            ),
+            _table("weight", weight={"type": "number", "exclusiveMinimum": 0}),
         ]
     },
     (
         "percentage from 0.1 to 100",
         "`{ sms = 26 }`: so many multiprocessors, at least 2 (MPS gives no process fewer than 8 of an H200)",
+        '`{ clients = 4, rule = "even" }`: 100/4; `"double"`: 100/(0.5 · 4), at most 100',
+        "`{ weight = 3 }`: 3 divided by the sum of all weights in the policy",
     ),
     lambda value: f"{value:g}",
 )
-MEMORY = Kind(parse.amount, _AMOUNT, ('`"20G"`, `"512M"`, or `"25%"` of each device; `"100%"` is no limit',))
+TOTAL_THREADS = Kind(
+    parse.total_threads,
+    {
+        "anyOf": [
+            {"type": "number", "minimum": values.LEAST_PERCENT, "maximum": 100},
+            _table("sms", sms={"type": "integer", "minimum": 2}),
+        ]
+    },
+    ("percentage from 0.1 to 100, or `{ sms = 52 }`",),
+)
+TOTAL_MEMORY = Kind(parse.amount, _AMOUNT, ('`"40G"`, or `"50%"` of each device',))
+MEMORY = Kind(
+    parse.memory,
+    {"anyOf": [_AMOUNT, {"type": "object", "minProperties": 1, "additionalProperties": _AMOUNT}]},
+    (
+        '`"20G"`, `"512M"`, or `"25%"` of each device; `"100%"` is no limit',
+        '`{ 0 = "20G", "GPU-…" = "10%" }`: by device',
+    ),
+)
 SIZE = Kind(
     parse.size,
     {"type": "string", "pattern": r"^\s*\d+(\.\d+)?\s*[KMGT](i?B)?\s*$"},

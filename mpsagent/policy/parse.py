@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ LEAST_SIZE = 16 << 20
 SHOWN = 40
 NEVER = "never"
 _PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,6})?)\s*%", re.ASCII)
+_ORDINAL = re.compile(r"0|[1-9]\d{0,2}", re.ASCII)
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z][0-9A-Za-z./-]{0,95}", re.ASCII)
 _SIZE_WITHOUT_UNIT = re.compile(r"\s*\d{1,30}(?:\.\d{1,30})?\s*", re.ASCII)
 
@@ -142,7 +143,7 @@ def span(seconds: float) -> str:
     return f"{seconds * 1000:g}ms"
 
 
-THREADS_HINT = "write a percentage from 0.1 to 100, or { sms = 26 }"
+THREADS_HINT = "write a percentage from 0.1 to 100, { sms = 26 }, { clients = 4 } or { weight = 3 }"
 
 
 def threads(value: object) -> values.Threads:
@@ -150,16 +151,60 @@ def threads(value: object) -> values.Threads:
         raise wrong(f"{shown(value)} is a text", THREADS_HINT + ", without quotes")
     if not isinstance(value, dict):
         return number(value, values.LEAST_PERCENT, 100, "write a percentage from 0.1 to 100")
-    if list(value) != ["sms"]:
-        unknown = next((key for key in value if key != "sms"), "")
-        raise wrong("unknown key" if unknown else "says nothing", THREADS_HINT, unknown)
-    try:
+    kinds = [kind for kind in ("sms", "clients", "weight") if kind in value]
+    allowed = {"clients": ["clients", "rule"]}.get(kinds[0], kinds) if kinds else ["sms", "clients", "weight"]
+    faults = [Fault(key, *_unknown(key)) for key in value if key not in (*kinds, *allowed)]
+    if not kinds and not faults:
+        faults = [Fault("", "says nothing", THREADS_HINT)]
+    if len(kinds) > 1:
+        faults.append(Fault("", f"has {' and '.join(kinds)}", "keep one of them"))
+    faults += _faults_of(kinds, value)
+    if faults:
+        raise Wrong(*faults)
+    if kinds == ["sms"]:
         return values.Multiprocessors(_SMS(value["sms"]))
-    except Wrong as error:
-        raise Wrong(*(fault._replace(key="sms") for fault in error.faults)) from None
+    if kinds == ["weight"]:
+        return values.Weight(_weight(value["weight"]))
+    rule = _RULE(value.get("rule", "even"))
+    return values.Clients(_CLIENTS(value["clients"]), "double" if rule == "double" else "even")
+
+
+def total_threads(value: object) -> float | values.Multiprocessors:
+    found = threads(value)
+    if isinstance(found, values.Clients | values.Weight):
+        raise wrong(f"{shown(value)} is no total", "write a percentage from 0.1 to 100, or { sms = 52 }")
+    return found
+
+
+def _weight(value: object) -> float:
+    return number(value, 0.001, 1_000_000, "write a number from 0.001 to 1000000")
 
 
 _SMS = whole(2, 100_000)  # MPS gives a client no less than 2
+_CLIENTS = whole(1, 1000)
+_RULE = choice("even", "double")
+
+
+def _faults_of(kinds: Sequence[str], value: dict[str, object]) -> list[Fault]:
+    faults = []
+    for key, parse in (("sms", _SMS), ("clients", _CLIENTS), ("weight", _weight), ("rule", _RULE)):
+        if key in value and (key in kinds or (key == "rule" and "clients" in kinds)):
+            try:
+                parse(value[key])
+            except Wrong as error:
+                faults += [fault._replace(key=key) for fault in error.faults]
+    return faults
+
+
+def _unknown(key: str) -> tuple[str, str]:
+    near = units.nearest(key[:SHOWN], ["sms", "clients", "rule", "weight"])
+    return (
+        ("not possible here", "remove it")
+        if key == near
+        else ("unknown key", f'did you mean "{near}"?' if near else THREADS_HINT)
+    )
+
+
 MEMORY_HINT = 'write a size like "20G" or "512M", or a part of the device like "25%"'
 
 
@@ -202,6 +247,28 @@ def _percent(percent: float, value: object) -> float:
     if percent < values.LEAST_PERCENT:
         raise wrong(f"{shown(value)} is less than 0.1%", hint)
     return percent
+
+
+def memory(value: object) -> dict[str, values.Memory]:
+    """By device ordinal or UUID; the key ALL_DEVICES when one value was written for every device."""
+    if not isinstance(value, dict):
+        return {values.ALL_DEVICES: amount(value)}
+    if not value:
+        raise wrong("says nothing", MEMORY_HINT + ', or { 0 = "20G" } by device')
+    table: dict[str, values.Memory] = {}
+    faults = []
+    for key, one in value.items():
+        if not _ORDINAL.fullmatch(key) and not _UUID.fullmatch(key):
+            faults.append(
+                Fault(key, "is not a device", 'write its number as MPS counts (0, 1, …) or its UUID ("GPU-…")')
+            )
+        try:
+            table[key] = amount(one)
+        except Wrong as error:
+            faults += [fault._replace(key=key) for fault in error.faults]
+    if faults:
+        raise Wrong(*faults)
+    return table
 
 
 EACH = "each"

@@ -56,8 +56,9 @@ def _of_no_use(policy: Policy) -> Iterator[PolicyError]:
 
 def _too_small(policy: Policy) -> Iterator[PolicyError]:
     for path, setting in policy.settings.items():
-        if path[-1] == "memory" and isinstance(setting.value, int):
-            yield from _little(policy, path, setting.origin, setting.value, H200)
+        for one in setting.value.values() if path[-1] == "memory" else ():
+            if isinstance(one.value, int):
+                yield from _little(policy, path, one.origin, one.value, H200)
 
 
 def _doubts(policy: Policy) -> list[PolicyError]:
@@ -205,21 +206,28 @@ def _too_few(setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyErro
     value, total = setting.value, setting.origin.key.endswith("total_threads")
     if not (total or isinstance(value, values.Multiprocessors)):
         return
-    if all(values.percent_of(value, [one]) < values.least_percent([one]) for one in devices):
+    if all(values.percent_of(value, [one], 1.0) < values.least_percent([one]) for one in devices):
         least = min(units.least(device.multiprocessors) for device in devices)
         problem = f"MPS gives each client process {least} multiprocessors at least"
         yield _warning(setting.origin, problem, f"write at least {{ sms = {least} }}, or expect that many")
 
 
 def _memory(policy: Policy, path: Path, setting: Setting, devices: Sequence[Device]) -> Iterator[PolicyError]:
-    largest = max(devices, key=lambda device: device.memory)
-    size = values.bytes_of(setting.value, largest)
-    if isinstance(setting.value, int) and setting.value > largest.memory:
-        has = units.limit_text(largest.memory - largest.memory % units.MIB)
-        problem = f"{units.limit_text(setting.value)} is more than GPU {largest.ordinal} has ({has})"
-        yield _warning(setting.origin, problem, 'it limits nothing; write "100%" if that is meant')
-    elif size is not None and not isinstance(setting.value, int):
-        yield from _little(policy, path, setting.origin, size, largest.multiprocessors)
+    for name, one in setting.value.items():
+        origin = one.origin
+        fits = [device for device in devices if values.for_device({name: one.value}, device) is not None]
+        if not fits:
+            ordinals = ", ".join(str(device.ordinal) for device in devices)
+            yield _warning(origin, f"there is no GPU {name} here", f"the GPUs here: {ordinals}; see nvidia-smi -L")
+            continue
+        largest = max(fits, key=lambda device: device.memory)
+        size = values.bytes_of(one.value, largest)
+        if isinstance(one.value, int) and one.value > largest.memory:
+            has = units.limit_text(largest.memory - largest.memory % units.MIB)
+            problem = f"{units.limit_text(one.value)} is more than GPU {largest.ordinal} has ({has})"
+            yield _warning(origin, problem, 'it limits nothing; write "100%" if that is meant')
+        elif size is not None and not isinstance(one.value, int):
+            yield from _little(policy, path, origin, size, largest.multiprocessors)
 
 
 def _little(policy: Policy, path: Path, origin: Origin, size: int, present: int) -> Iterator[PolicyError]:
@@ -240,7 +248,7 @@ def _percent(policy: Policy, path: Path, present: int) -> float:
     own = settings.get((*path[:-1], "threads"))
     groups = [one for at, one in settings.items() if path[0] == "user" and at[0] == "group" and at[-1] == "threads"]
     given = [own] if own is not None else [one for one in (settings.get(("limits", "threads")), *groups) if one]
-    return min((values.percent_of(one.value, [device]) for one in given), default=100.0)
+    return min((values.percent_of(one.value, [device], policy.weights) for one in given), default=100.0)
 
 
 def _nearest(name: str, known: list[str]) -> str | None:

@@ -1,8 +1,9 @@
 """The policy in force: who may use what, for how long, and where each value was written.
 
 For one user every key is looked up on its own: the user's section (by name, then by uid), then the user's groups in the
-order in which the file names them, then everybody's, then the built-in default. Built by ``files.load``; nothing here
-reads a file or depends on a parser. Names, defaults and scopes of the attributes are those of the rows in `keys`.
+order in which the file names them, then everybody's, then the built-in default. A memory limit is looked up for each
+device. Built by ``files.load``; nothing here reads a file or depends on a parser. Names, defaults and scopes of the
+attributes are those of the rows in `keys`.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ class Rules:
     who: Identity
     access: Literal["allow", "deny"] = default("limits", "access")
     threads: values.Threads = default("limits", "threads")  # noqa: RUF009  (a frozen value)
-    memory: values.Memory | None = None
+    memory: tuple[Setting, ...] = default("limits", "memory")
+    """Memory tables that apply, nearest first; the first one that speaks about a device counts for it."""
     max_clients: int | None = default("limits", "max_clients")
     max_contexts: int | None = default("limits", "max_contexts")
-    total_threads: values.Threads | None = None
+    total_threads: float | values.Multiprocessors | None = None
     total_memory: values.Memory | None = None
     priority: int = default("limits", "priority")
     client_priority: Literal["normal", "below-normal"] = default("limits", "client_priority")
@@ -67,6 +69,7 @@ class Rules:
     enforce_limits: bool = default("limits", "enforce")
     enforce_switch: bool = default("switch", "enforce")
     enforce_hang: bool = default("hang", "enforce")
+    weights: float = 0.0
     origins: Mapping[str, Origin] = field(default_factory=dict)
 
     @property
@@ -82,8 +85,14 @@ class Rules:
 
     def limits(self, devices: Sequence[Device]) -> Limits:
         """The limits of each of the user's client processes."""
+        memory = {}
+        for device in devices:
+            found = self._memory_on(device)
+            size = values.bytes_of(found.value, device) if found is not None else None
+            if size is not None:
+                memory[device.ordinal] = size
         lower = self.client_priority == "below-normal"
-        return Limits(values.percent_of(self.threads, devices), values.sizes(self.memory, devices), lower)
+        return Limits(values.percent_of(self.threads, devices, self.weights), memory, lower)
 
     def total(self, devices: Sequence[Device]) -> Total | None:
         """What all of the user's client processes may use together; None: there is no such bound."""
@@ -94,14 +103,16 @@ class Rules:
         not more than the share's total; more than theirs only where the user has a total, and up to that."""
         own, total = self.limits(devices), self.total(devices) or Total()
         most = own.threads if total.threads is None else total.threads
-        asked = most if share.threads is None else values.percent_of(share.threads, devices)
+        asked = most if share.threads is None else values.percent_of(share.threads, devices, self.weights)
         threads = own.threads if share.threads is None else min(asked, most)
         memory = dict(own.memory)
         for device in devices:
-            if share.memory is None:
-                break
-            most_there = total.memory.get(device.ordinal, own.memory.get(device.ordinal))
-            known = [size for size in (values.bytes_of(share.memory, device), most_there) if size is not None]
+            key = values.for_device(share.memory or {}, device)
+            if key is None or share.memory is None:
+                continue
+            sizes = [values.bytes_of(share.memory[key], device)]
+            sizes.append(total.memory.get(device.ordinal, own.memory.get(device.ordinal)))
+            known = [size for size in sizes if size is not None]
             if known:
                 memory[device.ordinal] = min(known)
         return (share.total(devices) or Total()).cap(replace(own, threads=threads, memory=memory))
@@ -111,7 +122,10 @@ class Rules:
         return self.origin(name).key
 
     def origin(self, name: str) -> Origin:
-        """Where a value comes from, by its name as a file has it: ``threads``, ``switch.after``, ``enforce.limits``."""
+        """Where a value comes from, by its name as a file has it: ``threads``, ``switch.after``, ``enforce.limits``.
+
+        ``memory`` may differ by device; this is the nearest one, ``explain`` has all.
+        """
         return self.origins.get(name) or _default_origin(name)
 
     def explain(self, devices: Sequence[Device]) -> dict[str, Any]:
@@ -127,8 +141,7 @@ class Rules:
             if name == "threads":
                 told = self._explain_threads(limits, devices)
             elif name == "memory":
-                sizes = {str(device.ordinal): limits.memory.get(device.ordinal) for device in devices}
-                told = {"value": sizes, "written": None if self.memory is None else values.text(self.memory)}
+                told = self._explain_memory(limits, devices)
             else:
                 told = {"value": values.written(getattr(self, key.in_rules))}
             answer[name] = {**told, "from": self.origin(name)._asdict()}
@@ -143,6 +156,26 @@ class Rules:
             "multiprocessors": counts,
         }
 
+    def _explain_memory(self, limits: Limits, devices: Sequence[Device]) -> dict[str, Any]:
+        by_device: dict[str, Any] = {}
+        for device in devices:
+            found = self._memory_on(device)
+            origin = found.origin if found is not None else _default_origin("memory")
+            by_device[str(device.ordinal)] = {"value": limits.memory.get(device.ordinal), "from": origin._asdict()}
+        return {
+            "value": {ordinal: entry["value"] for ordinal, entry in by_device.items()},
+            "written": _memory_written(self.memory),
+            "devices": by_device,
+        }
+
+    def _memory_on(self, device: Device) -> Setting | None:
+        for setting in self.memory:
+            key = values.for_device(setting.value, device)
+            if key is not None:
+                value: Setting = setting.value[key]
+                return value
+        return None
+
 
 @lru_cache
 def _default_origin(name: str) -> Origin:
@@ -150,6 +183,16 @@ def _default_origin(name: str) -> Origin:
         return Origin("enforce")
     key = IN_RULES.get(name)
     return Origin(name if key is None else key_text(key.path))
+
+
+def _memory_written(tables: Sequence[Setting]) -> object:
+    if not tables:
+        return None
+    table = {
+        key: units.limit_text(one.value) if isinstance(one.value, int) else values.written(one.value)
+        for key, one in tables[0].value.items()
+    }
+    return table.get(values.ALL_DEVICES, table) if len(table) == 1 else table
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +271,7 @@ class Policy:
     """Some user or group has another ``priority`` than everybody."""
     by_uid: bool = True
     """The uid alone says what applies to a user: no section is for a name or a group."""
+    weights: float = 0.0
     named: Mapping[Path, Origin] = field(default_factory=dict)
     _remembered: dict[Identity, Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
     _by_sections: dict[tuple[Path, ...], Rules] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -279,10 +323,15 @@ class Policy:
         threads, memory, below_normal = 100.0, dict[int, int](), False
         for path, setting in self.settings.items():
             if path[-1] in ("threads", "total_threads"):  # a process of a cgroup may have its total alone
-                threads = min(threads, values.percent_of(setting.value, devices))
+                threads = min(threads, values.percent_of(setting.value, devices, self.weights))
             elif path[-1] in ("memory", "total_memory"):
-                for device, size in values.sizes(setting.value, devices).items():
-                    memory[device] = min(size, memory.get(device, size))
+                for device in devices:
+                    whole = {values.ALL_DEVICES: setting}
+                    table: Mapping[str, Any] = setting.value if path[-1] == "memory" else whole
+                    key = values.for_device(table, device)
+                    size = None if key is None else values.bytes_of(table[key].value, device)
+                    if size is not None:
+                        memory[device.ordinal] = min(size, memory.get(device.ordinal, size))
             elif path[-1] == "client_priority":
                 below_normal = below_normal or setting.value == "below-normal"
         return Limits(threads, memory, below_normal)
@@ -298,8 +347,10 @@ class Policy:
         """Everything that the files give, by key, with its place; ready for JSON."""
         answer: dict[str, Any] = {}
         for path, setting in self.settings.items():
-            value = values.text(setting.value) if path[-1] == "memory" else values.written(setting.value)
-            answer[key_text(path)] = {"value": value, "from": setting.origin._asdict()}
+            value = setting.value
+            if path[-1] == "memory":
+                value = _memory_written((setting,))
+            answer[key_text(path)] = {"value": values.written(value), "from": setting.origin._asdict()}
         return answer
 
     @property
@@ -312,6 +363,8 @@ class Policy:
         for path in self.cgroups if cgroup is not None else ():
             if (job := named(path[1], cgroup or "")) is not None:
                 given = {key: self.settings[*path, key].value for key in OF_CGROUPS if (*path, key) in self.settings}
+                if "memory" in given:
+                    given["memory"] = {device: one.value for device, one in given["memory"].items()}
                 return Share(key_text(path), job=job, origin=self.named[path], **given)
         return None
 
@@ -328,26 +381,27 @@ class Policy:
                 found = self._enforced(key, levels)
             else:
                 found = self._lookup([*_places(key, levels), key.path])
-            if found is not None:
-                given[key.in_rules], origins[name] = found
-        return Rules(who=who, origins=origins, **given)
+            if found:
+                memory = name == "memory"
+                given[key.in_rules] = tuple(found) if memory else found[0].value
+                origins[name] = _nearest(found[0]) if memory else found[0].origin
+        return Rules(who=who, weights=self.weights, origins=origins, **given)
 
     def _levels(self, who: Identity) -> Iterator[Path]:
         yield from (("user", name) for name in (who.name or "", str(who.uid)) if name in self.users)
         yield from (("group", group) for group in self.groups if group in who.groups)
 
-    def _lookup(self, paths: Sequence[Path]) -> Setting | None:
-        """The first that a file gives."""
-        return next((self.settings[path] for path in paths if path in self.settings), None)
+    def _lookup(self, paths: Sequence[Path]) -> list[Setting]:
+        return [self.settings[path] for path in paths if path in self.settings]
 
-    def _enforced(self, key: Key, levels: Sequence[Path]) -> Setting | None:
+    def _enforced(self, key: Key, levels: Sequence[Path]) -> list[Setting]:
         """`enforce` of a user or a group stands for all sections; [user.NAME] switch.enforce for that one."""
-        masters = (self.settings[path] for path in MASTER if path in self.settings and not self.settings[path].value)
+        masters = [setting for setting in self._lookup(MASTER) if not setting.value]
         paths: list[Path] = []
         for level in levels:
             paths += [(*level, "switch", "enforce")] if key.section == "switch" else []
             paths.append((*level, "enforce"))
-        return next(masters, None) or self._lookup([*paths, key.path])
+        return masters or self._lookup([*paths, key.path])
 
 
 def _places(key: Key, levels: Sequence[Path]) -> list[Path]:
@@ -356,6 +410,12 @@ def _places(key: Key, levels: Sequence[Path]) -> list[Path]:
         return []
     inner = key.path if key.section == "switch" else (key.name,)
     return [(*level, *inner) for level in levels]
+
+
+def _nearest(memory: Setting) -> Origin:
+    """The origin of a memory table: its own, or that of the first of its entries."""
+    first: Setting = next(iter(memory.value.values()))
+    return first.origin
 
 
 def build(
@@ -373,6 +433,7 @@ def build(
     given["enforce"] = all(settings[path].value for path in MASTER if path in settings)
     hang = settings.get(("hang", "enforce"))
     given["enforce_hang"] = given["enforce"] and (hang is None or hang.value)
+    weights = weights_of(settings)
     users = frozenset(path[1] for path in settings if path[0] == "user")
     groups = tuple(dict.fromkeys(path[1] for path in settings if path[0] == "group"))
     denies = any(path[-1] == "access" and one.value == "deny" for path, one in settings.items())
@@ -380,7 +441,7 @@ def build(
     prioritised = any(path[0] in ("user", "group") and path[-1] == "priority" for path in settings)
     return Policy(
         settings, tuple(sources), digest, users=users, groups=groups, denies=denies, prioritised=prioritised,
-        by_uid=by_uid, named=named, **given,
+        by_uid=by_uid, weights=weights, named=named, **given,
     )  # fmt: skip
 
 
@@ -389,3 +450,7 @@ def of_instance(settings: Mapping[Path, Setting], name: str) -> dict[str, Any]:
     rows = [key for key in KEYS if key.scope is Scope.INSTANCE]
     found = {key.field: settings.get(("instance", name, key.name)) for key in rows}
     return {field: one.value for field, one in found.items() if one is not None}
+
+
+def weights_of(settings: Mapping[Path, Setting]) -> float:
+    return sum(s.value.weight for s in settings.values() if isinstance(s.value, values.Weight))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -18,14 +18,15 @@ LONGEST_NAME = 64
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a job may have within what its user may: ``threads`` and ``memory`` of each client process (None: as the
-    user's), ``total_…`` and ``max_clients`` of all together. ``source``: where that was written. ``job``: whose
-    processes count together: a lease's name or number, or the path of a cgroup."""
+    """What a job may have within what its user may: ``threads`` and ``memory`` of each client process (None, or a
+    device that is not named: as the user's), ``total_…`` and ``max_clients`` of all together. ``memory``: by device, as
+    a policy has it. ``source``: where that was written. ``job``: whose processes count together: a lease's name or
+    number, or the path of a cgroup."""
 
     source: str
     threads: values.Threads | None = None
-    memory: values.Memory | None = None
-    total_threads: values.Threads | None = None
+    memory: Mapping[str, values.Memory] | None = None
+    total_threads: float | values.Multiprocessors | None = None
     total_memory: values.Memory | None = None
     max_clients: int | None = None
     job: str = ""
@@ -61,9 +62,12 @@ class Share:
         """Limits that are nowhere more than this share."""
         threads, memory = limits.threads, dict(limits.memory)
         if self.threads is not None:
-            threads = min(threads, values.percent_of(self.threads, devices))
-        for device, size in values.sizes(self.memory, devices).items():
-            memory[device] = min(size, memory.get(device, size))
+            threads = min(threads, values.percent_of(self.threads, devices, 1.0))
+        for device in devices if self.memory is not None else ():
+            key = values.for_device(self.memory or {}, device)
+            size = None if key is None else values.bytes_of((self.memory or {})[key], device)
+            if size is not None:
+                memory[device.ordinal] = min(size, memory.get(device.ordinal, size))
         return (self.total(devices) or Total()).cap(replace(limits, threads=threads, memory=memory))
 
 

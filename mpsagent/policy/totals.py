@@ -64,15 +64,18 @@ def _in_itself(rules: Rules) -> Iterator[PolicyError]:
         if own.count > total.count:
             yield _never(rules, "total_threads", f"a client process gets {own.count} multiprocessors, which is more")
     elif total is not None and not any(counts):
-        percent = values.percent_of(own, ())
-        if percent > values.percent_of(total, ()):
+        percent = values.percent_of(own, (), rules.weights)
+        if percent > values.percent_of(total, (), 0.0):
             yield _never(rules, "total_threads", f"threads of a client process are {percent:g} %, which is more")
     if rules.total_memory is None or _whole(rules.total_memory):
         return
-    if rules.memory is None or _whole(rules.memory):
+    if not rules.memory:
         yield _never(rules, "total_memory", "the memory of a client process is not limited")
-    elif _more(rules.memory, rules.total_memory):
-        yield _never(rules, "total_memory", f"a client process gets {values.text(rules.memory)}, which is more")
+    for one in (setting.value for table in rules.memory[:1] for setting in table.value.values()):
+        if _whole(one):
+            yield _never(rules, "total_memory", "the memory of a client process is not limited")
+        elif _more(one, rules.total_memory):
+            yield _never(rules, "total_memory", f"a client process gets {values.text(one)}, which is more")
 
 
 def _more(one: values.Memory, total: values.Memory) -> bool:

@@ -20,7 +20,7 @@ NOW = START
 def test_what_is_asked_for() -> None:
     found = asked({"uid": 7, "cgroup": "/a", "threads": {"sms": 26}, "memory": "25%", "until": "2h"}, NOW)
     assert (found.uid, found.cgroup, found.pid, found.seconds) == (7, "/a", None, 7200.0)
-    assert found.share == {"threads": Multiprocessors(26), "memory": Share(25.0)}
+    assert found.share == {"threads": Multiprocessors(26), "memory": {"": Share(25.0)}}
     of_all = {"total_threads": 50, "total_memory": "10G", "max_clients": 3}
     assert asked({"uid": 7, **of_all, "until": "2h"}, NOW).share == {**of_all, "total_memory": 10 << 30}
     at = asked({"pid": 5, "threads": 3, "until": "2026-11-21T00:00:00+01:00"}, NOW - 7200)
@@ -56,9 +56,9 @@ def test_what_is_wrong_is_said_with_its_place(body: dict[str, object], where: st
 
 def test_over_the_socket() -> None:
     with serve() as served:
-        body = {"uid": OTHER, "threads": 30, "memory": "4G", "until": "10m"}
+        body = {"uid": OTHER, "threads": 30, "memory": {"0": "4G"}, "until": "10m"}
         given, _ = client.order(str(served.path), "lease", body)
-        assert (given["threads"], given["in_force"], given["memory"]) == (30.0, True, 4 << 30)
+        assert (given["threads"], given["in_force"], given["memory"]) == (30.0, True, {"0": 4 << 30})
         (listed,) = client.ask(str(served.path), "/v1/leases")[0]["leases"]
         assert (listed["id"], listed["uid"], listed["clients"]) == (1, OTHER, [])
         for name, wrong, status in (("end-lease", {"number": 7}, 404), ("lease", {"uid": "x"}, 400)):

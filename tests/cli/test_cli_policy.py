@@ -203,16 +203,19 @@ def test_the_policy_is_shown_as_a_table() -> None:
 
 
 def test_values_are_shown_as_people_write_them() -> None:
-    """Seen: `{ sms = 26 }` as "1M", 10 shares as "10.0s", a size of 1G as "12427d13h", and a list as Python has it."""
+    """Seen: `{ sms = 26 }` as "1M", a weight of 3 as "3.0", 10 shares as "10.0s", a size of 1G as "12427d13h", and a
+    table by device and a list as Python has them."""
     text = """
 [limits]
 threads = { sms = 26 }
-memory = "3.5G"
+memory = { 0 = "20G", 1 = "3.5G", "GPU-1" = "10%" }
 max_runtime = "never"
 [user.a]
-threads = 12.5
-memory = "10%"
+threads = { weight = 3 }
+memory = { 0 = "1G", 1 = "1G" }
 [user.b]
+threads = { clients = 4, rule = "double" }
+memory = { 1 = "1G" }
 max_clients = 7
 [instance.one]
 devices = ["GPU-1", "GPU-2"]
@@ -229,7 +232,9 @@ shares = 10
     body = {"digest": policy.digest, "loaded": None, "files": ["p.toml"], "errors": [], "sections": policy.sections()}
     lines = policy_text.shown(json.loads(json.dumps(body)), datetime(2026, 11, 22, tzinfo=UTC))[3:]
     assert [" ".join(line.split()[1:-1]) for line in lines] == [
-        "26 multiprocessors", "3584M", "never", "12.5 %", "10%", "7",
+        "26 multiprocessors", "0=20G 1=3584M GPU-1=10%", "never",
+        "weight 3", "1G on each of 2 GPUs",
+        "for 4 clients, double", "1=1G", "7",
         "GPU-1, GPU-2", "a, b", "none", "9", "1G", "10",
     ]  # fmt: skip
 

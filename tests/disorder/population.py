@@ -121,24 +121,31 @@ def populate(
 def _users(draw: random.Random, machine: Machine) -> list[User]:
     uids = list(range(FIRST_UID, FIRST_UID + USERS))
     # Each way to write a share comes once, each way to write memory at least once; who has which is drawn.
+    weights = [draw.randint(1, 4) for _ in range(2)]
     percent = draw.choice([10.0, 12.7, 20.0, 33.3, 45.0, 60.0])
     sms = draw.randrange(8, machine.multiprocessors - 8, 2)
-    further = [draw.randint(80, 600) / 10 for _ in range(3)]
+    parts = draw.randint(2, 6)
     shares = [
         (f"threads = {percent:g}", percent),
         (f"threads = {{ sms = {sms} }}", math.ceil(sms * 1000 / machine.multiprocessors) / 10),
-        (f"threads = {percent + 0.05:g}", percent),
-        *((f"threads = {one:g}", one) for one in further),
+        (f'threads = {{ clients = {parts}, rule = "even" }}', _down(100 / parts)),
+        (f'threads = {{ clients = {2 * parts}, rule = "double" }}', _down(200 / (2 * parts))),
+        *((f"threads = {{ weight = {one} }}", _down(100 * one / sum(weights))) for one in weights),
     ]
     whole = machine.mebibytes
     part, gib, mib = draw.randint(5, 30), draw.randint(2, 20), draw.randint(1100, 9000)
-    first = draw.randint(2, 9)
+    first, second = draw.randint(2, 9), draw.randint(5, 30)
     small = draw.randint(600, 1023)
+    by_device = (f'memory = {{ 0 = "{first}G" }}', (first << 10,))
+    if machine.gpus > 1:
+        others = ", ".join(f'{ordinal} = "{second}%"' for ordinal in range(1, machine.gpus))
+        sizes = (first << 10, *(_part(whole, second),) * (machine.gpus - 1))
+        by_device = (f'memory = {{ 0 = "{first}G", {others} }}', sizes)
     ways = [
         (f'memory = "{part}%"', (_part(whole, part),) * machine.gpus),
         (f'memory = "{gib}G"', (gib << 10,) * machine.gpus),
         (f'memory = "{mib}M"', (mib,) * machine.gpus),
-        (f'memory = "{first}G"', (first << 10,) * machine.gpus),
+        by_device,
         ('memory = "3333M"', (3333,) * machine.gpus),
         (f'memory = "{small}M"', (small,) * machine.gpus),
     ]

@@ -270,9 +270,13 @@ def test_a_population_follows_from_its_seed(seed: int) -> None:
     assert sum(not deed.guest for deed in first.deeds) == 300
     for words in (
         "sms =",
+        'rule = "even"',
+        'rule = "double"',
+        "weight =",
         '%"',
         'G"',
         'M"',
+        "{ 0 =",
         "max_clients",
         "deny",
     ):

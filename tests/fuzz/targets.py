@@ -410,7 +410,7 @@ def orders() -> Iterable[bytes]:
         "restart": ({"timeout": "10m", "dry_run": True},),
         "lease": (
             {"uid": 1001, "threads": 20, "memory": "4G", "until": "2h", "name": "job-7"},
-            {"pid": 71, "threads": {"sms": 26}, "memory": "25%", "until": "2h"},
+            {"pid": 71, "threads": {"sms": 26}, "memory": {"0": "25%", "GPU-abc": "1G"}, "until": "2h"},
             {"cgroup": "/slurm/*", "threads": {"clients": 4, "rule": "even"}, "until": "2026-11-24T00:00:00+01:00"},
         ),
         "end-lease": ({"number": 3},),
@@ -591,7 +591,7 @@ OF_LOGS = tuple(
     sorted({part.encode() for table in (ev._CONTROL, ev._SERVER) for part in re.findall(r"[A-Za-z ]{6,40}", table)})
 )
 OF_POLICIES = (
-    b"threads", b"memory", b"{ sms = 26 }", b"[user.alice]", b"[group.students]",
+    b"threads", b"memory", b"{ sms = 26 }", b"{ clients = 4 }", b"{ weight = 2 }", b"[user.alice]", b"[group.students]",
     b"[instance.left]", b'sharing = "apart"', b'"25%"', b'"20G"', b"[instance.left.limits]", b"total_threads",
     b"total_memory", b"max_clients", b"enforce", b"'''", b'"""', b"nan", b"inf", b"1979-05-27T07:32:00Z", b"0x10",
     b"\\U0010ffff", b"switch.after",

@@ -19,7 +19,7 @@ NOW = 1_800_000_000.0
 def given(**changed: Any) -> dict[str, Any]:
     """A lease as the API lists it."""
     return {
-        "id": 7, "name": lease(POD, Shares())["name"], "cgroup": POD.cgroup, "threads": 30.0, "memory": "30%",
+        "id": 7, "name": lease(POD, Shares())["name"], "cgroup": POD.cgroup, "threads": 30.0, "memory": {"": "30%"},
         "total_threads": 60.0, "total_memory": "60%", "max_clients": None,
         "until": "2027-02-14T08:00:00.000+00:00", **changed,
     }  # fmt: skip

@@ -155,10 +155,12 @@ def test_inference_node() -> None:
 
 
 def test_shared_hpc() -> None:
-    """3 : 2 : 1 : 1 of the threads, operators without limits, one user only watched."""
+    """3 : 2 : 1 : 1 of the threads, memory by device, operators without limits, one user only watched."""
     made = example("shared-hpc.toml")
     climate = made.rules(Identity(1, "a", ("climate",))).limits([H200, SECOND])
-    assert climate == Limits(42.8, {0: 60 * GIB, 1: 60 * GIB})
+    assert climate == Limits(42.8, {0: 60 * GIB, 1: 40 * GIB})
+    third = Device(2, "GPU-x", "", 140 * GIB, 132)
+    assert made.rules(Identity(1, "a", ("climate",))).limits([third]).memory == {2: 8 * GIB}
     assert made.rules(Identity(2, "b", ("genomics",))).limits([H200]) == Limits(28.5, {0: 30 * GIB})
     physics = made.rules(Identity(3, "c", ("physics",)))
     assert (physics.limits([H200]).threads, physics.switch_after, physics.max_runtime) == (14.2, 1800.0, 86400.0)
@@ -229,7 +231,7 @@ def test_the_schema_accepts_what_the_agent_accepts(name: str) -> None:
         "[limits]\nthread = 5",
         "[limits]\nthreads = 150",
         '[limits]\nthreads = "50"',
-        "[limits]\nthreads = { weight = 1 }",
+        "[limits]\nthreads = { sms = 4, weight = 1 }",
         "[limits]\nmemory = 20",
         '[limits]\nmemory = "20"',
         "[limits]\nmemory = {}",

@@ -23,11 +23,12 @@ OF_THE_POLICY_ITSELF = {
     "users",
     "groups",
     "denies",
+    "weights",
     "named",
     "by_uid",
     "prioritised",
 }
-OF_THE_RULES_THEMSELVES = {"who", "origins"}
+OF_THE_RULES_THEMSELVES = {"who", "weights", "origins"}
 
 
 def named(one: Key) -> str:

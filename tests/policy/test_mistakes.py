@@ -40,8 +40,8 @@ def test_ten_mistakes_are_ten_errors() -> None:
         '0.toml:1: enforce: "yes" is neither true nor false; write true or false, without quotes',
         "0.toml:3: limits.threads: 150 is more than 100; write a percentage from 0.1 to 100",
         '0.toml:4: limits.memori: unknown key; did you mean "memory"?',
-        '0.toml:6: user.alice.threads: "50%" is a text; write a percentage from 0.1 to 100, or { sms = 26 }, '
-        "without quotes",
+        '0.toml:6: user.alice.threads: "50%" is a text; write a percentage from 0.1 to 100, { sms = 26 }, '
+        "{ clients = 4 } or { weight = 3 }, without quotes",
         '0.toml:7: user.alice.memory: "0G" would take the limit away in MPS; write "100%" for no limit, '
         'or at least "1M"',
         '0.toml:8: user.alice.switch.after: 10 has no unit; write a duration like "30s", "10m" or "1h30m", or "never"',
@@ -104,8 +104,12 @@ def test_syntax_errors_have_a_line_and_a_hint(text: str, line: int, hint: str) -
         ("threads = { sms = 1 }", "limits.threads.sms", "less than 2"),
         ("threads = { sms = 2.5 }", "limits.threads.sms", "not a whole number"),
         ("threads = { sms = true }", "limits.threads.sms", "not a whole number"),
-        ("threads = { sms = 4, weight = 2 }", "limits.threads.weight", "unknown key"),
+        ("threads = { sms = 4, weight = 2 }", "limits.threads", "sms and weight"),
+        ('threads = { sms = 4, rule = "even" }', "limits.threads.rule", "not possible here"),
+        ('threads = { clients = 4, rule = "evn" }', "limits.threads.rule", '"evn" is not possible'),
         ("threads = { client = 4 }", "limits.threads.client", "unknown key"),
+        ("threads = { weight = 0 }", "limits.threads.weight", "less than 0.001"),
+        ("threads = { weight = nan }", "limits.threads.weight", "not a usable number"),
         ("memory = 20", "limits.memory", "has no unit"),
         ('memory = "20"', "limits.memory", "has no unit"),
         ('memory = "512K"', "limits.memory", "less than 1M"),
@@ -116,7 +120,9 @@ def test_syntax_errors_have_a_line_and_a_hint(text: str, line: int, hint: str) -
         ('memory = "999999999T"', "limits.memory", "more than 100T"),
         ('memory = "lots"', "limits.memory", "not a size"),
         ('memory = "1\\u0661G"', "limits.memory", "not a size"),
-        ('memory = { 0 = "1G" }', "limits.memory", "a table is not a size"),
+        ("memory = {}", "limits.memory", "says nothing"),
+        ('memory = { x = "1G" }', "limits.memory.x", "not a device"),
+        ('memory = { 0 = { 0 = "1G" } }', "limits.memory.0", "not a size"),
         ("max_clients = 3.0", "limits.max_clients", "not a whole number"),
         ('memory = "' + "1" * 3000 + 'G"', "limits.memory", "longer than 40 characters"),
         ('max_runtime = "0s"', "limits.max_runtime", "less than 1s"),
@@ -182,7 +188,7 @@ def test_hostile_values_are_errors(line: str, key: str, says: str) -> None:
         ("[limits]\naccess = false\n", "limits.access", "false is not possible"),
         ("[[user]]\nthreads = 5\n", "user", "is not a section"),
         ("[hang.control.server]\n", "hang.control", "a table is not a duration"),
-        ('[limits.memory.0.x]\ny = "1G"\n', "limits.memory", "a table is not a size"),
+        ('[limits.memory.0.x]\ny = "1G"\n', "limits.memory.0", "a table is not a size"),
         ("[switch]\nafter.x.y = 1\n", "switch.after", "a table is not a duration"),
     ],
 )
@@ -206,6 +212,7 @@ def test_hostile_sections_are_errors(text: str, key: str, says: str) -> None:
         ('[user.jane]\ngrace = "3s"\n', "write switch.grace"),
         ("[switch]\nthreads = 3\n", "it belongs in [limits]"),
         ('[agent]\npipe_directory = "/x"\n', "it belongs in [instance.NAME]"),
+        ("[limits]\nthreads = { wieght = 5 }\n", 'did you mean "weight"?'),
         ('[switch]\naction = "terminated"\n', 'did you mean "terminate"?'),
         ('[instance.a]\ncompute_mode = "exclusive_process"\n', 'did you mean "exclusive-process"?'),
         ("[user.jane.m.doe]\nthreads = 3\n", 'a name with a dot needs quotes: [user."jane.m.doe"]'),
@@ -234,7 +241,7 @@ def test_the_hint_is_what_was_meant(text: str, hint: str) -> None:
         ("limits.threads = 1\n[limits]\n", 2, "the section [limits] is there twice, first on line 1"),
         ("[limits]\nthreads = 1\nthreads = 2\n", 3, "limits.threads is there twice, first on line 2"),
         ("[limits]\nthreads = 1\n[limits.threads]\nsms = 4\n", 3, "limits.threads is there twice, first on line 2"),
-        ("[limits]\nthreads = { sms = 4, sms = 5 }\n", 2, "a key stands twice between { and }"),
+        ("[limits]\nmemory = { 0 = '1G', 0 = '2G' }\n", 2, "a key stands twice between { and }"),
         ("[hang]\ncontrol = \u201c10s\u201d\n", 2, "here stands U+201C (left double quotation mark)"),
         ("[limits]\n\u00a0threads = 1\n", 2, "here stands U+00A0 (no-break space)"),
         (".".join("a" * 2000) + " = 1\n", 0, "a key has too many parts"),
@@ -259,9 +266,9 @@ def test_a_key_that_does_nothing_is_none() -> None:
 
 
 def test_every_wrong_entry_of_one_value_is_named() -> None:
-    """A list of eight devices may have eight mistakes on one line."""
-    found = errors('[instance.a]\ndevices = [0, "GPU-1", "x", "GPU-1"]\n')
-    assert [one.key for one in found] == [f"instance.a.devices.{place}" for place in (0, 2, 3)]
+    """A table for eight devices may have eight mistakes on one line."""
+    found = errors('[limits]\nmemory = { 0 = 1, x = "1G", 2 = "9%", 3 = "1" }\n')
+    assert [one.key for one in found] == ["limits.memory.0", "limits.memory.x", "limits.memory.3"]
     assert {one.line for one in found} == {2}
 
 

@@ -117,8 +117,8 @@ def test_more_than_a_gpu_has() -> None:
         '[limits]\nthreads = { sms = 132 }\nmemory = "140G"\n',
         '[limits]\nthreads = { sms = 100 }\nmemory = "20G"\n',  # too much for the small one alone
         '[limits]\nmemory = "100%"\n',
-        '[limits]\nmemory = "139G"\n',
-        '[user.a]\nmemory = "50%"\n',
+        '[limits]\nmemory = { 1 = "16G", 0 = "1%" }\n',
+        f'[user.a]\nmemory = {{ {H200.uuid.upper()} = "50%" }}\n',
         f'[instance.a]\ndevices = ["{SMALL.uuid}"]\n',
         "[limits]\nthreads = 100\n",
         "[limits]\nthreads = { sms = 4 }\n",  # too few for the large one alone
@@ -133,6 +133,9 @@ def test_what_fits_one_of_the_gpus_is_meant(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "key", "problem"),
     [
+        ('[user.a]\nmemory = { 1 = "20G", 0 = "20G" }\n', 2, "user.a.memory.1", "20G is more than GPU 1 has (16G)"),
+        ('[limits]\nmemory = { 0 = "1G", 5 = "1G" }\n', 2, "limits.memory.5", "there is no GPU 5 here"),
+        ('[limits]\nmemory = { GPU-x = "1G" }\n', 2, "limits.memory.GPU-x", "there is no GPU GPU-x here"),
         ('[instance.a]\ndevices = ["GPU-x"]\n', 2, "instance.a.devices", "there is no GPU GPU-x here"),
         (
             '[limits]\nmemory = "0.1%"\n',
@@ -161,7 +164,7 @@ def test_less_than_mps_gives_any_process(text: str) -> None:
 
 def test_without_gpus_nothing_is_compared() -> None:
     """While the driver does not answer the agent counts with stand-ins; they say nothing about the policy."""
-    made = policy('[limits]\nthreads = { sms = 500 }\nmemory = "300G"\n')
+    made = policy('[limits]\nthreads = { sms = 500 }\nmemory = { 7 = "300G" }\n')
     assert against_devices(made, []) == ()
     assert against_devices(made, [Device(0, "", "unknown GPU", 4 << 30, 256)]) == ()
     assert needs_devices(made)
@@ -183,7 +186,7 @@ def test_a_memory_limit_that_no_program_can_work_under_needs_no_gpus_to_be_seen(
         ('[limits]\nmemory = "512M"\n', 2, 132, 517),
         ('[limits]\nmemory = "1M"\n', 2, 132, 517),
         ('[limits]\nthreads = 10\n[user.a]\nthreads = 100\nmemory = "512M"\n', 5, 132, 517),
-        ('[limits]\nthreads = 10\nmemory = "64M"\n', 3, 12, 73),
+        ('[limits]\nthreads = 10\nmemory = { 0 = "1G", 1 = "64M" }\n', 3, 12, 73),
         ('[group.g]\nthreads = { sms = 52 }\nmemory = "200M"\n', 3, 52, 221),
         ('[limits]\nmemory = "600M"\n', 0, 0, 0),
         ('[limits]\nthreads = 10\nmemory = "512M"\n', 0, 0, 0),

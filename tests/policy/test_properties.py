@@ -23,7 +23,7 @@ _keys = st.sampled_from(
     "enforce limits user group switch hang instance agent hooks access threads memory max_clients max_contexts "
     "max_runtime idle_timeout server front_end "
     "after grace action exempt control server kill_grace devices compute_mode pipe_directory on_stop "
-    "before_end deadline sms 0 GPU-a alice x".split()
+    "before_end deadline sms clients weight rule 0 GPU-a alice x".split()
 )
 _leaves = (
     st.none()
@@ -81,8 +81,8 @@ def test_any_tables_give_a_policy_or_errors(tables: dict[str, object]) -> None:
 _GOOD = {
     "enforce": ["true", "false"],
     "access": ['"allow"', '"deny"'],
-    "threads": ["50", "{ sms = 26 }"],
-    "memory": ['"20G"', '"25%"'],
+    "threads": ["50", "{ sms = 26 }", "{ clients = 3 }", "{ weight = 2 }"],
+    "memory": ['"20G"', '"25%"', '{ 0 = "1G", GPU-a = "2G" }'],
     "priority": ["7"],
     "queue": ['"fair"'],
     "total_threads": ["100"],
@@ -201,9 +201,14 @@ def test_a_torn_policy_gives_errors_that_name_a_line(
 _threads = (
     st.floats(0.1, 100).map(lambda value: round(value, 2))
     | st.integers(2, 200).map(lambda count: f"{{ sms = {count} }}")
+    | st.integers(1, 50).map(lambda count: f'{{ clients = {count}, rule = "double" }}')
+    | st.integers(1, 9).map(lambda weight: f"{{ weight = {weight} }}")
 ).map(lambda value: f"threads = {value}")
 _amounts = st.integers(1, 200).map(lambda size: f'"{size}G"') | st.integers(1, 100).map(lambda size: f'"{size}%"')
-_memory = _amounts.map(lambda value: f"memory = {value}")
+_memory = (
+    _amounts
+    | st.tuples(st.sampled_from(["0", "1", "GPU-b"]), _amounts).map(lambda pair: f"{{ {pair[0]} = {pair[1]} }}")
+).map(lambda value: f"memory = {value}")
 _max_clients = st.integers(1, 99).map(lambda count: f"max_clients = {count}")
 _after = st.integers(0, 99).map(lambda minutes: f'after = "{minutes}m"')
 _body = st.tuples(st.none() | _threads, st.none() | _memory, st.none() | _max_clients, st.none() | _after)

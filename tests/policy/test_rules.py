@@ -124,6 +124,11 @@ def test_group_order_is_that_of_the_first_mention() -> None:
         ("{ sms = 26 }", [SMALL], 100.0),
         ("{ sms = 8 }", [H200, SMALL], 6.1),  # 80 % would be right for the small one and 105 for the other
         ("{ sms = 26 }", [], 0.1),  # unknown devices: too little can be corrected, too much cannot
+        ("{ clients = 4 }", [H200], 25.0),
+        ('{ clients = 3, rule = "even" }', [H200], 33.3),
+        ('{ clients = 6, rule = "even" }', [H200], 16.6),  # 16.7 six times is more than 100
+        ('{ clients = 8, rule = "double" }', [H200], 25.0),
+        ('{ clients = 1, rule = "double" }', [H200], 100.0),
     ],
 )
 def test_threads_as_written_and_as_mps_takes_them(written: str, devices: list[Device], percent: float) -> None:
@@ -141,6 +146,18 @@ def test_a_number_of_multiprocessors_is_never_exceeded(present: int) -> None:
         assert units.multiprocessors_for_percent(percent, present) >= min(count, present) - count % 2
 
 
+def test_weights_are_shares_of_their_sum() -> None:
+    """3 : 2 : 1 and one for everybody else."""
+    made = policy(
+        "[limits]\nthreads = { weight = 1 }\n[group.a]\nthreads = { weight = 3 }\n"
+        "[group.b]\nthreads = { weight = 2 }\n[user.carol]\nthreads = 40\n"
+    )
+    assert made.rules(Identity(1, "x", ("a",))).limits([H200]).threads == 50.0
+    assert made.rules(Identity(2, "y", ("b",))).limits([H200]).threads == 33.3
+    assert made.rules(Identity(3, "z")).limits([H200]).threads == 16.6
+    assert made.rules(Identity(4, "carol")).limits([H200]).threads == 40.0
+
+
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
@@ -150,11 +167,24 @@ def test_a_number_of_multiprocessors_is_never_exceeded(present: int) -> None:
         ('"25%"', {0: 35584 << 20, 1: 4 * GIB}),
         ('"0.1%"', {0: 142 << 20, 1: 16 << 20}),
         ('"100%"', {}),
+        ('{ 0 = "4G" }', {0: 4 * GIB}),
+        ('{ 1 = "50%" }', {1: 8 * GIB}),
+        ('{ GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8 = "1G", 1 = "2G" }', {1: GIB}),
+        ('{ GPU-513E171F-4520-0894-BA89-06B9F5C1D7B8 = "1G" }', {1: GIB}),
+        ('{ GPU-ffffffff-0000-0000-0000-000000000000 = "1G" }', {}),
     ],
 )
 def test_memory_as_written_and_in_bytes(written: str, expected: dict[int, int]) -> None:
     """Every way of writing a memory limit, on a large and a small device."""
     assert policy(f"[limits]\nmemory = {written}\n").rules(BOB).limits([H200, SMALL]).memory == expected
+
+
+def test_memory_is_looked_up_for_each_device() -> None:
+    """A user's table for one device must not silently take everybody's limit away on the others."""
+    rules = policy('[limits]\nmemory = "4G"\n[user.bob]\nmemory = { 0 = "30G" }\n').rules(BOB)
+    assert rules.limits([H200, SMALL]).memory == {0: 30 * GIB, 1: 4 * GIB}
+    devices = rules.explain([H200, SMALL])["memory"]["devices"]
+    assert [devices[d]["from"]["key"] for d in ("0", "1")] == ["user.bob.memory.0", "limits.memory"]
 
 
 def test_no_limit_for_one_user_under_a_limit_for_all() -> None:
@@ -163,13 +193,23 @@ def test_no_limit_for_one_user_under_a_limit_for_all() -> None:
     assert rules.limits([H200]).memory == {}
 
 
+def test_memory_tables_of_two_files_are_joined_by_device() -> None:
+    """Key by key holds for devices too; one value for all of them replaces what was said before."""
+    first = '[limits]\nmemory = { 0 = "1G", 1 = "2G" }\n'
+    assert policy(first, '[limits]\nmemory = { 1 = "3G" }\n').rules(BOB).limits([H200, SMALL]).memory == {
+        0: GIB,
+        1: 3 * GIB,
+    }
+    assert policy(first, '[limits]\nmemory = "5G"\n').rules(BOB).limits([H200]).memory == {0: 5 * GIB}
+
+
 def test_the_fail_safe_limits_are_the_least_of_everything() -> None:
     """What a client gets whose own limits cannot be confirmed: never more than the policy gives it."""
     made = policy(
-        '[limits]\nthreads = 80\n[group.a]\nthreads = 30\nmemory = "20%"\n[user.u]\nmemory = "10G"\n'
+        '[limits]\nthreads = 80\n[group.a]\nthreads = 30\nmemory = { 1 = "2G" }\n[user.u]\nmemory = "10G"\n'
         '[user.v]\nmemory = "100%"\n'
     )
-    assert made.fail_safe([H200, SMALL]) == Limits(30.0, {0: 10 * GIB, 1: 3276 << 20})
+    assert made.fail_safe([H200, SMALL]) == Limits(30.0, {0: 10 * GIB, 1: 2 * GIB})
 
 
 def test_the_lower_client_priority_is_of_users_and_of_the_fail_safe_limits() -> None:
@@ -311,9 +351,11 @@ def test_explain_without_devices_invents_no_percentage() -> None:
 
 def test_sections_are_json_in_the_order_of_the_files() -> None:
     """`policy show`: what is in force, and nothing that nobody has written."""
-    sections = policy('[limits]\nthreads = { sms = 2 }\nmemory = "1536M"\n[user."j.d"]\nthreads = 5\n').sections()
+    sections = policy(
+        '[limits]\nthreads = { weight = 2 }\nmemory = { 0 = "1536M" }\n[user."j.d"]\nthreads = 5\n'
+    ).sections()
     assert list(sections) == ["limits.threads", "limits.memory", 'user."j.d".threads']
-    assert sections["limits.memory"]["value"] == "1536M"
+    assert sections["limits.memory"]["value"] == {"0": "1536M"}
     json.dumps(sections)
 
 

@@ -111,18 +111,19 @@ def test_the_first_section_that_fits_counts() -> None:
 @pytest.mark.parametrize(
     ("user", "asked", "given"),
     [
-        ('threads = 20\nmemory = "4G"', Share("x", 10.0, 1 * GIB), Limits(10.0, {0: 1 * GIB})),
+        ('threads = 20\nmemory = "4G"', Share("x", 10.0, {"": 1 * GIB}), Limits(10.0, {0: 1 * GIB})),
         (
             'threads = 20\nmemory = "4G"',
-            Share("x", 50.0, 8 * GIB),
+            Share("x", 50.0, {"": 8 * GIB}),
             Limits(20.0, {0: 4 * GIB}),
         ),
         ('threads = 20\nmemory = "4G"', Share("x"), Limits(20.0, {0: 4 * GIB})),
         ("threads = 20\ntotal_threads = 60", Share("x", 40.0), Limits(40.0)),
         ("threads = 20\ntotal_threads = 60", Share("x", 80.0), Limits(60.0)),
-        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, 8 * GIB), Limits(100.0, {0: 8 * GIB})),
-        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, 80 * GIB), Limits(100.0, {0: 16 * GIB})),
-        ("threads = 20", Share("x", None, 8 * GIB), Limits(20.0, {0: 8 * GIB})),
+        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"0": 8 * GIB}), Limits(100.0, {0: 8 * GIB})),
+        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"": 80 * GIB}), Limits(100.0, {0: 16 * GIB})),
+        ('memory = "4G"\ntotal_memory = "16G"', Share("x", None, {"1": 8 * GIB}), Limits(100.0, {0: 4 * GIB})),
+        ("threads = 20", Share("x", None, {"": 8 * GIB}), Limits(20.0, {0: 8 * GIB})),
     ],
 )
 def test_a_share_lowers_and_raises_within_what_the_user_may_have(user: str, asked: Share, given: Limits) -> None:

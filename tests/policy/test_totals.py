@@ -101,17 +101,20 @@ def test_tenths_add_up_without_drift() -> None:
         ("[user.a]\ntotal_threads = 60\n", ["2 user.a.total_threads"]),
         ("[limits]\nthreads = 70\n[group.g]\ntotal_threads = 60\n", ["4 group.g.total_threads"]),
         ("[limits]\nthreads = { sms = 50 }\ntotal_threads = { sms = 40 }\n", ["3 limits.total_threads"]),
+        ("[limits]\nthreads = { clients = 2 }\ntotal_threads = 40\n", ["3 limits.total_threads"]),
         ('[limits]\ntotal_memory = "4G"\n', ["2 limits.total_memory"]),
         ('[limits]\nmemory = "5G"\ntotal_memory = "4G"\n', ["3 limits.total_memory"]),
         ('[limits]\nmemory = "30%"\ntotal_memory = "20%"\n', ["3 limits.total_memory"]),
+        ('[limits]\nmemory = { 0 = "1G", 1 = "5G" }\ntotal_memory = "4G"\n', ["3 limits.total_memory"]),
         ('[limits]\nmemory = "1G"\ntotal_memory = "4G"\n', []),
         ('[limits]\naccess = "deny"\ntotal_threads = 6\n[user.a]\naccess = "allow"\nthreads = 5\n', []),
+        ("[limits]\ntotal_threads = { clients = 2 }\n", ["2 limits.total_threads"]),
     ],
 )  # fmt: skip
 def test_a_total_in_which_no_client_ever_fits_is_a_mistake(text: str, found: list[str]) -> None:
     errors = load([("p.toml", text)])[1]
     assert [f"{one.line} {one.key}" for one in errors] == found
-    assert all("no client process ever fits" in one.problem for one in errors)
+    assert all("no client process ever fits" in one.problem or "is no total" in one.problem for one in errors)
 
 
 def test_what_depends_on_the_gpus_is_a_warning_there() -> None:
