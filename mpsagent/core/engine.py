@@ -337,7 +337,7 @@ def _section(rule: str) -> Section:
         "hang"
         if words[0] == "hang"
         else "switch"
-        if "switch" in words
+        if words[-2:] in (["switch", "after"], ["switch", "otherwise"])  # a user may be called switch
         else "order"
         if rule in ("order", "drain")
         else "limits"

@@ -1,0 +1,26 @@
+"""Ends of clients that the agent before had begun go on under the section of the policy that ordered them."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpsagent.core.engine import _section
+
+
+@pytest.mark.parametrize(
+    ("rule", "section"),
+    [
+        ("switch.after", "switch"),
+        ("user.alice.switch.after", "switch"),
+        ("group.lab.switch.otherwise", "switch"),
+        ("user.switch.switch.after", "switch"),
+        ("user.switch.max_runtime", "limits"),
+        ("limits.over_limits", "limits"),
+        ("hang.fault", "hang"),
+        ("order", "order"),
+        ("drain", "order"),
+    ],
+)
+def test_a_resumed_end_has_the_section_of_its_rule(rule: str, section: str) -> None:
+    """A user who was called switch lost work under `enforce.limits = false`: the name was taken for the section."""
+    assert _section(rule) == section
