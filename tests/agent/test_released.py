@@ -52,8 +52,6 @@ def test_an_agent_goes_on_with_drain_lease_and_turn(released: Path, tmp_path: Pa
     (lease,) = one.state.leases
     assert (lease.uid, lease.name, lease.share.threads) == (THIRD, "job-7", 30.0)
     (row,), (before,) = saved.lease_rows(one), values["leases"]
-    if isinstance(before["memory"], dict):  # one for each device, once
-        before["memory"] = before["memory"][""]
     assert {**dict.fromkeys(row), **before} == row  # what it did not know is not set
     saved.take_up_turn(one, values, told(known(now, Peer(71, SECOND, SECOND, 5), now - 2.0, Limits(10.0))), now)
     assert saved.turn_row(one) == values["turn"]
