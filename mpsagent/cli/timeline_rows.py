@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -50,26 +50,15 @@ class Mark:
 
 @dataclass(slots=True)
 class Row:
-    """A user's, or that of all users. ``gpu``, ``waited``, ``paused``: seconds; ``clients``: how many have worked;
-    ``counts``: of all marks and faults, drawn or not."""
+    """A user's, or that of all users. ``marks``: the newest."""
 
     label: str
     spans: list[Span] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
-    gpu: float = 0.0
-    waited: float = 0.0
-    paused: float = 0.0
-    clients: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def entries(self) -> list[Span | Mark]:
         return [*self.spans, *self.marks]
-
-    def mark(self, marks: list[Mark]) -> None:
-        """The newest are drawn."""
-        self.counts.update(one.kind for one in marks)
-        self.marks = marks[-MARKS:]
 
 
 @dataclass(slots=True)
@@ -85,6 +74,7 @@ class Picture:
     grain: float
 
 
+_DID = {"work": "at work", "wait": "waited", "pause": "was paused", "fault": "in a fault"}
 Who = tuple[str, int]
 """Instance and uid."""
 _Part = tuple[float, float, str, bool]
@@ -92,15 +82,12 @@ _Part = tuple[float, float, str, bool]
 
 
 class _Told:
-    """What each user's sessions and the events say, by kind."""
+    """What each user's sessions and the events say. ``parts``: by user and kind."""
 
     def __init__(self, until: float) -> None:
         self.until = until
-        self.work: dict[Who, list[_Part]] = {}
-        self.wait: dict[Who, list[_Part]] = {}
-        self.pauses: dict[Who, list[_Part]] = {}
-        self.faults: dict[Who, list[_Part]] = {}
-        self.marks: dict[Who, list[Mark]] = {}
+        self.parts: defaultdict[tuple[Who, str], list[_Part]] = defaultdict(list)
+        self.marks: defaultdict[Who, list[Mark]] = defaultdict(list)
         self.node: list[Mark] = []
         self._leases: dict[int, Who] = {}
         self._names: dict[int, str] = {}
@@ -119,10 +106,10 @@ class _Told:
         elif one["kind"] == "pause":
             count = one.get("clients")
             words = f"{many(count, 'process')} frozen" if count else "frozen"
-            self.pauses.setdefault(who, []).append((came, end, words, goes_on))
+            self.parts[who, "pause"].append((came, end, words, goes_on))
         elif one["kind"] == "fault":
             words = {"recovered": "over", "ended": "over, the server ended"}.get(one["outcome"], "not over")
-            self.faults.setdefault(who, []).append((came, end, f"a fault of server {one['pid']}, {words}", goes_on))
+            self.parts[who, "fault"].append((came, end, f"a fault of server {one['pid']}, {words}", goes_on))
         elif one["outcome"] == "forced":
             self._mark(who, "turn", end, f"its turn was ended after {duration_text(one['worked'])}")
 
@@ -131,12 +118,12 @@ class _Told:
         why = f" ({safe(one['why'], 400)})" if one["why"] else ""
         began = end if one["began"] is None else _at(one["began"])
         if began - came >= 0.005 and outcome != "refused":
-            self.wait.setdefault(who, []).append((came, began, str(pid), goes_on and not one["began"]))
+            self.parts[who, "wait"].append((came, began, str(pid), goes_on and not one["began"]))
         if one["began"]:
             job = f", job {one['job']}" if one["job"] else ""
             limits = f" ({safe(limits_words(one['limits']))}{safe(job)})" if one.get("limits") else ""
             unknown = ", whose end is not on record" if outcome == "unknown" else ""
-            self.work.setdefault(who, []).append((began, end, f"{pid}{limits}{unknown}", goes_on))
+            self.parts[who, "work"].append((began, end, f"{pid}{limits}{unknown}", goes_on))
         if outcome == "refused":
             self._mark(who, "refused", end, f"process {pid} was refused{why}")
         elif outcome == "ended" or (outcome == "lost" and why):
@@ -163,13 +150,7 @@ class _Told:
             self.node.append(Mark(NODE[kind], at, text))
 
     def _mark(self, who: Who, kind: str, at: float, text: str) -> None:
-        self.marks.setdefault(who, []).append(Mark(kind, at, text))
-
-    def in_order(self) -> None:
-        for who, marks in self.marks.items():
-            paused = {part[0] for part in self.pauses.get(who, [])}  # a pause says itself that the turn was over
-            marks[:] = [one for one in marks if one.kind != "turn" or one.start not in paused]
-            marks.sort(key=lambda one: one.start)
+        self.marks[who].append(Mark(kind, at, text))
 
 
 def _at(text: str) -> float:
@@ -189,8 +170,7 @@ def picture(
         fold.session(one)
     for one in events:
         fold.event(one)
-    fold.in_order()
-    whose = sorted({*fold.work, *fold.wait, *fold.pauses, *fold.marks, *fold.faults})
+    whose = sorted({who for who, _ in fold.parts} | set(fold.marks))
     several = len({instance for instance, _ in whose if instance}) > 1
 
     def label(who: Who) -> str:
@@ -199,7 +179,6 @@ def picture(
 
     def span_text(kind: str, who: str, start: float, end: float, parts: list[_Part], goes_on: bool) -> str:
         """Who did what from when to when."""
-        did = {"work": "at work", "wait": "waited", "pause": "was paused", "fault": "in a fault"}[kind]
         until = "still" if goes_on else f"until {clock(end)}"
         each = list(dict.fromkeys(part[2] for part in parts))  # once, however often it was paused
         words = ", ".join(each[:NAMED])
@@ -209,7 +188,7 @@ def picture(
             what = f"{len(parts)} times, {duration_text(sum(part[1] - part[0] for part in parts))} in all"
         elif kind in ("pause", "fault"):
             what = words
-        return f"{who} {did} from {clock(start)} {until} ({duration_text(end - start)}), {what}"
+        return f"{who} {_DID[kind]} from {clock(start)} {until} ({duration_text(end - start)}), {what}"
 
     def merged(kind: str, who: str, parts: list[_Part], grain: float) -> list[Span]:
         """Those that overlap, or are less than ``grain`` apart, as one."""
@@ -227,31 +206,20 @@ def picture(
                 latest = max(latest, part[1])
         return found
 
-    at_work = {who: _without(parts, fold.pauses.get(who, [])) for who, parts in fold.work.items()}
-    drawn = (at_work, fold.wait, fold.pauses, fold.faults)
-    stretches = sum(len(parts) for kind in drawn for parts in kind.values())
-    grain = 0.0 if stretches <= FINE else (until - since) / CELLS
+    for who in whose:
+        fold.parts[who, "work"] = _without(fold.parts[who, "work"], fold.parts[who, "pause"])
+    grain = 0.0 if sum(map(len, fold.parts.values())) <= FINE else (until - since) / CELLS
     of_user, by_instance = dict[Who, Row](), dict[str, list[tuple[Span, str]]]()
     for who in whose:
-        row = Row(label(who))
-        work, pauses = at_work.get(who, []), fold.pauses.get(who, [])
-        exact = merged("work", row.label, work, 0.0)
-        row.spans = [
-            *(merged("work", row.label, work, grain) if grain else exact),
-            *merged("wait", row.label, fold.wait.get(who, []), grain),
-            *merged("pause", row.label, pauses, grain),
-            *merged("fault", row.label, fold.faults.get(who, []), grain),
-        ]
-        row.mark([one for one in fold.marks.get(who, []) if since <= one.start <= until])
-        row.counts["fault"] = sum(part[1] >= since for part in fold.faults.get(who, []))
-        row.gpu = sum(one.end - one.start for one in exact)
-        row.waited = sum(
-            max(0.0, min(until, part[1]) - max(since, part[0])) for part in fold.wait.get(who, []) if part[1] >= since
-        )
-        row.paused = sum(one.end - one.start for one in merged("pause", row.label, pauses, 0.0))
-        row.clients = sum(part[1] >= since for part in fold.work.get(who, []))
-        if row.spans or row.marks:
+        name, pauses = label(who), {part[0] for part in fold.parts[who, "pause"]}
+        marks = sorted((one for one in fold.marks[who] if since <= one.start <= until), key=lambda one: one.start)
+        row = Row(
+            name, [span for kind in _DID for span in merged(kind, name, fold.parts[who, kind], grain)],
+            [one for one in marks if one.kind != "turn" or one.start not in pauses][-MARKS:],  # a pause says it
+        )  # fmt: skip
+        if row.entries:
             of_user[who] = row
+            exact = merged("work", name, fold.parts[who, "work"], 0.0)
             by_instance.setdefault(who[0], []).extend((one, fold.name(who[1])) for one in exact if one.end > one.start)
     gpus = []
     for instance, had in by_instance.items():
@@ -262,8 +230,7 @@ def picture(
                 row.spans = [_behind(one, stages, fold.name(who[1])) for one in row.spans]
         spans = [_stage(one, clock, "mostly " if grain else "") for one in stages]
         gpus.append(Row(f"GPU of {instance}" if several and instance else "GPU", spans))
-    node = Row("node")
-    node.mark([one for one in fold.node if since <= one.start <= until])
+    node = Row("node", [], [one for one in fold.node if since <= one.start <= until][-MARKS:])
     return Picture(since, until, gpus, [*of_user.values()], node, grain)
 
 

@@ -132,7 +132,7 @@ def test_who_had_the_gpu_when_alone_and_together() -> None:
         ("together", 3000, 3660, "<script>alert(1)</script>, bob together"),
         ("alone", 3660, 5000, "<script>alert(1)</script> alone"),
     ]
-    alice, bob, third = picture.users
+    alice, bob, _ = picture.users
     assert [(one.kind, one.start - T, one.end - T) for one in bob.spans] == [
         ("work", 0, 5),
         ("work", 2402, 3660),
@@ -141,7 +141,6 @@ def test_who_had_the_gpu_when_alone_and_together() -> None:
         ("fault", 3600, 3661),
     ]
     assert [one.goes_on for one in bob.spans] == [False, False, False, True, False]
-    assert (alice.gpu, alice.clients, bob.waited, third.clients) == (2341.0, 2, 1800.0, 1)
     assert "20 %, 1G" in alice.spans[0].text
     assert [(one.kind, one.start - T) for one in alice.marks] == [("forced", 2401), ("turn", 2401)]
     assert "the turn is over" in alice.marks[0].text
@@ -183,8 +182,6 @@ def test_who_is_paused_has_no_time_with_the_gpu() -> None:
         ("wait", 60, 600),
         ("pause", 1200, 1800),
     ]
-    assert (alice.gpu, alice.paused, alice.clients) == (1780.0, 1810.0, 2)
-    assert (bob.gpu, bob.paused, bob.waited) == (1200.0, 600.0, 540.0)
     assert [(one.kind, one.start - T, one.text.split(" from ")[0]) for one in picture.gpus[0].spans] == [
         ("alone", 20, "alice alone"),
         ("alone", 600, "bob alone"),
@@ -208,22 +205,21 @@ def test_leases_are_marks_and_name_the_job() -> None:
     assert "20 (20 %, 1G, job 4711)" in bob.spans[0].text
 
 
-def test_a_day_of_slices_is_drawn_in_less_detail_and_counted_exactly() -> None:
-    """Two users in slices of 10 s: their sums are right, and the words say how often."""
+def test_a_day_of_slices_is_drawn_in_less_detail() -> None:
+    """Two users in slices of 10 s: the words say how often."""
     events = [connected(0, 10, 1001), *change(10, 1001, 10.0, None), connected(10, 20, 1002)]
     for number in range(2, 8640):
         off = 1001 + (number + 1) % 2
         events += change(number * 10, off, 10.0, 2003 - off, 10.0)
     picture = of(events, 86400)
     alice, bob = picture.users
-    assert (alice.gpu, bob.paused) == (43200.0, 43190.0)
     assert len(alice.entries) + len(bob.entries) < 100
-    assert alice.counts["turn"] == 0
+    assert not alice.marks
     assert "1 process: 10" in alice.spans[0].text
     assert [one.text.split("), ")[1] for one in bob.spans if one.kind == "pause"] == ["4319 times, 11h59m in all"]
 
 
-def test_very_much_is_drawn_in_less_detail_and_counted_exactly() -> None:
+def test_very_much_is_drawn_in_less_detail() -> None:
     """A day of ten thousand short processes of two users, in turn; and an hour of both together."""
     first, second = story()[1], story()[0]
 
@@ -239,8 +235,7 @@ def test_very_much_is_drawn_in_less_detail_and_counted_exactly() -> None:
     refused = [{**story()[13], "cursor": next(numbers), "at": events[0]["at"]} for _ in range(5000)]
     picture = of([*refused, *events], 86400)
     assert sum(len(row.entries) for row in [*picture.gpus, *picture.users]) < 5000
-    assert [(row.gpu, row.clients) for row in picture.users] == [(23600.0, 5001)] * 2
-    assert picture.users[1].counts["refused"] == 5000
+    assert len(picture.users[1].marks) == timeline_rows.MARKS
     assert [one.kind for one in picture.gpus[0].spans] == ["alone", "together"]
     assert "alice, bob mostly alone" in picture.gpus[0].spans[0].text
     assert "are not drawn" in timeline_svg.svg(picture, clock, "UTC", 0.0)
