@@ -67,7 +67,9 @@ def table(body: Json, width: int = tables.WIDE) -> list[str]:
             columns = ("user", *OF_USE, columns[-1], "ended")
     lines = [[name.upper() for name in (by, *columns)]]
     lines += [[_who(row, by), *(_value(name, row) for name in columns)] for row in rows]
-    found = tables.table(None, lines, width, names={"job": (1, 0), "day": ()}.get(by, (0,)), right=True)
+    names = {"job": (1, 0), "day": ()}.get(by, (0,))
+    numbers = set(range(1, len(columns) + 1)) - {*names}
+    found = tables.table(None, lines, width, names=names, right=numbers)
     return [*found, SHARED] if any(row["shared"] for row in rows) else found
 
 

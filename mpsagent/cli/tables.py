@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 LEAST = 10
 """Columns that are left of a name."""
@@ -19,16 +19,17 @@ def table(
     width: int = WIDE,
     *,
     names: tuple[int, ...] = (),
-    right: bool = False,
+    right: Collection[int] = (),
     below: bool = False,
 ) -> list[str]:
     """Columns two spaces apart, the last not padded. ``names``: the columns that may be cut where all are wider than
-    ``width``; ``right``: all but the first and ``names`` are numbers; ``below``: the last column goes on below instead
+    ``width``; ``right``: those that are numbers; ``below``: the last column goes on below instead
     of being cut."""
     cells = [*([head] if head is not None else []), *rows]
     widths = [max(map(width_of, column)) for column in zip(*cells, strict=True)]
     *before, last = widths
-    wanted = last if right else min(last, ROOM)
+    end_right = len(before) in right
+    wanted = last if end_right else min(last, ROOM)
     for column in names:
         over = sum(before) + 2 * len(before) + wanted - width
         before[column] = max(min(LEAST, before[column]), before[column] - max(0, over))
@@ -37,11 +38,11 @@ def table(
     lines: list[str] = []
     for row in cells:
         parts = [
-            padded(cut(cell, size), size, right and column not in (0, *names))
+            padded(cut(cell, size), size, column in right)
             for column, (cell, size) in enumerate(zip(row, before, strict=False))
         ]
         start = "".join(part + " " * gap for part in parts)
-        end = padded(row[-1], last, True) if right else row[-1]
+        end = padded(row[-1], last, True) if end_right else row[-1]
         lines += _flowing(start, end, width) if below and width_of(end) > width - indent else [cut(start + end, width)]
     return [line.rstrip() for line in lines]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from mpsagent.cli import wording
-from mpsagent.cli.tables import cut, padded, width_of
+from mpsagent.cli import tables, wording
+from mpsagent.cli.tables import cut
 from mpsagent.cli.wording import many, safe, size, user, utilization
 from mpsagent.mps.units import duration_text
 
@@ -140,7 +140,9 @@ def page(
         view.chosen = pids[min(view.first, len(pids) - 1)] if pids else None
     at = pids.index(view.chosen) if view.chosen in pids else view.first
     view.first = max(0, min(max(view.first, at - room + 1), at, len(found) - room))
-    table = _table(found, view.columns)
+    shown = [[column.text(one) for column in view.columns] for one in found]
+    numbers = [number for number, column in enumerate(view.columns) if column.right]
+    table = tables.table([column.title for column in view.columns], shown, right=numbers)
     lines = [*head, Line(table[0], "head")]
     for number, one in enumerate(found[view.first : view.first + room], view.first):
         chosen = not view.users and one["pid"] == view.chosen
@@ -173,16 +175,6 @@ def _head(status: Json, clients: list[Json], now: datetime) -> list[Line]:
     latest = f", served by {wording.local(waiting[0]['turn'], now)} at the latest" if waiting[0]["turn"] else ""
     count = f"{many(status['waiting_users'], 'user')} with {many(status['waiting_processes'], 'process')}"
     return [*lines, Line(f"waiting {count}; first {user(waiting[0])}{latest}: {safe(waiting[0]['why'])}")]
-
-
-def _table(found: list[Json], columns: tuple[Column, ...]) -> list[str]:
-    cells = [[column.title for column in columns], *([column.text(one) for column in columns] for one in found)]
-    widths = [max(map(width_of, each)) for each in zip(*cells, strict=True)]
-    lines = []
-    for row in cells:
-        parts = [padded(cell, width, column.right) for cell, width, column in zip(row, widths, columns, strict=True)]
-        lines.append("  ".join(parts).rstrip())
-    return lines
 
 
 def _style(one: Json) -> str:

@@ -63,7 +63,7 @@ class Large(StandIn):
                     rule="switch.after", pid=1234567, uid=USER, server=500, ok=False, text="silent")  # fmt: skip
         self.given = [{
             "id": 1, "name": "slurm-1234567_890", "uid": USER, "user": NAMES[USER], "pid": None, "threads": 37.5,
-            "cgroup": "/system.slice/slurmstepd.scope/job_1234567", "memory": {"0": 20 << 30}, "clients": [1234567],
+            "cgroup": "/system.slice/slurmstepd.scope/job_1234567", "memory": 20 << 30, "clients": [1234567],
             "until": "2026-11-23T00:00:00+00:00", "total_threads": None, "total_memory": None, "max_clients": None,
         }]  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_wide_and_combining_signs_move_no_column() -> None:
     assert [line.rindex("7") for line in lines[1:]] == [7, 7 - 2, 7 + 1, 7 - 2]
     assert cut("\u5f20" * 10, 10) == "\u5f20" * 4 + "\u2026"
     assert cut("e\u0301" * 10, 10) == "e\u0301" * 10
-    right = table(["A", "N"], [["x", "\u5f20"], ["y", "12"]], right=True)
+    right = table(["A", "N"], [["x", "\u5f20"], ["y", "12"]], right={1})
     assert right == ["A   N", "x  \u5f20", "y  12"]
 
 
