@@ -67,7 +67,6 @@ class History:
         self._shown = 0
         self._database: Database | None = None
         self._retry = RETRY_FIRST
-        self._scheduled: asyncio.Handle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._in_flight = 0
         """Records at the head of ``_pending`` that a thread is writing just now."""
@@ -126,8 +125,11 @@ class History:
             self.lost += 1
         if self.problem is not None:
             self._show(self._last)
-        if self._scheduled is None and self._writing is None:
-            self._schedule(0 if self.problem is None else self._retry)
+        if self._writing is None:
+            try:
+                self._writing = asyncio.get_running_loop().create_task(self._write())
+            except RuntimeError:  # without a loop there is nothing to hold up
+                self._write_now()
         return self._last
 
     def settle(self, there: Collection[Key], at: float) -> None:
@@ -182,9 +184,6 @@ class History:
 
     def close(self) -> None:
         """Writes what is left, if the disk takes it."""
-        if self._scheduled is not None:
-            self._scheduled.cancel()
-            self._scheduled = None
         if self._writing is not None:
             self._writing.cancel()
             self._writing = None
@@ -194,10 +193,7 @@ class History:
             self._disk.release()
             if self._landed is not None:
                 self._account()
-        while self._pending:
-            self._put(self._batch())
-            if not self._account():
-                break
+        self._write_now()
         if self._database is not None:
             with suppress(OSError, sqlite3.Error):
                 self._database.save([*self._settled, *map(session_row, self.sessions.open.values())])
@@ -206,42 +202,29 @@ class History:
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
-    def _schedule(self, delay: float) -> None:
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # without a loop there is nothing to hold up
-            while self._pending:
-                self._put(self._batch())
-                if not self._account():
-                    break
-            return
-        self._scheduled = loop.call_later(delay, self._flush) if delay else loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._scheduled = None
-        self._writing = asyncio.get_running_loop().create_task(self._write())
+    def _write_now(self) -> None:
+        while self._pending:
+            self._put(self._batch())
+            if not self._account():
+                break
 
     async def _write(self) -> None:
-        """One step, in a thread: a busy disk may hold a write up for longer than there is time to arm."""
-        step = asyncio.ensure_future(in_thread(self._put_in_thread, self._batch(), deadline=FOREVER))
-        done, _ = await asyncio.wait({step}, timeout=SLOW)
-        if not done:
-            self.problem = f"{self._path}: the disk does not answer; the last records are only in memory"
-            self._show(self._last)
-        try:
-            await step
-        except TimeoutError:  # no thread to be had
-            self._in_flight, well = 0, False
-        else:
-            well = self._account()
+        """In steps until all is written, each in a thread: a busy disk may hold a write up for longer than there is
+        time to answer."""
+        while self._pending:
+            if self.problem is not None:
+                await asyncio.sleep(self._retry)
+                self._retry = min(self._retry * 2, RETRY_LAST)
+            step = asyncio.ensure_future(in_thread(self._put_in_thread, self._batch(), deadline=FOREVER))
+            done, _ = await asyncio.wait({step}, timeout=SLOW)
+            if not done:
+                self.problem = f"{self._path}: the disk does not answer; the last records are only in memory"
+                self._show(self._last)
+            with suppress(TimeoutError):  # no thread to be had
+                await step
+            if self._account():
+                self._retry = RETRY_FIRST
         self._writing = None
-        if well:
-            self._retry = RETRY_FIRST
-            if self._pending:
-                self._schedule(0)
-        else:
-            self._schedule(self._retry)
-            self._retry = min(self._retry * 2, RETRY_LAST)
 
     def _batch(self) -> Sequence[Written]:
         """What the next step writes."""
