@@ -261,6 +261,10 @@ class Api:
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         if isinstance(request.protocol, Handler):
             request.protocol.has_asked()
+            if request.protocol.refused is not None:
+                answer = problem_answer(request.protocol.refused)
+                answer.force_close()
+                return answer
         try:
             await self._backend.first()
             return await handler(request)

@@ -88,7 +88,7 @@ class Handler(web.RequestHandler):
     """aiohttp's protocol for one connection that has a place. What it cannot read (it never becomes a request) is
     answered in our form too."""
 
-    __slots__ = ("_late", "_peers", "_refusal")
+    __slots__ = ("_late", "_peers", "refused")
 
     def __init__(self, server: web.Server, peers: Peers, logger: logging.Logger) -> None:
         super().__init__(
@@ -97,33 +97,25 @@ class Handler(web.RequestHandler):
             access_log=None, logger=logger,  # type: ignore[arg-type]  # no access log is what None means
         )  # fmt: skip
         self._peers = peers
-        self._refusal: bytes | None = None
+        self.refused: Problem | None = None
+        """Why it has no place: the answer to whatever it asks."""
         self._late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         try:
-            refused = self._peers.take(uid_of(transport), self)
+            self.refused = self._peers.take(uid_of(transport), self)
         except OSError:
             transport.abort()
             return
         transport.max_size = self._peers.bounds.header_size  # type: ignore[attr-defined]  # of a read; else 256 KiB
         super().connection_made(transport)
         self._late = asyncio.get_running_loop().call_later(self._peers.bounds.header_time, transport.abort)
-        if refused is None:
-            return
-        body, phrase = line(refused.body()), HTTPStatus(refused.status).phrase
-        head = f"HTTP/1.1 {refused.status} {phrase}\r\nContent-Type: {PROBLEM}\r\nContent-Length: {len(body)}\r\n"
-        self._refusal = head.encode() + b"Connection: close\r\n\r\n" + body
 
     def data_received(self, data: bytes) -> None:
-        if self._refusal is None:
-            super().data_received(data)
-            if len(self._messages) > self._peers.bounds.ahead and self.transport is not None:
-                self.transport.abort()
-        elif self.transport is not None and not self.transport.is_closing():  # it has asked, and will read
-            self.transport.write(self._refusal)
-            self.transport.close()
+        super().data_received(data)
+        if len(self._messages) > self._peers.bounds.ahead and self.transport is not None:
+            self.transport.abort()
 
     def has_asked(self) -> None:
         """A request has come whole."""
