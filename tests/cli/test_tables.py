@@ -63,7 +63,7 @@ class Large(StandIn):
                     rule="switch.after", pid=1234567, uid=USER, server=500, ok=False, text="silent")  # fmt: skip
         self.given = [{
             "id": 1, "name": "slurm-1234567_890", "uid": USER, "user": NAMES[USER], "pid": None, "threads": 37.5,
-            "cgroup": "/system.slice/slurmstepd.scope/job_1234567", "memory": 20 << 30, "clients": [1234567],
+            "cgroup": "/system.slice/slurmstepd.scope/job_1234567", "memory": {"": 20 << 30}, "clients": [1234567],
             "until": "2026-11-23T00:00:00+00:00", "total_threads": None, "total_memory": None, "max_clients": None,
         }]  # fmt: skip
 
