@@ -43,7 +43,7 @@ LAYERS = (
     _layer("mpsagent.gate.handover", "mps wire gate", PURE_STDLIB),
     _layer("mpsagent.gate.queue", "mps wire gate", PURE_STDLIB),
     _layer("mpsagent.gate.limits", "mps wire gate", PURE_STDLIB),
-    _layer("mpsagent.system", "mps wire policy gate.question gate.channel", None),
+    _layer("mpsagent.system", "mps wire policy gate.question gate.channel gate.identity", None),
     _layer("mpsagent.agent", "mps wire policy core gate.sent_descriptors system", None),
     _layer("mpsagent.bench", "", None),
     _layer("mpsagent.bench.plan", "bench", PURE_STDLIB),

@@ -358,7 +358,7 @@ def _taken(reply: Reply) -> tuple[bool, str]:
 
 def _owner(pid: int) -> int | None:
     """The user of a server that MPS lists: servers run as their user."""
-    if start_time(pid) is None:
+    if not start_time(pid):
         return None
     try:
         return Path(f"/proc/{pid}").stat().st_uid

@@ -92,7 +92,7 @@ class Observer:
         do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, or the policy's over_limits"
         conditions.set("over limits", lifted_limits.trouble(self._core.view()), now, do)
         conditions.expire(now)
-        if self._other is not None and start_time(self._other) is None:
+        if self._other is not None and not start_time(self._other):
             self._other = None
             conditions.set("other daemon", None, now)
         busy = state.held or any(one.state.clients for one in self._inside())

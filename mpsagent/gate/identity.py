@@ -23,13 +23,16 @@ def peer(sock: socket.socket) -> Credentials:
     return Credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS_SIZE))
 
 
+def fields(pid: int) -> list[bytes]:
+    """Those of /proc/PID/stat behind the name, which may hold anything, parentheses and blanks too: the third one comes
+    first. None at all when the process has gone."""
+    return _said(pid, "stat").rpartition(b")")[2].split()
+
+
 def start_time(pid: int) -> int:
-    """Clock ticks since boot, field 22 of /proc/PID/stat; 0 when the process has gone."""
-    try:
-        # the second field, the name, may hold anything, parentheses and spaces too
-        return int(_said(pid, "stat").rpartition(b")")[2].split()[19])
-    except (ValueError, IndexError):
-        return 0
+    """Clock ticks since boot; 0 when the process has gone."""
+    found = fields(pid)
+    return int(found[19]) if len(found) > 19 else 0
 
 
 def _said(pid: int, name: str) -> bytes:
@@ -39,20 +42,22 @@ def _said(pid: int, name: str) -> bytes:
     return b""
 
 
-def _status(pid: int, row: bytes) -> list[bytes]:
-    """What a row of /proc/PID/status says."""
-    return next((line for line in _said(pid, "status").splitlines() if line.startswith(row)), b"").split()[1:]
+def ids(pid: int, row: bytes) -> tuple[int, ...]:
+    """The real, effective, saved and file system's uids (``Uid:``) or gids (``Gid:``) of a process, or its pids in the
+    namespaces from here on (``NSpid:``); none when it has gone."""
+    said = next((line for line in _said(pid, "status").splitlines() if line.startswith(row)), b"")
+    return tuple(map(int, said.split()[1:]))
 
 
 def start_of_users(pid: int, uid: int) -> int:
     """The start time, where this is a process of that user; else 0."""
-    return start_time(pid) if b"%d" % uid in _status(pid, b"Uid:") else 0
+    return start_time(pid) if uid in ids(pid, b"Uid:") else 0
 
 
 def real_gid(pid: int, uid: int) -> int | None:
     """The group of a process whose real user this is; None where it is another's, or has gone."""
-    group = _status(pid, b"Gid:")
-    return int(group[0]) if _status(pid, b"Uid:")[:1] == [b"%d" % uid] and group else None
+    group = ids(pid, b"Gid:")
+    return group[0] if ids(pid, b"Uid:")[:1] == (uid,) and group else None
 
 
 def peer_pidfd(sock: socket.socket, pid: int, start: int) -> int | None:
@@ -111,7 +116,8 @@ def has_ended(pidfd: int) -> bool:
 
 
 def pid_of(pidfd: int) -> int:
-    """The pid of a pidfd's process; 0 or less when it has gone."""
+    """The pid of a pidfd's process; -1 when it has ended, 0 for what is no pidfd, or of a process that is in a pid
+    namespace that cannot be seen."""
     with suppress(OSError, ValueError), open(f"/proc/self/fdinfo/{pidfd}") as file:
         for line in file:
             if line.startswith("Pid:"):
@@ -144,7 +150,7 @@ def pid_namespace(pid: int) -> int | None:
 def contained(pid: int, start: int) -> bool:
     """Whether the process is in a pid namespace below this one, as those of containers are; also when it has gone, for
     then nobody can say. /proc/PID/ns would need rights over the process, and its status does not."""
-    return len(_status(pid, b"NSpid:")) > 1 or not start or start_time(pid) != start
+    return len(ids(pid, b"NSpid:")) > 1 or not start or start_time(pid) != start
 
 
 def command(pid: int) -> str:

@@ -205,7 +205,7 @@ def _end_orphans(pipe_directory: str, program: str) -> list[int]:
     for pid in _pids():
         # MPS's servers run with root's group (recording 08, G1; drivers 470 and 535, too), which no user gets. Before
         # its memory is read, which a user could make hang.
-        if set(ids(pid, b"Gid:") or ()) != {os.getegid()} or (server := _look(pid, SERVER)) is None:
+        if set(ids(pid, b"Gid:")) != {os.getegid()} or (server := _look(pid, SERVER)) is None:
             continue
         ours = _same_directory(pid, server.pipe_directory or "", pipe_directory)
         if ours and not _is_daemon(parent(pid), program) and server.process.send(signal.SIGKILL) is None:

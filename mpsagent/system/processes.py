@@ -6,14 +6,17 @@ import asyncio
 import fcntl
 import os
 import resource
-import select
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
+from mpsagent.gate import identity
+from mpsagent.gate.identity import command as command
+from mpsagent.gate.identity import ids as ids
+from mpsagent.gate.identity import start_time as start_time
+
 LONGEST_LINEAGE = 64
-LONGEST_COMMAND = 64
 NS_GET_PARENT, NS_GET_OWNER_UID = 0xB702, 0xB704  # linux/nsfs.h
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -42,35 +45,31 @@ class Process:
         except (OSError, OverflowError):
             return None
         # What /proc says now is about this very process if the pidfd is still alive afterwards.
-        facts = _facts(pid)
-        if (
-            facts is None
-            or _ended(fd)
-            or (uid is not None and facts[1] != uid)
-            or (started is not None and facts[0] != started)
-        ):
+        start, uids = identity.start_time(pid), identity.ids(pid, b"Uid:")
+        found = bool(start and uids) and not identity.has_ended(fd)
+        if not found or uid not in (None, uids[0]) or started not in (None, start):
             os.close(fd)
             return None
-        return cls(pid, fd, *facts)
+        return cls(pid, fd, start, uids[0])
 
     @classmethod
     def from_pidfd(cls, fd: int, pid: int, uid: int, started: int) -> Process:
         """The process of a pidfd that came from elsewhere (the gate, over a socket); the pidfd is ours from now on, and
         whoever passed it knows the rest. Raises ValueError, and closes it, when it is no pidfd of that process."""
-        if pid <= 0 or _pid_of(fd) not in (pid, -1):
+        if pid <= 0 or identity.pid_of(fd) not in (pid, -1):
             os.close(fd)
             raise ValueError(f"descriptor {fd} is not a pidfd of process {pid}")
         return cls(pid, fd, started, uid)
 
     @property
     def alive(self) -> bool:
-        return self._fd >= 0 and not _ended(self._fd)
+        return self._fd >= 0 and not identity.has_ended(self._fd)
 
     def send(self, number: int) -> str | None:
         """Sends a signal. None when it was sent, else why not. Only SIGCONT goes to one that is another user's now."""
         if self._fd < 0:
             return f"process {self.pid} is not held any more"
-        if _ended(self._fd):
+        if identity.has_ended(self._fd):
             return f"process {self.pid} has already ended"
         if number != signal.SIGCONT and self.is_anothers():
             return f"process {self.pid} of uid {self.uid} runs a setuid program of another user: nothing was sent"
@@ -98,8 +97,8 @@ class Process:
         """It has executed a setuid program, and is the same process for all that (pid, start, pidfd). By the kernel's
         rule the user may signal it where its real or saved uid is the user's still, or its user namespace is; and root
         may signal anybody's."""
-        uids = _uids(self.pid)
-        if uids is None or self.uid in (0, uids[0], uids[2]):
+        uids = identity.ids(self.pid, b"Uid:")
+        if not uids or self.uid in (0, uids[0], uids[2]):
             return False
         return self.uid not in _namespace_owners(self.pid)
 
@@ -109,8 +108,8 @@ class Process:
 
     def cpu_seconds(self) -> float | None:
         """User and system time that it has used; None when it has ended."""
-        fields = _stat(self.pid)
-        if fields is None or not self.alive:
+        fields = identity.fields(self.pid)
+        if not fields or not self.alive:
             return None
         return (int(fields[11]) + int(fields[12])) / TICKS
 
@@ -132,59 +131,26 @@ def open_files(pid: int) -> int | None:
     return None
 
 
-def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which ``pid`` started, or None."""
-    fields = _stat(pid)
-    return int(fields[19]) if fields is not None else None
-
-
 def stopped(pid: int) -> bool:
     """True when the process that has this pid now is stopped (SIGSTOP, a debugger)."""
-    fields = _stat(pid)
-    return fields is not None and fields[0] in ("T", "t")
+    return identity.fields(pid)[:1] in ([b"T"], [b"t"])
 
 
 def parent(pid: int) -> int | None:
     """The pid of its parent, or None when it has ended."""
-    fields = _stat(pid)
-    return int(fields[1]) if fields is not None else None
+    fields = identity.fields(pid)
+    return int(fields[1]) if fields else None
 
 
 def lineage(pid: int) -> tuple[tuple[int, int], ...]:
     """(pid, start time) of a process and of those that it descends from, as far as they can be read."""
     found: list[tuple[int, int]] = []
     while pid > 1 and len(found) < LONGEST_LINEAGE:
-        fields = _stat(pid)
-        if fields is None:
+        if not (fields := identity.fields(pid)):
             break
         found.append((pid, int(fields[19])))
         pid = int(fields[1])
     return tuple(found)
-
-
-def _pid_of(fd: int) -> int | None:
-    """The process of a pidfd: -1 when it has ended, None when the descriptor is no pidfd, or its process is
-    in a pid namespace that cannot be seen."""
-    with suppress(OSError, ValueError), open(f"/proc/self/fdinfo/{fd}", "rb") as file:
-        for line in file.read(4096).split(b"\n"):
-            if line.startswith(b"Pid:"):
-                return int(line.split()[1]) or None
-    return None
-
-
-def _ended(fd: int) -> bool:
-    """A pidfd is readable from the moment its process has ended, reaped or not."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat behind the command, which may hold blanks and brackets: field 3 comes first."""
-    with suppress(OSError, ValueError), open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-        fields = file.read(4096).rpartition(b")")[2].decode("ascii").split()
-        return fields if len(fields) > 19 else None
-    return None
 
 
 def _namespace_owners(pid: int) -> list[int]:
@@ -197,30 +163,3 @@ def _namespace_owners(pid: int) -> list[int]:
             found.append(int.from_bytes(fcntl.ioctl(space, NS_GET_OWNER_UID, bytes(4)), sys.byteorder))
             space = fcntl.ioctl(space, NS_GET_PARENT)
     return found
-
-
-def _facts(pid: int) -> tuple[int, int] | None:
-    """Start time and real uid."""
-    fields, uids = _stat(pid), _uids(pid)
-    return None if fields is None or uids is None else (int(fields[19]), uids[0])
-
-
-def _uids(pid: int) -> tuple[int, ...] | None:
-    """Real, effective, saved and file system's uid."""
-    return ids(pid, b"Uid:")
-
-
-def ids(pid: int, row: bytes) -> tuple[int, ...] | None:
-    """The four uids (``Uid:``) or gids (``Gid:``) of a process."""
-    with suppress(OSError, ValueError, StopIteration), open(f"/proc/{pid}/status", "rb") as file:
-        row = next(line for line in file.read(8192).split(b"\n") if line.startswith(row))
-        return tuple(int(one) for one in row.split()[1:5])
-    return None
-
-
-def command(pid: int) -> str:
-    """What the process calls itself, without control characters."""
-    with suppress(OSError), open(f"/proc/{pid}/comm", "rb") as file:
-        text = file.read(256).decode("utf-8", "replace")
-        return "".join(letter if letter.isprintable() else "?" for letter in text.rstrip("\n"))[:LONGEST_COMMAND]
-    return ""

@@ -22,6 +22,7 @@ from mpsagent.core import caps
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.core.inputs import Peer
+from mpsagent.gate.identity import start_time
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
 from mpsagent.policy.files import load
@@ -29,7 +30,6 @@ from mpsagent.policy.identity import Identity
 from mpsagent.system.control import Problem, ProblemKind
 from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
-from mpsagent.system.processes import start_time
 from mpsagent.wire import link
 from tests.agent.inside import NoDaemon, node_of, play, records, topics, until
 from tests.core.said import knocked

@@ -17,7 +17,7 @@ from mpsagent.agent import lifted_limits
 from mpsagent.agent.host import Agent
 from mpsagent.agent.lifted_limits import Lifted
 from mpsagent.core.inputs import Lifts
-from mpsagent.system.processes import start_time
+from mpsagent.gate.identity import start_time
 from mpsagent.system.threads import THREADS, in_thread
 from tests.agent.stage import A, B, C, Stage, alive
 

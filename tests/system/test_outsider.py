@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.gate.identity import start_time
 from mpsagent.system.outsider import Shown, environment_of, facts, lifts
-from mpsagent.system.processes import start_time
 
 
 @contextmanager

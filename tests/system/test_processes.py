@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from mpsagent.system.processes import Process, ids, start_time
+from mpsagent.gate.identity import ids, start_time
+from mpsagent.system.processes import Process
 from tests.conformance.backends import other_users_python
 from tests.setuid import become, setuid_python
 from tests.system.conftest import until

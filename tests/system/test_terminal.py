@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.gate.identity import start_time
 from mpsagent.system import terminal
 from mpsagent.system.control_unit import UnitState
-from mpsagent.system.processes import start_time
 from tests.conformance.rig import USERS
 
 A, B = USERS[:2]
