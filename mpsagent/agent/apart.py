@@ -224,7 +224,7 @@ class Apart:
             what = (
                 f'sharing = "{later.sharing}" takes hold later: the old way holds until {count} '
                 f"process{'' if count == 1 else 'es'} of {len(users)} user{'' if len(users) == 1 else 's'} apart "
-                f"{'has' if count == 1 else 'have'} ended; who comes is held meanwhile"
+                f"{'has' if count == 1 else 'have'} ended; new clients are held meanwhile"
             )
         do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
         section.conditions.set("sharing apart", what, now, do)

@@ -97,7 +97,9 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     if not state.policy.enforce_hang:
         what_then = "hangs are only reported (enforce = false); mpsagent-cli restart"
     conditions.set("control daemon silent", silent, now, what_then)
-    failed = "the control daemon does not start or stay up; who waits is refused" if memories.hangs.failed else None
+    failed = (
+        "the control daemon does not start or stay up; users who wait are refused" if memories.hangs.failed else None
+    )
     do = "look at mpsagent-cli events; it is tried again once a minute, and at once by mpsagent-cli restart"
     conditions.set("control daemon failed", failed, now, do)
     failure = state.lane.start_failure
@@ -106,7 +108,9 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
         said = failure.reason or "no reason given"
         often = "" if failure.count == 1 else f" ({failure.count} times in a row)"
         starting = f"MPS's servers do not start{often}: {said}"
-    conditions.set("servers", starting, now, "look at server.log and nvidia-smi; who waits is held, then refused")
+    conditions.set(
+        "servers", starting, now, "look at server.log and nvidia-smi; clients that wait are held, then refused"
+    )
     differs = ", ".join(str(pid) for pid in sorted(memories.limits.differs))
     what = f"server {differs} started with other limits than its client was handed over with" if differs else None
     conditions.set("limits", what, now, "see mpsagent-cli events; was the daemon changed by hand?")
@@ -220,7 +224,7 @@ def _policy(view: View) -> Unsure:
 def _gate(view: View) -> Unsure:
     gate, unseen, what = view.state.gate, view.state.unseen, None
     if gate is None:
-        what = "the gate is not connected: it goes on as it was told last, and who waits is not known here"
+        what = "the gate is not connected: it goes on as it was told last, and the queue is not known here"
     elif view.sent is not None and gate.synced and not view.settled:
         what = "the gate has not confirmed yet whom it lets in"
     yield "gate table", what, ""

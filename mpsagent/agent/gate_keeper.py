@@ -123,7 +123,7 @@ class GateKeeper:
                 self._hold(Process.open(above), "the gate's parent process")
                 return True
             what = (
-                f"the gate (process {found[0]}) runs without its parent process: if it died, who waits would be refused"
+                f"the gate (process {found[0]}) runs without its parent process: waiting clients are refused if it dies"
             )
             do = "it goes on as it is; when no client works, end it, and both are started again"
             self._conditions.set("gate keeper", what, self._clock.now(), do)

@@ -287,7 +287,7 @@ class Node(Recorder):
         do = "clients are held, and served as the gate was told last; see the gate's own log"
         self.conditions.set("gate", problem, now, do)
         there = os.path.lexists(path)
-        what = f"{path} has gone: who starts now runs outside MPS, without limits"
+        what = f"{path} has gone: programs that start now run outside MPS, without limits"
         do = "the agent has systemd make it again, or the gate's parent process does; else see the journal or gate.log"
         self.conditions.set("public directory", None if there else what, now, do)
         # one that another control daemon serves is left to it until that has gone

@@ -313,7 +313,7 @@ class Control(TypedDict):
 
 
 class Gate(TypedDict):
-    """``connected`` false: the gate goes on with what it was told last, and who waits is not known here. ``synced``: it
+    """``connected`` false: the gate goes on with what it was told last, and the queue is not known here. ``synced``: it
     has told all that it holds. ``handshake``: whether the control daemon's greeting is known. ``open``, ``admitted``:
     the table that was sent last; ``in_force``: the gate works by it."""
 

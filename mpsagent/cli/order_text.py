@@ -17,7 +17,9 @@ def answered(answer: Json, now: datetime) -> list[str]:
             return [f"Nothing new is let in. What still runs at {local(answer['deadline'], now)} is ended."]
         return ["Nothing new is let in, until mpsagent-cli resume. What runs ends by itself."]
     if answer.get("draining") is False:
-        return ["Who waits is let in." if answer.get("drained", True) else "There was no drain: nothing has changed."]
+        return [
+            "Users who wait are let in." if answer.get("drained", True) else "There was no drain: nothing has changed."
+        ]
     if "digest" in answer and "files" in answer:
         files = ", ".join(safe(one) for one in answer["files"]) or "no file: the defaults"
         later = [f"not yet: {safe(answer['later'], 400)}"] if answer.get("later") else []

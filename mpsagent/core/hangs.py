@@ -95,8 +95,8 @@ def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
     todo: list[act.Action] = []
     if memory.attempts >= GIVE_UP_AFTER and not memory.failed:
         reason = (
-            f"the control daemon did not start or stay up in {memory.attempts} tries: who waits is refused, and it is "
-            "tried again once a minute; look at the events and control.log"
+            f"the control daemon did not start or stay up in {memory.attempts} tries: users who wait are refused, and "
+            "it is tried again once a minute; look at the events and control.log"
         )
         memory, todo = replace(memory, failed=True), [act.Report(kind="control.failed", reason=reason, rule=PROMISE)]
     if now < memory.retry_at:
@@ -159,9 +159,9 @@ def _suspects(view: View, memory: Memory) -> list[_Suspect]:
                 due = since + (min(IDLE_EXIT, policy.hang_exit) if idle else policy.hang_exit)
                 found.append(_Suspect(server.pid, due, what, "hang.exit", server.pid, idle=idle, said=True))
             elif server.pid in memory.stopped:
-                # Nothing else tells: who comes for it hangs, and the control daemon with him (recording 06, V3).
+                # Nothing else tells: clients that come for it hang, and the control daemon with him (recording 06, V3).
                 busy = True
-                what = f"{view.server_text(server)} has been stopped: who comes for it hangs"
+                what = f"{view.server_text(server)} has been stopped: clients that come for it hang"
                 due = memory.stopped[server.pid] + min(policy.hang_server, policy.hang_control)
                 found.append(_Suspect(server.pid, due, what, "hang.server", server.pid))
             elif view.in_the_way is not None and view.in_the_way[0] == server.pid:

@@ -88,7 +88,7 @@ class LinkServer:
         try:
             message = decode_from_agent(data)
         except LinkError as error:
-            self._cut(f"the agent said what is not understood, its link is cut: {error}")
+            self._cut(f"the agent said something that is not understood, its link is cut: {error}")
             return
         self._receive(message)
 

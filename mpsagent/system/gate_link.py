@@ -139,7 +139,7 @@ class GateLink:
             message = decode_from_gate(data)
             why = self._deliver(message, _process(message, descriptors))
         except LinkError as error:
-            why = f"the gate said what is not understood: {error}"
+            why = f"the gate said something that is not understood: {error}"
         finally:
             close_all(descriptors)
         if why is not None:

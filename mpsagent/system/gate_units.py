@@ -101,7 +101,7 @@ class GateUnits:
         state = await self._settled()
         if state.socket == "inactive":
             return (
-                f"{SOCKET} is stopped or not installed: who starts now runs outside MPS, without limits; "
+                f"{SOCKET} is stopped or not installed: programs that start now run outside MPS, without limits; "
                 f"systemctl start {SOCKET} {SERVICE}"
             )
         if state.listens and not _fits(state, where):

@@ -137,7 +137,7 @@ class Nvml:
                 for row in answer
             )
         except (TypeError, KeyError) as error:
-            return f"NVML's helper answered what is not understood: {error!r}"
+            return f"NVML's helper answered something that is not understood: {error!r}"
 
     async def processes(self, *, deadline: float | None = None) -> tuple[ComputeProcess, ...] | str:
         """Every process that computes on any GPU of the machine, or what is wrong."""
@@ -147,7 +147,7 @@ class Nvml:
         try:
             return tuple(ComputeProcess(**row) for row in answer)
         except TypeError as error:
-            return f"NVML's helper answered what is not understood: {error!r}"
+            return f"NVML's helper answered something that is not understood: {error!r}"
 
     async def work(self, *, deadline: float | None = None) -> Mapping[str, Work] | str:
         """What each GPU has done since this was asked first, or what is wrong. What it does while no helper is there is
@@ -158,7 +158,7 @@ class Nvml:
         try:
             self._work |= {row["device"]: _more(self._work.get(row["device"]), row) for row in answer}
         except (TypeError, KeyError, ValueError) as error:
-            return f"NVML's helper answered what is not understood: {error!r}"
+            return f"NVML's helper answered something that is not understood: {error!r}"
         return dict(self._work)
 
     async def _ask(self, question: dict[str, str], deadline: float | None) -> list[Any] | str:

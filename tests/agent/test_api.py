@@ -99,7 +99,7 @@ def test_while_the_api_is_stopped_users_are_served_and_orders_are_carried_out(st
     try:
         stage.exact(A, 50)
         assert agent.api.order("drain")[1]["draining"]
-        assert stage.cli(agent, "resume") == (0, "Who waits is let in.\n")
+        assert stage.cli(agent, "resume") == (0, "Users who wait are let in.\n")
     finally:
         os.kill(api, signal.SIGCONT)
     stage.record("drain.resumed")
@@ -462,7 +462,9 @@ def test_records_that_an_api_had_written_before_it_was_killed_come_once(tmp_path
             received._take(frame(1, *given))
             await history.wait(history.last - 1)
             history.close()
-        found = [dict(one) for one in History(str(tmp_path)).since(0)]
+        history = History(str(tmp_path))
+        found = [dict(one) for one in history.since(0)]
+        history.close()
         assert [(one["seq"], one["at"]) for one in found] == [(n, float(n)) for n in range(1, 5)]
         assert found[2]["begun"] == 2
 

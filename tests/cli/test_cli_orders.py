@@ -94,7 +94,10 @@ def test_who_may_not_restart_is_not_asked_first(served: Served, monkeypatch: pyt
 
 
 def test_a_resume_says_whether_there_was_a_drain(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    for drained, said in ((True, "Who waits is let in.\n"), (False, "There was no drain: nothing has changed.\n")):
+    for drained, said in (
+        (True, "Users who wait are let in.\n"),
+        (False, "There was no drain: nothing has changed.\n"),
+    ):
 
         async def resume(by: int, instance: str | None, drained: bool = drained) -> dict[str, bool]:
             return {"draining": False, "drained": drained}
@@ -151,7 +154,7 @@ def test_orders_are_answered_in_words_and_local_time() -> None:
          "Nothing new is let in. What still runs at 01:21:09 is ended."),
         ({"draining": True, "deadline": None},
          "Nothing new is let in, until mpsagent-cli resume. What runs ends by itself."),
-        ({"draining": False}, "Who waits is let in."),
+        ({"draining": False}, "Users who wait are let in."),
         ({"digest": "604a46bf269d0815", "files": ["/etc/mpsagent/policy.toml"]},
          "The policy is in force: 604a46bf269d, from /etc/mpsagent/policy.toml"),
         ({"of": "a later version"}, "of: a later version"),
