@@ -60,7 +60,7 @@ class Followed:
 
 def how(pid: int) -> str:
     """Its threads' states without those that run or sleep, and where in the kernel those in state D are."""
-    states, places = [], []
+    states, places, ended = [], [], 0
     task = Path(f"/proc/{pid}/task")
     try:
         threads = os.listdir(task)
@@ -69,10 +69,11 @@ def how(pid: int) -> str:
     for one in threads:
         with contextlib.suppress(OSError, IndexError):
             state = (task / one / "stat").read_text().rpartition(")")[2].split()[0]
-            if state not in "RSI":
+            ended += state in "ZX"
+            if state not in "RSIZX":
                 states.append(state)
             if state == "D":
                 places.append((task / one / "wchan").read_text())
-    if set(states) == {"Z"}:
+    if ended == len(threads):
         return "gone"
     return " ".join(["".join(sorted(states)), *sorted(set(places))]).strip()
