@@ -101,6 +101,7 @@ class Cluster:
         below: Path | None = None, shared: str = "mps:100", kill_wait: int = 2, gpus: int = 1,
     ) -> None:  # fmt: skip
         place.mkdir(mode=0o755)
+        self.client = client
         self.place, self.node = place, f"node{os.getpid()}"
         self._environment = {"SLURM_CONF": str(place / "slurm.conf"), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
         if "LD_LIBRARY_PATH" in os.environ:  # a driver's libraries may be found by that alone

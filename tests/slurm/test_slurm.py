@@ -287,6 +287,41 @@ def test_a_job_that_waited_says_so(stage: Stage) -> None:
         assert shown() == str(int(round(row["waited"], 3))), "as the report's CSV has it"
 
 
+def test_run_under_srun(stage: Stage) -> None:
+    """A step's words and exit statuses are those of its program; one that is cancelled in the middle of a kernel ends
+    through MPS, and no neighbour is hurt."""
+    with slurm(stage) as (cluster, agent):
+        run = " ".join(["srun --mpi=none", *cluster.client, "run"])
+        neighbour = stage.client(USERS[2], "mind", "600")
+        outside = stage.client(USERS[1], "sleep", "600")
+        for one in (neighbour, outside):
+            agent.wait("client.connected", pid=one.pid)
+        waits = cluster.submit(USERS[1], "gpu:1", f"{run} -- {client(stage, 'query')}; echo status $?")
+        stage.until(lambda: "mpsagent-cli: it waits for the GPU" in cluster.said(waits), "the step says so", LONG)
+        outside.kill()  # it has no kernel in flight
+        stage.until(lambda: "status 0" in cluster.said(waits), "it has been served", LONG)
+        late = f"{run} --wait-at-most 1s -- {client(stage, 'query')}; echo late $?"
+        lines = [
+            "export PATH=/usr/bin:/bin",
+            f'{run} -- sh -c "exit 7"; echo status $?',
+            f"{run} -- nosuch; echo none $?",
+            late,
+        ]
+        outside = stage.client(USERS[1], "sleep", "600")
+        agent.wait("client.connected", pid=outside.pid)
+        job = cluster.submit(USERS[1], "gpu:1", *lines)
+        for words in ("status 7", "none 127", "late 75"):
+            stage.until(lambda words=words: words in cluster.said(job), words, LONG)  # type: ignore[misc]
+        outside.kill()
+        job = cluster.submit(USERS[0], "mps:40", f"{run} -- {client(stage, 'spin', '600')}")
+        stage.until(lambda: "launch" in cluster.said(job), "a kernel is in flight", LONG)
+        cluster.run("scancel", str(job))
+        assert agent.wait("client.ended", LONG, job=f"slurm-{job}")["outcome"] == "ended"
+        stage.until(lambda: not leases(agent), "no lease is left", LONG)
+        assert not agent.found("server.fault")
+        assert neighbour.finish() == 0
+
+
 def test_a_node_is_drained_while_the_agent_is_away_and_by_nothing_else_resumed(stage: Stage) -> None:
     with slurm(stage, "patience=3") as (cluster, agent):
         stage.killed(agent)
