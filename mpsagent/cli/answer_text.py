@@ -255,11 +255,22 @@ def container(one: Json | None) -> str:
     return f"{safe(one['engine'] or '')} {safe(one['id'])[:12]}{pod}".strip()
 
 
+def none_waits(explained: Json) -> list[str]:
+    """For a user of whom no process waits; ``explained``: what the policy has for them, if that is known."""
+    access = explained.get("access", {})
+    if access.get("value") != "deny":
+        return ["No process of yours waits.", ""]
+    place = access["from"]
+    where = f" ({safe(place['key'])}, {safe(place['file'])}:{place['line']})" if place["line"] else ""
+    text = f"No process of yours waits: the policy denies you MPS{where}, so CUDA programs are refused."
+    return [*wrap(text, PAGE, break_on_hyphens=False, break_long_words=False), ""]
+
+
 def own_place(found: list[Json], me: int, now: datetime) -> list[str]:
     """For a user: where they stand in the queue, why, and when they are served at the latest."""
     mine = next((one for one in found if one["uid"] == me), None)
     if mine is None:
-        return ["No process of yours waits.", ""]
+        return []
     if mine["turn"] is not None:
         latest = f"served by {local(mine['turn'], now)} at the latest"
     elif mine["reason"] == "turn":

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
-from mpsagent.cli import ask
+from mpsagent.cli import ask, client
 from mpsagent.cli.ask import UNHEALTHY, Json
 
 
@@ -52,6 +53,11 @@ def queue(path: str, as_json: bool) -> None:
     def text(body: Json) -> list[str]:
         me = os.getuid()
         own = answer_text.own_place(body["queue"], me, ask.now()) if me != 0 else []
+        if me != 0 and all(one["uid"] != me for one in body["queue"]):
+            explained: Json = {}
+            with suppress(client.Refused, client.Unreachable):
+                explained = client.ask(path, f"/v1/policy/explain?user={me}")[0]
+            own = answer_text.none_waits(explained)
         return [*own, *answer_text.queue(body["queue"], ask.now(), ask.width())]
 
     ask.show(path, "/v1/queue", as_json, text)

@@ -55,6 +55,14 @@ def test_a_user_is_told_first_where_that_user_stands(served: Served, uid: int, t
     assert rest.splitlines()[0].split() == ["#", "USER", "PROCESSES", "WAITING", "SERVED", "BY", "WHY"]
 
 
+def test_who_is_denied_is_told_where_the_policy_says_so() -> None:
+    access = {"value": "deny", "from": {"key": "user.eve.access", "file": "/etc/mpsagent/policy.toml", "line": 7}}
+    said = " ".join(answer_text.none_waits({"access": access}))
+    assert "the policy denies you MPS (user.eve.access, /etc/mpsagent/policy.toml:7)" in said
+    nowhere = {"value": "deny", "from": {"key": "limits.access", "file": "", "line": 0}}
+    assert "denies you MPS, so" in " ".join(answer_text.none_waits({"access": nowhere}))
+
+
 def test_why_is_not_cut_off(served: Served) -> None:
     """A narrow terminal hid the end of the reason, which is the part that matters."""
     found = served.backend.queue()
