@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 from mpsagent.system import whole_file
 from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus, Systemd
@@ -26,33 +27,41 @@ from mpsagent.system.threads import in_thread
 DEADLINE = 5.0
 LONGEST = 400
 STEP = 0.02
-MOST = 32
-"""Lines of all users that wait to be written. A line is a courtesy: those of many users, or of one whose terminal hangs
-(FUSE), must not keep the agent from anything else."""
+MOST, OF_ONE, AT_ONCE = 32, 4, 8
+"""Lines of all users that wait to be written, of one user, and users whose lines are written beside each other. A line
+is a courtesy: those of many users, or of one whose terminal hangs (FUSE), must keep the agent from nothing else."""
 
 
 class Terminals:
     """``unit``: by systemd, which opens the file with the words for the helper."""
 
-    _one = asyncio.Lock()
-    _waiting = 0
+    _beside = asyncio.Semaphore(AT_ONCE)
+    _waiting: ClassVar[dict[int, tuple[asyncio.Lock, int]]] = {}
+    """Of each user: who writes, and how many lines there are."""
 
     def __init__(self, *, unit: bool, systemd: Systemd | None = None, run_directory: str = RUN_DIRECTORY) -> None:
         self._systemd = systemd or SystemBus() if unit else None
         self._directory = Path(run_directory, "tell")
 
     async def tell(self, uid: int, pid: int, start: int, text: str) -> str | None:
-        """One after the other, whichever instance it is about: a user has one unit. Why it was not told, or None."""
+        """Of a user one after the other, whichever instance it is about: a user has one unit. Why it was not told, or
+        None."""
         if uid == 0:
             return "root is told nothing"
-        if Terminals._waiting >= MOST:
+        waiting = self._waiting
+        if sum(count for _, count in waiting.values()) >= MOST:
             return f"{MOST} lines wait to be written"
-        Terminals._waiting += 1
+        lock, count = waiting.get(uid) or (asyncio.Lock(), 0)
+        if count >= OF_ONE:
+            return f"{OF_ONE} lines of this user wait to be written"
+        waiting[uid] = lock, count + 1
         try:
-            async with self._one:
+            async with lock, self._beside:
                 return await self._write(uid, json.dumps({"pid": pid, "start": start, "text": text}).encode())
         finally:
-            Terminals._waiting -= 1
+            waiting[uid] = lock, waiting[uid][1] - 1
+            if not waiting[uid][1]:
+                del waiting[uid]
 
     async def _write(self, uid: int, words: bytes) -> str | None:
         if self._systemd is not None:

@@ -125,7 +125,30 @@ def test_under_systemd_a_unit_of_the_user_writes_it(tmp_path: Path) -> None:
     assert list((tmp_path / "tell").iterdir()) == []
 
 
-def test_lines_of_many_users_leave_room_for_what_else_the_agent_does(tmp_path: Path) -> None:
+def test_a_terminal_that_hangs_delays_its_own_users_lines_alone(tmp_path: Path) -> None:
+    told, go = [], threading.Event()
+
+    class Hangs(Systemd):
+        def start(self, unit: str) -> None:
+            if "@1001" in unit:
+                go.wait(60)
+            told.append(unit)
+
+    async def both() -> list[str | None]:
+        made = terminal.Terminals(unit=True, systemd=Hangs(tmp_path), run_directory=str(tmp_path))
+        hangs = [asyncio.ensure_future(made.tell(1001, 77, 5, "waits")) for _ in range(9)]
+        await asyncio.sleep(0)
+        assert await made.tell(1002, 78, 5, "waits") is None
+        assert told == ["mpsagent-tell@1002.service"]
+        go.set()
+        return await asyncio.gather(*hangs)
+
+    assert asyncio.run(both()).count(None) == terminal.OF_ONE
+
+
+def test_lines_of_many_users_leave_room_for_what_else_the_agent_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An agent does 256 things at a time and drops what is more: one of 64 users with four processes each, whose lines
     took their time, ended nobody and killed no server that hung."""
     told, go = [], threading.Event()
@@ -134,6 +157,8 @@ def test_lines_of_many_users_leave_room_for_what_else_the_agent_does(tmp_path: P
         def start(self, unit: str) -> None:
             go.wait(60)
             told.append(unit)
+
+    monkeypatch.setattr(terminal.Terminals, "_beside", asyncio.Semaphore(terminal.AT_ONCE))
 
     async def all_of_them() -> list[str | None]:
         made = terminal.Terminals(unit=True, systemd=Slow(tmp_path), run_directory=str(tmp_path))
