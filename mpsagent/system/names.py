@@ -16,6 +16,7 @@ import pwd
 import re
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from mpsagent.policy.identity import Identity
 from mpsagent.system.threads import Slots, in_thread
@@ -30,6 +31,8 @@ AGAIN = 5.0
 """Seconds until a service that is down is asked again about who is known, or about one of those who were looked up
 without it."""
 NSSWITCH = "/etc/nsswitch.conf"
+FILES, LOOK = ("/etc/passwd", "/etc/group"), 1.0
+"""A change of these makes every answer old; seconds between two looks at them."""
 _FUNCTIONS = {"passwd": "getpwuid_r", "group": "getgrgid_r"}
 _UNAVAIL, _TRYAGAIN = -1, -2  # enum nss_status
 _heard: set[tuple[str, str]] = set()
@@ -50,6 +53,7 @@ class Names:
         self._unsure: set[int] = set()
         """Who was looked up while a service was silent: all are asked about again as soon as it answers."""
         self._next_try = 0.0
+        self._files, self._looked = _changed(), time.monotonic()
 
     def known(self, uid: int) -> Identity | None:
         """What is known now, without waiting; an old answer is renewed behind the scenes."""
@@ -86,6 +90,11 @@ class Names:
 
     def _is_old(self, uid: int, entry: tuple[float, Identity]) -> bool:
         now = time.monotonic()
+        if now > self._looked + LOOK:
+            before, self._files, self._looked = self._files, _changed(), now
+            if self._files != before:
+                self.forget()
+                return True
         if uid in self._unsure and now >= self._next_try:
             self._next_try = now + AGAIN
             return True
@@ -122,6 +131,14 @@ class Names:
                 self._known[one] = float("-inf"), self._known[one][1]
             self._unsure.clear()
         return identity
+
+
+def _changed() -> list[int]:
+    found = []
+    for path in FILES:
+        with suppress(OSError):
+            found.append(Path(path).stat().st_mtime_ns)
+    return found
 
 
 def identity_of(uid: int) -> Identity:

@@ -97,6 +97,26 @@ async def test_an_old_answer_is_renewed_behind_the_scenes_and_kept_while_nobody_
     assert (await names.look_up(1001)).groups == ("staff",)
 
 
+async def test_an_account_that_is_renumbered_is_asked_about_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its uid is another's from then on, with that one's limits."""
+    passwd = tmp_path / "passwd"
+    passwd.write_text("")
+    monkeypatch.setattr(module, "FILES", (str(passwd),))
+    monkeypatch.setattr(module, "LOOK", 0.0)
+    service = Service(monkeypatch)
+    names = Names(deadline=60)
+    await names.look_up(1001)
+    await names.look_up(1001)
+    assert service.asked == 1
+    service.groups = ("staff",)
+    os.utime(passwd, ns=(1, 1))
+    assert (await names.look_up(1001)).groups == ("staff",)
+    await names.look_up(1001)
+    assert service.asked == 2
+
+
 async def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any number of uids may show up over the months."""
     Service(monkeypatch)
