@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import mpsagent
@@ -28,42 +29,48 @@ STATUS_USERS = 100
 """Waiting users that the status names; the queue has all."""
 LISTS = ("devices", "servers", "users", "waiting", "outside", "not_guaranteed")
 SUMS = ("clients", "waiting_users", "waiting_processes", "outside_processes", "unknown_lines", "foreign_lines")
-_NOT_THERE = object()
+_Plan = tuple[
+    Json, Sequence[tuple[int, Sequence[str], Callable[[Any], Any]]], Sequence[tuple[str, Callable[[Any], Any]]]
+]
 
 
 def row(shape: type, *of: object, names: Names | None = None, **given: Any) -> Json:
     """A shape's fields: what is given, else what the first of these objects that has it says; what none of them has is
     null or left out, as the shape allows. A ``user`` is the name of the ``uid``."""
-    found: Json = {}
-    for name, kind in _fields(shape):
-        value = given.get(name, _NOT_THERE)
-        if value is _NOT_THERE and name == "user" and names is not None:
-            value = None if found["uid"] is None else names(found["uid"])
-        for one in of if value is _NOT_THERE else ():
-            value = getattr(one, name, _NOT_THERE)
-            if value is not _NOT_THERE:
-                break
-        if value is _NOT_THERE:
-            if kind.startswith("NotRequired"):
-                continue
-            if "None" not in kind:
-                raise AttributeError(f"{shape.__name__}.{name}: nothing has it")
-            value = None
-        found[name] = _said(value, kind)
+    nothing, objects, written = _plan(shape, tuple(given), tuple(map(type, of)))
+    found = nothing.copy()
+    for at, fields, values in objects:
+        found.update(zip(fields, values(of[at]), strict=False))
+    found.update(given)
+    if names is not None and found["uid"] is not None:
+        found["user"] = names(found["uid"])
+    for name, write in written:
+        if (value := found[name]) is not None:
+            found[name] = write(value)
     return found
 
 
 @cache
-def _fields(shape: type) -> tuple[tuple[str, str], ...]:
-    return tuple((name, str(getattr(kind, "__forward_arg__", kind))) for name, kind in shape.__annotations__.items())
-
-
-def _said(value: Any, kind: str) -> Any:
-    if kind.startswith("Time"):
-        return value if isinstance(value, str) else when(value)
-    if isinstance(value, Limits):
-        return value.as_json()
-    return list(value) if isinstance(value, tuple) else value
+def _plan(shape: type, given: Sequence[str], of: Sequence[type]) -> _Plan:
+    """All fields as nulls, in order; by object what it has of them; and how some are written."""
+    nothing: Json = {}
+    sources: dict[int, list[str]] = {}
+    written = []
+    for name, annotation in shape.__annotations__.items():
+        kind = str(getattr(annotation, "__forward_arg__", annotation))
+        has = (at for at, one in enumerate(of) if hasattr(one, name) or name in getattr(one, "__annotations__", ()))
+        at = None if name in given else next(has, None)
+        if at is not None:
+            sources.setdefault(at, []).append(name)
+        elif name not in given and kind.startswith("NotRequired"):
+            continue
+        elif name not in given and "None" not in kind:
+            raise AttributeError(f"{shape.__name__}.{name}: nothing has it")
+        nothing[name] = None
+        writes: dict[str, Callable[[Any], Any]] = {"Time": when, "Limits": Limits.as_json, "list": list}
+        written += [(name, write) for word, write in writes.items() if kind.startswith(word)]
+    objects = [(at, fields, attrgetter(*fields, "__class__")) for at, fields in sources.items()]
+    return nothing, objects, written
 
 
 def when(at: float | None) -> str | None:
