@@ -224,13 +224,15 @@ _OURS_ALONE = re.compile(
 )
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")], ids=lambda page: page.name
-)
+FOR_PEOPLE = [page for page in PAGES if page.parent in (ROOT, ROOT / "docs")]
+FOR_PEOPLE += [*sorted((ROOT / "packaging" / "man").glob("*.[18]")), *sorted((ROOT / "systemd").glob("*.*"))]
+
+
+@pytest.mark.parametrize("page", FOR_PEOPLE, ids=lambda page: page.name)
 def test_pages_for_people_have_the_words_of_the_field(page: Path) -> None:
-    """Words that only we know stand in no page; names of files, tests and code may have them."""
+    """Words that only we know stand in no page, manual or unit; names of files, tests and code may have them."""
     words = re.sub(r"`[^`]*`", "", page.read_text(encoding="utf-8")).split()
-    text = " ".join(one for one in words if not re.search(r"::|\]\(|\.(md|py|txt)\b", one))
+    text = " ".join(one for one in words if not re.search(r"::|\]\(|/|\.(md|py|txt|json)\b", one))
     assert _OURS_ALONE.findall(text) == []
 
 

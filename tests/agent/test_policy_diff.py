@@ -9,10 +9,9 @@ from pathlib import Path
 
 from mpsagent.agent.policy_diff import OTHERS, differences
 from mpsagent.mps.limits import Device
-from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.policy import Policy
 from tests.agent.stage import A, B, Stage
+from tests.policies import policy
 
 PROGRAM = str(Path(sys.executable).with_name("mpsagent-cli"))
 OLD = f'[limits]\nthreads = 20\nmemory = "2G"\n[user.{A}]\nthreads = 60\n[hang]\ncontrol = "5s"\n'
@@ -81,12 +80,6 @@ def test_files_with_mistakes_are_said(stage: Stage) -> None:
     done = diff(stage)
     assert (done.returncode, done.stdout) == (2, "")
     assert "limits.threads" in done.stderr
-
-
-def policy(text: str) -> Policy:
-    found, errors = load([("policy.toml", text)])
-    assert found is not None, errors
-    return found
 
 
 def test_only_what_comes_to_something_else_is_a_change() -> None:

@@ -20,6 +20,7 @@ from mpsagent.policy.keys import KEYS, NAMED, SECTIONS
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy, Rules
 from mpsagent.policy.shares import Share
+from tests.policies import policy
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 schema = runpy.run_path(str(ROOT / "packaging" / "write_policy_schema.py"))["schema"]
@@ -28,12 +29,6 @@ EXAMPLES = sorted(path.name for path in POLICIES.glob("*.toml"))
 GIB = 1 << 30
 H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 140 * GIB, 132)
 SECOND = Device(1, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA H200", 140 * GIB, 132)
-
-
-def policy(text: str) -> Policy:
-    made, errors = load([("x.toml", text)])
-    assert made is not None, "\n".join(map(str, errors))
-    return made
 
 
 def example(name: str) -> Policy:

@@ -12,16 +12,11 @@ from mpsagent.policy.instances import environment, instances, needs_devices
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import in_itself
 from mpsagent.policy.policy import Policy
+from tests.policies import policy
 
 UUIDS = [f"GPU-{number:08x}-0000-0000-0000-000000000000" for number in range(3)]
 MACHINE = tuple(Device(number, uuid, "a GPU", 80 << 30, 132) for number, uuid in enumerate(UUIDS))
 TWO = f'[instance.a]\ndevices = ["{UUIDS[0]}"]\n[instance.b]\ndevices = ["{UUIDS[1]}"]\n'
-
-
-def policy(text: str) -> Policy:
-    found, errors = load([("p.toml", text)])
-    assert found is not None, errors
-    return found
 
 
 def wrong(text: str) -> list[PolicyError]:

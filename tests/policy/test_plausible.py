@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpsagent.mps.limits import Device
-from mpsagent.policy.files import load
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.plausible import (
     against_devices,
@@ -21,18 +20,12 @@ from mpsagent.policy.plausible import (
     unknown_names,
     unusable_programs,
 )
-from mpsagent.policy.policy import Policy
+from tests.policies import policy
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 140 * GIB, 132)
 SMALL = Device(1, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA A2", 16 * GIB, 10)
 USERS, GROUPS = ["root", "alice", "bob"], ["root", "students", "staff", "mpsagent-admin"]
-
-
-def policy(*texts: str) -> Policy:
-    made, errors = load([(f"{place}.toml", text) for place, text in enumerate(texts)])
-    assert made is not None, errors
-    return made
 
 
 def told(found: Sequence[PolicyError]) -> list[tuple[int, str, str, str]]:

@@ -15,18 +15,13 @@ from mpsagent.policy.identity import Identity
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import REMEMBERED, Origin, Policy, Rules
 from mpsagent.policy.shares import Share
+from tests.policies import policy
 
 GIB = units.GIB
 H200 = Device(0, "GPU-3d07cd2a-6e14-11b8-c643-07a1e14ae7bc", "NVIDIA H200", 139 * GIB, 132)
 SMALL = Device(1, "GPU-513e171f-4520-0894-ba89-06b9f5c1d7b8", "NVIDIA A2", 16 * GIB, 10)
 ALICE = Identity(1001, "alice", ("users", "students", "staff"))
 BOB = Identity(1002, "bob", ("users",))
-
-
-def policy(*texts: str) -> Policy:
-    made, errors = load([(f"{place}.toml", text) for place, text in enumerate(texts)])
-    assert made is not None, errors
-    return made
 
 
 def test_without_any_file_the_defaults_hold() -> None:

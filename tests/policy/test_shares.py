@@ -12,19 +12,13 @@ from hypothesis import strategies as st
 from mpsagent.mps.limits import Device, Limits, Total
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.policy import Policy
 from mpsagent.policy.shares import Share, matches, named
+from tests.policies import policy
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
 ALICE = Identity(1001, "alice")
 SLURM = "/system.slice/slurmstepd.scope/job_17/step_0"
-
-
-def policy(text: str) -> Policy:
-    found, errors = load([("p.toml", text)])
-    assert found is not None, errors
-    return found
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,12 @@ from mpsagent.mps.units import multiprocessors_for_percent
 from mpsagent.policy import totals
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
-from mpsagent.policy.policy import Policy
+from tests.policies import policy
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
 SMALL = Device(1, "GPU-1", "NVIDIA A30", 24 * GIB, 56)
 ALICE = Identity(1001, "alice", ("lab",))
-
-
-def policy(text: str) -> Policy:
-    found, errors = load([("p.toml", text)])
-    assert found is not None, errors
-    return found
 
 
 def test_without_totals_there_is_no_bound() -> None:

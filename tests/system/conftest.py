@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,15 @@ def no_leak() -> Iterator[None]:
     left = _descriptors().items() - before.items()  # one of an earlier test may be closed meanwhile, by the collector
     assert not left, "descriptors left open"
     assert set(zombies()) <= set(ended)
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A directory that other users may enter; those of pytest may be closed to them."""
+    path = Path(tempfile.mkdtemp(prefix="mps", dir="/tmp"))
+    path.chmod(0o755)
+    yield path
+    shutil.rmtree(path)
 
 
 def _descriptors() -> dict[str, str]:

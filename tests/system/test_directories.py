@@ -7,8 +7,7 @@ import shutil
 import socket
 import stat
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,15 +18,6 @@ from mpsagent.system.directories import DirectoryRefused, directories
 ROOT = os.geteuid() == 0
 needs_root = pytest.mark.skipif(not ROOT, reason="needs to be root to give files to another user")
 OTHER = 20001
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A directory that other users may enter; those of pytest may be closed to them."""
-    path = Path(tempfile.mkdtemp(prefix="mps", dir="/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def mode(path: Path | str) -> int:

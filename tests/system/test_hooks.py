@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +13,6 @@ from mpsagent.system.hooks import refused, run_hook
 from tests.system.conftest import Play, until
 
 pytestmark = pytest.mark.usefixtures("no_leak")
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="hook", dir="/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
 
 
 def hook(base: Path, text: str) -> str:

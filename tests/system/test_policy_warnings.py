@@ -11,18 +11,11 @@ from pathlib import Path
 import pytest
 
 from mpsagent.mps.limits import Device
-from mpsagent.policy.files import load
-from mpsagent.policy.policy import Policy
 from mpsagent.system import policy_warnings
 from mpsagent.system.policy_warnings import known, warnings
+from tests.policies import policy
 
 H200 = Device(0, "GPU-1", "NVIDIA H200", 140 << 30, 132)
-
-
-def policy(text: str) -> Policy:
-    made, errors = load([("p.toml", text)])
-    assert made is not None, errors
-    return made
 
 
 def test_this_machines_users_groups_and_programs(tmp_path: Path) -> None:
