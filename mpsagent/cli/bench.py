@@ -61,7 +61,7 @@ def _programs(_: click.Context, option: click.Parameter, texts: tuple[str, ...])
 @click.option("--program", "own", callback=_programs, multiple=True, metavar="NAME=COMMAND", help="A program of yours "
               "as a workload with that name; repeatable.")  # fmt: skip
 @click.option("--python", metavar="FILE", help="A Python that has PyTorch.  [default: the first python3 on PATH]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@options.json
 @click.option("--list", "only_list", is_flag=True, help="Say what the workloads are, and measure nothing.")
 @click.option("--yes", is_flag=True, help="Begin without a question.")
 @click.option("--anyway", is_flag=True, help="Also beside the work of others, which it slows down.")

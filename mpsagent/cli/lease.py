@@ -8,16 +8,12 @@ from typing import Any
 import click
 
 from mpsagent.cli import ask, options
-
-Json = dict[str, Any]
+from mpsagent.cli.wording import Json
 
 
 @click.group()
 def lease() -> None:
     """A share for a job, within what its user may have."""
-
-
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 
 
 @lease.command()
@@ -33,7 +29,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON for pro
 @click.option("--max-clients", type=options.Whole(min=1), help="Client processes at a time.")
 @click.option("--until", required=True, metavar="TIME", help='"2h", or a time like 2026-11-22T18:00:00Z.')
 @click.option("--name", help="What the batch system calls the job; a lease that has this name is replaced.")
-@_json
+@options.json
 @click.pass_obj
 def add(
     path: str, uid: int | None, cgroup: str | None, pid: int | None, threads: float | None, sms: int | None,
@@ -60,7 +56,7 @@ def add(
 
 
 @lease.command("list")
-@_json
+@options.json
 @click.pass_obj
 def listed(path: str, as_json: bool) -> None:
     """Leases that are in force."""
@@ -71,7 +67,7 @@ def listed(path: str, as_json: bool) -> None:
 @click.argument("number", type=options.Whole(min=1), required=False)
 @click.option("--cgroup", metavar="PATTERN", help="All leases of this cgroup, written as they were given.")
 @click.option("--name", help="The lease with this name.")
-@_json
+@options.json
 @click.pass_obj
 def end(path: str, number: int | None, cgroup: str | None, name: str | None, as_json: bool) -> None:
     """End a lease, or those of a cgroup, if any.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mpsagent.cli import ask, client
+from mpsagent.cli import ask, client, options
 
 if TYPE_CHECKING:
     from http.server import HTTPServer
@@ -27,7 +27,7 @@ PATIENCE = 5.0
 @click.option("--textfile", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write FILE (NAME.prom) for node_exporter's textfile collector, whole or not at all.")  # fmt: skip
 @click.option("--listen", metavar="[HOST:]PORT", help="Serve /metrics there until stopped; without HOST on loopback.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+@options.json
 @click.pass_obj
 def metrics(path: str, textfile: Path | None, listen: str | None, as_json: bool) -> None:
     """The metrics, as text for Prometheus.

@@ -9,6 +9,8 @@ import click
 from mpsagent.cli.ask import now
 from mpsagent.mps.units import parse_duration
 
+json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
 
 class Whole(click.IntRange):
     """click calls it "integer range", also where it says what is wrong with a word."""

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mpsagent.cli import wording
 from mpsagent.cli.ask import say
@@ -16,7 +15,6 @@ from mpsagent.mps.limits import Device
 from mpsagent.policy.origins import PolicyError
 from mpsagent.policy.policy import Policy
 
-Json = dict[str, Any]
 DIRECTORY = Path("/etc/mpsagent")
 GPU_DEADLINE = 10.0
 """Seconds for the GPUs to answer."""

@@ -10,7 +10,6 @@ import click
 from mpsagent.cli import ask, options, tables, wording
 from mpsagent.cli.ask import Json
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 SUMS = ("gpu", "waited", "longest", "clients", "left", "refused", "faults", "forced", "turns", "paused")
 USED = ("counted", "busy", "energy", "memory_used", "shared")
 SECONDS = frozenset({"gpu", "waited", "longest", "paused", "counted", "busy"})
@@ -28,7 +27,7 @@ OF_USE = ("gpu", "util", "energy", "waited", "clients", "faults")
 @click.option("--since", callback=options.moment, metavar="TIME", help='First day ("7d", 2026-11-01); 30 days in all.')
 @click.option("--until", callback=options.moment, metavar="TIME", help="Last day; today.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values; times in seconds.")
-@_json
+@options.json
 @click.pass_obj
 def report(
     path: str, by: str, job: str | None, since: float | None, until: float | None, as_csv: bool, as_json: bool

@@ -27,7 +27,7 @@ _out = click.Path(dir_okay=False, path_type=Path)
 def pictures(command: Any) -> Any:
     """The options of a verb that draws."""
     svg = click.option("--svg", type=_out, metavar="FILE", help="The picture; - for standard output.")
-    return svg(click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")(command))
+    return svg(options.json(command))
 
 
 @click.command()

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
 
-from mpsagent.cli.wording import many, safe
+from mpsagent.cli.wording import Json, many, safe
 from mpsagent.mps.units import duration_text, limits_words
 
-Json = dict[str, Any]
 NODE = {
     "control.started": "control", "control.ended": "control", "control.restart_ordered": "control",
     "drain.ordered": "control", "drain.resumed": "control", "gate.lost": "control", "agent.error": "control",

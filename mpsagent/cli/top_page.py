@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 from mpsagent.cli import tables, wording
 from mpsagent.cli.tables import cut
-from mpsagent.cli.wording import many, safe, size, user, utilization
+from mpsagent.cli.wording import Json, many, safe, size, user, utilization
 from mpsagent.mps.units import duration_text
 
-Json = dict[str, Any]
 KEYS = "↑↓ choose  s sort  r reverse  / filter  u users  k end client  q quit"
 
 

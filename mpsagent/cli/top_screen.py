@@ -10,17 +10,16 @@ import locale
 import os
 import time
 from contextlib import suppress
-from typing import Any
 
 from mpsagent.cli import ask, client
 from mpsagent.cli.tables import padded
 from mpsagent.cli.top_page import Line, View, page, rows
-from mpsagent.cli.wording import safe, user
+from mpsagent.cli.wording import Json, safe, user
 
-Json = dict[str, Any]
 ANSWER = 3.0
 """Seconds that an answer is waited for; keys wait as long."""
 _ESCAPE = "\x1b"
+_MOVES = (curses.KEY_UP, curses.KEY_DOWN, curses.KEY_PPAGE, curses.KEY_NPAGE, curses.KEY_HOME, curses.KEY_END)
 _COLOURS = {"bad": curses.COLOR_RED, "warn": curses.COLOR_YELLOW}
 
 
@@ -102,14 +101,7 @@ class Screen:
             self._answered(key)
         elif key in ("q", "Q"):
             return True
-        elif key in (
-            curses.KEY_UP,
-            curses.KEY_DOWN,
-            curses.KEY_PPAGE,
-            curses.KEY_NPAGE,
-            curses.KEY_HOME,
-            curses.KEY_END,
-        ):
+        elif key in _MOVES:
             self._move(int(key), height)
         elif key in ("s", "S"):
             step = 1 if key == "s" else -1

@@ -16,7 +16,6 @@ from mpsagent.cli import ask, client, options, pages
 from mpsagent.cli.ask import UNHEALTHY, USAGE
 from mpsagent.cli.late import Late
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 _instance = click.option("--instance", metavar="NAME", help="Only this instance of MPS, where there are several.")
 _LATE = {"bench": "bench", "lease": "lease", "metrics": "metrics",
          "replay": "replay", "report": "report", "run": "run", "timeline": "timeline"}  # fmt: skip
@@ -45,7 +44,7 @@ def cli(ctx: click.Context, path: str) -> None:
 
 
 @cli.command()
-@_json
+@options.json
 @click.pass_obj
 def status(path: str, as_json: bool) -> None:
     """Who has the GPU, who waits and why, and what needs you."""
@@ -53,7 +52,7 @@ def status(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@_json
+@options.json
 @click.pass_obj
 def probe(path: str, as_json: bool) -> None:
     """Whether all is well, within 2 seconds.
@@ -66,7 +65,7 @@ def probe(path: str, as_json: bool) -> None:
 
 @cli.command()
 @click.option("--strict", is_flag=True, help="Warnings count as problems.")
-@_json
+@options.json
 @click.pass_obj
 def doctor(path: str, strict: bool, as_json: bool) -> None:
     """Look for what goes wrong in practice, and say how to mend it.
@@ -82,7 +81,7 @@ def doctor(path: str, strict: bool, as_json: bool) -> None:
 @cli.command()
 @click.option("--every", type=options.Number(0.2, 3600), default=2.0, show_default=True, metavar="SECONDS",
               help="How often to look again.")  # fmt: skip
-@_json
+@options.json
 @click.pass_obj
 def top(path: str, every: float, as_json: bool) -> None:
     """Clients, users and who waits, live; ends a client on request.
@@ -94,7 +93,7 @@ def top(path: str, every: float, as_json: bool) -> None:
 
 
 @cli.command()
-@_json
+@options.json
 @click.pass_obj
 def servers(path: str, as_json: bool) -> None:
     """MPS servers, their users and limits."""
@@ -102,7 +101,7 @@ def servers(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@_json
+@options.json
 @click.pass_obj
 def clients(path: str, as_json: bool) -> None:
     """Processes that use or wait for the GPU through MPS."""
@@ -110,7 +109,7 @@ def clients(path: str, as_json: bool) -> None:
 
 
 @cli.command()
-@_json
+@options.json
 @click.pass_obj
 def queue(path: str, as_json: bool) -> None:
     """Who waits for the GPU, in order, why, and until when.
@@ -130,7 +129,7 @@ def queue(path: str, as_json: bool) -> None:
               help='"2d" for two days ago, 2026-11-22, "2026-11-22 08:00"; or after a cursor: 1234.')  # fmt: skip
 @click.option("--until", callback=options.moment, metavar="TIME", help="Before this time.")
 @click.option("-n", "--lines", type=options.Whole(1, 1000), help="How many at most (20, or 1000 with one of these).")
-@_json
+@options.json
 @click.pass_obj
 def events(
     path: str, user: str | None, follow: bool, pid: int | None, kind: str | None,
@@ -162,7 +161,7 @@ def policy() -> None:
 @click.option("--strict", is_flag=True, help="Warnings count as mistakes.")
 @click.option("--devices", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="The GPUs to compare with, as JSON, instead of this machine's.")  # fmt: skip
-@_json
+@options.json
 def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: bool) -> None:
     """Every mistake in policy files, with its place and a hint.
 
@@ -175,7 +174,7 @@ def check(files: tuple[Path, ...], strict: bool, devices: Path | None, as_json: 
 
 
 @policy.command("show")
-@_json
+@options.json
 @click.pass_obj
 def policy_show(path: str, as_json: bool) -> None:
     """The policy that is in force."""
@@ -187,7 +186,7 @@ def policy_show(path: str, as_json: bool) -> None:
 
 
 @policy.command("diff")
-@_json
+@options.json
 @click.pass_obj
 def policy_diff(path: str, as_json: bool) -> None:
     """What a reload would change, and for whom. For root and the admin group.
@@ -205,7 +204,7 @@ def policy_diff(path: str, as_json: bool) -> None:
 @policy.command()
 @click.argument("user")
 @click.option("--cgroup", metavar="PATH", help="And to a process of the user's in this cgroup.")
-@_json
+@options.json
 @click.pass_obj
 def explain(path: str, user: str, cgroup: str | None, as_json: bool) -> None:
     """What applies to USER (name or uid), and which line says so.
@@ -241,7 +240,7 @@ def one_client() -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be done.")
 @click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
 @click.option("--deadline", metavar="SPAN", callback=options.span, help='Wait at most so long ("20s"; 2m).')
-@_json
+@options.json
 @click.pass_obj
 def terminate(path: str, pid: int | None, job: str | None, cgroup: str | None, mine: bool, now: bool, dry_run: bool,
               no_wait: bool, deadline: float | None, as_json: bool) -> None:  # fmt: skip
@@ -271,7 +270,7 @@ def terminate(path: str, pid: int | None, job: str | None, cgroup: str | None, m
 @click.option("--timeout", metavar="SPAN", callback=options.span,
               help='End what still runs after this long ("10m"); else wait for it.')  # fmt: skip
 @_instance
-@_json
+@options.json
 @click.pass_obj
 def drain(path: str, timeout: float | None, instance: str | None, as_json: bool) -> None:
     """Let nothing new in, for maintenance. Who comes waits at the gate; `resume` lets them in at once."""
@@ -280,7 +279,7 @@ def drain(path: str, timeout: float | None, instance: str | None, as_json: bool)
 
 @cli.command()
 @_instance
-@_json
+@options.json
 @click.pass_obj
 def resume(path: str, instance: str | None, as_json: bool) -> None:
     """End a drain."""
@@ -294,7 +293,7 @@ def resume(path: str, instance: str | None, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say whose work would be lost.")
 @click.option("--no-wait", is_flag=True, help="Do not wait to say what became of it.")
 @_instance
-@_json
+@options.json
 @click.pass_obj
 def restart(
     path: str, timeout: float | None, yes: bool, dry_run: bool, no_wait: bool, instance: str | None, as_json: bool
@@ -322,7 +321,7 @@ def restart(
 
 
 @cli.command()
-@_json
+@options.json
 @click.pass_obj
 def reload(path: str, as_json: bool) -> None:
     """Read the policy again; a bad one leaves the old one in force."""

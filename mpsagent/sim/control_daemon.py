@@ -7,7 +7,9 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import NoReturn
 
 from mpsagent.sim import gpu, limits, rendezvous, server, texts, wire
@@ -392,6 +394,11 @@ def _tell(daemon: Daemon, reply: str | None) -> None:
         daemon.say(*reply.split(";"))
 
 
+def _forward(question: str, daemon: Daemon, words: list[str]) -> None:
+    if found := _find(daemon, words):
+        _tell(daemon, found.ask(question))
+
+
 def _device_rows(daemon: Daemon, csv: bool) -> list[str]:
     if csv:
         rows = [f"{at},{device.pci},{device.uuid},{gpu.NAME},N/A" for at, device in enumerate(daemon.devices)]
@@ -421,16 +428,6 @@ def execute(daemon: Daemon, command: str, ui: Session) -> None:
 def get_server_list(daemon: Daemon, words: list[str]) -> None:
     if daemon.servers:
         daemon.say(*[str(pid) for pid in daemon.servers])
-
-
-def get_server_status(daemon: Daemon, words: list[str]) -> None:
-    if found := _find(daemon, words):
-        _tell(daemon, found.ask("STATUS"))
-
-
-def get_client_list(daemon: Daemon, words: list[str]) -> None:
-    if found := _find(daemon, words):
-        _tell(daemon, found.ask("CLIENTS"))
 
 
 def get_device_client_list(daemon: Daemon, words: list[str]) -> None:
@@ -489,11 +486,6 @@ def set_active_thread_percentage(daemon: Daemon, words: list[str]) -> None:
             _tell(daemon, found.ask("GET_PERCENTAGE"))
         else:
             _tell(daemon, found.ask(f"SET_PERCENTAGE {value}"))
-
-
-def get_active_thread_percentage(daemon: Daemon, words: list[str]) -> None:
-    if found := _find(daemon, words):
-        _tell(daemon, found.ask("GET_PERCENTAGE"))
 
 
 def set_default_device_pinned_mem_limit(daemon: Daemon, words: list[str]) -> None:
@@ -571,16 +563,16 @@ def leave(daemon: Daemon, words: list[str]) -> None:
     daemon.quit(timeout)
 
 
-_COMMANDS = {
+_COMMANDS: dict[str, Callable[[Daemon, list[str]], None]] = {
     "get_server_list": get_server_list,
-    "get_server_status": get_server_status,
-    "get_client_list": get_client_list,
+    "get_server_status": partial(_forward, "STATUS"),
+    "get_client_list": partial(_forward, "CLIENTS"),
     "get_device_client_list": get_device_client_list,
     "ps": ps,
     "set_default_active_thread_percentage": set_default_active_thread_percentage,
     "get_default_active_thread_percentage": get_default_active_thread_percentage,
     "set_active_thread_percentage": set_active_thread_percentage,
-    "get_active_thread_percentage": get_active_thread_percentage,
+    "get_active_thread_percentage": partial(_forward, "GET_PERCENTAGE"),
     "set_default_device_pinned_mem_limit": set_default_device_pinned_mem_limit,
     "get_default_device_pinned_mem_limit": get_default_device_pinned_mem_limit,
     "set_device_pinned_mem_limit": set_device_pinned_mem_limit,
