@@ -14,8 +14,9 @@ from typing import NamedTuple
 from mpsagent.mps.events import ControlStarted, Line
 from mpsagent.mps.loglines import LogParser
 from mpsagent.mps.skim import Skimmer
-from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, line_near_end, open_log
+from mpsagent.system.logfiles import START_MARKER, STEP, Position, find_start, find_time, line_near_end
 from mpsagent.system.processes import parent
+from mpsagent.system.whole_file import opened
 
 CONTROL_MOST, SERVER_MOST = 256 << 20, 32 << 20
 """Bytes from the end of each log that are read at most: a log that nobody rotates, or a file with a hole, must not hold
@@ -84,7 +85,7 @@ def _time(event: Line) -> float:
 
 def _open(path: str) -> int | None:
     try:
-        return open_log(path)[0]
+        return opened(path)
     except OSError:  # the follower reports it
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,11 +39,7 @@ def install(path: str, wanted: str) -> str | None:
 
 
 def _has(place: Path, wanted: bytes) -> bool:
-    """No more is read than that takes, and neither a link nor a FIFO is followed or waited for."""
-    with suppress(OSError):
-        fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            return os.read(fd, len(wanted) + 1) == wanted
-        finally:
-            os.close(fd)
+    """No more is read than that takes."""
+    with suppress(OSError), open(whole_file.opened(place), "rb") as file:
+        return file.read(len(wanted) + 1) == wanted
     return False

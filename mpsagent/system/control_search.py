@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import stat
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from mpsagent.system.control import (
 )
 from mpsagent.system.processes import Process, ids, parent
 from mpsagent.system.threads import in_thread
+from mpsagent.system.whole_file import opened
 
 PROOF_DEADLINE = 2.0
 """Seconds: reading another process's command line waits for its memory map, which a dying process may hold."""
@@ -96,19 +96,10 @@ class _Daemon:
 
 def read_pid_file(pipe_directory: str) -> int | None:
     """The number in the pid file: a hint."""
-    try:
-        fd = os.open(Path(pipe_directory, PID_FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        text = os.read(fd, 32).strip()
+    with suppress(OSError), open(opened(f"{pipe_directory}/{PID_FILE}"), "rb") as file:
+        text = file.read(32).strip()
         return int(text) if text.isdigit() and len(text) < 11 else None
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    return None
 
 
 async def prove(pid: int, pipe_directory: str, how: str, program: str = PROGRAM) -> Running | Problem:

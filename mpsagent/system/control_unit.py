@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mpsagent.system import whole_file
 from mpsagent.system.control import (
@@ -50,26 +50,28 @@ class UnitState(NamedTuple):
     job: bool = False
 
 
-class Systemd(Protocol):
-    """What is asked of systemd; blocking."""
-
-    def start(self, unit: str) -> None: ...
-
-    def state(self, unit: str) -> UnitState: ...
-
-
 class SystemBus:
-    """systemd over the system bus, one connection for each call: a broken one is never met again. Raises whatever
-    pystemd raises."""
+    """systemd over the system bus, one connection for each call: a broken one is never met again. Blocks, and raises
+    whatever pystemd raises."""
+
+    def call(self, method: str, *arguments: bytes) -> None:
+        """Of systemd's manager."""
+        from pystemd.dbuslib import DBus
+        from pystemd.systemd1 import Manager
+
+        with DBus() as bus:
+            getattr(Manager(bus=bus, _autoload=True).Manager, method)(*arguments)
 
     def start(self, unit: str) -> None:
-        with _objects() as (manager, _):
-            with suppress(Exception):  # it says so when the unit had not failed
-                manager.Manager.ResetFailedUnit(unit.encode())
-            manager.Manager.StartUnit(unit.encode(), b"replace")
+        self.forget_failure(unit)
+        self.call("StartUnit", unit.encode(), b"replace")
+
+    def forget_failure(self, unit: str) -> None:
+        with suppress(Exception):  # it says so when the unit had not failed
+            self.call("ResetFailedUnit", unit.encode())
 
     def state(self, unit: str) -> UnitState:
-        with _objects(unit) as (_, found):
+        with units(unit) as (found,):
             job = found.Unit.Job[0] != 0  # before the state: it may end in between, and then the state is new
             load, active = text_of(found.Unit.LoadState), text_of(found.Unit.ActiveState)
             if load != "loaded":
@@ -81,16 +83,13 @@ class SystemBus:
 
 
 @contextmanager
-def _objects(unit: str | None = None) -> Iterator[tuple[Any, Any]]:
-    """systemd's manager, and a unit if one is named."""
+def units(*names: str) -> Iterator[list[Any]]:
+    """As systemd has them."""
     from pystemd.dbuslib import DBus
-    from pystemd.systemd1 import Manager, Unit
+    from pystemd.systemd1 import Unit
 
     with DBus() as bus:
-        if unit is None:
-            yield Manager(bus=bus, _autoload=True), None
-        else:
-            yield None, Unit(unit.encode(), bus=bus, _autoload=True)
+        yield [Unit(name.encode(), bus=bus, _autoload=True) for name in names]
 
 
 class ControlUnit(ControlSupervisor):
@@ -104,7 +103,7 @@ class ControlUnit(ControlSupervisor):
         *,
         program: str = PROGRAM,
         run_directory: str = RUN_DIRECTORY,
-        systemd: Systemd | None = None,
+        systemd: SystemBus | None = None,
     ) -> None:
         super().__init__(on_gone)
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):

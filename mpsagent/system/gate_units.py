@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from mpsagent.system.control_unit import CALL_DEADLINE, STEP, reason, text_of
+from mpsagent.system.control_unit import CALL_DEADLINE, STEP, SystemBus, reason, text_of, units
 from mpsagent.system.directories import Directories
 from mpsagent.system.threads import in_thread
 
@@ -31,28 +30,11 @@ class GateState(NamedTuple):
     job: bool = False
 
 
-class GateBus(Protocol):
-    """What is asked of systemd; blocking."""
+class GateBus(SystemBus):
+    """What is asked of systemd about the two."""
 
-    def state(self) -> GateState: ...
-
-    def reload(self) -> None: ...
-
-    def start(self) -> None: ...
-
-    def restart(self) -> None: ...
-
-
-class SystemGateBus:
-    """Over the system bus, one connection for each call. Raises whatever pystemd raises."""
-
-    def state(self) -> GateState:
-        from pystemd.dbuslib import DBus
-        from pystemd.systemd1 import Unit
-
-        with DBus() as bus:
-            socket = Unit(SOCKET.encode(), bus=bus, _autoload=True)
-            service = Unit(SERVICE.encode(), bus=bus, _autoload=True)
+    def both(self) -> GateState:
+        with units(SOCKET, SERVICE) as (socket, service):
             job = any(unit.Unit.Job[0] for unit in (socket, service))  # first: it may end meanwhile
             listen = [text_of(path) for _, path in socket.Socket.Listen] if _loaded(socket) else []
             environment = tuple(map(text_of, service.Service.Environment)) if _loaded(service) else ()
@@ -60,32 +42,23 @@ class SystemGateBus:
             return GateState(*active, listen[0] if listen else "", environment, job)
 
     def reload(self) -> None:
-        self._manager("Reload")
+        self.call("Reload")
 
-    def start(self) -> None:
-        for unit in (SOCKET, SERVICE):
-            with suppress(Exception):  # it says so when the unit had not failed
-                self._manager("ResetFailedUnit", unit.encode())
-        self._manager("StartUnit", SERVICE.encode(), b"replace")
+    def begin(self) -> None:
+        self.forget_failure(SOCKET)
+        self.start(SERVICE)
 
     def restart(self) -> None:
         """The service requires the socket, so it is restarted with it; who waits stays in systemd's store."""
-        self._manager("RestartUnit", SOCKET.encode(), b"replace")
-        self._manager("StartUnit", SERVICE.encode(), b"replace")
-
-    def _manager(self, method: str, *arguments: bytes) -> None:
-        from pystemd.dbuslib import DBus
-        from pystemd.systemd1 import Manager
-
-        with DBus() as bus:
-            getattr(Manager(bus=bus, _autoload=True).Manager, method)(*arguments)
+        self.call("RestartUnit", SOCKET.encode(), b"replace")
+        self.call("StartUnit", SERVICE.encode(), b"replace")
 
 
 class GateUnits:
     """Nothing here raises or blocks the loop."""
 
     def __init__(self, bus: GateBus | None = None) -> None:
-        self._bus = bus or SystemGateBus()
+        self._bus = bus or GateBus()
 
     async def ensure(self, where: Directories) -> str | None:
         """The gate's units listen, for these directories. None, or why they do not, in words."""
@@ -106,7 +79,7 @@ class GateUnits:
             )
         if state.listens and not _fits(state, where):
             await in_thread(self._bus.reload, deadline=DEADLINE)  # mpsagent-generator reads the policy again
-            state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+            state = await in_thread(self._bus.both, deadline=CALL_DEADLINE)
             if not _fits(state, where):
                 return (
                     f"{SOCKET} listens on {state.listens}, the policy says {where.public}: is there a drop-in of "
@@ -114,7 +87,7 @@ class GateUnits:
                 )
             await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
         elif state.socket == "failed":
-            await in_thread(self._bus.start, deadline=CALL_DEADLINE)
+            await in_thread(self._bus.begin, deadline=CALL_DEADLINE)
         elif not await in_thread(os.path.lexists, state.listens, deadline=CALL_DEADLINE):  # removed by hand
             await in_thread(self._bus.restart, deadline=CALL_DEADLINE)
         else:  # a service that does not run is started by the next client, or by systemd's Restart=
@@ -130,7 +103,7 @@ class GateUnits:
     async def _settled(self) -> GateState:
         """Waits while a unit is on its way from one state to another, or is to go."""
         while True:
-            state = await in_thread(self._bus.state, deadline=CALL_DEADLINE)
+            state = await in_thread(self._bus.both, deadline=CALL_DEADLINE)
             if not (state.job or state.socket.endswith("ing") or state.service.endswith("ing")):
                 return state
             await asyncio.sleep(STEP)

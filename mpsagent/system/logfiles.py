@@ -9,10 +9,8 @@ symbolic links, bounded steps.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import re
-import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +20,7 @@ from asyncinotify import Inotify, Mask
 
 from mpsagent.system import log_heads
 from mpsagent.system.threads import in_thread
+from mpsagent.system.whole_file import opened
 
 STEP = 64 << 10
 """Bytes read before the loop gets its turn: some 600 lines, 15 ms with their records."""
@@ -142,13 +141,14 @@ class LogFollower:
         """Begins. What is there already is delivered in steps, beginning before this returns."""
         self._loop = asyncio.get_running_loop()
         with suppress(OSError):  # whatever is wrong now is found again, and reported, by the first look
-            fd, status = open_log(self.path)
+            fd = opened(self.path)
             try:
                 offset = await in_thread(self._first, fd, deadline=FIRST) if self._first is not None else 0
             except BaseException:
                 os.close(fd)
                 raise
-            self._files.append(_File(fd, status, min(offset or 0, os.fstat(fd).st_size)))
+            status = os.fstat(fd)
+            self._files.append(_File(fd, status, min(offset or 0, status.st_size)))
         if not self._closed:
             self._look()
         elif self._files:
@@ -208,7 +208,8 @@ class LogFollower:
         if self._files and (status.st_dev, status.st_ino) == (self._files[-1].device, self._files[-1].inode):
             return
         with suppress(FileNotFoundError):
-            fd, status = open_log(self.path)
+            fd = opened(self.path)
+            status = os.fstat(fd)
             for file in self._files:  # an older one was moved back
                 if (file.device, file.inode) == (status.st_dev, status.st_ino):
                     os.close(fd)
@@ -342,21 +343,6 @@ class LogFollower:
             self._on_problem(f"{self.path} (an older file, inode {file.inode}): {error.strerror}")
         finally:
             os.close(file.fd)
-
-
-def open_log(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
-    """Opens a regular file for reading. Raises OSError; for a symbolic link, a FIFO or a device too."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "is a symbolic link; MPS writes a regular file. Remove it", str(path)) from None
-        raise
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is not a regular file. Remove it", str(path))
-    return fd, status
 
 
 # --- where to begin --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from mpsagent.system import whole_file
-from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus, Systemd
+from mpsagent.system.control_unit import RUN_DIRECTORY, SystemBus
 from mpsagent.system.processes import start_time
 from mpsagent.system.spawn import run_program
 from mpsagent.system.threads import in_thread
@@ -39,7 +39,7 @@ class Terminals:
     _waiting: ClassVar[dict[int, tuple[asyncio.Lock, int]]] = {}
     """Of each user: who writes, and how many lines there are."""
 
-    def __init__(self, *, unit: bool, systemd: Systemd | None = None, run_directory: str = RUN_DIRECTORY) -> None:
+    def __init__(self, *, unit: bool, systemd: SystemBus | None = None, run_directory: str = RUN_DIRECTORY) -> None:
         self._systemd = systemd or SystemBus() if unit else None
         self._directory = Path(run_directory, "tell")
 
@@ -76,7 +76,7 @@ def _environment() -> Mapping[str, str]:
     return {"PATH": os.defpath, "LANG": "C.UTF-8", **kept}
 
 
-def _by_unit(systemd: Systemd, directory: Path, uid: int, words: bytes) -> str | None:
+def _by_unit(systemd: SystemBus, directory: Path, uid: int, words: bytes) -> str | None:
     unit, file = f"mpsagent-tell@{uid}.service", directory / str(uid)
     directory.mkdir(mode=0o700, exist_ok=True)
     whole_file.write(file, words)

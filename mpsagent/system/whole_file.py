@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -32,12 +33,24 @@ def write(path: Path, content: str | bytes, mode: int = 0o600, *, lasting: bool 
             os.close(directory)
 
 
+def opened(path: str | os.PathLike[str]) -> int:
+    """A descriptor of a plain file, to read: no link is followed, no FIFO or device waited for. Raises OSError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a symbolic link, not a plain file. Remove it", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is not a plain file. Remove it", str(path))
+    return fd
+
+
 def read(path: Path, largest: int) -> bytes:
-    """Of ours or root's. No link is followed, no FIFO waited for. Raises OSError, and ValueError with what is wrong."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    """Of ours or root's. Raises OSError as :func:`opened`, and ValueError with what is wrong."""
+    with open(opened(path), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("it is not a plain file")
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             mode = stat.S_IMODE(status.st_mode)
             raise ValueError(f"others could have written it (owner {status.st_uid}, mode {mode:04o})")

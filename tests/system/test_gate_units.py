@@ -27,7 +27,7 @@ class Bus:
         self.hang = 0.0
         self.queued = 0
 
-    def state(self) -> GateState:
+    def both(self) -> GateState:
         time.sleep(self.hang)
         if self.queued:
             self.queued -= 1
@@ -39,7 +39,7 @@ class Bus:
         if self.after_reload:
             self.listens, self.hidden = f"{THERE.public}/control", THERE.hidden
 
-    def start(self) -> None:
+    def begin(self) -> None:
         self.calls.append("start")
         self.active = self.after_start
 
