@@ -58,11 +58,12 @@ class Account:
         self._paid: dict[int, float] = {}
         self._paid_all = float("-inf")
 
-    def charge(self, uid: int, size: float, now: float) -> None:
+    def charge(self, uid: int, size: float, now: float, *, longest: float = float("inf")) -> None:
+        """``longest``: seconds in which all is paid."""
         rates = self._rates
         if len(self._paid) >= MOST_REMEMBERED and uid not in self._paid:
             self._paid = {one: paid for one, paid in self._paid.items() if paid > now}
-        self._paid[uid] = max(self._paid.get(uid, now), now) + size / rates.rate
+        self._paid[uid] = min(now + longest, max(self._paid.get(uid, now), now) + size / rates.rate)
         self._paid_all = max(self._paid_all, now) + size / rates.rate_all
 
     def free_from(self, uid: int) -> float:

@@ -18,7 +18,7 @@ MOST_HELD = 8192
 MOST_HELD_OF_A_USER = 1024
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
-OWES_FROM, OWES = 1.0, 9.0
+OWES_FROM, OWES = 1.0, Rates(rate=1 / 9, burst=0.0)
 """Seconds for which a client may take MPS up with its hand-over and fail; beyond it its user waits so many times as
 long before the next one, where others could be handed over. So one user has a tenth of MPS's time for it at most. For
 one that lives twice as long each time, until ``FORGIVEN`` seconds have passed without one."""
@@ -66,14 +66,6 @@ class Held:
         self.not_before = now + self.pause
 
 
-@dataclass(frozen=True, slots=True)
-class _Owed:
-    """``until``: when what a user's lost hand-overs have taken up is paid; ``times``: how often one that lived was."""
-
-    until: float
-    times: int = 0
-
-
 @dataclass(slots=True)
 class _Line:
     """One user's connections in order of arrival: those of known processes apart, because they go first."""
@@ -96,8 +88,9 @@ class Queue:
         self._known: dict[Process, KnownProcess] = {}
         self._own: dict[Process, str] = {}
         """Processes that were, or are being, handed over with limits of their own, and their jobs."""
-        self._owes: dict[int, _Owed] = {}
-        self._slow, self._alone = Account(SLOW), Account(ALONE)
+        self._owes, self._slow, self._alone = Account(OWES), Account(SLOW), Account(ALONE)
+        self._lived: dict[int, int] = {}
+        """By user, how often a client was lost so that lived."""
         self._rests: dict[tuple[str, int], tuple[float, float]] = {}
         """By instance and user: until when none of this user's is handed over there, and how long that is in all."""
         self.slowed: dict[tuple[str, int], float] = {}
@@ -291,19 +284,16 @@ class Queue:
             if lost or seconds >= SLOW_FROM:
                 self._slow.charge(uid, seconds, now)
             return
-        if len(self._owes) >= MOST_REMEMBERED:
-            self._owes = {one: owed for one, owed in self._owes.items() if owed.until > now}
-        owed = self._owes.get(uid, _Owed(now))
-        if owed.until <= now:  # paid
-            owed = _Owed(now, owed.times if owed.until + FORGIVEN > now else 0)
-        pause = OWES * seconds * (2**owed.times if lives else 1)
-        self._owes[uid] = _Owed(min(owed.until + pause, now + LONGEST_OWED), min(9, owed.times + lives))
+        if len(self._lived) >= MOST_REMEMBERED:
+            self._lived = {one: count for one, count in self._lived.items() if self._owes.free_from(one) > now}
+        lived = self._lived.get(uid, 0) if self._owes.free_from(uid) + FORGIVEN > now else 0
+        self._owes.charge(uid, seconds * (2**lived if lives else 1), now, longest=LONGEST_OWED)
+        self._lived[uid] = min(9, lived + lives)
 
     def _owed_until(self, uid: int, several: bool) -> float:
         if not several:
             return self._alone.free_from(uid)
-        owed = self._owes.get(uid)
-        return max(self._slow.free_from(uid), 0.0 if owed is None else owed.until)
+        return max(self._slow.free_from(uid), self._owes.free_from(uid))
 
     def newly_slowed(self, instance: str, now: float) -> list[tuple[int, float]]:
         """Users whom :meth:`choose` has passed over there for what they owe, and until when; each once."""
