@@ -9,14 +9,17 @@ import re
 import shlex
 import subprocess
 import textwrap
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import pytest
 
 from mpsagent.cli.verbs import cli
 from mpsagent.policy.files import load
+from mpsagent.policy.keys import KEYS
 from tests import recordings
 from tests.nvidia import page
 
@@ -308,3 +311,55 @@ def test_commands_that_there_are_not_are_found() -> None:
     assert complaint("client kill 7") == "no command kill"
     assert complaint("report --by user --weekly") == "no option --weekly"
     assert complaint('client terminate "$(pgrep x)"') == complaint("policy diff || true") == complaint("top") == ""
+
+
+def shown(*pages: Path) -> str:
+    """Everything that is in a block of these pages; of a page of the manual, its displayed lines."""
+    return "\n".join(
+        "\n".join(re.findall(r"^\.Dl (.*)$", text, re.MULTILINE)) if page.suffix == ".1"
+        else "\n".join(one.text for one in examples(text))
+        for page in pages for text in [page.read_text(encoding="utf-8")]
+    )  # fmt: skip
+
+
+def test_every_key_has_an_example() -> None:
+    """In its section, on the page that mpsagent-policy(5) is made of."""
+
+    def paths(values: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
+        for name, one in values.items():
+            yield (*before, name)
+            yield from paths(one, *before, name) if isinstance(one, dict) else ()
+
+    blocks = examples((ROOT / "docs/policy.md").read_text(encoding="utf-8"))
+    found = {("", *path) for one in blocks if one.kind == "toml" for path in paths(tomllib.loads(one.text))}
+    found |= {("", "limits", *path[3:]) for path in found if path[1] in ("group", "user", "cgroup")}
+    have = {(path[at], path[-1]) for path in found for at in (1, -2)} | found
+    assert {(key.section, key.name) for key in KEYS} - have == set()
+
+
+MANUAL = ROOT / "packaging/man/mpsagent-cli.1"
+
+
+def test_every_verb_has_an_example_and_the_manuals_are_right() -> None:
+    def verbs(at: click.Group, *before: str) -> Iterator[str]:
+        context = click.Context(at)
+        for name in at.list_commands(context):
+            one = at.get_command(context, name)
+            if isinstance(one, click.Group):
+                yield from verbs(one, *before, name)
+            else:
+                yield " ".join([*before, name])
+
+    text = shown(MANUAL, *(ROOT / "docs").glob("*.md"), ROOT / "README.md")
+    assert [one for one in verbs(cli) if not re.search(rf"mpsagent-cli {one}\b", text)] == []
+    commands = re.findall(r"mpsagent-cli ([a-z].*)$", shown(MANUAL), re.MULTILINE)
+    assert len(commands) > 10
+    assert [f"{one}: {said}" for one in commands if (said := complaint(one))] == []
+
+
+def test_every_label_of_a_metric_has_an_example() -> None:
+    text = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    named = {label for group in re.findall(r"mpsagent_\w+\{([\w,]+)\}", text) for label in group.split(",")}
+    assert {"user", "job", "pod", "namespace", "outcome", "uuid"} <= named
+    blocks = "\n".join(one.text for one in examples(text))
+    assert [one for one in [*named, "mps_instance"] if not re.search(rf"[{{(, ]{one}[=),]", blocks)] == []
