@@ -12,10 +12,10 @@ from mpsagent.agent.settings import Settings
 from mpsagent.policy.files import load
 from mpsagent.policy.origins import Origin, PolicyError, Setting
 from mpsagent.policy.policy import Policy
-from mpsagent.system import generator, whole_file
-from mpsagent.system.generator import Places, places
+from mpsagent.system import whole_file
 from mpsagent.system.policy_files import Texts, read_policy_files
 from mpsagent.system.threads import in_thread
+from mpsagent.system.unit_places import Places, places
 from mpsagent.system.unsupported import compute_modes, unsupported
 
 LAST = "last-policy.json"
@@ -74,7 +74,7 @@ async def closed(settings: Settings) -> Policy:
     MPS, and the units of gate and control daemon are there too."""
     where = Places()
     with suppress(Exception):
-        where = places(await in_thread(generator.read, settings.policy, deadline=5.0))
+        where = places([text for _, text in (await read_policy_files(settings.policy, deadline=5.0))[0]])
     access = Setting("deny", Origin("limits.access", settings.policy, 0))
     return Policy(
         {("limits", "access"): access}, instance=where.instance, pipe_directory=where.public, log_directory=where.log,

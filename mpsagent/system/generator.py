@@ -9,74 +9,17 @@ fails: a policy that it cannot read leaves the defaults, and the agent says what
 from __future__ import annotations
 
 import os
-import re
 import stat
 import sys
-import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from mpsagent.policy.parse import SHARED
+from mpsagent.system.unit_places import Places, places
 
 POLICY = "/etc/mpsagent/policy.toml"
-RUN = "/run/mpsagent"
 PREPARE = "/usr/lib/mpsagent/mpsagent-directories"
 DROP_IN = "50-policy.conf"
 LARGEST = 256 << 10
 _HEAD = "# Written by mpsagent-generator from {policy}.\n"
-
-
-class Places(NamedTuple):
-    """What the units need to know of the policy: ``instance``, ``log`` and ``control`` are those of the first instance;
-    ``logs`` the log directories of the others that are not below the default one."""
-
-    instance: str = "default"
-    public: str = "/tmp/nvidia-mps"
-    log: str = "/var/log/nvidia-mps"
-    control: str = "nvidia-cuda-mps-control"
-    admins: str = "mpsagent-admin"
-    logs: tuple[str, ...] = ()
-
-    @property
-    def hidden(self) -> str:
-        return f"{RUN}/instances/{self.instance}/pipe"
-
-
-def places(texts: list[str]) -> Places:
-    """From the texts of the policy files, later ones over earlier ones. What is missing or unfit for a unit file has
-    its default. Pure, never raises."""
-    found: dict[str, Any] = {}
-    sections: dict[str, dict[str, Any]] = {}
-    for text in texts:
-        try:
-            table: Any = tomllib.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        agent, instances = table.get("agent"), table.get("instance")
-        if isinstance(agent, dict) and _name(agent.get("admin_group")):
-            found["admins"] = agent["admin_group"]
-        for name, values in instances.items() if isinstance(instances, dict) else ():
-            if isinstance(values, dict) and re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", name):
-                sections.setdefault(name, {}).update(values)
-    for number, (name, values) in enumerate(sections.items()):
-        each, log = values.get("devices") == ["each"], values.get("log_directory")
-        log = log if _plain(log) else None
-        if _plain(values.get("pipe_directory")):
-            found["public"] = values["pipe_directory"]
-        if number:
-            found["logs"] = (*found.get("logs", ()), *([log] if log is not None else []))
-            continue
-        found["instance"] = f"{name}0" if each else name
-        if each and log is not None:
-            log = f"{log}/0"
-        if log is not None:
-            found["log"] = log
-        elif each or len(sections) > 1:
-            found["log"] = f"{Places().log}/{found['instance']}"
-        program = values.get("control_program")
-        if isinstance(program, str) and (_plain(program) or _name(program)):
-            found["control"] = program
-    return Places(**found)
 
 
 def drop_ins(where: Places, policy: str = POLICY) -> dict[str, str]:
@@ -133,17 +76,6 @@ def main(policy: str = POLICY) -> int:
 def _trusted(status: os.stat_result) -> bool:
     others = stat.S_IWOTH | (stat.S_IWGRP if status.st_gid not in (0, os.getegid()) else 0)
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
-
-
-def _name(value: Any) -> bool:
-    """Of a group, or of a program on PATH."""
-    return isinstance(value, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}", value) is not None
-
-
-def _plain(value: Any) -> bool:
-    """An absolute path without anything that a unit file would read in another way."""
-    fit = isinstance(value, str) and re.fullmatch(r"(/[A-Za-z0-9_.+@-]+)+", value) is not None and ".." not in value
-    return fit and value not in SHARED
 
 
 if __name__ == "__main__":

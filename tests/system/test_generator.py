@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mpsagent.system import generator
-from mpsagent.system.generator import Places, drop_ins, places
+from mpsagent.system.generator import drop_ins
+from mpsagent.system.unit_places import Places, places
 
 DEFAULT = Places()
 
