@@ -8,6 +8,7 @@ its own mount namespace: a container's /run/mpsagent is another one than ours.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 from collections.abc import Collection
@@ -50,11 +51,12 @@ class Foreign:
     """Its mount namespace, where that can be read."""
     elsewhere: bool
     """In another mount namespace than the agent and the host: a container's."""
+    later: str = ""
 
     def text(self) -> str:
         where = f"on {self.pipe_directory}" if self.pipe_directory else "on a directory that cannot be seen"
         whose = f", in another mount namespace ({self.namespace}): a container's" if self.elsewhere else ""
-        return f"control daemon {self.pid} of uid {self.uid} {where}{whose}"
+        return f"control daemon {self.pid} of uid {self.uid} {where}{whose}{self.later and f', with {self.later}'}"
 
     def of_instance(self, place: Path) -> str | None:
         """The name of the instance whose hidden directory below ``place`` it serves."""
@@ -86,6 +88,15 @@ class _Daemon:
     @property
     def background(self) -> bool:
         return "d" in self.flags or "--daemon" in self.options
+
+    @property
+    def later(self) -> str:
+        """What it has of drivers after 580, in words: the gate has no use for it."""
+        words = " ".join(self.options)
+        asked = re.search(r"(?:^| )-p ?(\d+)", words)
+        protocol = asked[1] if asked else (self.environ or {}).get("CUDA_MPS_PROTOCOL_VERSION", "2")
+        found = ["static partitions (-S)"] if "S" in self.flags else []
+        return " and ".join(found + ([] if protocol == "2" else [f"protocol {protocol[:8]}"]))
 
     @property
     def pipe_directory(self) -> str | None:
@@ -159,7 +170,9 @@ def _foreign(public_directory: str, own: Collection[int], program: str) -> list[
             # Only root could serve root's directory: another user who says so wants an administrator to "quit" it.
             public = process.uid == os.geteuid() and _same_directory(pid, directory or "", public_directory)
             elsewhere = bool(near) and namespace is not None and namespace not in near
-            found.append(Foreign(pid, process.uid, directory, public and not elsewhere, namespace, elsewhere))
+            found.append(
+                Foreign(pid, process.uid, directory, public and not elsewhere, namespace, elsewhere, daemon.later)
+            )
         process.close()
     return sorted(found, key=lambda one: (not one.public, one.elsewhere, one.pid))[:MOST_FOREIGN]
 
@@ -233,6 +246,12 @@ def _judge(daemon: _Daemon, pipe_directory: str, how: str) -> Running | Problem 
         return Problem(ProblemKind.UNSAFE, text, (stop,))
     if not daemon.background:
         return None
+    if daemon.later:
+        text = (
+            f"control daemon {pid} was started by hand with {daemon.later}, which mpsagent does not use: it is not ours"
+        )
+        stop = f"echo quit -t 30 | CUDA_MPS_PIPE_DIRECTORY={shlex.quote(pipe_directory)} {PROGRAM}"
+        return Problem(ProblemKind.UNSAFE, text, (stop,))
     return Running(
         process,
         pipe_directory=pipe_directory,

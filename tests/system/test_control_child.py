@@ -17,7 +17,7 @@ import pytest
 from mpsagent.system import control_search
 from mpsagent.system.control import PID_FILE, Problem, ProblemKind, Running
 from mpsagent.system.control_child import ControlChild
-from mpsagent.system.control_search import Foreign, foreign
+from mpsagent.system.control_search import Foreign, foreign, prove
 from mpsagent.system.directories import directories, listener_of, prepare_hidden, prepare_log
 from tests.nvidia.fetch import Unavailable, get
 from tests.system.conftest import MakeProgram, Play, until
@@ -370,6 +370,31 @@ async def test_a_user_who_says_to_serve_the_public_directory_is_not_believed(pip
         assert child.stdout.readline() == b"on\n"
         (found,) = [one for one in await foreign(pipe) if one.pid == child.pid]
         assert (found.uid, found.pipe_directory, found.public) == (20001, pipe, False)
+        child.communicate()
+
+
+@pytest.mark.parametrize(("option", "protocol", "words"), [
+    ("-S", "2", "static partitions (-S)"),
+    ("-u", "3", "protocol 3"),
+    ("-S", "3", "static partitions (-S) and protocol 3"),
+])  # fmt: skip
+async def test_a_daemon_with_what_later_drivers_have_is_said_not_to_be_ours(
+    pipe: str, option: str, protocol: str, words: str
+) -> None:
+    """By NVIDIA's pages of drivers 590 to 615, none of which was run. The gate speaks protocol 2 alone."""
+    waits = "import sys; print('on', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        ["nvidia-cuda-mps-control", "-d", option, "-c", waits], executable="/usr/bin/python3",
+        env={**environment(pipe), "CUDA_MPS_PROTOCOL_VERSION": protocol}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"on\n"
+        (one,) = [one for one in await foreign(pipe) if one.pid == child.pid]
+        assert one.text().endswith(f", with {words}")
+        found = await prove(child.pid, pipe, "its pid file")
+        assert isinstance(found, Problem)
+        assert found.kind is ProblemKind.UNSAFE
+        assert f"with {words}, which mpsagent does not use: it is not ours" in found.text
         child.communicate()
 
 
