@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
+from mpsagent.sim import gpu
 from tests.conformance import rig as rigs
 from tests.scenes.stage import Machine, backend_of
 
@@ -84,6 +85,20 @@ def facts(backend: rigs.Backend, machine: Machine) -> dict[str, str]:
         except Exception as error:
             found["NVML"] = f"{type(error).__name__}: {error}"
     return found
+
+
+def uuids(simulated: bool) -> list[str]:
+    """Of the machine's GPUs; two where they are simulated."""
+    if simulated:
+        return [device.uuid for device in gpu.machine(2)]
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    finally:
+        pynvml.nvmlShutdown()
 
 
 def say_facts(about: dict[str, str]) -> None:

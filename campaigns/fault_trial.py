@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import re
 import signal
@@ -42,7 +41,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns import fault_report
-from campaigns.begin import facts, parser, place
+from campaigns.begin import facts, parser, place, uuids
 from campaigns.fault_report import MODES, Round
 from tests.conformance import rig as rigs
 from tests.scenes.stage import A, B, Client, Machine, Stage, StageError
@@ -339,20 +338,6 @@ def _fate(client: Client, told: float | None) -> str | None:
     return None
 
 
-def uuids(kind: str, backend: rigs.Backend, count: int) -> list[str]:
-    if kind == "sim":
-        found = json.loads(Path(backend.control).with_name("devices.json").read_text())
-        return [str(one["uuid"]) for one in found][:count]
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        number = min(count, int(pynvml.nvmlDeviceGetCount()))
-        return [str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(n))) for n in range(number)]
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def part(
     options: argparse.Namespace, backend: rigs.Backend, machine: Machine, base: Path, agent: bool, until: float,
     done: list[Lane],
@@ -366,7 +351,7 @@ def part(
     word = "a" if agent else "b"
     lanes = [
         Lane(backend, machine, base / f"{word}{mode[:2]}{number}-", mode, agent, number, uuid, pace)
-        for number, uuid in enumerate(uuids("sim" if options.sim else "real", backend, options.gpus)) for mode in modes
+        for number, uuid in enumerate(uuids(options.sim)[: options.gpus]) for mode in modes
     ]  # fmt: skip
     done += lanes
     threads = [threading.Thread(target=lane.play, args=(goals[lane.mode], each), daemon=True) for lane in lanes]

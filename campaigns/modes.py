@@ -23,10 +23,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaigns import modes_gpus, modes_work
-from campaigns.begin import facts, parser, place
+from campaigns.begin import facts, parser, place, uuids
 from campaigns.gate_place import Out, cell, played
 from campaigns.modes_place import Lane
-from mpsagent.sim import gpu
 
 PARTS: dict[str, tuple[Callable[[Lane, Out], None], float]] = {
     "throughput": (modes_work.throughput, 260.0),
@@ -34,19 +33,6 @@ PARTS: dict[str, tuple[Callable[[Lane, Out], None], float]] = {
     "placement": (modes_gpus.placement, 120.0),
 }
 """What each may take at most, in seconds."""
-
-
-def uuids(simulated: bool) -> list[str]:
-    if simulated:
-        return [device.uuid for device in gpu.machine(2)]
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        return [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def verdict(out: Out) -> list[str]:
