@@ -149,7 +149,7 @@ class Everything:
         With several instances, as it is where the user belongs. May ask the name service. Raises Problem(404)."""
         page, who = self._page, await self._identity(user)
         sections = {one.name: one for one in page.instances if one.view.policy.user is None}
-        name = page.first
+        name = next(iter(sections))
         if len(sections) > 1:
             places = page.places
             name = placement.stays(who.uid, places) or placement.place(who, places, page.policy.placement) or name

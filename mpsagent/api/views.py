@@ -264,13 +264,14 @@ def status(page: Page, about: About, now: float) -> Json:
             "name": one.name, "log_directory": one.view.policy.log_directory, "environment": dict(one.environment),
             **mine, "apart": [_user_apart(*user) for user in users.items()],
         })  # fmt: skip
-    wrong, first = problems(about.conditions), page.instances[0].view.policy
+    wrong = problems(about.conditions)
+    first = next(one.view.policy for one in page.instances if one.name in pages)
     return {
         "agent": row(shapes.Agent, page, version=mpsagent.__version__, uptime=span(page.started, now)),
         "health": {"ok": not wrong, "problems": [row(shapes.Condition, one) for one in wrong]},
         "gate": _gate([one.view for one in page.instances]),
         "pipe_directory": first.pipe_directory,
-        **(_together(pages) if len(pages) > 1 else pages[page.first]),
+        **(_together(pages) if len(pages) > 1 else pages[parts[0]["name"]]),
         "policy": {
             "digest": first.digest or None, "loaded": when(page.policy_loaded),
             "errors": list(page.policy_errors),
