@@ -72,8 +72,7 @@ class Acting:
         return next((one for one in agents if pid in one.state.clients), agents[0])
 
     def _those(self, instance: str | None) -> list[Agent]:
-        """Instances by their section, without those of users apart."""
-        each = self._node.apart.sections()
+        each = self._node.agents
         found = [one for one in each if instance in (None, one.name)]
         if not found:
             known = ", ".join(one.name for one in each)
@@ -154,7 +153,7 @@ class Acting:
         clients have ended or after ``timeout`` seconds (None: the policy's ``kill_grace``). All, or none: in a drain
         nothing is started, and who works would lose it for nothing."""
         now = self._node.clock.now()
-        drains = [each.state.drain for one in self._those(instance) for each in (one, *self._node.apart.lanes(one))]
+        drains = [lane.drain for one in self._those(instance) for lane in one.state.lanes.values()]
         if any(drain is not None and not drain.restart for drain in drains):
             hint = "mpsagent-cli resume, then restart; drain --timeout 0s ends what still works"
             raise Problem(409, "nothing is started in a drain", "drain", hint)
@@ -163,19 +162,18 @@ class Acting:
             if dry_run:
                 return
             one.record("control.restart_ordered", now, by=by, timeout=timeout)
-            if timeout is not None and one.view().control_alive:
+            alive = [key for key in one.state.lanes if timeout is not None and one.core.view(key).control_alive]
+            if timeout is not None and alive:
                 _drain(one, now, now + timeout, restart=True)
-            else:
-                one.take([inp.RestartOrdered(now, by)])
+            one.take([inp.Of(key, inp.RestartOrdered(now, by)) for key in one.state.lanes if key not in alive])
 
         found = await self._each(instance, order)
         return {"restarting": not dry_run, **found}
 
     async def _each(self, instance: str | None, order: Callable[[Agent], object]) -> Json:
-        """Those of users apart, too."""
         those = self._those(instance)
-        for each in [each for one in those for each in (one, *self._node.apart.lanes(one))]:
-            order(each)
+        for one in those:
+            order(one)
         await self._written_down()
         return {"instances": [one.name for one in those]}
 
@@ -253,7 +251,7 @@ class Acting:
         fresh, errors = await policies.read(node.settings, remember=False)
         if fresh is None:
             raise _mistakes(errors)
-        each, sections = node.each_of(fresh), node.apart.sections()
+        each, sections = node.each_of(fresh), node.agents
         names = policy_diff.named_users([node.policy, fresh])
         known = await self._identities(names)
         found: dict[str, Json] = {}
@@ -313,7 +311,7 @@ def _end(agent: Agent, clients: Sequence[Client], *, at_once: bool, by: int) -> 
 
 def _drain(agent: Agent, now: float, until: float | None, *, restart: bool) -> None:
     agent.take([inp.DrainOrdered(now, now, until, restart)])
-    since = now if agent.state.drain is None else agent.state.drain.since
+    since = min((one.drain.since for one in agent.state.lanes.values() if one.drain is not None), default=now)
     agent.store.put("drain", {"since": since, "until": until, "restart": restart})
 
 

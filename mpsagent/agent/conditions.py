@@ -9,6 +9,7 @@ from typing import Literal
 
 from mpsagent.core import pause_room
 from mpsagent.core.engine import Core
+from mpsagent.core.model import Key
 from mpsagent.core.sentences import Names, named
 from mpsagent.core.view import View
 from mpsagent.mps.units import duration_text
@@ -89,9 +90,28 @@ WAIT_SLACK = 5.0
 
 
 def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
-    """What the engine's state says about health."""
-    view = core.view()
-    state, memories = view.state, core.memories.lanes[None]
+    """What the engine's state says about the health of an instance, and of the lane of all users."""
+    note_lane(conditions, core, None, now)
+    state, view = core.state, core.view()
+    users = ", ".join(f"user {uid}: {why}" for uid, why in list(state.unconfirmed.items())[:5])
+    what = f"MPS does not confirm limits, so the strictest ones are tried instead ({users})" if users else None
+    conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
+    do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
+    conditions.set("names", _unidentified(view, now), now, do)
+    do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
+    conditions.set("sharing", _old_lanes(view) or _old_sharing(core.view(None)), now, do)
+    count = "1 client was" if state.unseen == 1 else f"{state.unseen} clients were"
+    what = f"{count} refused, whose processes mpsagent cannot see" if state.unseen else None
+    do = "run it in the host's pid namespace (hostPID, --pid=host)"
+    conditions.set("pid namespace", what, now, do, sure=False)
+    for topic, what in _policy(view):
+        conditions.set(topic, what, now, sure=False)
+
+
+def note_lane(conditions: Conditions, core: Core, lane: Key, now: float) -> None:
+    """What the engine's state says about the health of one control daemon."""
+    view, memories = core.view(lane), core.memories.lanes[lane]
+    state = view.state
     silent = "the control daemon does not answer" if state.lane.silent_since is not None else None
     what_then = "the agent resumes or kills what hangs after hang.control"
     if not state.policy.enforce_hang:
@@ -114,29 +134,21 @@ def note_conditions(conditions: Conditions, core: Core, now: float) -> None:
     differs = ", ".join(str(pid) for pid in sorted(memories.limits.differs))
     what = f"server {differs} started with other limits than its client was handed over with" if differs else None
     conditions.set("limits", what, now, "see mpsagent-cli events; was the daemon changed by hand?")
-    users = ", ".join(f"user {uid}: {why}" for uid, why in list(state.unconfirmed.items())[:5])
-    what = f"MPS does not confirm limits, so the strictest ones are tried instead ({users})" if users else None
-    conditions.set("limits unconfirmed", what, now, "mpsagent-cli policy explain USER shows what was to be set")
     what, do = None, "end what that user has left behind (ps -u USER): MPS gives nothing back before"
     kept = [(pid, uid, server) for server in state.servers.values() for pid, uid in state.kept_open(server).items()]
     if kept:
         who = ", ".join(f"client {pid} of uid {uid} on server {server.pid}" for pid, uid, server in kept[:MOST_NAMED])
         what = f"a process that has ended keeps its place and its memory, because another one holds them open: {who}"
     conditions.set("kept open", what, now, do)
-    gate, lane = state.gate, state.lane
+    gate, of_gate = state.gate, state.lane
     do = "make room there; it is tried again when a user comes or goes; a gate that starts without the agent holds all"
-    conditions.set("gate's table", lane.unkept or None if gate else None, now, do)
-    unknown = "the control daemon greets in a way that is not known" if gate and lane.known_handshake is False else None
+    conditions.set("gate's table", of_gate.unkept or None if gate else None, now, do)
+    what = "the control daemon greets in a way that is not known"
     do = "is the driver another one? clients are passed on untouched, with the strictest limits; turns are not kept"
-    conditions.set("handshake", unknown, now, do)
-    names = _unidentified(view, now)
-    do = "see getent passwd UID, which must answer; no user is let in or ended by rules that may not be theirs"
-    conditions.set("names", names, now, do)
-    do = "it takes hold by itself; to wait no longer, end those clients (mpsagent-cli clients)"
-    conditions.set("sharing", _old_sharing(view), now, do)
+    conditions.set("handshake", what if gate and of_gate.known_handshake is False else None, now, do)
     conditions.set("waiting", _too_long(view, core.memories.turns.left, now), now, "see mpsagent-cli queue")
-    for topic, what, do in (*_policy(view), *_gate(view), *_limits(view)):
-        conditions.set(topic, what, now, do, sure=False)
+    for topic, what in (*_gate(view), *_limits(view)):
+        conditions.set(topic, what, now, sure=False)
 
 
 def _unidentified(view: View, now: float) -> str | None:
@@ -150,6 +162,19 @@ def _unidentified(view: View, now: float) -> str | None:
         return None
     who = some([f"uid {uid}" for uid in late])
     return f"the name service does not say who {who} is, so what the policy says of them is not known"
+
+
+def _old_lanes(view: View) -> str | None:
+    """Users have control daemons of their own, and the policy wants another way of sharing."""
+    users, later = len(view.state.lanes) - 1, view.policy.sharing
+    if not users or later == "apart":
+        return None
+    count = len(view.state.clients)
+    return (
+        f'sharing = "{later}" takes hold later: the old way holds until {count} process{"" if count == 1 else "es"} of '
+        f"{users} user{'' if users == 1 else 's'} apart {'has' if count == 1 else 'have'} ended; new clients are held "
+        "meanwhile"
+    )
 
 
 def _old_sharing(view: View) -> str | None:
@@ -201,8 +226,8 @@ def _stuck(uid: int, seconds: float) -> str:
 
 # --- what cannot be promised ------------------------------------------------------------------------------------------
 
-Unsure = Iterator[tuple[str, str | None, str]]
-"""Topics with what is so, None: nothing, and what to do."""
+Unsure = Iterator[tuple[str, str | None]]
+"""Topics with what is so, None: nothing."""
 
 
 def _policy(view: View) -> Unsure:
@@ -211,26 +236,23 @@ def _policy(view: View) -> Unsure:
     off = {path for path, setting in policy.settings.items() if path[-1] == "enforce" and not setting.value}
     single = sorted({f"{path[0]} {path[1]}" for path in off if path[0] in ("user", "group")})
     nothing = "nothing is enforced: the policy says enforce = false, so rules are only reported"
-    yield "enforce", None if policy.enforce else nothing, ""
+    yield "enforce", None if policy.enforce else nothing
     for topic, so, what in (
         ("limits enforce", ("limits", "enforce") in off, "limits are not enforced: [limits] enforce = false"),
         ("switch enforce", ("switch", "enforce") in off, "turns do not end: [switch] enforce = false"),
         ("hang enforce", not policy.enforce_hang, "hangs and faults are only reported: [hang] enforce = false"),
         ("user enforce", bool(single), f"the policy is not enforced for {some(single)}"),
     ):
-        yield topic, what if so and policy.enforce else None, ""
+        yield topic, what if so and policy.enforce else None
 
 
 def _gate(view: View) -> Unsure:
-    gate, unseen, what = view.state.gate, view.state.unseen, None
+    gate, what = view.state.gate, None
     if gate is None:
         what = "the gate is not connected: it goes on as it was told last, and the queue is not known here"
     elif view.sent is not None and gate.synced and not view.settled:
         what = "the gate has not confirmed yet whom it lets in"
-    yield "gate table", what, ""
-    count = "1 client was" if unseen == 1 else f"{unseen} clients were"
-    what = f"{count} refused, whose processes mpsagent cannot see" if unseen else None
-    yield "pid namespace", what, "run it in the host's pid namespace (hostPID, --pid=host)"
+    yield "gate table", what
 
 
 def _limits(view: View) -> Unsure:
@@ -238,24 +260,24 @@ def _limits(view: View) -> Unsure:
     strict = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.fail_safe]
     unseen = [f"{one.pid} (user {one.uid})" for one in state.clients.values() if one.unseen]
     what = f"clients with the strictest limits instead of their own: {some(strict)}" if strict else None
-    yield "fail-safe", what, ""
+    yield "fail-safe", what
     through = "clients that came through another process and were not seen by the gate"
     then = "they count, pause and end with their user, but the gate could not hold them before they worked"
-    yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None, ""
+    yield "unseen", f"{through}: {some(unseen)}; {then}" if unseen else None
     unnamed = "server.log does not name its clients (a driver before 580)"
     what = f"{unnamed}: a client counts as at work until its process ends"
-    yield "unnamed", what if any(one.unnamed for one in state.servers.values()) else None, ""
+    yield "unnamed", what if any(one.unnamed for one in state.servers.values()) else None
     outside = sum(1 for s in state.servers.values() for pid in s.attached if pid not in state.clients)
     handing = sum(1 for held in state.held.values() if held.handing is not None)
     count = "1 process is" if outside == 1 else f"{outside} processes are"
     what = f"{count} served by MPS without having passed the gate; their limits are not known"
-    yield "past the gate", what if outside > handing else None, ""
+    yield "past the gate", what if outside > handing else None
     # whose memory is not limited may find too little beside that of paused users
     present = [] if view.turn is None else [view.turn.uid]
     users = (*present, *view.waiting()[:MOST_NAMED]) if view.suspended else ()
     free = [f"user {uid}" for uid in users if pause_room.unlimited(view, uid)]
     what = f"whether their memory fits beside that of paused users is not known (no memory limit): {some(free)}"
-    yield "memory beside paused", what if free else None, ""
+    yield "memory beside paused", what if free else None
 
 
 def some(names: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ SHORT = 2.0
 
 
 class Executor:
-    """For one instance. ``tell(inputs)`` takes what an answer of MPS brought; ``state()`` is the engine's."""
+    """For one lane. ``tell(inputs)`` takes what an answer of MPS brought; ``state()`` is the engine's, of this lane."""
 
     def __init__(
         self,
@@ -48,9 +48,10 @@ class Executor:
         clock: SteadyClock,
         tell: Callable[[list[inp.Input]], None],
         state: Callable[[], State],
+        freezer: Freezer,
         terminals: Terminals,
     ) -> None:
-        self.freezer = Freezer(f"{where.home}/frozen")
+        self._freezer = freezer
         self.front_end_problem: str | None = None
         self.start_problem: str | None = None
         self.multiuser_problem: str | None = None
@@ -262,7 +263,7 @@ class Executor:
         held = self._clients.get(action.pid, action.start)
         if held is None:
             return False, f"client {action.pid} has already ended"
-        problem = await self.freezer.freeze(held) if isinstance(action, act.Freeze) else self.freezer.thaw(held)
+        problem = await self._freezer.freeze(held) if isinstance(action, act.Freeze) else self._freezer.thaw(held)
         return problem is None, problem or ""
 
     def _to_ours(self, pid: int, number: signal.Signals) -> tuple[bool, str]:

@@ -13,6 +13,7 @@ from mpsagent.agent.clock import SteadyClock
 from mpsagent.agent.people import People
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
+from mpsagent.core.model import Key
 from mpsagent.core.transitions import ClientWaiting
 from mpsagent.system.processes import Process, command, lineage
 from mpsagent.system.store import Part, Store
@@ -86,7 +87,8 @@ class GateSide:
                 self._store.put(name, rows(core))
                 self._kept[name] = source(core)
 
-    def receive(self, message: link.FromGate, process: Process | None) -> None:
+    def receive(self, message: link.FromGate, process: Process | None, lane: Key = None) -> None:
+        """``lane``: the user whose lane it is about."""
         now, clients = self._clock.now(), self._clients
         ended: list[inp.Input] = []
         match message:
@@ -114,7 +116,8 @@ class GateSide:
                     clients.left(message.connection)
             case _:
                 pass
-        event = self._event(message, now)
+        said = self._event(message, now)
+        event = said if lane is None else inp.Of(lane, said)
         events: list[inp.Input] = [event, *ended]
         if isinstance(message, link.Knock | link.Known) and self._people.meet([message.uid]):
             events.insert(0, inp.PeopleKnown(now, self._people.known))

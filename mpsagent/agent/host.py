@@ -1,4 +1,4 @@
-"""The agent: what the logs, the gate, the kernel and people say goes into the engine, and its actions are carried out.
+"""One instance: what logs, gate, kernel and people say goes into the engine, and its actions are carried out.
 
 One asyncio loop, one thread. What may block for long sits in threads or processes of :mod:`mpsagent.system`. What the
 gate needs to know is said at once: clients wait for it.
@@ -7,35 +7,32 @@ gate needs to know is said at once: clients wait for it.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from datetime import UTC
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mpsagent.agent import gpus, policies, saved
 from mpsagent.agent.bypass import Bypass, Inside
-from mpsagent.agent.catch_up import Caught, catch_up, child_of, foreign
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.clock import SteadyClock, until_next
-from mpsagent.agent.conditions import note_conditions
-from mpsagent.agent.executor import Executor, control_runs, mps_environment
+from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
+from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_side import GateSide
 from mpsagent.agent.journaling import Telling
+from mpsagent.agent.lane import Lane, MakeSupervisor
 from mpsagent.agent.lifted_limits import Lifted
-from mpsagent.agent.log_side import LogSide
 from mpsagent.agent.observer import Observer
 from mpsagent.agent.page import Showing
 from mpsagent.agent.people import People
-from mpsagent.agent.recorder import FORGET, Recorder, log
+from mpsagent.agent.recorder import FORGET, Recorder
 from mpsagent.agent.records import UNSERVED_A_MINUTE, Worth, action_record
 from mpsagent.agent.settings import Settings
 from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import use
 from mpsagent.core.engine import Core, Step
-from mpsagent.core.model import Held, State
+from mpsagent.core.model import Key, State
 from mpsagent.core.transitions import (
     ClientConnected,
     ClientEnded,
@@ -46,15 +43,13 @@ from mpsagent.core.transitions import (
     transition_fields,
 )
 from mpsagent.core.view import View
-from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Device
-from mpsagent.mps.loglines import LogParser
+from mpsagent.policy import apart
 from mpsagent.policy.policy import Policy
-from mpsagent.system import control_search, directories, lock
-from mpsagent.system.control import ControlSupervisor, ProblemKind, Running
-from mpsagent.system.frontend import FrontEnd
+from mpsagent.system import directories
+from mpsagent.system.freezer import Freezer
 from mpsagent.system.gate_link import GateLink
-from mpsagent.system.logfiles import Position
+from mpsagent.system.lock import AlreadyLocked
 from mpsagent.system.names import Names
 from mpsagent.system.store import Part, Store
 from mpsagent.system.terminal import Terminals
@@ -70,17 +65,17 @@ GPU_WAIT = 3.0
 """Seconds for which the start waits for the GPUs to be known when no agent has found them before."""
 GPU_AGAIN = 30.0
 """Seconds until a driver that does not answer is asked again."""
-MakeSupervisor = Callable[[Policy, directories.Directories, Callable[[int], None]], ControlSupervisor]
+UNMADE = 10.0
+"""Seconds for which it is said that a user's lane could not be made; it is tried again before that."""
 
 
 class Agent(Recorder):
     """One instance of MPS under one policy. Everything public here is for the api and orders; times are of ``clock``.
 
     ``link`` leads to the gate, and is that of all instances. ``inside`` says what is inside MPS, of all instances.
-    It looks after its GPUs, too; of a user apart the section's instance does. ``named`` says whether records say which
-    instance they are about. ``since``: who came before that an agent before has told of;
-    None: there was none. ``decided`` is called after each of its decisions, ``found`` with the GPUs when they are
-    known."""
+    ``named`` says whether records say which instance they are about. ``since``: who came before that an agent before
+    has told of; None: there was none. ``decided`` is called after each of its decisions, ``changed`` when a user's lane
+    has come or gone, ``room`` says why there may be no further one."""
 
     def __init__(
         self,
@@ -99,7 +94,8 @@ class Agent(Recorder):
         named: Callable[[], bool],
         inside: Callable[[], Collection[Inside]],
         decided: Callable[[Agent], None],
-        found: Callable[[Agent, tuple[Device, ...]], None],
+        changed: Callable[[], None],
+        room: Callable[[], str | None],
     ) -> None:
         super().__init__(shown, telling, clock)
         self.name = policy.instance
@@ -107,40 +103,38 @@ class Agent(Recorder):
         self.store = store
         self.names = names
         self.core = Core()
-        self.up_since: float | None = None
-        """Since when the control daemon runs."""
         self.ready = False
         self.stopping = False
-        machine = self._machine = policy.user is None
+        self.going: dict[str, None] = {}
+        """Names of users' lanes that are being taken away."""
         self._since = since
-        self._named, self._decided, self._found = named, decided, found
-        self.where = directories.directories(
-            policy.instance, policy.pipe_directory, policy.log_directory, settings.run_directory
-        )
+        self._named, self._decided, self._changed, self._room = named, decided, changed, room
+        self._link, self._make_supervisor = link, make_supervisor
+        self._terminals = Terminals(unit=settings.supervise == "systemd")
         self.people = People(names, self._soon)
         self.clients = Clients(self._client_ended)
-        self._front_end = FrontEnd(policy.control_program, mps_environment(policy, self.where))
-        self.supervisor = make_supervisor(policy, self.where, self._control_gone)
-        self.executor = Executor(
-            self.where, self._front_end, self.supervisor, link, self.clients, clock, self.take,
-            lambda: self.core.state, Terminals(unit=settings.supervise == "systemd"),
-        )  # fmt: skip
+        self.freezer = Freezer(f"{settings.run_directory}/instances/{self.name}/frozen")
         self.gate = GateSide(
             self.core, clock, self.clients, self.people, store, since, self.take
         )  # fmt: skip
         self.bypass = Bypass(self, lambda: self.core.state, names, inside, lambda: link.synced)
         lifted = Lifted(lambda: self.core.state, self.spawn)
-        self.observer = Observer(
-            self, self.core, self.clients, self.bypass, lifted, seen, inside, self.take, machine=machine
-        )
-        self.logs = LogSide(lambda: self.core.state, clock, self.conditions, self._logged, self.observer.other_daemon)
-        self._held: int | None = None
+        self.observer = Observer(self, self.core, self.clients, self.bypass, lifted, seen, inside, self.take)
         self._timer: asyncio.TimerHandle | None = None
         self._scheduled = False
         self._decided_at = float("-inf")
         self._pending = 0
         self._worth = Worth()
         self.absorb([inp.PolicyChanged(clock.now(), policy)])
+        self.lanes: dict[Key, Lane] = {None: self._lane(None, self.conditions)}
+
+    def _lane(self, key: Key, conditions: Conditions) -> Lane:
+        return Lane(
+            key, self.policy, self.settings.run_directory, core=self.core, clock=self.clock, conditions=conditions,
+            record=partial(self.record, lane=key), spawn=self.spawn, take=self.take, link=self._link,
+            clients=self.clients, freezer=self.freezer, terminals=self._terminals,
+            make_supervisor=self._make_supervisor,
+        )  # fmt: skip
 
     @property
     def state(self) -> State:
@@ -156,20 +150,13 @@ class Agent(Recorder):
         return gpus.known(self.state.devices)
 
     @property
-    def socket_path(self) -> str:
-        """Of the control daemon."""
-        return f"{self.where.hidden}/control"
+    def where(self) -> directories.Directories:
+        return self.lanes[None].where
 
     @property
-    def inside(self) -> Inside:
+    def inside(self) -> list[Inside]:
         """What is inside MPS by this instance."""
-        running = self.supervisor.running
-        return Inside(None if running is None else running.pid, self.state, self.clients)
-
-    @property
-    def at_rest(self) -> bool:
-        """Nothing is under way, and no control daemon runs."""
-        return self.ready and not self._pending and self.supervisor.running is None
+        return [lane.inside for lane in self.lanes.values()]
 
     def name_of(self, uid: int) -> str | None:
         known = self.people.known.get(uid) or self.names.known(uid)
@@ -179,14 +166,20 @@ class Agent(Recorder):
         return self.core.view()
 
     def record(self, kind: str, at: float, **fields: object) -> int:
-        return super().record(kind, at, **({"instance": self.name, **fields} if self._named() else fields))
+        """``lane`` among the fields: the user whose lane it is about."""
+        lane = fields.pop("lane", None)
+        name = apart.lane_name(self.name, lane if isinstance(lane, int) else None)
+        return super().record(kind, at, **({"instance": name, **fields} if self._named() else fields))
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Take hold of the directories. Raises AlreadyLocked when another agent has."""
-        self._lock()
-        self.executor.freezer.thaw_all()  # of an agent that was killed: the turns freeze again who is paused
+        try:
+            self.lanes[None].prepare()
+        except (directories.DirectoryRefused, OSError) as error:
+            self.conditions.set("directories", str(error), self.clock.now())
+        self.freezer.thaw_all()  # of an agent that was killed: the turns freeze again who is paused
         known = gpus.remembered(self.settings, self.policy.devices)
         self.absorb([inp.DevicesFound(self.clock.now(), known or gpus.UNKNOWN)])
 
@@ -195,65 +188,78 @@ class Agent(Recorder):
         None: there was none. Raises OSError where the directories are of no use."""
         self.gate.take_up(earlier)
         earlier = earlier or {}
-        looking = self.spawn(self._find_devices()) if self._machine else None
-        await self._adopt()
-        for name, (position, parser) in (await self._read_logs()).items():
-            await self.logs.follow(name, position, parser)
+        looking = self.spawn(self._find_devices())
+        await self._begin(self.lanes[None])
+        await asyncio.gather(*map(self._made, apart.users(self.name, self._left())))
         self.absorb([*saved.drain(earlier, self.clock.now()), *saved.leases(earlier, self.clock.now())])
         self._forget_drain()
-        if looking is not None and not self.devices:
+        if not self.devices:
             await asyncio.wait({looking}, timeout=GPU_WAIT)
         self.ready = True
-        came: dict[tuple[int, int], Held] = {}
-        for held in self.state.held.values():  # while it was being made, as for a user apart who is the first
-            came.setdefault(held.process, held)
-        for process, held in came.items():
-            if not held.of_client:
-                waiting = ClientWaiting(held.since, process[0], held.uid, held.connection)
-                self.write_down(waiting, self.clock.now())
         self.spawn(self._tick())
         self.observer.survey()
         self._decide()
 
-    async def _adopt(self) -> None:
-        """Take over our own control daemon that runs already, and name the daemons of others."""
-        await self._end_orphans()
-        found = await self.supervisor.adopt()
-        now = self.clock.now()
-        if isinstance(found, Running):
-            self.up_since = now
-            self.absorb([control_runs(found, self.where, now)])
-            self.record("control.adopted", now, pid=found.pid, how=found.how)
-            what = _differs(found, self.where.log, self.policy.devices)
-            self.conditions.set("adopted", what, now, "when no client works: mpsagent-cli restart")
-        elif found.kind is ProblemKind.UNSAFE:
-            self.conditions.set("control daemon", found.text, now, do=" && ".join(found.commands))
-            self.record("control.unsafe", now, text=found.text, commands=list(found.commands))
+    def _left(self) -> list[str]:
+        """Directories of instances and lanes that there are."""
+        place = Path(self.settings.run_directory, "instances")
+        return sorted(path.name for path in place.iterdir()) if place.is_dir() else []
 
-    async def _end_orphans(self) -> None:
-        for pid in await control_search.end_orphans(self.where.hidden, self.policy.control_program):
-            log.warning("server", text=f"server {pid} has outlived its control daemon: killed")
+    async def _begin(self, lane: Lane, *first: inp.Input) -> None:
+        """Take over what runs there, and what the logs say of it."""
+        found = await lane.adopt()
+        events, caught = await lane.read_logs()
+        happened = self.absorb([*first, *lane.of([*found, *events])])
+        for one in happened if self.ready else ():
+            self.write_down(one, self.clock.now())
+        if self._since is not None and not self.ready:
+            self.shown.found(lane.name, happened)
+        await lane.follow(caught)
 
-    async def _read_logs(self) -> dict[str, tuple[Position | None, LogParser]]:
-        """The state from the logs, and what happened while no agent was there. Returns, for each log, how far it has
-        been read and by which parser."""
-        paths = f"{self.where.log}/control.log", f"{self.where.log}/server.log"
-        control, server = LogParser("control", UTC), LogParser("server", UTC)
-        running = self.supervisor.running
-        if running is None:
-            caught = Caught([], _end(paths[0]), _end(paths[1]))
-        else:
-            control.daemon = running.pid
-            control.ours = server.ours = child_of(control.daemon)
-            caught = await asyncio.to_thread(catch_up, *paths, control, server, self.socket_path)
-            if caught.passed_over:
-                text = f"{caught.passed_over} bytes of the logs were not read: rotate them (logrotate)"
-                log.warning("logs", text=text)
-            now = self.clock.now()  # lines from before the wall clock was set back are of the future
-            happened = self.absorb([one if one.at <= now else one._replace(at=now) for one in caught.events])
-            if self._since is not None:
-                self.shown.found(self.name, happened)
-        return {"server": (caught.server, server), "control": (caught.control, control)}
+    # --- lanes of users -----------------------------------------------------------------------------------------------
+
+    async def _make(self, uid: int) -> None:
+        """Raises OSError, AlreadyLocked, DirectoryRefused."""
+        if (why := self._room()) is not None:
+            raise OSError(why)
+        lane = self._lane(uid, Conditions())
+        try:
+            lane.prepare()
+            self.lanes[uid] = lane
+            self._changed()
+            await self._begin(lane, inp.LaneOpened(self.clock.now(), uid))
+        except BaseException:
+            self.lanes.pop(uid, None)
+            self.absorb([inp.LaneClosed(self.clock.now(), uid)])
+            await lane.end()
+            raise
+
+    async def _made(self, uid: int) -> str | None:
+        """Makes a user's lane, or says why it cannot be made."""
+        try:
+            await self._make(uid)
+        except (OSError, AlreadyLocked, directories.DirectoryRefused) as error:
+            now, what = self.clock.now(), f"user {uid} gets no control daemon: {error}"
+            self.conditions.set("apart", what, now, "it is tried again by itself", until=now + UNMADE)
+            return str(error)
+        return None
+
+    async def _open(self, action: act.OpenLane) -> None:
+        why = await self._made(action.uid)
+        self.take([act.Done(self.clock.now(), action, why is None, why or "")])
+
+    async def _close(self, action: act.CloseLane) -> None:
+        lane = self.lanes.pop(action.uid)
+        self.going[lane.name] = None
+        try:
+            self._changed()
+            await lane.end()
+            lane.clean(self.settings.run_directory)
+        finally:
+            del self.going[lane.name]
+            self.take([act.Done(self.clock.now(), action, True)])
+
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     async def _find_devices(self) -> None:
         """Ask for the GPUs, again and again until there is an answer."""
@@ -264,46 +270,33 @@ class Agent(Recorder):
             if not isinstance(found, str):
                 self.conditions.set("devices", None, now)
                 gpus.remember(self.settings, visible, found)
-                self._found(self, found)
+                self.take([inp.DevicesFound(now, found)])
                 return
             lesser = "those found last are taken" if self.devices else "clients get less than their policy until then"
             do = f"see nvidia-smi; memory limits and multiprocessors are counted by the GPUs, {lesser}"
             self.conditions.set("devices", found, now, do)
             await asyncio.sleep(GPU_AGAIN)
 
-    def _lock(self) -> None:
-        """One agent looks after an instance."""
-        try:
-            directories.prepare_hidden(self.where)
-        except (directories.DirectoryRefused, OSError) as error:
-            self.conditions.set("directories", str(error), self.clock.now())
-            return
-        self._held = lock.take(f"{self.where.home}/agent.lock", f"the control daemon of {self.policy.pipe_directory}")
-
     async def end(self) -> None:
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""
-        if self.ready and self.policy.on_stop == "quit" and self.supervisor.running is not None:
+        lanes = list(self.lanes.values())
+        if self.ready and self.policy.on_stop == "quit":
             timeout = max(1, round(self.policy.stop_timeout))
-            quit_it = act.QuitControl(timeout=timeout, reason="the agent is being stopped", rule="agent.on_stop")
-            done = await self.executor.perform(quit_it)
-            self.record("control.quit", done.at, ok=done.ok, text=done.text)
+            await asyncio.gather(*(lane.quit(timeout) for lane in lanes if lane.supervisor.running is not None))
         for one in use.owed(self.state, self.clock.now()):
-            self.record(one.kind, one.at, **transition_fields(one))
+            self._write(one)
         self.stopping = True
         if self._timer is not None:
             self._timer.cancel()
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.logs.close()
-        self.executor.freezer.thaw_all()
+        for lane in lanes:
+            await lane.end()
+        self.freezer.thaw_all()
         self.clients.close()
         self.people.close()
         self.bypass.close()
-        self.supervisor.close()
-        self._front_end.close()
-        if self._held is not None:
-            os.close(self._held)
 
     def use_policy(self, policy: Policy | None) -> str | None:
         """Another policy; None: it has this instance no more. What of it has to wait until the agent is started
@@ -319,35 +312,21 @@ class Agent(Recorder):
     # --- what comes in ------------------------------------------------------------------------------------------------
 
     def _client_ended(self, pid: int, start: int) -> None:
-        self.executor.freezer.forget(pid, start)
+        self.freezer.forget(pid, start)
         self.gate.process_ended(pid, start)
-
-    def _control_gone(self, pid: int) -> None:
-        now = self.clock.now()
-        self.up_since = None
-        self.spawn(self._end_orphans())
-        self.conditions.set("adopted", None, now)
-        self.take([inp.ControlGone(now, pid)])
-        self._forget_drain()
 
     def _forget_drain(self) -> None:
         """One for a restart ends with the control daemon."""
-        if self.state.drain is None and self.store.get("drain") is not None:
+        if self.store.get("drain") is not None and all(one.drain is None for one in self.state.lanes.values()):
             self.store.put("drain", None)
-
-    def _logged(self, name: str, events: list[Line]) -> None:
-        """A log says this."""
-        if name == "control" and events:
-            self.executor.heard(events[-1].at)
-        self.take([event for event in events if not foreign(event, self.socket_path)])
 
     async def _tick(self) -> None:
         while not self.stopping:
             await asyncio.sleep(until_next(TICK))
             try:
-                self.take(self.observer.once(self.logs.followers.values(), self.up_since))
-                if self.state.lane.silent_since is not None and not self.executor.busy:
-                    self.spawn(self.executor.listen())
+                self.take(self.observer.once())
+                for lane in list(self.lanes.values()):
+                    lane.look()
                 self._note_conditions()
             except Exception as error:
                 self.failed("looking around failed", error)
@@ -405,7 +384,7 @@ class Agent(Recorder):
         outcomes: list[act.Done] = []
         for action in step.actions:
             if isinstance(action, act.TellGate):
-                done = self.executor.tell_gate(action)
+                done = self.lanes[None].executor.tell_gate(action)
                 if not (done.ok and isinstance(action.message, Admissions)):
                     outcomes.append(done)
             else:
@@ -420,6 +399,7 @@ class Agent(Recorder):
         self.people.keep(uids)
         self._decided(self)
         self.gate.keep()
+        self._forget_drain()
         deadline = self.core.deadline()
         self._wake_at(deadline)
         if outcomes:
@@ -436,7 +416,10 @@ class Agent(Recorder):
     def _dispatch(self, action: act.Action, now: float) -> None:
         if isinstance(action, act.Report):
             if self._worth_it(action, now):
-                self.record(action.kind, now, **action_record(action, self.policy))
+                self.record(action.kind, now, lane=action.lane, **action_record(action, self.policy))
+            return
+        if isinstance(action, act.OpenLane | act.CloseLane):
+            self.spawn(self._open(action) if isinstance(action, act.OpenLane) else self._close(action))
             return
         if self._pending >= MOST_PENDING:
             what = f"{MOST_PENDING} actions are under way; {type(action).__name__} was dropped"
@@ -448,33 +431,34 @@ class Agent(Recorder):
         self.spawn(self._perform(action))
 
     async def _perform(self, action: act.Action) -> None:
-        fields = action_record(action, self.policy)
+        fields, lane = {**action_record(action, self.policy), "lane": action.lane}, self.lanes.get(action.lane)
         # Who is paused is on record as a user; 48 processes each 20 s would wash everything else away.
         quiet = isinstance(action, act.Freeze | act.Thaw)
         number = 0
         if not quiet:
             number = self.record("action", self.clock.now(), action=type(action).__name__, **fields)
         try:
-            done = await self.executor.perform(action)
+            if lane is None:
+                done = act.Done(self.clock.now(), action, False, "its control daemon is not there any more")
+            else:
+                done = await lane.executor.perform(action)
         finally:
             self._pending -= 1
         kind = "action.done" if done.ok else "action.failed"
         if not (quiet and done.ok):
             self.record(kind, done.at, action=type(action).__name__, begun=number, ok=done.ok, text=done.text, **fields)
-        if isinstance(action, act.StartControl) and done.ok:
-            self.conditions.set("adopted", None, done.at)
-            self.up_since = done.at
+        if isinstance(action, act.StartControl) and done.ok and lane is not None:
+            lane.started(done.at)
         self.take([done])
         self._note_conditions()
 
     def _note_conditions(self) -> None:
-        now, executor = self.clock.now(), self.executor
-        self.conditions.set("front-end", executor.front_end_problem, now, "is the NVIDIA driver installed?")
-        self.conditions.set("control daemon", executor.start_problem, now, "see mpsagent-cli events")
-        problem = executor.multiuser_problem
-        what = None if problem is None else f"{problem}, so each turn has a server of its own"
-        self.conditions.set("shared server", what, now, 'set server = "own" in [instance.NAME]')
+        now = self.clock.now()
         note_conditions(self.conditions, self.core, now)
+        for key, lane in self.lanes.items():
+            lane.note_conditions()
+            if key is not None and key in self.state.lanes:
+                note_lane(lane.conditions, self.core, key, now)
         self.conditions.set("store", self.store.problem, now, "a drain and who is being ended do not outlive the agent")
 
     # --- on record ---
@@ -483,7 +467,10 @@ class Agent(Recorder):
         if isinstance(one, ClientWaiting) and not self.gate.is_new(one):
             return  # the api knows whether an earlier agent has written it down
         if self._worth_it(one, now):
-            self.record(one.kind, one.at, **transition_fields(one))
+            self._write(one)
+
+    def _write(self, one: Transition) -> None:
+        self.record(one.kind, one.at, lane=one.lane, **transition_fields(one))
 
     def _worth_it(self, one: Transition | act.Report, now: float) -> bool:
         if self._worth.may(one, now):
@@ -491,22 +478,3 @@ class Agent(Recorder):
         if (uid := self._worth.flood(one, now)) is not None:
             self.record("user.flood", now, uid=uid, most=UNSERVED_A_MINUTE)
         return False
-
-
-def _differs(found: Running, log_directory: str, devices: Sequence[str]) -> str | None:
-    """What of the policy's instance the daemon was not started with: it takes hold when that is started again."""
-    wrong = []
-    if os.path.realpath(found.log_directory) != os.path.realpath(log_directory):
-        wrong.append(f"writes its logs to {found.log_directory}, not to {log_directory}, so faults are not seen")
-    if (found.devices or "") != ",".join(devices):
-        meant = ", ".join(devices) or "all GPUs"
-        wrong.append(f"serves {found.devices or 'all GPUs'}, and the policy says {meant}")
-    return f"control daemon {found.pid}, which runs already, {'; it '.join(wrong)}" if wrong else None
-
-
-def _end(path: str) -> Position | None:
-    """Where a log ends now: no daemon runs, so what it says is over."""
-    with suppress(OSError):
-        status = Path(path).stat()
-        return Position(status.st_ino, status.st_size)
-    return None

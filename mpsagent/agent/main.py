@@ -21,7 +21,7 @@ from mpsagent.agent.acting import Acting
 from mpsagent.agent.api_side import ENDS
 from mpsagent.agent.clock import until_next
 from mpsagent.agent.conditions import FILES, note_files
-from mpsagent.agent.host import MakeSupervisor
+from mpsagent.agent.lane import MakeSupervisor
 from mpsagent.agent.node import Node
 from mpsagent.agent.orders import Orders
 from mpsagent.agent.settings import Settings
@@ -83,7 +83,7 @@ def _supervisor(settings: Settings) -> MakeSupervisor:
             from mpsagent.system.control_unit import ControlUnit
 
             return ControlUnit(
-                policy.instance, where.hidden, on_gone,
+                Path(where.home).name, where.hidden, on_gone,
                 program=policy.control_program, run_directory=settings.run_directory,
             )  # fmt: skip
         return ControlChild(where.hidden, on_gone, program=policy.control_program)

@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from mpsagent.agent import gpus, policies, saved
-from mpsagent.agent.apart import Apart
 from mpsagent.agent.api_side import ApiSide
 from mpsagent.agent.clock import SteadyClock, until_next
 from mpsagent.agent.conditions import Condition, Conditions
 from mpsagent.agent.executor import mps_environment
 from mpsagent.agent.gate_keeper import GateKeeper
-from mpsagent.agent.host import Agent, MakeSupervisor
+from mpsagent.agent.host import Agent
 from mpsagent.agent.journaling import Telling
+from mpsagent.agent.lane import MakeSupervisor
 from mpsagent.agent.page import Instance, Page, Showing
 from mpsagent.agent.people import People
 from mpsagent.agent.placing import Placing
 from mpsagent.agent.recorder import Recorder, log
 from mpsagent.agent.settings import Settings
-from mpsagent.core import inputs as inp
+from mpsagent.core.model import Key
+from mpsagent.core.view import View
 from mpsagent.core.waiting import waiting
 from mpsagent.mps.limits import Device
 from mpsagent.policy.instances import environment, instances, needs_devices, with_own_directories
@@ -40,6 +41,7 @@ from mpsagent.system.names import Names
 from mpsagent.system.nvml import GpusSeen
 from mpsagent.system.store import Part, Store
 from mpsagent.system.threads import in_thread
+from mpsagent.wire.codec import MOST_INSTANCES
 
 LOOK = 1.0
 GPU_WAIT = 1.0
@@ -55,7 +57,7 @@ HOPELESS = {
 
 
 class Node(Recorder):
-    """``agents``: one for each instance, in the policy's order, then those of users apart. Times are of ``clock``."""
+    """``agents``: one for each instance, in the policy's order. Times are of ``clock``."""
 
     def __init__(self, settings: Settings, names: Names, store: Store) -> None:
         self.api = ApiSide(settings)
@@ -74,7 +76,7 @@ class Node(Recorder):
         self.policy_loaded: float | None = None
         self.agents: list[Agent] = []
         self.single = True
-        """There is one instance, and nothing needs to say which."""
+        """There is one instance and no user's lane so far, and nothing needs to say which."""
         self.first = self.policy.instance
         """The name of the first one."""
         self.own = False
@@ -82,13 +84,7 @@ class Node(Recorder):
         self.stopping = False
         self.make_supervisor: MakeSupervisor
         self.people = People(names, lambda: self.placing.again())
-        self.apart = Apart(
-            self, self.agents, settings.run_directory, self._make_apart,
-            moved=lambda *way: self.placing.move(*way),
-            joined=lambda made: self.placing.joined(made),
-            parted=lambda *way: self.placing.parted(*way),
-        )  # fmt: skip
-        self.placing = Placing(self, self.agents, self.apart, self.people, settings.gate_link)
+        self.placing = Placing(self, self.agents, self.people, settings.gate_link)
         self.keeper = GateKeeper(self, settings, lambda: self.where, lambda: self.environment)
         self.gpus = gpus.Gpus(settings, self._mps, self.clock)
         self._watch: DeviceWatch | None = None
@@ -109,12 +105,11 @@ class Node(Recorder):
     @property
     def environment(self) -> dict[str, str]:
         """What users' programs need, who name no instance."""
-        agents = self.apart.sections()
-        return environment([agent.policy for agent in (agents[:1] if self.own else agents)])
+        return environment([agent.policy for agent in (self.agents[:1] if self.own else self.agents)])
 
     def environment_of(self, name: str) -> dict[str, str]:
         """What programs need that are for this instance. Where all share one directory that is the same."""
-        agent = self.apart.find(name)
+        agent = next((one for one in self.agents if one.name == name), None)
         return environment([agent.policy]) if self.own and agent is not None else self.environment
 
     def name_of(self, uid: int) -> str | None:
@@ -140,24 +135,22 @@ class Node(Recorder):
         self.store.put(saved.CLOCK, self.clock.kept())
         await self._first_policy()
         self.make_supervisor = make_supervisor
-        found = self.apart.found(await self._instances())
+        found = await self._instances()
         self.single, self.first = len(found) == 1, found[0].instance
         self.placing.begin(own=self.own, how=lambda: self.policy.placement)
-        self.agents += [self._make(policy, self.inherited) for policy in found]
-        for name in saved.gone(earlier, {agent.name for agent in self.agents}):
-            self.store.clear(f"{name}/")
+        self.agents += [self._make(policy) for policy in found]
         for agent in self.agents:
             agent.prepare()
         await self.keeper.start()
-        await asyncio.gather(*(agent.begin(self._earlier(earlier, agent)) for agent in self.agents))
+        kept = [self._earlier(earlier, agent) for agent in self.agents]
+        await asyncio.gather(*(agent.begin(one) for agent, one in zip(self.agents, kept, strict=True)))
         self.shown.start(self.started)
         self.placing.link.start()
         await self._install_device()
         self._watch = DeviceWatch(self.settings.device_directory, self._gpu_opened, lambda: self.gpus.nvml.asking)
         self.spawn(self._look())
 
-    def _make(self, policy: Policy, inherited: bool) -> Agent:
-        """An instance, which an agent before may have had."""
+    def _make(self, policy: Policy) -> Agent:
         return Agent(
             policy,
             settings=self.settings,
@@ -169,28 +162,27 @@ class Node(Recorder):
             link=self.placing.link,
             seen=self.gpus,
             make_supervisor=self.make_supervisor,
-            since=self.started if inherited else None,
+            since=self.started if self.inherited else None,
             named=lambda: not self.single,
-            inside=lambda: [one.inside for one in self.agents],
+            inside=lambda: [each for one in self.agents for each in one.inside],
             decided=self._decided,
-            found=self._devices_found,
+            changed=self._lanes_changed,
+            room=self._room,
         )
-
-    def _make_apart(self, policy: Policy) -> Agent:
-        self.single = False
-        return self._make(policy, False)
 
     def _decided(self, agent: Agent) -> None:
         """An instance has decided."""
-        if not (agent.state.clients or agent.state.held or self.single):
+        if len(self.agents) > 1 and not (agent.state.clients or agent.state.held):
             self.placing.idle()
-        if agent.state.held and agent.policy.sharing == "apart":
-            self.apart.soon()
 
-    def _devices_found(self, agent: Agent, found: tuple[Device, ...]) -> None:
-        """It has the GPUs; so have its users' instances."""
-        for one in (agent, *self.apart.lanes(agent)):
-            one.take([inp.DevicesFound(self.clock.now(), found)])
+    def _lanes_changed(self) -> None:
+        self.single = self.single and all(len(one.lanes) == 1 for one in self.agents)
+        self.placing.name_all()
+
+    def _room(self) -> str | None:
+        """Why there may be no further lane."""
+        count = sum(len(one.lanes) + len(one.going) for one in self.agents)
+        return f"there are {MOST_INSTANCES} control daemons already" if count >= MOST_INSTANCES else None
 
     async def _instances(self) -> Sequence[Policy]:
         """A policy for each instance. Raises OSError when that depends on GPUs that cannot be found."""
@@ -209,21 +201,24 @@ class Node(Recorder):
     def _earlier(self, everything: dict[str, Any], agent: Agent) -> dict[str, Any]:
         """What the agent before has kept of an instance. One that looked after a single instance named none: then it is
         moved, because what stays behind comes back one day (seen: a drain that had been over for long)."""
-        prefix = f"{agent.name}/"
+        prefix, alone = f"{agent.name}/", len(self.agents) == 1
         mine = {key.removeprefix(prefix): value for key, value in everything.items() if key.startswith(prefix)}
         plain = {key: value for key, value in everything.items() if "/" not in key and key != saved.LEASE}
-        here, there = (plain, mine) if self.single else (mine, plain if agent is self.agents[0] else {})
+        here, there = (plain, mine) if alone else (mine, plain if agent is self.agents[0] else {})
         for key, value in there.items():
-            self.store.put(f"{prefix}{key}" if self.single else key, None)
+            self.store.put(f"{prefix}{key}" if alone else key, None)
             if not here:
                 agent.store.put(key, value)
-        return here or there
+        found = here or there
+        for name, rows in saved.of_users(everything, agent.name).items():  # each had an engine of its own once
+            found = saved.with_rows(found, rows)
+            self.store.clear(f"{name}/")
+        return found
 
     async def end(self) -> None:
         """Let go of everything. MPS and the gate run on, unless the policy says otherwise (``agent.on_stop``)."""
         await asyncio.gather(*(agent.end() for agent in self.agents))
         self.stopping = True
-        self.apart.close()
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
@@ -249,7 +244,7 @@ class Node(Recorder):
 
     def _look_outside(self) -> None:
         self.gpus.processes.forget()
-        for agent in self.apart.sections():
+        for agent in self.agents:
             agent.observer.outside()
 
     # --- what is wrong ------------------------------------------------------------------------------------------------
@@ -274,7 +269,6 @@ class Node(Recorder):
         unplaced = self.placing.unplaced
         what = f"{unplaced} connections wait for the name service to say whose they are" if unplaced else None
         self.conditions.set("names", what, now, "see getent passwd UID; where a user belongs is named in the policy")
-        self.apart.look()
 
     def _look_at_api(self, now: float) -> None:
         lost = f", {self.shown.lost} lost" if self.shown.lost else ""
@@ -297,14 +291,15 @@ class Node(Recorder):
     async def _look_for_others(self) -> None:
         """Daemons of others are named and left alone."""
         try:
-            own = [one.daemon for agent in self.agents if (one := agent.inside).daemon is not None]
+            own = [one.daemon for agent in self.agents for one in agent.inside if one.daemon is not None]
             found = await foreign(self.where.public, own, self.agents[0].policy.control_program)
         except (OSError, TimeoutError):
             return
         finally:
             self._foreign_busy = False
         now, place = self.clock.now(), Path(self.settings.run_directory, "instances")
-        known = {one.name for one in self.agents} | self.apart.going
+        known = {lane.name for one in self.agents for lane in one.lanes.values()}
+        known = known.union(*(one.going for one in self.agents))
         left = [(one, name) for one in found if (name := one.of_instance(place)) is not None and name not in known]
         serving = [one for one in found if one.public]
         if serving or left:
@@ -331,19 +326,26 @@ class Node(Recorder):
         nvml, seen = self.gpus.nvml, self.gpus
         names = dict(self.people.known) | {uid: who for one in self.agents for uid, who in one.people.known.items()}
         return Page(
-            os.getpid(), self.started, self.clock.at(0.0), self.moved, [self._instance(one) for one in self.agents],
+            os.getpid(), self.started, self.clock.at(0.0), self.moved, self._instances_shown(),
             self.all_conditions(), self.policy, self.policy_loaded, [str(one) for one in self.policy_errors],
             self.environment, names, self.single, self.first, () if self.single else self.placing.places(),
             GpusSeen(seen.seen, dict(nvml.xids), dict(nvml.xids_seen), seen.at, seen.problem),
         )  # fmt: skip
 
-    def _instance(self, agent: Agent) -> Instance:
-        limits = agent.core.memories.lanes[None].limits
+    def _instances_shown(self) -> list[Instance]:
+        """Each instance, and then each user's lane."""
+        users = [(agent, key) for agent in self.agents for key in agent.state.lanes if key is not None]
+        return [self._shown(agent, key) for agent, key in (*((agent, None) for agent in self.agents), *users)]
+
+    def _shown(self, agent: Agent, key: Key) -> Instance:
+        view, limits = agent.core.view(key), agent.core.memories.lanes[key].limits
+        memory = agent.observer.memory()
         return Instance(
-            agent.name, agent.view(), agent.core.memories.usage,
-            {pid: pid not in limits.differs for pid in limits.seen}, bool(agent.devices), agent.observer.memory(),
-            tuple(agent.bypass.found.values()), self.environment_of(agent.name),
-            waiting(agent.view(), agent.clock.now()),
+            view.name, view, agent.core.memories.usage,
+            {pid: pid not in limits.differs for pid in limits.seen}, bool(agent.devices),
+            {pid: size for pid, size in memory.items() if pid in view.state.clients},
+            tuple(agent.bypass.found.values()) if key is None else (), self.environment_of(agent.name),
+            waiting(view, agent.clock.now()),
         )  # fmt: skip
 
     async def _look_again(self) -> None:
@@ -355,11 +357,13 @@ class Node(Recorder):
     @property
     def opened(self) -> bool:
         """Who comes now is served or held at every instance, but where only a person can help."""
-        return all(self._serves(one) or self._hopeless(one) for one in self.agents)
+        return all(
+            self._hopeless(one) or all(self._serves(one.core.view(key)) for key in one.state.lanes)
+            for one in self.agents
+        )
 
-    def _serves(self, agent: Agent) -> bool:
+    def _serves(self, view: View) -> bool:
         """The control daemon runs, and the gate has its table."""
-        view = agent.view()
         gate = view.state.gate
         if gate is None or not gate.synced or not view.settled:
             return False
@@ -372,7 +376,10 @@ class Node(Recorder):
         """Of the agent and all instances; what several of them say is said once."""
         found: dict[tuple[str, str], Condition] = {}
         every: list[tuple[tuple[str, ...], Conditions]] = [((), self.conditions)]
-        every += [(() if self.single else (agent.name,), agent.conditions) for agent in self.agents]
+        every += [
+            (() if self.single else (lane.name,), lane.conditions)
+            for agent in self.agents for lane in agent.lanes.values()
+        ]  # fmt: skip
         for where, conditions in every:
             for one in conditions.all():
                 first = found.setdefault((one.what, one.do), one)
@@ -430,7 +437,7 @@ class Node(Recorder):
     def _use(self, policy: Policy) -> str | None:
         """Each instance goes by it from now on. What has to wait until the agent is started again, in words."""
         fresh = self.each_of(policy)
-        left = [self.apart.use_policy(agent, fresh.pop(agent.name, None)) for agent in self.apart.sections()]
+        left = [agent.use_policy(fresh.pop(agent.name, None)) for agent in self.agents]
         if fresh:
             left.append(f"{', '.join(fresh)} added: takes hold when the agent is started again")
         if self.own is not (policy.placement == "own"):
@@ -443,7 +450,7 @@ class Node(Recorder):
         if self.own:
             made = with_own_directories(made, self.settings.run_directory)
         fresh = {one.instance: one for one in made}
-        if self.single and len(fresh) == 1:  # a name that changed is among what waits
+        if len(self.agents) == len(fresh) == 1:  # a name that changed is among what waits
             return {self.agents[0].name: next(iter(fresh.values()))}
         return fresh
 

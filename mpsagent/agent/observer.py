@@ -1,27 +1,23 @@
 """What announces itself by nothing and is looked at from time to time, of one instance: stopped processes, idle
-clients, logs that have gone, a full disk, processes outside MPS, the compute mode."""
+clients, processes outside MPS, the compute mode."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from mpsagent.agent import bypass, lifted_limits
 from mpsagent.agent.bypass import Bypass, Inside
 from mpsagent.agent.clients import Clients
 from mpsagent.agent.gpus import Gpus, known
 from mpsagent.agent.lifted_limits import Lifted
-from mpsagent.agent.recorder import FORGET, Recorder
+from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core.engine import Core
 from mpsagent.system import devices as gpus
-from mpsagent.system.logfiles import LogFollower
 from mpsagent.system.nvml import ComputeProcess
-from mpsagent.system.processes import start_time, stopped
-from mpsagent.system.threads import in_thread
+from mpsagent.system.processes import stopped
 
-DISK_EVERY = 10.0
 CPU_EVERY = 5.0
 """Seconds between two readings of the CPU time of clients."""
 FRESH, FRESH_CLIENT = 5.0, 1.0
@@ -32,12 +28,10 @@ other one, so who is beyond it is found within 3 s."""
 WORK_EVERY, WORK_SOON = 15.0, 3.0
 """Seconds between two looks at what the GPUs have done, and until the first one after a user has come; at once when
 users come and go, or a client has ended."""
-BLIND = "faults and server ends are not seen meanwhile"
 
 
 class Observer:
-    """:meth:`once` every second. ``inside``: of all instances; ``machine``: the GPUs and who is outside MPS on them are
-    looked at, too."""
+    """:meth:`once` every second. ``inside``: of all instances."""
 
     def __init__(
         self,
@@ -49,8 +43,6 @@ class Observer:
         seen: Gpus,
         inside: Callable[[], Collection[Inside]],
         take: Callable[[list[inp.Input]], None],
-        *,
-        machine: bool,
     ) -> None:
         self._recorder, self._clock, self._conditions = recorder, recorder.clock, recorder.conditions
         self._core = core
@@ -59,12 +51,10 @@ class Observer:
         self._gpus = seen
         self._inside = inside
         self._take = take
-        self._machine = machine
-        self._disk_at = self._survey_at = self._cpu_at = float("-inf")
-        self._disk_busy = self._survey_busy = False
+        self._survey_at = self._cpu_at = float("-inf")
+        self._survey_busy = False
         self._outside_busy = self._outside_again = False
         self._idle: dict[int, float] = {}
-        self._other: int | None = None
         self._memory: dict[int, int] = {}
         self._memory_at = self._looked_at = float("-inf")
         self._surveying: asyncio.Task[None] | None = None
@@ -72,18 +62,10 @@ class Observer:
         self._working: asyncio.Task[None] | None = None
         self._work_at = self._work_again = float("-inf")
         self._workers: frozenset[int] = frozenset()
-        self._beside, self._beside_at, self._beside_since = 0.0, self._clock.now(), self._clock.now()
-        """Seconds since the last look at what the GPUs have done, each divided among the users apart at work in it; by
-        when, and when that look was."""
 
-    def once(self, logs: Iterable[LogFollower], since: float | None) -> list[inp.Input]:
-        """One round, without waiting for anything; what the engine should know of it. ``since``: since when the control
-        daemon runs, None: it does not."""
+    def once(self) -> list[inp.Input]:
+        """One round, without waiting for anything; what the engine should know of it."""
         now, state, conditions = self._clock.now(), self._core.state, self._conditions
-        if since is not None:
-            self._look_at_disk(now)
-        for log in logs:
-            self._look_at_log(log, since, now)
         if self._bypass.due(now):
             self._gpus.processes.forget()
             self.outside()
@@ -92,9 +74,6 @@ class Observer:
         do = "MPS cannot prevent it (docs/security.md): mpsagent-cli client terminate PID, or the policy's over_limits"
         conditions.set("over limits", lifted_limits.trouble(self._core.view()), now, do)
         conditions.expire(now)
-        if self._other is not None and not start_time(self._other):
-            self._other = None
-            conditions.set("other daemon", None, now)
         busy = state.held or any(one.state.clients for one in self._inside())
         due = min(self._survey_at, self._memory_at + FRESH) if self._memory_counts() else self._survey_at
         if not self._survey_busy and now >= due and (busy or self._bypass.found):
@@ -103,7 +82,6 @@ class Observer:
         idle = self._listing is None or self._listing.done()
         if limited and idle and now >= self._memory_at + MEMORY_EVERY:
             self._listing = self._recorder.spawn(self._weigh())
-        self._count_beside(now)
         self.look_at_work()
         return [self.processes(now)]
 
@@ -112,18 +90,10 @@ class Observer:
         view = self._core.view()
         return view.turn is not None and view.turn.contested is not None and view.may_pause(view.turn.uid)
 
-    def other_daemon(self, pid: int) -> None:
-        """Lines of another control daemon stand in our logs. Said for as long as that runs, or for a while."""
-        self._other = pid
-        now, directory = self._clock.now(), self._core.state.policy.log_directory
-        what = f"another control daemon (process {pid}) writes into the same log files"
-        do = f"give it a log directory of its own; {directory} is this instance's"
-        self._conditions.set("other daemon", what, now, do, until=now + FORGET)
-
     def processes(self, now: float) -> inp.ProcessesSeen:
         """Who is stopped, and whose client computes nothing."""
         state = self._core.state
-        pids = [*state.servers, *([state.control.pid] if state.control is not None else [])]
+        pids = [*state.servers, *(lane.control.pid for lane in state.lanes.values() if lane.control is not None)]
         pids += [held.peer.pid for held in state.held.values() if held.handing is not None]
         found = frozenset(pid for pid in pids if stopped(pid)) | self._clients.stopped()
         if now >= self._cpu_at + CPU_EVERY:
@@ -137,31 +107,6 @@ class Observer:
         for pid in frozen:
             self._idle.pop(pid, None)
         return inp.ProcessesSeen(now, found, dict(self._idle), dict(self._lifted.found))
-
-    def _look_at_log(self, log: LogFollower, since: float | None, now: float) -> None:
-        gone = log.missing and since is not None and now > since + 3.0
-        what = f"{log.path} has gone while MPS runs; MPS never opens it again"
-        do = f"{BLIND}, unless the agent has the old file open still; when all is idle: mpsagent-cli restart"
-        self._conditions.set(f"{log.path.name} missing", what if gone else None, now, do)
-
-    def _look_at_disk(self, now: float) -> None:
-        if now >= self._disk_at + DISK_EVERY and not self._disk_busy:
-            self._disk_at, self._disk_busy = now, True
-            self._recorder.spawn(self._disk())
-
-    async def _disk(self) -> None:
-        path = self._core.state.policy.log_directory
-        try:
-            found = await in_thread(os.statvfs, path, deadline=5.0)
-            full = found.f_bavail == 0 and found.f_blocks > 0
-            what = f"{path}: the disk is full, so MPS cannot write its logs" if full else None
-        except TimeoutError:
-            what = f"{path}: the file system does not answer"
-        except OSError:  # it is not there: said elsewhere
-            what = None
-        finally:
-            self._disk_busy = False
-        self._conditions.set("log disk", what, self._clock.now(), BLIND)
 
     def look_at_work(self) -> None:
         """What the GPUs have done, aside: at the same moments for all instances, and when users come and go."""
@@ -178,25 +123,8 @@ class Observer:
         found = await self._gpus.work()
         if found is None:  # said elsewhere; each try may start a helper
             self._work_again = self._clock.now() + WORK_EVERY
-            return
-        self._count_beside(self._clock.now())
-        lanes = (self._beside_at - self._beside_since) / self._beside if self._beside else 1.0
-        self._beside, self._beside_since = 0.0, self._beside_at
-        self._take([found._replace(lanes=lanes)])
-
-    def _count_beside(self, now: float) -> None:
-        self._beside += (now - self._beside_at) / (1 + self._others())
-        self._beside_at = now
-
-    def _others(self) -> int:
-        """Other users apart who are at work on our GPUs."""
-        mine = self._core.state
-        ours = {device.uuid for device in mine.devices}
-        return sum(
-            one.state is not mine and any(device.uuid in ours for device in one.state.devices)
-            and any(client.detached is None and client.frozen is None for client in one.state.clients.values())
-            for one in self._inside()
-        )  # fmt: skip
+        else:
+            self._take([found])
 
     # --- the GPUs -----------------------------------------------------------------------------------------------------
 
@@ -229,8 +157,7 @@ class Observer:
 
     async def _survey(self) -> None:
         try:
-            if self._machine:
-                await self._look_at_gpus()
+            await self._look_at_gpus()
             await self._processes_on_gpus()
         finally:
             self._survey_busy = False
@@ -257,7 +184,7 @@ class Observer:
     async def _processes_on_gpus(self) -> None:
         """Those outside MPS, and the memory of all."""
         listed = await self._listed()
-        if listed is None or not self._machine:
+        if listed is None:
             return
         for one in await self._bypass.look(listed):
             seen = one.seen

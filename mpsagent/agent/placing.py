@@ -6,13 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from mpsagent.agent.apart import Apart
 from mpsagent.agent.conditions import note_files
 from mpsagent.agent.host import Agent
 from mpsagent.agent.people import People
 from mpsagent.agent.recorder import Recorder
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
+from mpsagent.core.model import Key
 from mpsagent.core.placement import Place, Process
 from mpsagent.policy.identity import Identity
 from mpsagent.system.gate_link import GateLink
@@ -26,23 +26,21 @@ NOWHERE = "the policy has no instance for this user: none names the user or a gr
 class Placing:
     """Of one node. A knock whose user has to be known by name first waits here, and in the gate."""
 
-    def __init__(self, recorder: Recorder, agents: list[Agent], users: Apart, people: People, path: str) -> None:
+    def __init__(self, recorder: Recorder, agents: list[Agent], people: People, path: str) -> None:
         self._recorder, self._clock = recorder, recorder.clock
         self._agents = agents
-        self._apart = users
         self._people = people
         self._own = False
         self._how: Callable[[], placement.Placement]
-        self.link = GateLink(path, self._receive, read=self._decide, connected=self._name_all, lost=self._lost)
+        self.link = GateLink(path, self._receive, read=self._decide, connected=self.name_all, lost=self._lost)
         self._knocks: dict[int, tuple[link.Knock, Agent]] = {}
         self._waits: dict[int, tuple[Agent, int]] = {}
         """By user: where, and with how many connections."""
         self._known: list[tuple[Process, Agent]] = []
         """Told since the gate's hello, until it has told everything."""
         self._scheduled = False
-        self._hello: link.Hello | None = None
-        """Of the gate that is connected; then whether it has told everything."""
-        self._synced = False
+        self._gate: int | None = None
+        """The pid of the gate that is connected."""
         self._unplaced: dict[int, tuple[link.Knock, Pidfd | None]] = {}
 
     def begin(self, how: Callable[[], placement.Placement], *, own: bool) -> None:
@@ -65,40 +63,31 @@ class Placing:
             self._knocked(knock, process)
         self._decide()
 
-    # --- instances that come and go -----------------------------------------------------------------------------------
+    def find(self, name: str) -> tuple[Agent, Key] | None:
+        """An instance and a lane of it, by the lane's name; empty: that of all users of the first one."""
+        if not name:
+            return self._agents[0], None
+        found = ((agent, lane.key) for agent in self._agents for lane in agent.lanes.values() if lane.name == name)
+        return next(found, None)
 
-    def joined(self, agent: Agent) -> None:
-        """An instance that is new among the node's. The gate is told of it, and it of the gate."""
-        self._name_all()
-        if self._hello is not None:
-            agent.gate.receive(self._hello, None)
-        if self._synced:
-            agent.gate.receive(link.Synced(), None)
-
-    def parted(self, agent: Agent, to: Agent) -> None:
-        """It is not among the node's any more; who waits there waits at another one."""
-        self._name_all()
-        self._move_all([one for one, (_, where) in self._knocks.items() if where is agent], agent, to)
-
-    def move(self, uid: int, agent: Agent, to: Agent) -> None:
+    def _move_user(self, uid: int, agent: Agent, to: Agent) -> None:
         """What this user has waiting there waits elsewhere."""
-        self._move_all([one for one, (knock, where) in self._knocks.items() if knock.uid == uid and where is agent],
-                       agent, to)  # fmt: skip
-
-    def _move_all(self, connections: list[int], agent: Agent, to: Agent) -> None:
-        for uid in dict.fromkeys(self._knocks[one][0].uid for one in connections):
-            self._recorder.record("user.moved", self._clock.now(), uid=uid, before=agent.name, instance=to.name)
-        for one in connections:
+        self._recorder.record("user.moved", self._clock.now(), uid=uid, before=agent.name, instance=to.name)
+        mine = [one for one, (knock, where) in self._knocks.items() if knock.uid == uid and where is agent]
+        for one in mine:
             self._move(one, agent, to)
-        if connections:
+        if mine:
             agent.take([])
             to.gate.decide()
 
     # --- from the gate ------------------------------------------------------------------------------------------------
 
-    def _name_all(self) -> None:
-        own = [agent.name for agent in self._apart.sections()[1:]] if self._own else []
-        self.link.send(link.Instances(tuple(agent.name for agent in self._agents), tuple(own)))
+    def name_all(self) -> None:
+        """The gate is told which instances and lanes there are."""
+        own = [agent.name for agent in self._agents[1:]] if self._own else []
+        names = [agent.name for agent in self._agents]
+        names += [lane.name for agent in self._agents for lane in agent.lanes.values() if lane.key is not None]
+        self.link.send(link.Instances(tuple(names), tuple(own)))
 
     def _decide(self) -> None:
         for agent in self._agents:
@@ -106,7 +95,7 @@ class Placing:
 
     def _lost(self, why: str) -> None:
         self._forget()
-        self._hello, self._synced = None, False
+        self._gate = None
         do = "clients are held, and served as the gate was told last; see the gate's own log"
         self._recorder.conditions.set("gate", why, self._clock.now(), do)
         for agent in self._agents:
@@ -126,11 +115,10 @@ class Placing:
             case link.Hello() | link.Synced():
                 self._known.clear()
                 if isinstance(message, link.Hello):
-                    self._hello = message
-                self._synced = isinstance(message, link.Synced)
-                if self._synced:
+                    self._gate = message.gate
+                else:
                     self._say_synced()
-                for agent in list(self._agents):
+                for agent in self._agents:
                     agent.gate.receive(message, None)
             case link.Knock():
                 self._knocked(message, process)
@@ -150,21 +138,22 @@ class Placing:
         now, conditions = self._clock.now(), self._recorder.conditions
         conditions.set("gate", None, now)
         conditions.set("public directory", None, now)
-        note_files(conditions, "the gate", None if self._hello is None else open_files(self._hello.gate), now)
+        note_files(conditions, "the gate", None if self._gate is None else open_files(self._gate), now)
 
     def _told(self, message: link.FromGate, process: Pidfd | None) -> None:
-        found = self._apart.find(getattr(message, "instance", ""))
-        if found is None:  # it is not there any more
+        place = self.find(getattr(message, "instance", ""))
+        if place is None:  # it is not there any more
             if process is not None:
                 process.close()
             return
+        found, lane = place
         if isinstance(message, link.Known):
             self._known.append(((message.pid, message.start, message.uid), found))
         if isinstance(message, link.Handing | link.Passed):
             self._moved(message.connection, found)
         if isinstance(message, link.Passed) or (isinstance(message, link.Failed) and message.lost):
             self._gone(message.connection)
-        found.gate.receive(message, process)
+        found.gate.receive(message, process, lane)
 
     def _moved(self, connection: int, to: Agent) -> None:
         """The gate hands a connection over elsewhere than it was thought to wait: the gate is right."""
@@ -186,13 +175,14 @@ class Placing:
             self._asked(knock, process)
             return
         agents = self._agents
-        found = None if knock.instance is None else self._apart.find(knock.instance)
+        place = None if knock.instance is None else self.find(knock.instance)
+        found = None if place is None else place[0]
         if len(agents) == 1:
             found = agents[0]
         if found is None:
             found = self._waits.get(knock.uid, (None, 0))[0]
         if found is None:
-            found = self._apart.of_user(knock.uid)
+            found = next((agent for agent in agents if knock.uid in agent.lanes), None)
         if found is None:
             found = next((agent for agent in agents if agent.gate.waited_here(knock)), None)
         if found is None:
@@ -206,9 +196,12 @@ class Placing:
             if name is None:
                 self._refuse(knock, process, NOWHERE)
                 return
-            found = self._apart.find(name)
+            found = self._section(name)
             assert found is not None
-        self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
+        self._deliver(knock, process, found)
+
+    def _section(self, name: str | None) -> Agent | None:
+        return next((agent for agent in self._agents if agent.name == name), None)
 
     def _asked(self, knock: link.Knock, process: Pidfd | None) -> None:
         """It came in the directory of an instance, and is for that one or for none."""
@@ -218,9 +211,9 @@ class Placing:
         if who is None:
             return
         mine = placement.open_to(who, places)
-        found = self._apart.find(name)
+        found = self._section(name)
         if found is not None and name in mine:
-            self._deliver(knock, process, self._apart.instance_for(found, knock.uid))
+            self._deliver(knock, process, found)
             return
         names = ", ".join(mine)
         why = f"the directory is that of {name}; the policy has {names} for this user" if mine else NOWHERE
@@ -250,25 +243,19 @@ class Placing:
     def _spread(self) -> None:
         """Who waits elsewhere and has no client at work goes to an instance that is idle."""
         self._scheduled = False
-        for agent in self._apart.sections():
-            for uid in agent.view().waiting():
+        for agent in self._agents:
+            for uid in agent.core.view(None).waiting():
                 places = self.places()
                 here = next(one for one in places if one.name == agent.name)
                 who = self._people.known.get(uid, Identity(uid))
                 name = placement.free(who, places, self._how())
-                to = None if name is None else self._apart.find(name)
+                to = self._section(name)
                 if to is None or uid in here.admitted or here.there == {uid} or agent.state.clients_of_user(uid):
                     continue
-                self.move(uid, agent, to)
+                self._move_user(uid, agent, to)
 
     def places(self) -> list[placement.Place]:
-        """Those of users apart are part of their section's."""
-        found = []
-        for section in self._apart.sections():
-            users = self._apart.lanes(section)
-            every = [placement.place_of(one.policy, one.view(), self._processes(one)) for one in (section, *users)]
-            found.append(placement.merged(every))
-        return found
+        return [placement.place_of(one.policy, one.view(), self._processes(one)) for one in self._agents]
 
     def _processes(self, agent: Agent) -> list[Process]:
         waiting = [(one.pid, one.start, one.uid) for one, where in self._knocks.values() if where is agent]

@@ -7,7 +7,7 @@ start time, and a turn only goes on for a user who still has clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -56,10 +56,24 @@ def _moved(value: Any, by: float) -> Any:
     return value + by if isinstance(value, float) and value > SINCE_1970 else value
 
 
-def gone(values: Mapping[str, Any], there: Collection[str]) -> set[str]:
-    """Instances of users apart that are not there any more: an agent was killed while it took them away."""
-    names = {key.rpartition("/")[0] for key in values}
-    return {name for name in names if name not in there and apart.split(name) is not None}
+def of_users(values: Mapping[str, Any], section: str) -> dict[str, dict[str, Any]]:
+    """What an agent of before has kept for each user apart of a section, by the name of the user's instance."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, _, key in (one.rpartition("/") for one in values):
+        if apart.users(section, [name]):
+            found.setdefault(name, {})[key] = values[f"{name}/{key}"]
+    return found
+
+
+def with_rows(kept: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """With who was being ended, had waited and had used the GPU there."""
+    found = dict(kept)
+    with suppress(*_DAMAGED):
+        for key in ("ending", "waited"):
+            found[key] = [*found.get(key, []), *more.get(key, [])]
+        mine, others = found.get("usage") or {}, more.get("usage") or {}
+        found["usage"] = {key: [*mine.get(key, []), *others.get(key, [])] for key in ("hours", "since")}
+    return found
 
 
 def ending_rows(core: Core) -> list[list[Any]]:
@@ -195,7 +209,8 @@ def take_up_turn(core: Core, kept: Mapping[str, Any], told: Iterable[inp.Input],
         uid, since, contested, warned, end = kept["turn"]
         contested, warned, end = (None if at is None else min(now, _number(at)) for at in (contested, warned, end))
         turn = Turn(int(uid), min(now, _number(since)), contested, warned, end)
-        said = [one.what for one in told if isinstance(one, inp.GateSaid)]
+        each = [one.what if isinstance(one, inp.Of) else one for one in told]
+        said = [one.what for one in each if isinstance(one, inp.GateSaid)]
         if any(isinstance(one, link.Known) and one.uid == turn.uid for one in said):
             rest = {one: at for one, at in core.memories.turns.suspended.items() if one != turn.uid}
             turn = replace(turn, phase=turn.reached if end is None else "ending")

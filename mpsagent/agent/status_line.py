@@ -9,15 +9,16 @@ from mpsagent.agent.node import Node
 
 def one_line(node: Node) -> str:
     agents, found = node.agents, problems(node.all_conditions())
-    text = _of_one(agents[0]) if len(agents) == 1 else _of_several(agents)
+    alone = len(agents) == len(agents[0].state.lanes) == 1
+    text = _of_one(agents[0]) if alone else _of_several(agents)
     return f"{found[0].text(node.name_of)} ({_many(len(found), 'problem')}); {text}" if found else text
 
 
 def _of_several(agents: list[Agent]) -> str:
     clients = sum(len(agent.state.clients) for agent in agents)
-    waiting = sum(len(agent.view().waiting()) for agent in agents)
-    apart = sum(1 for agent in agents if agent.policy.user is not None)
-    text = f"{len(agents) - apart} instances, " if len(agents) - apart > 1 else ""
+    waiting = sum(len(agent.core.view(None).waiting()) for agent in agents)
+    apart = sum(len(agent.state.lanes) - 1 for agent in agents)
+    text = f"{len(agents)} instances, " if len(agents) > 1 else ""
     text += f"{_many(apart, 'user')} apart, " if apart else ""
     return text + f"{_many(clients, 'client')}, {_many(waiting, 'user')} {'waits' if waiting == 1 else 'wait'}"
 

@@ -17,7 +17,6 @@ from mpsagent.api.explaining import explained
 from mpsagent.api.received import Received
 from mpsagent.core import placement
 from mpsagent.core.sentences import Names, sentence
-from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 
 T = TypeVar("T")
@@ -86,7 +85,7 @@ class Everything:
     def _all(self, read: Callable[[Instance, Names, float], Iterable[Json]]) -> Iterator[Json]:
         page = self._page
         for one in page.instances:
-            if one.view.policy.user is None:
+            if one.view.user is None:
                 for part in (one, *views.users_of(page, one.name)):
                     for row in read(part, self._received.name, self._received.now()):
                         yield {**row, "instance": one.name}
@@ -148,14 +147,14 @@ class Everything:
         """What applies to a user (name or uid), where each value comes from, and what would happen to the user now.
         With several instances, as it is where the user belongs. May ask the name service. Raises Problem(404)."""
         page, who = self._page, await self._identity(user)
-        sections = {one.name: one for one in page.instances if one.view.policy.user is None}
+        sections = {one.name: one for one in page.instances if one.view.user is None}
         name = next(iter(sections))
         if len(sections) > 1:
             places = page.places
             name = placement.stays(who.uid, places) or placement.place(who, places, page.policy.placement) or name
         one = sections[name]
-        for own in (own for own in page.instances if own.view.policy.user == who.uid):
-            one, name = own, apart.section(own.view.policy)
+        for own in (own for own in page.instances if own.view.user == who.uid):
+            one, name = own, own.view.policy.instance
         answer = explained(one, who, cgroup, self._received.name, self._received.now())
         return answer if len(sections) == 1 else {**answer, "instance": name}
 

@@ -218,7 +218,7 @@ class Received:
         used: dict[str, list[Client]] = {}
         self.live.clear()
         for one in page.instances:
-            paused, there = one.view.suspended, users.setdefault(apart.section(one.view.policy), [])
+            paused, there = one.view.suspended, users.setdefault(one.view.policy.instance, [])
             there += [uid for uid in one.view.state.users() if uid not in paused]
             where = None if page.single else one.name
             for pid, size in one.memory.items():
@@ -229,7 +229,7 @@ class Received:
                 client = self.history.sessions.open.get(("client", where, mine.pid))
                 if client is not None and mine.use.energy:
                     self.live[client.number] = mine.use
-                used.setdefault(apart.section(one.view.policy), []).append(mine)
+                used.setdefault(one.view.policy.instance, []).append(mine)
         for name, there in users.items():
             self._metered.work(name, there)
             self._metered.use(name, used.get(name, ()))

@@ -255,7 +255,7 @@ def status(page: Page, about: About, now: float) -> Json:
     """Everything that matters, on one page."""
     pages, parts = dict[str, Json](), list[Json]()
     for one in page.instances:
-        if one.view.policy.user is not None:
+        if one.view.user is not None:
             continue
         users = {user.name: _page(user, page, about, now) for user in users_of(page, one.name)}
         mine = _page(one, page, about, now)
@@ -284,8 +284,8 @@ def status(page: Page, about: About, now: float) -> Json:
 
 def users_of(page: Page, section: str) -> list[Instance]:
     """The instances of its users, where it is apart."""
-    users = [one for one in page.instances if one.view.policy.user is not None]
-    return [one for one in users if apart.section(one.view.policy) == section]
+    users = [one for one in page.instances if one.view.user is not None]
+    return [one for one in users if one.view.policy.instance == section]
 
 
 def _page(one: Instance, page: Page, about: About, now: float) -> Json:

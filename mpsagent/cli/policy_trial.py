@@ -20,7 +20,6 @@ from mpsagent.core.transitions import Transition, transition_fields
 from mpsagent.gate.queue import Held, KnownProcess, Queue
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device
-from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.wire import link
@@ -39,8 +38,8 @@ def tried(
     users = {one.uid: who(one.uid) for one in came if one.uid is not None}
     if policy.sharing != "apart":
         return _Trial(policy, users, devices, came).until(until)
-    each = [_Trial(apart.of_user(policy, uid), users, devices, [one for one in came if one.uid == uid]).until(until)
-            for uid in users]  # fmt: skip
+    alone = replace(policy, sharing="turns")  # no other user comes
+    each = [_Trial(alone, users, devices, [one for one in came if one.uid == uid]).until(until) for uid in users]
     return sorted((one for rows in each for one in rows), key=lambda one: one.came)
 
 

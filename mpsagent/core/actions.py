@@ -28,6 +28,20 @@ class TellGate(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLane(Action):
+    """Make a lane for this user: directories, and what may run and be written there already."""
+
+    uid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseLane(Action):
+    """Nothing runs there: take its directories away."""
+
+    uid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShutdownServer(Action):
     """``shutdown_server S [-f]``."""
 

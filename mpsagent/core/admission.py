@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice, zip_longest
 
 from mpsagent.core import actions as act
-from mpsagent.core import memory_use
+from mpsagent.core import lanes, memory_use
 from mpsagent.core.inputs import Peer
 from mpsagent.core.model import CLIENTS_PER_SERVER, Held, Status
 from mpsagent.core.rule import Decision, Reason
@@ -88,7 +88,9 @@ def holds(view: View, now: float) -> Iterator[Reason]:
     if state.drain is not None:
         yield Reason("drain", "maintenance (drain): nothing new is let in", known=True)
     if view.elsewhere:
-        yield Reason("apart", state.apart_held or "a control daemon of this user's own is being started")
+        yield Reason("apart", lanes.full(view) or "a control daemon of this user's own is being started")
+    elif view.leaving:
+        yield Reason("apart", lanes.full(view) or "", known=True)
     if control is None or not control.proven:
         yield Reason("control", "the control daemon does not run")
     elif control.quitting is not None or view.retiring:
@@ -145,7 +147,7 @@ def _admissions(view: View, held: Sequence[Reason]) -> Admissions:
     return Admissions(
         open=is_open, users=users, room=_room(view), fail_safe=fail_safe, devices=devices,
         set_limits=view.limits_enforced, processes={one.key: one for one, _ in named}, jobs=jobs,
-        instance=view.policy.instance,
+        instance=view.name,
     )  # fmt: skip
 
 
@@ -218,7 +220,7 @@ def _room(view: View) -> int:
 
 def _most_contexts(view: View, rules: Rules) -> int | None:
     """Where users share a server no user can take all places (recording 12, H4)."""
-    if rules.max_contexts is not None or not view.shared or view.policy.user is not None:
+    if rules.max_contexts is not None or not view.shared or view.user is not None:
         return rules.max_contexts
     return int(_room(view) * OF_ALL)
 

@@ -18,6 +18,7 @@ from mpsagent.core import (
     faults,
     hangs,
     ladder,
+    lanes,
     limits,
     notices,
     pause,
@@ -30,7 +31,7 @@ from mpsagent.core import (
     usage,
 )
 from mpsagent.core import inputs as inp
-from mpsagent.core.changes import of_lane
+from mpsagent.core.changes import T, of_lane
 from mpsagent.core.model import Key, State
 from mpsagent.core.reduce import not_handed, reduce
 from mpsagent.core.rule import Decision, EndClient, Section
@@ -41,6 +42,7 @@ from mpsagent.wire import link
 
 Where = Key | Literal["all"]
 """A lane, or all of them."""
+_ALL: tuple[Where, ...] = ("all",)
 
 PASSES = 8
 """More than one decision ever sets off in a row."""
@@ -86,6 +88,7 @@ class Memories:
     turns: turn_memory.Memory = field(default_factory=turn_memory.Memory)
     pause: pause.Memory = field(default_factory=pause.Memory)
     caps: caps.Memory = field(default_factory=caps.Memory)
+    users: lanes.Memory = field(default_factory=lanes.Memory)
     lanes: Mapping[Key, OfLane] = field(default_factory=lambda: {None: OfLane()})
 
 
@@ -101,9 +104,14 @@ class Core:
         self._views: dict[Where, View] = {}
         self._viewed: tuple[State, Memories] | None = None
         """What these views are of."""
+        self._parts: tuple[State, Mapping[Key, State]] | None = None
         self._retry: dict[tuple[str, Where], float] = {}
         """By rule in which a mistake showed, and lane: when it is asked again."""
         self._mistakes: list[tuple[str, Exception]] = []
+        self._settled: dict[Key, tuple[View, OfLane, float | None]] = {}
+        """By lane, of several: what its rules saw and remembered when they decided nothing more, and until when."""
+        self._number = 0
+        """Of the last table of a lane that has gone: one that comes again goes on behind it."""
 
     def receive(self, event: inp.Input | act.Done, now: float) -> Step:
         """Take one input in, and decide."""
@@ -148,7 +156,19 @@ class Core:
             if all(what != name for name, _ in self._mistakes):
                 self._mistakes.append((what, error))
             return []
+        if self.state.lanes.keys() != self.memories.lanes.keys():
+            self._follow_lanes()
         return told
+
+    def _follow_lanes(self) -> None:
+        """A lane that is new remembers nothing, one that has gone is forgotten."""
+        known = self.memories.lanes
+        gone = [one.admission.number for lane, one in known.items() if lane not in self.state.lanes]
+        self._number = max([self._number, *gone])
+        fresh = OfLane(admission=admission.Memory(self._number))
+        self.memories = replace(self.memories, lanes={lane: known.get(lane, fresh) for lane in self.state.lanes})
+        self._settled = {lane: one for lane, one in self._settled.items() if lane in self.state.lanes}
+        self._retry = {one: at for one, at in self._retry.items() if one[1] == "all" or one[1] in self.state.lanes}
 
     def tick(self, now: float) -> Step:
         """Decide because of the time."""
@@ -183,20 +203,25 @@ class Core:
             same = before is not None and before.leases is state.leases and before.policy is state.policy
             kept = next(iter(self._views.values())).remembered if same and self._views else {}
             self._viewed, self._views = (state, m), {}
-            self._views["all"] = self._view(state, None, kept)
+            self._views["all"] = self._view(state, kept)
         everything = self._views["all"]
         if lane == "all" or len(state.lanes) == 1:
             return everything
         if lane not in self._views:
-            self._views[lane] = self._view(state.of(lane), lane, everything.remembered)
+            if self._parts is None or self._parts[0] is not state:
+                self._parts = state, state.parts()
+            mine = m.lanes[lane]
+            self._views[lane] = replace(
+                everything, state=self._parts[1][lane], ending=ladder.ending(mine.ladder), starting=frozenset(),
+                admitted=frozenset(), users=everything.users if lane is None else frozenset(), _found={}, _times={},
+                _jobs={}, **_of_daemon(mine),
+            )  # fmt: skip
         return self._views[lane]
 
-    def _view(self, state: State, lane: Key, remembered: dict[object, Share | None]) -> View:
+    def _view(self, state: State, remembered: dict[object, Share | None]) -> View:
         m = self.memories
-        mine = m.lanes[lane]
-        sent = None if mine.admission.sent is None else (mine.admission.number, mine.admission.sent)
         asked = m.turns.shutdown
-        failed = "the control daemon does not start or stay up" if mine.hangs.failed else None
+        tables = [one.admission.sent for one in m.lanes.values() if one.admission.sent is not None]
         return View(
             state=state,
             ending={pid: one for each in m.lanes.values() for pid, one in ladder.ending(each.ladder).items()},
@@ -204,13 +229,13 @@ class Core:
             served=m.turns.served,
             suspended=m.turns.suspended,
             spent=m.usage.spent,
-            sent=sent,
             in_the_way=None if asked is None else (asked.server, asked.since),
-            given_up=failed or mine.starts.given_up,
-            pause_until=mine.starts.until,
-            retiring=mine.quitting.asked is not None,
             turn_waits=m.turns.waits,
+            users=frozenset(one for one in m.lanes if one is not None) | m.users.making | m.users.going,
+            starting=frozenset(one for one, mine in m.lanes.items() if mine.hangs.start_asked),
+            admitted=frozenset(uid for table in tables for uid in table.users),
             remembered=remembered,
+            **_of_daemon(m.lanes[None]),
         )
 
     # --- one pass -----------------------------------------------------------------------------------------------------
@@ -223,25 +248,49 @@ class Core:
         requests: list[EndClient] = []
         wakes: list[float] = []
 
-        def use(decision: Decision[object], lane: Key) -> None:
-            actions.extend(of_lane(one, lane) for one in decision.actions)
-            happened.extend(of_lane(one, lane) for one in decision.transitions)
-            requests.extend(decision.requests)
-            if decision.wake is not None:
-                wakes.append(decision.wake)
+        lanes = [lane for lane in self.state.lanes if not self._rests(lane, now, wakes)]
+        seen = {lane: (self.view(lane), self.memories.lanes[lane]) for lane in lanes}
+        of_lanes: dict[Key, list[float | None]] = {lane: [] for lane in lanes}
+
+        def ask(name: str, rule: Any) -> None:
+            for where in [one for one in lanes if one in self.state.lanes] if name in _OF_LANES else _ALL:
+                decision = self._ask(name, rule, now, where)
+                actions.extend(self._of_where(one, where) for one in decision.actions)
+                happened.extend(self._of_where(one, where) for one in decision.transitions)
+                requests.extend(decision.requests)
+                if decision.wake is not None:
+                    wakes.append(decision.wake)
+                if where != "all":
+                    of_lanes[where].append(float("-inf") if decision.actions or decision.requests else decision.wake)
 
         for name, rule in _RULES:
-            for lane in self.state.lanes if name in _OF_LANES else ():
-                use(self._ask(name, rule, now, lane), lane)
-            if name not in _OF_LANES:
-                use(self._ask(name, rule, now, "all"), None)
+            ask(name, rule)
+        for one in actions:
+            if isinstance(one, act.CloseLane):
+                happened += self._reduce(inp.LaneClosed(now, one.uid))
         for request in requests:
             self._take(request, now)
-        for lane in self.state.lanes:
-            use(self._ask("ladder", ladder, now, lane), lane)
+        ask("ladder", ladder)
+        for lane, (view, memory) in seen.items() if len(self.state.lanes) > 1 else ():
+            if lane in self.memories.lanes and self.memories.lanes[lane] is memory:
+                until = min((at for at in of_lanes[lane] if at is not None), default=None)
+                self._settled[lane] = view, memory, until
         wakes += [lease.until for lease in self.state.leases]
         self._wake = min(wakes, default=None)
         return actions, happened
+
+    def _rests(self, lane: Key, now: float, wakes: list[float]) -> bool:
+        """Its rules have decided all that there is to decide, and see what they saw then."""
+        view, memory, until = self._settled.get(lane, (None, None, None))
+        if memory is not self.memories.lanes[lane] or (until is not None and now >= until) or view != self.view(lane):
+            return False
+        if until is not None:
+            wakes.append(until)
+        return True
+
+    def _of_where(self, one: T, where: Where) -> T:
+        """Said to be of the lane that it is about."""
+        return of_lane(one, self.state.lane_of(getattr(one, "uid", None)) if where == "all" else where)
 
     def _ask(self, name: str, rule: Any, now: float, lane: Where) -> Decision[object]:
         """One rule. A mistake in it keeps no other from deciding, and is not made without end."""
@@ -310,6 +359,8 @@ class Core:
                 self._take(again, now)
         elif isinstance(event, inp.RestartOrdered):
             return [one for lane in self.state.lanes for one in self._restart(event, lane)]
+        elif isinstance(event, inp.Of) and isinstance(event.what, inp.RestartOrdered):
+            return self._restart(event.what, event.lane) if event.lane in self.state.lanes else []
         return []
 
     def _end_client(self, event: inp.EndOrdered, now: float) -> None:
@@ -329,6 +380,16 @@ class Core:
         timeout = max(1, round(self.state.policy.kill_grace))
         reason = f"restart ordered by uid {event.by}"
         return [act.QuitControl(timeout=timeout, reason=reason, rule="order", lane=lane)]
+
+
+def _of_daemon(memory: OfLane) -> dict[str, Any]:
+    """What a view has of the rules about its control daemon."""
+    sent = None if memory.admission.sent is None else (memory.admission.number, memory.admission.sent)
+    failed = "the control daemon does not start or stay up" if memory.hangs.failed else None
+    return {
+        "sent": sent, "given_up": failed or memory.starts.given_up, "pause_until": memory.starts.until,
+        "retiring": memory.quitting.asked is not None,
+    }  # fmt: skip
 
 
 def _section(rule: str) -> Section:
@@ -352,6 +413,7 @@ _RULES = (
     ("caps", caps),
     ("relayed", relayed),
     ("quitting", quitting),
+    ("users", lanes),
     ("handovers", stopped_handovers),
     ("hangs", hangs),
     ("starts", starts),

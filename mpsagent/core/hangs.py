@@ -103,7 +103,7 @@ def _start(view: View, memory: Memory, now: float) -> tuple[Memory, list[act.Act
         return memory, todo, memory.retry_at
     threads = view.fail_safe().threads
     start = act.StartControl(
-        threads=threads, multiuser=view.policy.multiuser, reason="no control daemon is running", rule=PROMISE
+        threads=threads, multiuser=view.multiuser, reason="no control daemon is running", rule=PROMISE
     )
     return replace(memory, start_asked=True, attempts=memory.attempts + 1), [*todo, start], None
 

@@ -124,12 +124,10 @@ class MemorySeen(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """A look at what the GPUs have done, by UUID. ``lanes``: how many control daemons had users at work there: by its
-    reciprocal, a mean over the time since the last look."""
+    """A look at what the GPUs have done, by UUID."""
 
     at: float
     work: Mapping[str, Work]
-    lanes: float = 1.0
 
 
 # --- from MPS, by its front-end ---------------------------------------------------------------------------------------
@@ -221,13 +219,6 @@ class DrainResumed(NamedTuple):
     at: float
 
 
-class ApartHeld(NamedTuple):
-    """Why who is held gets no control daemon of the user's own now; None: it is being started."""
-
-    at: float
-    why: str | None
-
-
 class RestartOrdered(NamedTuple):
     """The control daemon is to be started anew, also where starts have failed."""
 
@@ -258,13 +249,26 @@ class Resumed(NamedTuple):
 # --- of one of several lanes ------------------------------------------------------------------------------------------
 
 
+class LaneOpened(NamedTuple):
+    """A user has a lane: where the user's connections wait from now on."""
+
+    at: float
+    uid: int
+
+
+class LaneClosed(NamedTuple):
+    at: float
+    uid: int
+
+
 class Of(NamedTuple):
     """What is about one control daemon: that of the user ``lane``, None: that of all users."""
 
     lane: int | None
-    what: Line | GateSaid[Any] | ControlRuns | ControlGone | AnswerInput | PersonInput
+    what: Line | GateSaid[Any] | KernelInput | AnswerInput | PersonInput
 
 
+LaneInput = LaneOpened | LaneClosed | Of
 GateInput = GateSaid[Any] | GateLost
 KernelInput = ProcessEnded | ControlRuns | ControlGone | ProcessesSeen | MemorySeen | Worked
 AnswerInput = ServerStatusSeen | ServersListed | ClientsListed | DaemonSilent
@@ -275,10 +279,9 @@ PersonInput = (
     | EndOrdered
     | DrainOrdered
     | DrainResumed
-    | ApartHeld
     | RestartOrdered
     | LeaseGiven
     | LeaseEnded
     | Resumed
 )
-Input = Line | GateInput | KernelInput | AnswerInput | PersonInput | Of
+Input = Line | GateInput | KernelInput | AnswerInput | PersonInput | LaneInput

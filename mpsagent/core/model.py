@@ -290,8 +290,6 @@ class State:
     cpu_idle_since: Mapping[int, float] = field(default_factory=dict)
     lifts: Mapping[int, Lifts] = field(default_factory=dict)
     """By pid, of clients and of those who are held: which limits their environment takes away."""
-    apart_held: str | None = None
-    """Where each user has a control daemon: why who is held gets none now."""
     leases: tuple[Lease, ...] = ()
     """Shares of jobs, in the order in which they were given."""
     unconfirmed: Mapping[int, str] = field(default_factory=dict)
@@ -353,7 +351,16 @@ class State:
         """What is so in one lane: its clients and its users' connections, and everything that is of no lane."""
         if len(self.lanes) == 1:
             return self
-        clients = {pid: one for pid, one in self.clients.items() if one.lane == key}
+        return self._part(key, {pid: one for pid, one in self.clients.items() if one.lane == key})
+
+    def parts(self) -> dict[Key, State]:
+        """Each lane's."""
+        clients: dict[Key, dict[int, Client]] = {key: {} for key in self.lanes}
+        for pid, one in self.clients.items():
+            clients.setdefault(one.lane, {})[pid] = one
+        return {key: self._part(key, clients[key]) for key in self.lanes}
+
+    def _part(self, key: Key, clients: Mapping[int, Client]) -> State:
         held = self.held.without_users(self.lanes) if key is None else self.held.only(key)
         return replace(self, lanes={key: self.lanes[key]}, clients=clients, held=held)
 

@@ -6,7 +6,7 @@ A user stays where clients of his work or wait: a program whose processes wait f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from mpsagent.core.view import View
@@ -81,17 +81,6 @@ def _candidates(who: Identity, places: Sequence[Place]) -> list[Place]:
     return named or grouped or [one for one in places if one.for_all]
 
 
-def merged(places: Sequence[Place]) -> Place:
-    """The first one, with all that is in the others: the instances of users apart, who share its GPUs."""
-    return replace(
-        places[0],
-        there=frozenset().union(*(one.there for one in places)),
-        admitted=frozenset().union(*(one.admitted for one in places)),
-        clients=sum(one.clients for one in places),
-        memory=sum(one.memory for one in places),
-    )
-
-
 def place_of(policy: Policy, view: View, told: Iterable[Process] = ()) -> Place:
     """An instance by its policy and its state. ``told``: processes that the gate has told of already, and the state may
     not have yet."""
@@ -99,7 +88,6 @@ def place_of(policy: Policy, view: View, told: Iterable[Process] = ()) -> Place:
     processes = {(c.pid, c.peer.start): c.uid for c in state.clients.values()}
     processes |= {(held.peer.pid, held.peer.start): held.peer.uid for held in state.held.values()}
     processes |= {(pid, start): uid for pid, start, uid in told}
-    admitted = () if view.sent is None else view.sent[1].users
     total = sum(device.memory for device in state.devices)
     taken = sum(
         client.limits.memory.get(device.ordinal, device.memory)
@@ -107,6 +95,6 @@ def place_of(policy: Policy, view: View, told: Iterable[Process] = ()) -> Place:
     )  # fmt: skip
     return Place(
         policy.instance, policy.only_users, policy.only_groups, frozenset(processes.values()),
-        frozenset(admitted), len(processes),
+        view.admitted, len(processes),
         taken / total if total else 0.0, view.given_up is None and state.drain is None,
     )  # fmt: skip

@@ -53,19 +53,19 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
         clients = (one for one in state.clients.values() if one.detached is None)
         ends = (EndClient.of(one, "the time of the drain is over", RULE, "order") for one in clients)
         return Decision(memory, todo, tuple(ends))
-    apart = view.policy.user is not None and state.drain is None and not state.held and view.synced
+    apart = view.user is not None and state.drain is None and not state.held and view.synced
     memory = replace(memory, idle=(now if memory.idle is None else memory.idle) if apart else None)
     if memory.asked is not None or control.quitting is not None:
         return Decision(memory, todo, wake=None if memory.asked is None else memory.asked + LOST)
     if state.drain is not None:
         due, reason, rule = now, "drain: nothing works any more", RULE
-    elif memory.idle is not None:
-        due, rule = memory.idle + view.policy.apart_idle_timeout, view.instance_rule(IDLE)
-        reason = f"user {view.policy.user} has had no client for {duration_text(now - memory.idle)}"
     elif view.outdated and view.turn is None:
         then = ": a new control daemon is started" if view.wanted else ""
         due, rule = now, view.instance_rule("sharing")
         reason = f"nothing works, and the policy wants {view.form}{then}"
+    elif memory.idle is not None:
+        due, rule = memory.idle + view.policy.apart_idle_timeout, view.instance_rule(IDLE)
+        reason = f"user {view.user} has had no client for {duration_text(now - memory.idle)}"
     else:
         return Decision(memory, todo)
     if now < (due := max(due, memory.again_at)) or not view.closed:  # what the gate says comes by itself

@@ -23,10 +23,11 @@ from mpsagent.core.actions import (
     Thaw,
 )
 from mpsagent.core.changes import Out, back, bounded, known_again, lost, more, of_lane, put, server_ended, without
-from mpsagent.core.model import Client, Control, Gate, Held, Key, Outcome, State
+from mpsagent.core.model import Client, Control, Gate, Held, Key, Lane, Outcome, State
 from mpsagent.core.queue import Queue
 from mpsagent.mps.events import Line
 from mpsagent.mps.limits import Limits
+from mpsagent.policy import apart
 from mpsagent.wire import link
 
 MOST_HELD = 10_000
@@ -38,6 +39,7 @@ def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transi
     """The state after ``event``, and what happened. What changes nothing returns ``state`` itself. What is about one
     control daemon sees its lane alone."""
     out: Out = []
+    said = isinstance(event, inp.Of)
     lane, event = (event.lane, event.what) if isinstance(event, inp.Of) else (_lane(state, event), event)
     kind: object = type(event)
     if isinstance(event, Line):
@@ -47,7 +49,7 @@ def reduce(state: State, event: inp.Input | Done) -> tuple[State, list[tr.Transi
     rule = _RULES.get(kind)
     if rule is None or lane not in state.lanes:
         return state, out
-    if kind in _OF_ALL:
+    if kind in _OF_ALL and not said:
         return rule(state, event, out), [of_lane(one, state.lane_of(getattr(one, "uid", None))) for one in out]
     part = state.of(lane)
     return state.merged(part, rule(part, event, out)), [of_lane(one, lane) for one in out]
@@ -59,7 +61,7 @@ def _lane(state: State, event: inp.Input | Done) -> Key:
         case inp.ProcessEnded() if event.pid in state.clients:
             return state.clients[event.pid].lane
         case Done():
-            return event.action.lane if event.action.lane in state.lanes else None
+            return event.action.lane
     return None
 
 
@@ -362,6 +364,26 @@ def _no_servers(state: State, at: float, out: Out) -> State:
     return replace(state.changed(listed_at=None), clients=clients)
 
 
+def _lane_opened(state: State, event: inp.LaneOpened, out: Out) -> State:
+    if event.uid in state.lanes:
+        return state
+    _moves(state, event.uid, event.at, (None, event.uid), out)
+    return replace(state, lanes={**state.lanes, event.uid: Lane(drain=state.lanes[None].drain)})
+
+
+def _lane_closed(state: State, event: inp.LaneClosed, out: Out) -> State:
+    if event.uid in state.lanes:
+        _moves(state, event.uid, event.at, (event.uid, None), out)
+    return replace(state, lanes=without(state.lanes, event.uid))
+
+
+def _moves(state: State, uid: int, at: float, lanes: tuple[Key, Key], out: Out) -> None:
+    """What a user has waiting there waits in another lane."""
+    if any(not held.of_client for held in state.held.line(uid)):
+        before, to = (apart.lane_name(state.policy.instance, key) for key in lanes)
+        out.append(tr.UserMoved(at, uid, before, to))
+
+
 def _seen(state: State, event: inp.ProcessesSeen, out: Out) -> State:
     for client in state.clients.values():
         if client.frozen is not None and event.at > client.frozen and client.pid not in event.stopped:
@@ -446,7 +468,8 @@ def not_handed(state: State, admitted: frozenset[int]) -> State:
 _OF_ALL = {
     link.Hello, link.Synced, inp.GateLost, link.Knock, link.Left, link.Refused, link.Unconfirmed, link.Slowed,
     inp.ProcessesSeen, inp.MemorySeen, inp.Worked, inp.PolicyChanged, inp.DevicesFound, inp.PeopleKnown,
-    inp.DrainOrdered, inp.DrainResumed, inp.ApartHeld, inp.RestartOrdered, inp.LeaseGiven, inp.LeaseEnded,
+    inp.DrainOrdered, inp.DrainResumed, inp.RestartOrdered, inp.LeaseGiven, inp.LeaseEnded,
+    inp.LaneOpened, inp.LaneClosed,
 }  # fmt: skip
 """What is about no single lane."""
 
@@ -472,6 +495,8 @@ _RULES: dict[Any, Callable[[State, Any, Out], State]] = {
     inp.ProcessEnded: _ended,
     inp.ControlRuns: _control_runs,
     inp.ControlGone: _control_gone,
+    inp.LaneOpened: _lane_opened,
+    inp.LaneClosed: _lane_closed,
     inp.ProcessesSeen: _seen,
     inp.MemorySeen: _memory,
     inp.Worked: use.counted,

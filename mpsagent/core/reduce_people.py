@@ -38,10 +38,6 @@ def _resumed(state: State, event: inp.DrainResumed, out: Out) -> State:
     return state.each_lane(drain=None)
 
 
-def _apart_held(state: State, event: inp.ApartHeld, out: Out) -> State:
-    return state if state.apart_held == event.why else replace(state, apart_held=event.why)
-
-
 def _lease_given(state: State, event: inp.LeaseGiven, out: Out) -> State:
     lease = event.lease
     pid = None if lease.process is None else lease.process[0]
@@ -67,7 +63,6 @@ RULES: dict[type, Callable[[State, Any, Out], State]] = {
     inp.PeopleKnown: _people,
     inp.DrainOrdered: _drain,
     inp.DrainResumed: _resumed,
-    inp.ApartHeld: _apart_held,
     inp.RestartOrdered: _restart,
     inp.LeaseGiven: _lease_given,
     inp.LeaseEnded: _lease_ended,

@@ -42,7 +42,7 @@ def decide(view: View, memory: Memory, now: float) -> Decision[Memory]:
     fresh = _confirmed(view, memory.told)
     count = tuple(
         act.TellGate(
-            message=Found(pid, one.uid, one.start, _limits(view, one.uid), view.policy.instance),
+            message=Found(pid, one.uid, one.start, _limits(view, one.uid), view.name),
             reason=f"MPS lists process {pid}, which the gate has not seen", rule=RULE,
         )
         for pid, one in fresh.items()
@@ -80,9 +80,9 @@ def _wrong(view: View) -> Iterator[Wrong]:
         if rules.access == "deny":
             rule = rules.origin("access").key
             yield from ((one, f"the policy denies user {uid} MPS", rule, "limits") for one in unseen)
-        elif view.policy.user not in (None, uid):
-            owner, rule = view.policy.user, view.instance_rule("sharing")
-            yield from ((one, f"this control daemon is user {owner}'s own", rule, "switch") for one in unseen)
+        elif view.user not in (None, uid):
+            why, rule = f"this control daemon is user {view.user}'s own", view.instance_rule("sharing")
+            yield from ((one, why, rule, "switch") for one in unseen)
         elif view.sharing == "turns" and turn is not None and turn.uid != uid and uid not in view.suspended:
             rule = rules.origin("switch.after").key
             late = (one for one in unseen if _came_late(view, one))

@@ -205,9 +205,10 @@ class Sessions:
         return []
 
     def _moved(self, record: Record, at: float) -> list[Session]:
-        """What waits is at another instance."""
-        what = "client", record["before"], record["uid"], None
-        found = [one for one in self.open.values() if (one.kind, one.instance, one.uid, one.passed) == what]
+        """What waits is at another instance, or in another lane of the only one."""
+        what, there = ("client", record["uid"], None), (record["before"], None)
+        mine = [one for one in self.open.values() if one.instance in there]
+        found = [one for one in mine if (one.kind, one.uid, one.passed) == what]
         for one in found:
             del self.open[one.key]
             one.instance = record["instance"]

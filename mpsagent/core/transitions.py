@@ -243,6 +243,16 @@ class ClientResumed(Transition):
 
 
 @dataclass(frozen=True, slots=True)
+class UserMoved(Transition):
+    """What a user has waiting waits elsewhere."""
+
+    kind = "user.moved"
+    uid: int
+    before: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
 class GateConnected(Transition):
     kind = "gate.connected"
     pid: int

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mpsagent.core import transitions as tr
 from mpsagent.core.inputs import Worked
-from mpsagent.core.model import Client, Parted, State, Use
+from mpsagent.core.model import Client, Key, Parted, State, Use
 
 IDLE = 0.01
 """A utilisation below that is none: NVML counts in percent."""
@@ -85,7 +85,14 @@ def _divided(state: State, before: Worked, event: Worked, there: list[Span]) -> 
     if first > before.at:  # the GPU was free at first
         busy, energy = busy * (last - first) / span, energy * (last - first) / span
     ratio = None if not seconds else min(1.0, busy / seconds * span / (last - first))
-    present = sum(end - begin for _, begin, end in there)
+    lanes: dict[Key, list[Span]] = {}
+    for one in there:
+        lanes.setdefault(one[0].lane, []).append(one)
+    lengths = {lane: end - begin for lane, (begin, end) in ((lane, _union(mine)) for lane, mine in lanes.items())}
+    joules = {
+        lane: energy * lengths[lane] / sum(lengths.values()) / sum(end - begin for _, begin, end in mine)
+        for lane, mine in lanes.items()
+    }  # fmt: skip
     users: dict[int, list[Span]] = {}
     for one in there:
         users.setdefault(one[0].uid, []).append(one)
@@ -93,9 +100,7 @@ def _divided(state: State, before: Worked, event: Worked, there: list[Span]) -> 
     found = {}
     for uid, mine in users.items():
         since, until = unions[uid]
-        shared = event.lanes > 1 or any(
-            other != uid and since < them[1] and them[0] < until for other, them in unions.items()
-        )
+        shared = any(other != uid and since < them[1] and them[0] < until for other, them in unions.items())
         of_user = sum(end - begin for _, begin, end in mine)
         for client, begin, end in mine:
             use, part = client.use, end - begin
@@ -103,7 +108,7 @@ def _divided(state: State, before: Worked, event: Worked, there: list[Span]) -> 
             idle = None if ratio is None or ratio >= IDLE else begin if use.idle_since is None else use.idle_since
             found[client.pid, client.peer.start] = Use(
                 ratio, idle, use.seconds + counts, use.busy + counts * (ratio or 0.0),
-                use.energy + energy * part / present, use.shared or shared, use.told,
+                use.energy + joules[client.lane] * part, use.shared or shared, use.told,
             )  # fmt: skip
     return found
 
@@ -115,12 +120,12 @@ def _union(spans: Iterable[Span]) -> tuple[float, float]:
 
 
 def _done(state: State, before: Worked, event: Worked) -> tuple[float, float, float]:
-    """What our GPUs did: seconds that were counted, busy ones, our part of the joules. Of several GPUs the sum."""
+    """What our GPUs did: seconds that were counted, busy ones, joules. Of several GPUs the sum."""
     seconds = busy = energy = 0.0
     for uuid in (device.uuid for device in state.devices):
         old, new = before.work.get(uuid), event.work.get(uuid)
         if old is not None and new is not None:
             seconds += new.seconds - old.seconds
             busy += new.busy - old.busy
-            energy += max(0.0, new.energy - old.energy) / event.lanes
+            energy += max(0.0, new.energy - old.energy)
     return seconds, busy, energy

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from mpsagent.core.inputs import Peer
-from mpsagent.core.model import Attachment, Client, Server, State, Status
+from mpsagent.core.model import Attachment, Client, Key, Server, State, Status
 from mpsagent.core.rule import Reason
 from mpsagent.mps.limits import Limits
+from mpsagent.policy import apart
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy, Rules
 from mpsagent.policy.shares import Share
@@ -86,7 +87,8 @@ class View:
     ``in_the_way``: the server that is asked to make way for the next user, and since when; ``given_up``: why the agent
     no longer tries to start the control daemon or its servers; ``pause_until``: until when servers that did not start
     are not tried; ``retiring``: the control daemon was told to quit, because nothing works there;
-    ``turn_waits``: why the next turn does not begin yet."""
+    ``turn_waits``: why the next turn does not begin yet; ``users``: those who have lanes of their own, ``starting``:
+    lanes whose control daemons are being started; ``admitted``: whom the gate's tables name, of all lanes."""
 
     state: State
     ending: Mapping[int, Ending] = field(default_factory=dict)
@@ -100,6 +102,9 @@ class View:
     pause_until: float | None = None
     retiring: bool = False
     turn_waits: Reason | None = None
+    users: frozenset[int] = frozenset()
+    starting: frozenset[Key] = frozenset()
+    admitted: frozenset[int] = frozenset()
     _found: dict[str, tuple[int, ...]] = field(default_factory=dict, repr=False, compare=False)
     _times: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
     """What was asked before: the rules ask for the queue several times in a row."""
@@ -119,18 +124,33 @@ class View:
     def shared(self) -> bool:
         """One multi-user server for all: as the control daemon was started, which a changed policy does not change."""
         control = self.state.control
-        return self.policy.multiuser if control is None else control.multiuser
+        return self.multiuser if control is None else control.multiuser
+
+    @property
+    def multiuser(self) -> bool:
+        """The control daemon is to have one server for all users."""
+        return self.user is None and self.policy.multiuser
+
+    @property
+    def user(self) -> int | None:
+        """Who has the lane alone that is seen here."""
+        return self.state.key
 
     @property
     def together(self) -> bool:
         """All users at once. Not while a control daemon runs that was started for turns with servers of their own.
         Where a user has a control daemon alone it is the same: no user waits for another."""
-        return self.policy.user is not None or (self.policy.sharing == "together" and self.shared)
+        return self.user is not None or (self.policy.sharing == "together" and self.shared)
 
     @property
     def each(self) -> bool:
-        """Each user has a control daemon; who is held here waits for that."""
-        return self.policy.sharing == "apart" and self.policy.user is None
+        """Each user has a control daemon, and this is that of all; so it is until the last of these has gone."""
+        return self.user is None and (self.policy.sharing == "apart" or bool(self.users))
+
+    @property
+    def leaving(self) -> bool:
+        """The policy does not want this user to have a control daemon any more."""
+        return self.user is not None and self.policy.sharing != "apart"
 
     @property
     def elsewhere(self) -> bool:
@@ -147,14 +167,14 @@ class View:
     @property
     def sharing(self) -> str:
         """How users share now: a changed policy may wait for those at work."""
-        if self.policy.user is not None or self.elsewhere:
+        if self.user is not None or self.elsewhere:
             return "apart"
         return "together" if self.together else "turns"
 
     @property
     def wanted(self) -> bool:
         """A control daemon is to run here."""
-        return not self.each and (self.policy.user is None or bool(self.state.held))
+        return not self.each and (self.user is None or (bool(self.state.held) and not self.leaving))
 
     @property
     def unlisted(self) -> bool:
@@ -172,7 +192,7 @@ class View:
         control = self.state.control
         if control is None or not control.proven:
             return False
-        return self.each or control.asked_multiuser != self.policy.multiuser
+        return self.each or self.leaving or control.asked_multiuser != self.multiuser
 
     @property
     def synced(self) -> bool:
@@ -199,6 +219,11 @@ class View:
             path[0] in ("user", "group") and path[2:] == ("enforce",) and setting.value
             for path, setting in settings.items()
         )
+
+    @property
+    def name(self) -> str:
+        """Of the lane, as gate, records and directories have it."""
+        return apart.lane_name(self.policy.instance, self.user)
 
     def instance_rule(self, name: str) -> str:
         """A key of the instance, as a file has it."""

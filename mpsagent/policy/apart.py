@@ -6,8 +6,7 @@ The section's own has no control daemon. Those of its users are named after it a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from mpsagent.policy.policy import Policy
 
@@ -21,24 +20,25 @@ def name(section: str, uid: int) -> str:
     return f"{section}-u{uid}"
 
 
+def lane_name(section: str, user: int | None) -> str:
+    """The name of a lane: that of all users has the section's."""
+    return section if user is None else name(section, user)
+
+
 def split(instance: str) -> tuple[str, int] | None:
     """The section and the uid in such a name; None: it is no such name."""
     found = _NAME.fullmatch(instance)
     return None if found is None else (found[1], int(found[2]))
 
 
-def section(policy: Policy) -> str:
-    """The name by which people know an instance: that of its section."""
-    found = None if policy.user is None else split(policy.instance)
-    return policy.instance if found is None else found[0]
+def users(section: str, names: Iterable[str]) -> list[int]:
+    """The users who have instances of this section, by these names."""
+    return [one[1] for one in map(split, names) if one is not None and one[0] == section]
 
 
-def of_user(policy: Policy, uid: int) -> Policy:
-    """What holds in a user's instance. Its logs have a directory of their own below the section's."""
-    return replace(
-        policy, instance=name(policy.instance, uid), user=uid, sharing="apart",
-        log_directory=f"{policy.log_directory}/u{uid}",
-    )  # fmt: skip
+def log_directory(policy: Policy, uid: int) -> str:
+    """The logs of a user's control daemon have a directory of their own below the section's."""
+    return f"{policy.log_directory}/u{uid}"
 
 
 def taken(one: Policy, others: Sequence[Policy]) -> str | None:

@@ -226,8 +226,6 @@ class Policy:
     sharing: Literal["turns", "together", "apart"] = default("instance", "sharing")
     apart_users: int = default("instance", "apart_users")
     apart_idle_timeout: float = default("instance", "apart_idle_timeout")
-    user: int | None = None
-    """Whose control daemon this instance is, of one that is apart (see :mod:`mpsagent.policy.apart`)."""
     server: Literal["own", "shared"] = default("instance", "server")
     queue: Literal["arrival", "fair"] = default("instance", "queue")
     front_end: Literal["allow", "refuse"] = default("instance", "front_end")

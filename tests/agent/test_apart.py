@@ -103,7 +103,7 @@ def test_a_change_of_the_way_of_sharing_waits_for_those_at_work(stage: Stage) ->
     stage.policy(POLICY, extra='sharing = "together"\n')
     assert agent.api.order("reload")[0] == 200
     said = stage.problem(agent, 'sharing = "together" takes hold later')
-    assert "until 1 process of 1 user apart has ended; who comes" in said
+    assert "until 1 process of 1 user apart has ended; new clients" in said
     b = stage.client(B, "sleep", 600)
     stage.until(lambda: agent.api.get("/v1/queue")["queue"], "who comes is held")
     assert a.rc is None

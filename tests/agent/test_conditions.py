@@ -72,12 +72,13 @@ def test_the_line_of_several_instances_says_one_as_one() -> None:
     """Seen in `systemctl status`: "2 instances, 1 clients, 1 users wait"."""
 
     def line(clients: int, waiting: int, wrong: int, apart: int = 0) -> str:
+        views = [SimpleNamespace(waiting=lambda count=count: range(count)) for count in (waiting, 0)]
         agents = [
             SimpleNamespace(
-                state=SimpleNamespace(clients=range(clients if number == 0 else 0)), policy=SimpleNamespace(user=user),
-                view=lambda number=number: SimpleNamespace(waiting=lambda: range(waiting if number == 0 else 0)),
+                state=SimpleNamespace(clients=range(clients if number == 0 else 0), lanes=range(lanes)),
+                core=SimpleNamespace(view=lambda _, number=number: views[number]),
             )
-            for number, user in enumerate([None, None, *range(apart)])
+            for number, lanes in enumerate([1, 1 + apart])
         ]  # fmt: skip
         found = [Condition("it is slow")] * wrong
         node: Any = SimpleNamespace(agents=agents, all_conditions=lambda: found, name_of=lambda uid: None)

@@ -79,7 +79,7 @@ def test_the_two_logs_of_a_daemon_share_what_the_policy_gives_them(tmp_path: Pat
         os.link(tmp_path / f"{name}.log", tmp_path / f"{name}.other")
 
     async def scenario() -> None:
-        side = LogSide(lambda: state, SteadyClock(), conditions, lambda *_: None, lambda _: None)
+        side = LogSide(str(tmp_path), lambda: state, SteadyClock(), conditions, lambda *_: None, lambda _: None)
         for name in ("control", "server"):
             await side.follow(name, None, LogParser(name))
         while len(conditions.all()) < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import subprocess
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.agent import conditions, gpus, host, node
+from mpsagent.agent import conditions, gpus, host, lane, node
 from mpsagent.agent.conditions import Conditions
 from mpsagent.agent.host import Agent
 from mpsagent.agent.people import MOST_QUESTIONS, People
@@ -95,11 +96,11 @@ def test_the_looks_at_the_machine_go_on_after_a_mistake(place: Path, monkeypatch
     async def scenario(agent: Agent) -> None:
         looks: list[int] = []
 
-        def look() -> None:
+        def look(*_: object) -> None:
             looks.append(1)
             raise RuntimeError("a mistake")
 
-        monkeypatch.setattr(node_of(agent).apart, "look", look)
+        monkeypatch.setattr(node_of(agent), "_look_at_opens", look)
         await asyncio.wait_for(until(lambda: len(looks) > 3), 20)
         assert "agent: looking around failed" in topics(agent)
 
@@ -115,13 +116,14 @@ def test_a_user_apart_whose_instance_cannot_be_made_is_told_of_once(
         def taken(*_: object) -> int:
             raise AlreadyLocked("another agent has it")
 
-        monkeypatch.setattr(host.lock, "take", taken)
-        node = node_of(agent)
-        assert node.apart._make(agent, 1001) is None
-        assert "apart" in topics(agent)
-        await asyncio.gather(*node.tasks - {one for one in node.tasks if "_look" in repr(one)}, return_exceptions=True)
+        monkeypatch.setattr(lane.lock, "take", taken)
+        hello = link.Hello(1, 0.0), link.Synced(), link.Knock(1, os.getpid(), 1001, 1001, 1, 0.0)
+        for message in hello:
+            agent.gate.receive(message, None)
+        agent.gate.decide()
+        await until(lambda: "apart" in topics(agent))
         assert "agent: a task failed" not in topics(agent)
-        assert node.agents == [agent]
+        assert set(agent.lanes) == set(agent.state.lanes) == {None}
 
     play(place, scenario, instance='sharing = "apart"')
 

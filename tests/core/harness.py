@@ -18,13 +18,14 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core.engine import Core, Step
 from mpsagent.core.ladder import Rung
+from mpsagent.core.model import Key
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Device, Limits
 from mpsagent.policy.files import load
 from mpsagent.policy.identity import Identity
 from mpsagent.policy.policy import Policy
 from mpsagent.wire import link
-from tests.core.toy import Clock, Gate, Mps, Proc
+from tests.core.toy import Clock, Gate, Mps, Proc, Way
 
 GIB = 1 << 30
 H200 = Device(0, "GPU-0", "NVIDIA H200", 140 * GIB, 132)
@@ -59,6 +60,11 @@ def policy(text: str = POLICY) -> Policy:
     return found
 
 
+def of(lane: Key, *events: Any) -> list[inp.Input]:
+    """Said to be about a lane."""
+    return list(events) if lane is None else [inp.Of(lane, one) for one in events]
+
+
 class Stage:
     """``lag``: seconds between agent and gate, each way; ``log_lag``: until a line is read (None: never); ``named``:
     server.log says which client a line is about, as from driver 580 on."""
@@ -82,21 +88,22 @@ class Stage:
         self.policy = self._policy(text)
         self.lag, self.log_lag = lag, log_lag or (lambda: 0.002)
         self.named = named
-        self.mps = Mps(self.clock, self.shared, self._log, self._server_lost)
-        self.mps.gone = self._control_gone
+        self.mps = self._daemon(None)
+        """The control daemon of all users; ``daemons``: by lane."""
+        self.daemons: dict[Key, Mps] = {None: self.mps}
         self.gate = Gate(self.clock, self.mps, self._from_gate)
         self.core: Core | None = None
         self.link = 0
         """Number of the link between agent and gate; 0: down."""
         self.identities = {uid: Identity(uid, name) for uid, name in NAMES.items()}
         self.procs: dict[int, Proc] = {}
-        self.lines: list[ev.Line] = []
-        """What control.log and server.log hold since the last start of the daemon."""
+        self.lines: dict[Key, list[ev.Line]] = {}
+        """What control.log and server.log of a lane hold since the last start of its daemon."""
         self.kept: list[tuple[int, int, int, str, str, bool]] = []
         self.front_end_fails = False
         self.start_fails = False
         self.unkillable = False
-        self.silent = False
+        self.silent: set[Key] = set()
         self.gate_deaf = False
         self.forging = False
         # what happened
@@ -111,11 +118,16 @@ class Stage:
         self._links = count(1)
         self._starts = count(1)
         self._pids = count(100)
-        self._commands: list[act.Action] = []
-        self._running = False
+        self._commands: dict[Key, list[act.Action]] = {}
+        self._running: set[Key] = set()
         self._stopped: frozenset[int] = frozenset()
         self.cpu_idle: dict[int, float] = {}
         self.lifts: dict[int, inp.Lifts] = {}
+
+    def _daemon(self, lane: Key) -> Mps:
+        made = Mps(self.clock, lane is None and self.shared, lambda line: self._log(line, lane), self._server_lost)
+        made.gone = lambda control: self._control_gone(control, lane)
+        return made
 
     def _policy(self, text: str) -> Policy:
         if "[instance" in text:
@@ -143,9 +155,11 @@ class Stage:
             inp.DevicesFound(self.now, (H200,)),
             inp.PeopleKnown(self.now, dict(self.identities)),
         ]
-        if self.mps.control:
-            found.append(inp.ControlRuns(self.now, self.mps.control, self.mps.started, "/s", self.shared))
-            found += self.lines
+        for lane, mps in self.daemons.items():
+            found += [] if lane is None else [inp.LaneOpened(self.now, lane)]
+            if mps.control:
+                runs = inp.ControlRuns(self.now, mps.control, mps.started, "/s", mps.shared)
+                found += of(lane, runs, *self.lines.get(lane, ()))
         core.absorb(found)
         self._carry(core.tick(self.now))
         self.connect(kept)
@@ -172,7 +186,8 @@ class Stage:
             return
         self.inputs += len(events)
         for event in events:
-            if isinstance(event, inp.GateSaid) and isinstance(event.what, link.Passed):
+            said = event.what if isinstance(event, inp.Of) else event
+            if isinstance(said, inp.GateSaid) and isinstance(said.what, link.Passed):
                 self._check_alone()
         self._carry(self.core.receive_all(events, self.now))
 
@@ -189,7 +204,8 @@ class Stage:
         assert deadline is None or deadline > self.now, (deadline, self.now)
         self.kept = [
             (c.pid, c.start, c.uid, c.reason, c.rule, c.asked or c.rung > Rung.TERMINATE)
-            for c in core.memories.lanes[None].ladder.climbs.values()
+            for lane in core.memories.lanes.values()
+            for c in lane.ladder.climbs.values()
         ]
         for action in step.actions:
             assert action.reason, action
@@ -205,7 +221,7 @@ class Stage:
         match action:
             case act.TellGate(message=link.Admissions() as table):
                 self._check_table(table)
-                if not self._to_gate(lambda: self.gate.admissions(table.number, table)):
+                if not self._to_gate(lambda: self.gate.admissions(table.number, table, action.lane)):
                     self._answer(action, False)
             case act.TellGate(message=link.Refuse() as refuse):
                 self._check_refusal(refuse)
@@ -214,7 +230,7 @@ class Stage:
                 self._check_release(release)
                 self._answer(action, self._to_gate(lambda: self.gate.release((release.pid, release.start))))
             case act.TellGate(message=link.Found() as found):
-                self._answer(action, self._to_gate(lambda: self._found(found)))
+                self._answer(action, self._to_gate(lambda: self._found(found, action.lane)))
             case act.SignalClient() | act.SignalHeld():
                 self._answer(action, self._signal(action))
             case act.Freeze() | act.Thaw():
@@ -223,23 +239,34 @@ class Stage:
             case act.KillServer():
                 self._answer(action, self._kill_server(action))
             case act.KillControl():
-                control, ok = self.mps.control, bool(self.mps.control) and not self.unkillable
+                ok = bool(self.daemons[action.lane].control) and not self.unkillable
                 if ok:
-                    self._end_control()
-                    self.after(self.lag, lambda: self.feed(inp.ControlGone(self.now, control)))
+                    self.crash_control(action.lane)
                 self._answer(action, ok)
             case act.Resume():
                 self._resume(action.pid)
                 self._answer(action, True)
             case act.StartControl():
                 self.after(0.05, lambda: self._start_control(action))
+            case act.OpenLane():
+                self.after(0.01, lambda: self._open(action))
+            case act.CloseLane():
+                assert not self.daemons[action.uid].control, "a lane is taken away under its control daemon"
+                del self.daemons[action.uid], self.gate.ways[action.uid]
+                self.after(0.02, lambda: self._answer(action, True))
             case act.RunHook() | act.Tell():
                 self.after(0.01, lambda: self._answer(action, True))
             case act.Report():
                 pass
             case _:
-                self._commands.append(action)
-                self._next_command()
+                self._commands.setdefault(action.lane, []).append(action)
+                self._next_command(action.lane)
+
+    def _open(self, action: act.OpenLane) -> None:
+        """An agent that was killed meanwhile leaves the directories all the same."""
+        mps = self.daemons[action.uid] = self._daemon(action.uid)
+        self.gate.ways[action.uid] = Way(action.uid, mps)
+        self.feed(inp.LaneOpened(self.now, action.uid), act.Done(self.now, action, True))
 
     def _answer(self, action: act.Action, ok: bool, text: str = "") -> None:
         core = self.core
@@ -252,37 +279,38 @@ class Stage:
         self.after(self.lag, lambda: what() if link else None)
         return True
 
-    def _found(self, said: link.Found) -> None:
+    def _found(self, said: link.Found, lane: Key) -> None:
         proc = self.procs.get(said.pid)
         if proc is not None and (proc.uid, proc.start) == (said.uid, said.start):
-            self.gate.found(proc, said.limits)
+            self.gate.found(proc, said.limits, lane)
 
     def _from_gate(self, one: inp.Input) -> None:
-        if isinstance(one, inp.GateSaid) and isinstance(one.what, link.Passed):
-            self.served.setdefault(one.peer.pid, self.now)
+        said = one.what if isinstance(one, inp.Of) else one
+        if isinstance(said, inp.GateSaid) and isinstance(said.what, link.Passed):
+            self.served.setdefault(said.peer.pid, self.now)
         if self.link:
             self._soon(self.link, one)
 
     def _soon(self, link: int, one: inp.Input) -> None:
         self.after(self.lag, lambda: self.feed(one) if link == self.link else None)
 
-    def _log(self, line: ev.Line) -> None:
+    def _log(self, line: ev.Line, lane: Key = None) -> None:
         if line.what is ev.ControlStarted:
-            self.lines = []
+            self.lines[lane] = []
         if line.what is ev.ContextConnected:
             self._check_alone()
         if not self.named and line.what in (ev.ContextConnected, ev.ClientDisconnected):
             line = ev.ClientUnnamed(line.at, line.server)
         lag = self.log_lag()
         if lag is not None:
-            self.lines.append(line)
+            self.lines.setdefault(lane, []).append(line)
             core = self.core
-            self.after(lag, lambda: self.feed(line) if self.core is core else None)
+            self.after(lag, lambda: self.feed(*of(lane, line)) if self.core is core else None)
 
     def forge(self, *lines: ev.Line) -> None:
         """A line comes into a log."""
         self.forging = True
-        self.lines += lines
+        self.lines.setdefault(None, []).extend(lines)
         self.feed(*lines)
 
     def _look(self, core: Core) -> None:
@@ -290,21 +318,23 @@ class Stage:
         if self.core is not core:
             return
         stopped = frozenset(p.pid for p in self.procs.values() if p.stopped)
-        stopped |= {s.pid for s in self.mps.servers.values() if s.stopped}
-        stopped |= {self.mps.control} if self.mps.control and self.mps.stopped else frozenset()
+        for mps in self.daemons.values():
+            stopped |= {s.pid for s in mps.servers.values() if s.stopped}
+            stopped |= {mps.control} if mps.control and mps.stopped else frozenset()
         frozen = any(c.frozen for c in core.state.clients.values())
         if stopped != self._stopped or self.cpu_idle or self.lifts or frozen:
             self._stopped = stopped
             self.feed(inp.ProcessesSeen(self.now, stopped, dict(self.cpu_idle), dict(self.lifts)))
-        if self.silent and not self.mps.blocked():
-            self.silent = False
-            self.feed(inp.DaemonSilent(self.now, False))
+        for lane in [one for one in self.silent if one not in self.daemons or not self.daemons[one].blocked()]:
+            self.silent.discard(lane)
+            self.feed(*of(lane, inp.DaemonSilent(self.now, False)))
         self.after(LOOK, lambda: self._look(core))
 
     # --- what must hold -----------------------------------------------------------------------------------------------
 
     def at_work(self) -> set[int]:
-        return {p.uid for s in self.mps.servers.values() for p in s.clients.values() if not (self.pausing and p.frozen)}
+        servers = [server for mps in self.daemons.values() for server in mps.servers.values()]
+        return {p.uid for s in servers for p in s.clients.values() if not (self.pausing and p.frozen)}
 
     def _check_alone(self) -> None:
         if self.overlaps:
@@ -346,7 +376,8 @@ class Stage:
         if action.signal == signal.SIGCONT:
             proc.stopped = proc.frozen = False
             return True
-        self.mps.signalled(proc)
+        for mps in self.daemons.values():
+            mps.signalled(proc)
         if (action.signal == signal.SIGKILL and not self.unkillable) or not (proc.stopped or proc.stubborn):
             self.ends(proc)
         return True
@@ -359,8 +390,7 @@ class Stage:
             self._answer(action, False, "it has ended")
             return
         if isinstance(action, act.Freeze):
-            handing = self.gate.handing
-            assert handing is None or handing.proc.uid != proc.uid, "frozen in the middle of a hand-over"
+            assert not self.gate.hands_over(proc.uid), "frozen in the middle of a hand-over"
             if proc.freezes:
                 proc.frozen = proc.frozen or not proc.stopped
                 proc.stopped = True
@@ -381,24 +411,24 @@ class Stage:
 
     # --- the front-end: one command at a time, none while the daemon is blocked ---------------------------------------
 
-    def _next_command(self) -> None:
-        if self._running or not self._commands or self.core is None:
+    def _next_command(self, lane: Key) -> None:
+        if lane in self._running or not self._commands.get(lane) or self.core is None:
             return
-        self._running, core = True, self.core
-        action = self._commands.pop(0)
+        self._running.add(lane)
+        core, action = self.core, self._commands[lane].pop(0)
         deadline = action.deadline if isinstance(action, act.TerminateClient) else 10.0
         began = self.now
         self.after(COMMAND, lambda: self._command(core, action, began, began + deadline))
 
     def _finish(self, core: Core, action: act.Action, ok: bool, text: str = "") -> None:
-        self._running = False
+        self._running.discard(action.lane)
         if core is self.core:
             self.feed(act.Done(self.now, action, ok, text))
-        self._next_command()
+        self._next_command(action.lane)
 
     def _command(self, core: Core, action: act.Action, began: float, limit: float) -> None:
-        mps = self.mps
-        if not mps.control or self.front_end_fails or mps.quitting:
+        mps, lane = self.daemons.get(action.lane), action.lane
+        if mps is None or not mps.control or self.front_end_fails or mps.quitting:
             self._finish(core, action, False, "no daemon")
             return
         if isinstance(action, act.TerminateClient) and (proc := self.procs.get(action.pid)) is not None:
@@ -408,15 +438,15 @@ class Stage:
                 self.after(0.05, lambda: self._command(core, action, began, limit))
                 return
             if not isinstance(action, act.TerminateClient) and core is self.core:
-                self.silent = True
-                self.feed(inp.DaemonSilent(began, True))
+                self.silent.add(lane)
+                self.feed(*of(lane, inp.DaemonSilent(began, True)))
             self._finish(core, action, False, "silent")
             return
-        if self.silent and core is self.core:
-            self.silent = False
-            self.feed(inp.DaemonSilent(self.now, False))
+        if lane in self.silent and core is self.core:
+            self.silent.discard(lane)
+            self.feed(*of(lane, inp.DaemonSilent(self.now, False)))
         if isinstance(action, act.TerminateClient):
-            self._terminate(core, action, limit)
+            self._terminate(core, mps, action, limit)
         elif isinstance(action, act.ShutdownServer):
             server = mps.servers.get(action.server)
             if server is not None:
@@ -427,30 +457,28 @@ class Stage:
             self._finish(core, action, True)
         else:
             assert isinstance(action, act.Reconcile)
-            self._reconcile(core, action)
+            self._reconcile(core, mps, action)
             self._finish(core, action, True)
 
-    def _terminate(self, core: Core, action: act.TerminateClient, limit: float) -> None:
-        server, proc = self.mps.servers.get(action.server), self.procs.get(action.pid)
+    def _terminate(self, core: Core, mps: Mps, action: act.TerminateClient, limit: float) -> None:
+        server, proc = mps.servers.get(action.server), self.procs.get(action.pid)
         if server is None or proc is None or proc.server is not server or not proc.made:
             self._finish(core, action, False, "201")
             return
-        self._log(ev.TerminationAsked(self.now, server.pid, proc.pid))
+        self._log(ev.TerminationAsked(self.now, server.pid, proc.pid), action.lane)
         if proc.terminated or server.fault:  # it blocks until the process exits
-            self.mps.blocked_by = proc
+            mps.blocked_by = proc
             self.after(limit - self.now, lambda: self._finish(core, action, False, "silent"))
             return
         proc.terminated = True
         self.after(0.008, lambda: self._finish(core, action, True))
 
-    def _reconcile(self, core: Core, action: act.Reconcile) -> None:
-        if core is not self.core:
+    def _reconcile(self, core: Core, mps: Mps, action: act.Reconcile) -> None:
+        if core is not self.core or action.lane not in core.state.lanes:
             return
-        now, servers = self.now, self.mps.servers
-        told: list[inp.Input] = [
-            inp.ServersListed(now, {pid: s.uid for pid, s in servers.items()}, frozenset(core.state.servers))
-        ]
-        fresh = [pid for pid in servers if pid not in core.state.servers]
+        now, servers, known = self.now, mps.servers, core.state.lanes[action.lane].servers
+        told: list[inp.Input] = [inp.ServersListed(now, {pid: s.uid for pid, s in servers.items()}, frozenset(known))]
+        fresh = [pid for pid in servers if pid not in known]
         for pid in dict.fromkeys((*action.servers, *fresh)):
             server = servers.get(pid)
             if server is not None:
@@ -458,52 +486,54 @@ class Stage:
                 told.append(inp.ServerStatusSeen(now, pid, word))
                 listed = frozenset(p for p, one in server.clients.items() if one.made)
                 told.append(inp.ClientsListed(now, pid, listed, {p: self.look(p) for p in listed & self.procs.keys()}))
-        self.feed(*told)
+        self.feed(*of(action.lane, *told))
 
     # --- by the kernel ------------------------------------------------------------------------------------------------
 
     def _start_control(self, action: act.StartControl) -> None:
-        if self.start_fails or self.mps.control:
+        mps = self.daemons.get(action.lane)
+        if mps is None or self.start_fails or mps.control:
             self._answer(action, False)
             return
-        self.shared = self.mps.shared = action.multiuser
-        control = self.mps.start()
-        self.feed(inp.ControlRuns(self.now, control, self.now, "/s", action.multiuser))
+        mps.shared = action.multiuser
+        if action.lane is None:
+            self.shared = action.multiuser
+        control = mps.start()
+        self.feed(*of(action.lane, inp.ControlRuns(self.now, control, self.now, "/s", action.multiuser)))
         self._answer(action, True)
 
-    def _end_control(self) -> None:
-        self.mps.end()
-        self.mps.stopped = self.mps.quitting = False
-        self.gate.pump()
-
-    def crash_control(self) -> None:
-        control = self.mps.control
+    def crash_control(self, lane: Key = None) -> None:
+        control = self.daemons[lane].control
         if control:
-            self._end_control()
-            self.after(self.lag, lambda: self.feed(inp.ControlGone(self.now, control)))
+            self._control_gone(control, lane)
 
-    def _control_gone(self, control: int) -> None:
-        """After a ``quit``."""
-        self._end_control()
-        self.after(self.lag, lambda: self.feed(inp.ControlGone(self.now, control)))
+    def _control_gone(self, control: int, lane: Key) -> None:
+        """After a ``quit``, or a crash."""
+        mps = self.daemons[lane]
+        mps.end()
+        mps.stopped = mps.quitting = False
+        self.gate.pump()
+        self.after(self.lag, lambda: self.feed(*of(lane, inp.ControlGone(self.now, control))))
 
     def _kill_server(self, action: act.KillServer) -> bool:
         """The executor asks the kernel whose child it is."""
-        server = self.mps.servers.get(action.server)
+        mps = self.daemons[action.lane]
+        server = mps.servers.get(action.server)
         if server is None:
             return False
         server.stopped, server.leaving = False, True
-        self.after(0.012, lambda: self.mps.exited(server))
+        self.after(0.012, lambda: mps.exited(server))
         return True
 
     def _resume(self, pid: int) -> None:
-        server = self.mps.servers.get(pid)
-        if self.mps.never_resumes:
-            return
-        if server is not None:
-            server.stopped = False
-        if pid == self.mps.control:
-            self.mps.stopped = False
+        for mps in self.daemons.values():
+            server = mps.servers.get(pid)
+            if mps.never_resumes:
+                continue
+            if server is not None:
+                server.stopped = False
+            if pid == mps.control:
+                mps.stopped = False
 
     def _server_lost(self, proc: Proc) -> None:
         """Its server has gone under it: most programs end with the error."""
@@ -525,7 +555,7 @@ class Stage:
         proc = Proc(next(self._pids), uid, next(self._starts))
         self.procs[proc.pid] = proc
         self.overlaps = True
-        self.mps.relayed(through.server, proc)
+        self.daemons[self.gate.lanes.get(through.key)].relayed(through.server, proc)
         return proc
 
     def ends(self, proc: Proc) -> None:
@@ -535,14 +565,18 @@ class Stage:
         del self.procs[proc.pid]
         proc.dead = True
         passed = proc.key in self.gate.connections
-        self.mps.leave(proc)
+        self._leave(proc)
         self.gate.ended(proc)
         if passed:
             self.after(self.lag, lambda: self.feed(inp.ProcessEnded(self.now, proc.pid, proc.start)))
 
     def detaches(self, proc: Proc) -> None:
         """It lets go of its server and lives on."""
-        self.mps.leave(proc)
+        self._leave(proc)
+
+    def _leave(self, proc: Proc) -> None:
+        mps = next((one for one in self.daemons.values() if proc.server in one.servers.values()), self.mps)
+        mps.leave(proc)
 
     def comes_back(self, proc: Proc) -> None:
         if self.procs.get(proc.pid) is proc and proc.server is None:

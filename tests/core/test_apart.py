@@ -6,26 +6,23 @@ import pytest
 
 from mpsagent.core import actions as act
 from mpsagent.core.waiting import waiting
-from mpsagent.policy import apart
-from mpsagent.policy.policy import Policy
-from tests.core.harness import ALICE, BOB, CAROL, POLICY, Stage, policy
+from tests.core.harness import ALICE, BOB, CAROL, POLICY, TOGETHER, Stage
 
 APART = '[instance.gpu]\nsharing = "apart"\napart_idle_timeout = "60s"\n'
 DENY = '[user.carol]\naccess = "deny"\n'
 
 
-class Users(Stage):
-    """alice's own instance of one that is apart."""
-
-    def _policy(self, text: str) -> Policy:
-        return apart.of_user(policy(text), ALICE)
-
-
-def of_alice() -> Users:
-    stage = Users(POLICY + APART)
+def of_alice(more: str = "") -> Stage:
+    """Each user has a control daemon of her own; alice is to come."""
+    stage = Stage(POLICY + APART + more, together=True)
     stage.start_agent()
     stage.run(5)
     return stage
+
+
+def alive(stage: Stage, uid: int) -> bool:
+    assert stage.core is not None
+    return uid in stage.core.state.lanes and stage.core.view(uid).control_alive
 
 
 def quits(stage: Stage) -> list[float]:
@@ -55,8 +52,7 @@ def test_it_ends_when_its_user_has_had_no_client_for_so_long_and_starts_again() 
     stage.run(200)
     (at,) = quits(stage)
     assert at == pytest.approx(ended + 60, abs=1)
-    assert stage.core is not None
-    assert not stage.core.view().control_alive
+    assert not alive(stage, ALICE)
     assert len(stage.actions(act.StartControl)) == 1
     again = stage.client(ALICE)
     stage.run(2)
@@ -91,15 +87,110 @@ def test_a_quit_that_is_lost_is_asked_again_and_holds_nobody_for_good() -> None:
     assert stage.working(late)
 
 
-def test_the_section_starts_no_daemon_holds_everyone_and_refuses_who_is_denied() -> None:
-    stage = Stage(POLICY + APART + DENY)
-    stage.start_agent()
+def test_who_is_denied_gets_no_daemon_and_is_refused() -> None:
+    stage = of_alice(DENY)
     alice, carol = stage.client(ALICE), stage.client(CAROL)
-    stage.run(100)
-    assert not stage.actions(act.StartControl)
-    assert not stage.working(alice)
+    stage.run(2)
+    assert stage.working(alice)
     assert stage.refused == [CAROL]
     assert not stage.working(carol)
+    assert set(stage.daemons) == {None, ALICE}
+    assert [one.lane for one in stage.actions(act.StartControl)] == [ALICE]
+
+
+def test_users_work_at_once_and_a_lane_that_has_ended_is_taken_away() -> None:
+    stage = of_alice()
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(2)
+    assert stage.at_work() == {ALICE, BOB}
+    stage.ends(alice)
+    stage.run(70)
+    assert set(stage.daemons) == {None, BOB}
+    assert stage.working(bob)
+    again = stage.client(ALICE)
+    stage.run(2)
+    assert stage.working(again)
+    assert stage.given(again) == [stage.limits(ALICE)] * 2
+
+
+def test_no_more_users_than_may_be_apart_have_one_at_a_time() -> None:
+    stage = of_alice("apart_users = 1\n")
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(2)
+    assert stage.working(alice)
+    assert not stage.working(bob)
+    assert stage.core is not None
+    (why,) = (one.why for one in waiting(stage.core.view(None), stage.now))
+    assert (why.word, "apart_users = 1" in why.text) == ("apart", True)
+    stage.ends(alice)
+    stage.run(70)
+    assert stage.working(bob)
+
+
+def test_a_hang_of_one_users_daemon_is_no_other_users() -> None:
+    stage = of_alice()
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(2)
+    stage.daemons[ALICE].stopped = stage.daemons[ALICE].never_resumes = True
+    stage.run(120)
+    assert {one.lane for one in stage.actions(act.KillControl)} == {ALICE}
+    assert stage.working(bob)
+    assert not stage.working(alice)
+    late = stage.client(ALICE)
+    stage.run(5)
+    assert stage.working(late)
+
+
+def test_an_agent_that_comes_anew_finds_users_where_they_were() -> None:
+    stage = of_alice()
+    alice, bob = stage.client(ALICE), stage.client(BOB)
+    stage.run(2)
+    stage.kill_agent()
+    stage.run(1)
+    stage.start_agent()
+    stage.run(5)
+    assert stage.at_work() == {ALICE, BOB}
+    assert stage.core is not None
+    assert {pid: one.lane for pid, one in stage.core.state.clients.items()} == {alice.pid: ALICE, bob.pid: BOB}
+    assert not stage.actions(act.KillControl, act.QuitControl)
+    assert len(stage.actions(act.StartControl)) == 2
+
+
+@pytest.mark.parametrize("way", ["turns", "together"])
+def test_another_way_of_sharing_takes_hold_when_the_clients_have_ended(way: str) -> None:
+    stage = of_alice()
+    alice = stage.client(ALICE)
+    stage.run(2)
+    stage.reload(POLICY + f'[instance.gpu]\nsharing = "{way}"\n')
+    stage.run(0.1)
+    bob, again = stage.client(BOB), stage.client(ALICE)
+    stage.run(20)
+    assert stage.working(alice)
+    assert stage.at_work() == {ALICE}
+    assert not stage.daemons[None].control
+    assert stage.core is not None
+    reasons = [one.why for lane in stage.core.state.lanes for one in waiting(stage.core.view(lane), stage.now)]
+    assert {why.word for why in reasons} == {"apart"}
+    stage.ends(alice)
+    stage.run(5)
+    assert set(stage.daemons) == {None}
+    assert stage.working(again) or stage.working(bob)
+    assert stage.core.view().sharing == way
+
+
+def test_a_policy_that_comes_back_before_they_have_ended_lets_them_in() -> None:
+    stage = of_alice()
+    stage.client(ALICE)
+    stage.run(2)
+    stage.reload(POLICY + TOGETHER)
+    stage.run(0.1)
+    bob, again = stage.client(BOB), stage.client(ALICE)
+    stage.run(5)
+    assert stage.at_work() == {ALICE}
+    stage.reload(POLICY + APART)
+    stage.run(5)
+    assert stage.working(again)
+    assert stage.working(bob)
 
 
 def test_the_old_way_holds_until_nothing_works_and_then_the_daemon_ends() -> None:
@@ -115,7 +206,7 @@ def test_the_old_way_holds_until_nothing_works_and_then_the_daemon_ends() -> Non
     stage.ends(alice)
     stage.run(100)
     assert len(quits(stage)) == 1
-    assert not stage.working(bob)  # held, until an instance of his own is there
+    assert stage.working(bob)  # on a daemon of his own
     assert stage.core is not None
     assert not stage.core.view().control_alive
     assert stage.core.view().sharing == "apart"
@@ -132,7 +223,7 @@ def test_who_comes_while_it_ends_is_told_that_it_ends() -> None:
     assert stage.core is not None
     stage.client(ALICE)
     stage.run(0.0012)
-    view = stage.core.view()
+    view = stage.core.view(ALICE)
     assert view.state.control is not None
     assert view.state.control.quitting is None
     (why,) = (one.why for one in waiting(view, stage.now))

@@ -402,7 +402,7 @@ def test_servers_that_do_not_start_are_not_tried_without_end_and_the_reason_is_s
     (given_up,) = stage.reports("server.given_up")
     assert "Driver initialization failed with: 999" in given_up.reason
     assert stage.gate.turned_away == [first.pid]
-    starts = [line.at for line in stage.lines if line.what is ev.ServerStarting]
+    starts = [line.at for line in stage.lines[None] if line.what is ev.ServerStarting]
     assert len(starts) == 18
     assert starts[12] - starts[11] >= 2, "the second pause is of 2 s; a round takes one"
     stage.mps.serve = serve  # type: ignore[method-assign]

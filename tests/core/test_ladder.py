@@ -82,7 +82,7 @@ def test_no_signal_before_the_request_is_answered_or_over_its_deadline() -> None
     neighbour, victim = stage.client(ALICE), stage.client(ALICE)
     stage.run(1)
     stage.front_end_fails = False
-    stage._terminate = lambda core, action, limit: stage._log(  # type: ignore[method-assign]
+    stage._terminate = lambda core, mps, action, limit: stage._log(  # type: ignore[method-assign]
         ev.TerminationAsked(stage.now, action.server, action.pid)
     )
     began = stage.now

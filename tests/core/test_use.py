@@ -8,8 +8,7 @@ from mpsagent.core import inputs as inp
 from mpsagent.core import transitions as tr
 from mpsagent.core import use
 from mpsagent.mps.work import Work
-from mpsagent.policy.apart import of_user
-from tests.core.harness import ALICE, BOB, H200, PATIENT, Stage
+from tests.core.harness import ALICE, BOB, CAROL, DAVE, H200, PATIENT, Stage
 from tests.core.test_pause import PAUSE
 from tests.core.test_pause import started as paused
 from tests.core.test_together import started as together
@@ -24,12 +23,11 @@ class Meter:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.seconds = self.busy = self.energy = 0.0
-        self.lanes = 1
         self.look()
 
     def look(self) -> None:
         work = {H200.uuid: Work(self.seconds, self.busy, self.energy)}
-        self.stage.feed(inp.Worked(self.stage.now, work, self.lanes))
+        self.stage.feed(inp.Worked(self.stage.now, work))
 
     def run(self, seconds: float, busy: float = 0.0) -> None:
         """So long, so busy."""
@@ -139,21 +137,25 @@ def test_alone_on_a_server_for_all_it_is_the_of_user() -> None:
 
 
 def test_apart_utilisation_is_that_of_all_and_energy_is_divided_among_the_users() -> None:
-    """Each user's engine is told how many users are at work; alone it is the user's own."""
-    stage = Stage(PATIENT).up()
-    assert stage.core is not None
+    """However many processes each of them has; alone it is the user's own."""
+    stage = Stage(PATIENT + '[instance.gpu]\nsharing = "apart"\n', together=True)
+    stage.start_agent()
+    stage.run(1)
     alice = stage.client(ALICE)
     stage.run(5)
-    stage.core.receive(inp.PolicyChanged(stage.now, of_user(stage.core.state.policy, ALICE)), stage.now)
     meter = Meter(stage)
     meter.run(10, 0.8)
     assert shared(stage) == {False}
     alone = of_users(stage)[ALICE][2]
-    meter.lanes = 4
+    for uid in (BOB, BOB, CAROL, DAVE):
+        stage.client(uid)
+    meter.run(1)
+    before = of_users(stage)[ALICE][2]
+    assert before > alone
     meter.run(10, 0.2)
     assert recent(stage, alice) == pytest.approx(0.2)
     assert shared(stage) == {True}
-    assert of_users(stage)[ALICE][2] - alone == pytest.approx(10 * 180 / 4, rel=0.01)
+    assert of_users(stage)[ALICE][2] - before == pytest.approx(10 * 180 / 4, rel=0.01)
 
 
 def test_who_is_paused_uses_nothing() -> None:

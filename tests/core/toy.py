@@ -12,9 +12,10 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpsagent.core import inputs as inp
+from mpsagent.core.model import Key
 from mpsagent.mps import events as ev
 from mpsagent.mps.limits import Limits
 from mpsagent.wire import link
@@ -286,19 +287,33 @@ class Mps:
             self.hurt |= {p.pid for p in server.clients.values() if p is not proc}
 
 
+@dataclass
+class Way:
+    """To one control daemon: the table that counts there, and who is being handed over."""
+
+    lane: Key
+    mps: Mps
+    table: link.Admissions = field(default_factory=link.Admissions)
+    unapplied: int | None = None
+    handing: Connection | None = None
+
+    def of(self, said: inp.GateSaid[Any]) -> inp.Input:
+        return said if self.lane is None else inp.Of(self.lane, said)
+
+
 class Gate:
-    """``tell(input)`` goes to the agent, in order. ``limits_of`` is what each user is handed over with."""
+    """``tell(input)`` goes to the agent, in order. ``ways``: by lane."""
 
     def __init__(self, clock: Clock, mps: Mps, tell: Callable[[inp.Input], None]) -> None:
-        self.clock, self.mps, self.tell = clock, mps, tell
+        self.clock, self.tell = clock, tell
+        self.ways: dict[Key, Way] = {None: Way(None, mps)}
         self.pid = 60
-        self.table = link.Admissions()
-        self.unapplied: int | None = None
         self.held: dict[int, Connection] = {}
         self.known: dict[Process, Proc] = {}
+        self.lanes: dict[Process, Key] = {}
+        """Where a process that is known has passed."""
         self.connections: dict[Process, int] = {}
         self.passed: dict[Process, tuple[float, Limits]] = {}
-        self.handing: Connection | None = None
         self.numbers = count(1)
         self.given: list[Given] = []
         self.came: dict[Process, int] = {}
@@ -306,7 +321,14 @@ class Gate:
         """User of each process that ever came, that ever passed."""
         self.turned_away: list[int] = []
         self.own: dict[Process, str] = {}
-        self._pumping = False
+
+    @property
+    def table(self) -> link.Admissions:
+        """That of all users."""
+        return self.ways[None].table
+
+    def hands_over(self, uid: int) -> bool:
+        return any(way.handing is not None and way.handing.proc.uid == uid for way in self.ways.values())
 
     def knock(self, proc: Proc) -> int:
         one = Connection(next(self.numbers), proc, self.clock.now)
@@ -320,9 +342,9 @@ class Gate:
         now = self.clock.now
         told: list[inp.Input] = [inp.GateSaid(now, link.Hello(self.pid, 1000.0))]
         told += [self._knock(one) for one in self.held.values()]
-        told += [
-            known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1)) for p in self.known.values()
-        ]  # fmt: skip
+        for p in self.known.values():
+            said = known(now, _peer(p), *self.passed[p.key], self.connections.get(p.key, 1))
+            told.append(self.ways[self.lanes.get(p.key)].of(said))
         return [*told, inp.GateSaid(now, link.Synced())]
 
     def _knock(self, one: Connection) -> inp.GateSaid[link.Knock]:
@@ -330,20 +352,22 @@ class Gate:
 
     # --- from the agent -----------------------------------------------------------------------------------------------
 
-    def admissions(self, number: int, table: link.Admissions) -> None:
-        self.table, self.unapplied = table, number
-        self._applied()
-        self.pump()
+    def admissions(self, number: int, table: link.Admissions, lane: Key = None) -> None:
+        if lane in self.ways:
+            way = self.ways[lane]
+            way.table, way.unapplied = table, number
+            self._applied(way)
+            self.pump()
 
-    def found(self, proc: Proc, limits: Limits) -> None:
+    def found(self, proc: Proc, limits: Limits, lane: Key = None) -> None:
         """It came through another process."""
         self.known[proc.key], self.ever[proc.key], self.connections[proc.key] = proc, proc.uid, 0
-        self.passed[proc.key] = self.clock.now, limits
-        self.tell(known(self.clock.now, _peer(proc), *self.passed[proc.key], 0))
+        self.lanes[proc.key], self.passed[proc.key] = lane, (self.clock.now, limits)
+        self.tell(self.ways[lane].of(known(self.clock.now, _peer(proc), *self.passed[proc.key], 0)))
 
     def refuse(self, number: int) -> None:
         one = self.held.get(number)
-        if one is not None and one is not self.handing:
+        if one is not None and all(one is not way.handing for way in self.ways.values()):
             del self.held[number]
             self.turned_away.append(one.proc.pid)
 
@@ -351,79 +375,79 @@ class Gate:
         self.known.pop(process, None)
         self.pump()
 
-    def _user(self, uid: int) -> link.User | None:
-        return self.table.users.get(uid)
-
-    def _applied(self) -> None:
-        if self.unapplied is None:
+    def _applied(self, way: Way) -> None:
+        if way.unapplied is None:
             return
-        one = self.handing
-        if one is None or (self.table.open and self._user(one.proc.uid) is not None):
-            self.tell(inp.GateSaid(self.clock.now, link.Applied(self.unapplied)))
-            self.unapplied = None
+        one = way.handing
+        if one is None or (way.table.open and one.proc.uid in way.table.users):
+            self.tell(way.of(inp.GateSaid(self.clock.now, link.Applied(way.unapplied))))
+            way.unapplied = None
 
     # --- hand-over ----------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        if self.handing is not None or self._pumping:
+        for way in list(self.ways.values()):
+            self._begin(way)
+
+    def _begin(self, way: Way) -> None:
+        if way.handing is not None:
             return
-        one = self._next()
+        one = self._next(way)
         if one is None:
             return
-        self.handing = one
-        user = self._user(one.proc.uid)
-        assert user is not None
-        limits = self._limits(one, user)
-        self.tell(inp.GateSaid(self.clock.now, link.Handing(one.number, 0, 0, self.clock.now)))
+        way.handing = one
+        limits = self._limits(way, one, way.table.users[one.proc.uid])
+        self.tell(way.of(inp.GateSaid(self.clock.now, link.Handing(one.number, 0, 0, self.clock.now))))
         began = self.clock.now
 
         def meet() -> None:
-            self.mps.defaults = limits
-            self.mps.serve(one.proc, lambda ok: self._over(one, limits, ok, began), began + GIVE_UP)
+            way.mps.defaults = limits
+            way.mps.serve(one.proc, lambda ok: self._over(way, one, limits, ok, began), began + GIVE_UP)
 
         self.clock.after(GREETING, meet)
 
-    def _named(self) -> dict[Process, Limits]:
-        return {key: one.limits for key, one in self.table.processes.items()}
-
-    def _limits(self, one: Connection, user: link.User) -> Limits:
+    def _limits(self, way: Way, one: Connection, user: link.User) -> Limits:
         if one.proc.key in self.own and one.proc.key in self.known:
             return self.passed[one.proc.key][1]
         if user.named:
-            self.own[one.proc.key] = self.job(one.proc)
-        return self._named().get(one.proc.key, user.limits)
+            self.own[one.proc.key] = self.job(way, one.proc)
+        named = way.table.processes.get(one.proc.key)
+        return user.limits if named is None else named.limits
 
-    def job(self, proc: Proc) -> str:
-        named = self.table.processes.get(proc.key)
+    def job(self, way: Way, proc: Proc) -> str:
+        named = way.table.processes.get(proc.key)
         return self.own.get(proc.key, "") if named is None else named.job
 
-    def room_in_job(self, proc: Proc, limits: Limits) -> bool:
-        job = self.table.jobs.get(self.job(proc))
+    def room_in_job(self, way: Way, proc: Proc, limits: Limits) -> bool:
+        job = way.table.jobs.get(self.job(way, proc))
         if job is None:
             return True
-        used = [self.passed[p.key][1] for p in self.known.values() if p is not proc and self.job(p) == job.name]
+        there = [p for p in self.known.values() if p is not proc and self.job(way, p) == job.name]
+        used = [self.passed[p.key][1] for p in there]
         fits = job.total is None or job.total.fits(used, limits)
         return fits and (job.max_clients is None or len(used) < job.max_clients)
 
-    def _next(self) -> Connection | None:
-        if not self.table.open:
+    def _next(self, way: Way) -> Connection | None:
+        table = way.table
+        if not table.open:
             return None
+        here = [p for p in self.known.values() if self.lanes.get(p.key) == way.lane]
         for kin in (True, False):
-            places = {key: max(1, proc.made) for key, proc in self.known.items()}
+            places = {proc.key: max(1, proc.made) for proc in here}
             for one in self.held.values():
-                user = self._user(one.proc.uid)
-                if user is None or (one.proc.key in self.known) is not kin:
+                user = table.users.get(one.proc.uid)
+                if user is None or (one.proc.key in self.known) is not kin or (kin and one.proc.key not in places):
                     continue
-                mine = sum(1 for p in self.known.values() if p.uid == one.proc.uid)
-                full = user.max_clients is not None and mine >= user.max_clients
-                used = [self.passed[p.key][1] for p in self.known.values() if p.uid == one.proc.uid]
-                full = full or (user.total is not None and not user.total.fits(used, self._limits(one, user)))
-                full = full or (user.named and one.proc.key not in self._named())
-                full = full or not self.room_in_job(one.proc, self._limits(one, user))
+                limits = self._limits(way, one, user)
+                used = [self.passed[p.key][1] for p in here if p.uid == one.proc.uid]
+                full = user.max_clients is not None and len(used) >= user.max_clients
+                full = full or (user.total is not None and not user.total.fits(used, limits))
+                full = full or (user.named and one.proc.key not in table.processes)
+                full = full or not self.room_in_job(way, one.proc, limits)
                 if not kin and (user.admit == "known" or full):
                     continue
-                has = sum(places[p.key] for p in self.known.values() if p.uid == one.proc.uid)
-                full = sum(places.values()) >= self.table.room or has >= (user.max_contexts or 1000)
+                has = sum(places[p.key] for p in here if p.uid == one.proc.uid)
+                full = sum(places.values()) >= table.room or has >= (user.max_contexts or 1000)
                 if full and not (kin and one.proc.made == 0):
                     continue
                 if one.not_before > self.clock.now:
@@ -432,29 +456,30 @@ class Gate:
                 return one
         return None
 
-    def _over(self, one: Connection, limits: Limits, ok: bool, began: float) -> None:
-        if self.handing is not one:
+    def _over(self, way: Way, one: Connection, limits: Limits, ok: bool, began: float) -> None:
+        if way.handing is not one:
             return
-        self.handing = None
+        way.handing = None
         proc, now = one.proc, self.clock.now
         if one.number not in self.held:  # its process ended meanwhile
             self.tell(inp.GateSaid(now, link.Left(one.number)))
         elif ok:
             del self.held[one.number]
-            self.known[proc.key] = proc
+            self.known[proc.key], self.lanes[proc.key] = proc, way.lane
             self.ever[proc.key] = proc.uid
             self.connections[proc.key] = self.connections.get(proc.key, 0) + 1
             self.passed[proc.key] = self.passed.get(proc.key, (now, limits))[0], limits
             self.given.append(Given(now, proc.pid, proc.uid, limits))
             peer = inp.Peer(proc.pid, proc.uid, 0, proc.start)
-            self.tell(passed(now, one.number, peer, limits, False, now - began))
+            self.tell(way.of(passed(now, one.number, peer, limits, False, now - began)))
             if proc.wants_more():
                 self.clock.after(SECOND, lambda: self._again(proc))
         else:
             one.pause = min(2.0, one.pause * 2 or 0.05)
             one.not_before = now + one.pause
-            self.tell(inp.GateSaid(now, link.Failed(one.number, proc.pid, proc.uid, "closed", "answer", False)))
-        self._applied()
+            failed = link.Failed(one.number, proc.pid, proc.uid, "closed", "answer", False)
+            self.tell(way.of(inp.GateSaid(now, failed)))
+        self._applied(way)
         self.clock.after(0.0, self.pump)
 
     def _again(self, proc: Proc) -> None:
@@ -465,7 +490,7 @@ class Gate:
     def ended(self, proc: Proc) -> None:
         for number in [n for n, one in self.held.items() if one.proc is proc]:
             one = self.held.pop(number)
-            if one is not self.handing:
+            if all(one is not way.handing for way in self.ways.values()):
                 self.tell(inp.GateSaid(self.clock.now, link.Left(number)))
         self.known.pop(proc.key, None)
         self.connections.pop(proc.key, None)

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from click.testing import CliRunner
 
 import mpsagent
-from mpsagent.agent.conditions import Conditions, note_conditions
+from mpsagent.agent.conditions import Conditions, note_conditions, note_lane
 from mpsagent.agent.node import Node
 from mpsagent.agent.problem import Problem
 from mpsagent.agent.records import action_record
@@ -31,6 +31,7 @@ from mpsagent.core import actions as act
 from mpsagent.core import inputs as inp
 from mpsagent.core import placement
 from mpsagent.core.engine import Core, Step
+from mpsagent.core.model import Key
 from mpsagent.core.outside import Outsider
 from mpsagent.core.sessions import Sessions
 from mpsagent.core.transitions import transition_fields
@@ -117,26 +118,14 @@ class Machine:
             one.run(seconds)
         return self
 
-    def user_apart(self, uid: int) -> Instance:
-        """A user's own instance, as the agent makes it when the user has come."""
-        section = self.played[0]
-        made = Instance(self, apart.of_user(section.policy, uid), section.text)
-        made.clock.now = section.now
-        self.played.append(made)
-        made.start_agent()
-        return made
-
     async def _look_up(self, uid: int) -> Identity:
         return Identity(uid, NAMES.get(uid))
 
     async def _uid_of(self, name: str) -> int | None:
         return next((uid for uid, known in NAMES.items() if known == name), None)
 
-    def _sections(self) -> list[Any]:
-        return [one for one in self.agents if one.policy.user is None]
-
     def _places(self) -> list[placement.Place]:
-        return [placement.place_of(one.policy, one.view()) for one in self._sections()]
+        return [placement.place_of(one.policy, one.view()) for one in self.agents]
 
     def _look_at_api(self, now: float) -> None:
         """It is there."""
@@ -145,8 +134,11 @@ class Machine:
     def page(self) -> Any:
         return Node.page(self)  # type: ignore[arg-type]
 
-    def _instance(self, agent: Any) -> Any:
-        return Node._instance(self, agent)  # type: ignore[arg-type]
+    def _instances_shown(self) -> Any:
+        return Node._instances_shown(self)  # type: ignore[arg-type]
+
+    def _shown(self, agent: Any, key: Key) -> Any:
+        return Node._shown(self, agent, key)  # type: ignore[arg-type]
 
     def now(self) -> float:
         return self.one.now
@@ -156,7 +148,7 @@ class Machine:
 
     def all_conditions(self) -> Any:
         for one in self.played:
-            note_conditions(one.conditions, one.core, one.now)
+            one.note()
         return Node.all_conditions(self)  # type: ignore[arg-type]
 
     def reject(self, text: str) -> None:
@@ -185,10 +177,11 @@ class Instance(Stage):
 
     def __init__(self, node: Machine, mine: Policy, text: str, **how: Any) -> None:
         self.node, self.mine = node, mine
-        self.name, self.family = mine.instance, apart.section(mine)
+        self.name = mine.instance
         super().__init__(text, together=mine.sharing != "turns", shared=mine.multiuser, **how)
         self.agent = Agent(self)
         self.history, self.conditions = node.history, Conditions()
+        self._conditions: dict[Key, Conditions] = {None: self.conditions}
         node.started = self.now
         self.memory: dict[int, int] = {}
         self.observer = SimpleNamespace(memory=lambda: self.memory)
@@ -201,8 +194,7 @@ class Instance(Stage):
 
     def _policy(self, text: str) -> Policy:
         """The harness has the policy of one instance."""
-        found = instances.of(policy(text), self.family)
-        return found if self.mine.user is None else apart.of_user(found, self.mine.user)
+        return instances.of(policy(text), self.mine.instance)
 
     @property
     def state(self) -> Any:
@@ -219,22 +211,43 @@ class Instance(Stage):
         self.bypass.found = {one.seen.pid: one for one in those}
 
     def record(self, kind: str, at: float, **fields: object) -> int:
-        named = fields if self.node.single and self.mine.user is None else {"instance": self.name, **fields}
-        return self.history.append(kind, at, **named)
+        lane = fields.pop("lane", None)
+        name = apart.lane_name(self.name, lane if isinstance(lane, int) else None)
+        return self.history.append(kind, at, **(fields if self.node.single else {"instance": name, **fields}))
+
+    @property
+    def lanes(self) -> dict[Key, Any]:
+        """What the node takes for lanes."""
+        return {
+            key: SimpleNamespace(
+                key=key, name=apart.lane_name(self.name, key), conditions=self._conditions.setdefault(key, Conditions())
+            )
+            for key in self.state.lanes
+        }
+
+    def note(self) -> None:
+        note_conditions(self.conditions, self.core, self.now)
+        for key, lane in self.lanes.items():
+            if key is not None:
+                note_lane(lane.conditions, self.core, key, self.now)
+
+    def _open(self, action: act.OpenLane) -> None:
+        self.node.single = False
+        super()._open(action)
 
     def _carry(self, step: Step) -> None:
         for action in step.actions:
             if isinstance(action, act.Report):
-                self.record(action.kind, self.now, **action_record(action, self.policy))
+                self.record(action.kind, self.now, lane=action.lane, **action_record(action, self.policy))
         for one in step.transitions:
-            self.record(one.kind, one.at, **transition_fields(one))
+            self.record(one.kind, one.at, lane=one.lane, **transition_fields(one))
         super()._carry(step)
 
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.TellGate):
             self._said("agent", action.message)
-        elif not isinstance(action, act.Report | act.Freeze | act.Thaw):
-            fields = action_record(action, self.policy)
+        elif not isinstance(action, act.Report | act.Freeze | act.Thaw | act.OpenLane | act.CloseLane):
+            fields = {**action_record(action, self.policy), "lane": action.lane}
             self._begun[id(action)] = self.record("action", self.now, action=type(action).__name__, **fields)
         super()._do(action)
 
@@ -243,13 +256,14 @@ class Instance(Stage):
             if isinstance(one, act.Done) and (number := self._begun.get(id(one.action))) is not None:
                 self.record(
                     "action.done" if one.ok else "action.failed", one.at, action=type(one.action).__name__,
-                    begun=number, ok=one.ok, text=one.text, **action_record(one.action, self.policy),
+                    begun=number, ok=one.ok, text=one.text, lane=one.action.lane,
+                    **action_record(one.action, self.policy),
                 )  # fmt: skip
         super().feed(*events)
 
     def _look(self, core: Core) -> None:
         if self.core is core:
-            note_conditions(self.conditions, core, self.now)
+            self.note()
         super()._look(core)
 
     def ask_gpus(self, **memory: int) -> None:
@@ -260,9 +274,11 @@ class Instance(Stage):
     # --- the link -----------------------------------------------------------------------------------------------------
 
     def _soon(self, number: int, one: inp.Input) -> None:
-        if isinstance(one, inp.GateSaid):
-            self._said("gate", one.what)
-            one = one._replace(what=link.decode_from_gate(codec.encode(one.what)))
+        said = one.what if isinstance(one, inp.Of) else one
+        if isinstance(said, inp.GateSaid):
+            self._said("gate", said.what)
+            said = said._replace(what=link.decode_from_gate(codec.encode(said.what)))
+            one = inp.Of(one.lane, said) if isinstance(one, inp.Of) else said
         super()._soon(number, one)
 
     def _said(self, who: str, message: link.Message) -> None:

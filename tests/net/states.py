@@ -287,18 +287,18 @@ def apart_idle() -> Played:
 
 @state
 def apart_works() -> Played:
-    machine, _ = up(POLICY + APART)
-    mine = machine.user_apart(ALICE)
-    mine.client(ALICE)
+    machine, one = up(POLICY + APART)
+    one.client(ALICE)
     return machine.run(5), "alice"
 
 
 @state
 def apart_held() -> Played:
     """There is no room for a further control daemon."""
-    machine, one = up(POLICY + APART)
+    machine, one = up(POLICY + APART + "apart_users = 1\n")
+    one.client(ALICE)
+    one.run(1)
     one.client(BOB)
-    one.feed(inp.ApartHeld(one.now, "there are 64 control daemons already"))
     return machine.run(3), "bob"
 
 

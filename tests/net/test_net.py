@@ -56,5 +56,5 @@ def test_there_is_no_file_of_a_state_that_is_gone() -> None:
 def test_what_is_open_on_record_is_there(name: str) -> None:
     """Or it would be said to have ended while nobody looked."""
     machine, _ = STATES[name]()
-    if all(one.view.synced and one.view.policy.user is None for one in machine.page.instances):
+    if all(one.view.synced and one.view.user is None for one in machine.page.instances):
         assert set(machine.history.sessions.open) <= there_now(machine.page)

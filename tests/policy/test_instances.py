@@ -134,11 +134,11 @@ def test_users_are_told_which_gpus_every_instance_has() -> None:
 
 def test_a_user_apart_has_an_instance_named_after_section_and_uid_with_logs_of_its_own() -> None:
     (section,) = instances(policy('[instance.gpu0]\nsharing = "apart"\napart_users = 4\n'), ())
-    one = apart.of_user(section, 1001)
-    assert (one.instance, one.user, one.log_directory) == ("gpu0-u1001", 1001, "/var/log/nvidia-mps/u1001")
-    assert apart.split(one.instance) == ("gpu0", 1001)
-    assert apart.section(one) == apart.section(section) == "gpu0"
-    assert not one.multiuser
+    assert apart.log_directory(section, 1001) == "/var/log/nvidia-mps/u1001"
+    assert (apart.lane_name("gpu0", None), apart.lane_name("gpu0", 1001)) == ("gpu0", "gpu0-u1001")
+    assert apart.split("gpu0-u1001") == ("gpu0", 1001)
+    assert apart.users("gpu0", ["gpu0", "gpu0-u7", "gpu1-u8", "gpu0-u1x", "gpu0-u9"]) == [7, 9]
+    assert not section.multiuser
     for name in ("gpu0", "gpu0-u", "gpu0-u01", "-u1", "gpu0-u12345678901", "gpu0-u1x"):
         assert apart.split(name) is None
     assert apart.split("a-u1-u2") == ("a-u1", 2)
