@@ -10,6 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from mpsagent.gate import identity
 from mpsagent.gate.channel import Channel
@@ -71,23 +72,18 @@ def forbidden(command: str, uid: int, *, contained: bool = False) -> str | None:
     )
 
 
+@dataclass(eq=False, repr=False)
 class FrontEnds:
     """``lane_of`` is asked which lane a front-end talks to; ``report`` hears of each command that changes
     something: lane, peer, command, when, whether it was refused."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        lane_of: Callable[[Connection], Lane],
-        report: Callable[[Lane, Credentials, str, float, bool], None],
-    ) -> None:
-        self.loop = loop
-        self.lane_of = lane_of
-        self.report = report
-        self.leaving: dict[Farewell, None] = {}
-        self._open: dict[int, dict[FrontEnd, None]] = {}
-        self._line: PacedLine[FrontEnd] = PacedLine()
-        self._timer: asyncio.TimerHandle | None = None
+    loop: asyncio.AbstractEventLoop
+    lane_of: Callable[[Connection], Lane]
+    report: Callable[[Lane, Credentials, str, float, bool], None]
+    leaving: dict[Farewell, None] = field(default_factory=dict, init=False)
+    _open: dict[int, dict[FrontEnd, None]] = field(default_factory=dict, init=False)
+    _line: PacedLine[FrontEnd] = field(default_factory=PacedLine, init=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, init=False)
 
     def add(self, connection: Connection) -> None:
         """A peer that has said it is a front-end; the connection is ours now. When all places are taken, who has most

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from mpsagent.gate import identity
 from mpsagent.gate.channel import take
@@ -24,28 +24,19 @@ UNSEEN = (
 Tell = Callable[[link.FromGate, Callable[[], int | None] | None], None]
 
 
+@dataclass(eq=False, repr=False)
 class Holding:
     """``special`` is offered what happens at a socket first: a message, or nothing for its end; it says True when it
     was meant. ``place`` says for which instance alone a connection asks, or None, and in which one it waits."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        queue: Queue,
-        store: Store,
-        tell: Tell,
-        special: Callable[[Connection, bytes], bool],
-        place: Callable[[Connection], tuple[str | None, str | None]],
-        changed: Callable[[str | None], None],
-    ) -> None:
-        self.queue = queue
-        self.loop = loop
-        self._store = store
-        self._tell = tell
-        self._special = special
-        self._place = place
-        self._changed = changed
-        self._connections: dict[int, Connection] = {}
+    loop: asyncio.AbstractEventLoop
+    queue: Queue
+    _store: Store
+    _tell: Tell
+    _special: Callable[[Connection, bytes], bool]
+    _place: Callable[[Connection], tuple[str | None, str | None]]
+    _changed: Callable[[str | None], None]
+    _connections: dict[int, Connection] = field(default_factory=dict, init=False)
 
     def get(self, number: int) -> Connection | None:
         return self._connections.get(number)

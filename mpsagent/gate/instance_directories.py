@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpsagent.gate.connection import Connection
@@ -36,18 +37,18 @@ def address_of(descriptor: int) -> str:
     return address if isinstance(address, str) else ""
 
 
+@dataclass(eq=False, repr=False)
 class OwnDirectories:
     """``listen`` takes a socket that listens, by its name in the store. ``on``: each connection belongs to the instance
     in whose directory it came; that is what the agent says, or what an earlier gate has left."""
 
-    def __init__(
-        self, root: Path, store: Store, listen: Callable[[str, int], None], say: Callable[[str], None]
-    ) -> None:
-        self._root = root
-        self._store = store
-        self._listen = listen
-        self._say = say
-        self._said = ""
+    _root: Path
+    _store: Store
+    _listen: Callable[[str, int], None]
+    _say: Callable[[str], None]
+    _said: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
         self._names: tuple[str, ...] = ()
         self.on = False
 

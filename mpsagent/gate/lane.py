@@ -100,19 +100,17 @@ class Request:
     run: Run | None = field(default=None)
 
 
+@dataclass(eq=False, repr=False)
 class Lane:
     """``begin`` is asked to start a hand-over when one may start; it says whether it has. ``greeting`` hears how the
     daemon greets, when that changes or another daemon does."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        directory: Path,
-        begin: Callable[[], bool],
-        greeting: Callable[[bytes, int], None],
-    ) -> None:
-        self.loop = loop
-        self.directory = directory
+    loop: asyncio.AbstractEventLoop
+    directory: Path
+    _begin: Callable[[], bool]
+    _greeting: Callable[[bytes, int], None]
+
+    def __post_init__(self) -> None:
         self.servers: tuple[int, ...] = ()
         """The servers that the last session found."""
         self.handing = False
@@ -123,8 +121,6 @@ class Lane:
         """A front-end has set something; the hand-overs take note of it."""
         self.quiet = True
         """Nothing is started yet: what an earlier gate has left is still being put into order."""
-        self._begin = begin
-        self._greeting = greeting
         self._last: tuple[bytes, int] | None = None
         self._users: OrderedDict[int, deque[Request]] = OrderedDict()
         self._running: Request | None = None

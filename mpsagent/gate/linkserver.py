@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpsagent.gate import identity
@@ -22,25 +23,20 @@ AT_A_TIME = 64
 Outgoing = tuple[FromGate, Opened | None]
 
 
+@dataclass(eq=False, repr=False)
 class LinkServer:
     """``sync`` says everything a new agent must hear; ``receive`` gets what the agent says."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        path: Path,
-        sync: Callable[[], Iterable[Outgoing]],
-        receive: Callable[[FromAgent], None],
-        report: Callable[[str], None],
-    ) -> None:
-        self._loop = loop
-        self._path = path
-        self._sync = sync
-        self._receive = receive
-        self._report = report
-        self._agent: Channel | None = None
-        self._listener = _listen(path)
-        loop.add_reader(self._listener.fileno(), self._accept)
+    _loop: asyncio.AbstractEventLoop
+    _path: Path
+    _sync: Callable[[], Iterable[Outgoing]]
+    _receive: Callable[[FromAgent], None]
+    _report: Callable[[str], None]
+    _agent: Channel | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._listener = _listen(self._path)
+        self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def send(self, message: FromGate, pidfd: Opened | None = None) -> None:
         """``pidfd`` is called when the message goes out; the descriptor is closed then."""

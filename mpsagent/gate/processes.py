@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpsagent.gate import identity
 from mpsagent.gate.connection import Connection
@@ -22,17 +22,15 @@ class _Watched:
     name: str
 
 
+@dataclass(eq=False, repr=False)
 class KnownProcesses:
     """``ended`` hears of each end, after the process is known no more."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, queue: Queue, store: Store, ended: Callable[[Process], None]
-    ) -> None:
-        self._loop = loop
-        self._queue = queue
-        self._store = store
-        self._ended = ended
-        self._watched: dict[Process, _Watched] = {}
+    _loop: asyncio.AbstractEventLoop
+    _queue: Queue
+    _store: Store
+    _ended: Callable[[Process], None]
+    _watched: dict[Process, _Watched] = field(default_factory=dict, init=False)
 
     def prepare(self, connection: Connection, limits: Limits, instance: str) -> bool:
         """Before the descriptor goes out: from then on the process counts, whatever happens to this gate. False when it

@@ -7,6 +7,7 @@ import errno
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from mpsagent.gate.channel import take
 from mpsagent.gate.connection import Connection, Numbers, accepted
@@ -37,25 +38,19 @@ _CLIENT = kind_bytes(Kind.CLIENT)
 _SHORTAGE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
+@dataclass(eq=False, repr=False)
 class PublicSockets:
     """``client`` gets a connection that is a CUDA client's, ``front_end`` a front-end's; ``relay`` is offered each new
     one before its greeting and says True when it takes it."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        store: Store,
-        client: Callable[[Connection], None],
-        front_end: Callable[[Connection], None],
-        relay: Callable[[Connection], bool],
-        refused: Callable[[Connection, str], None],
-    ) -> None:
-        self._loop = loop
-        self._store = store
-        self._client = client
-        self._front_end = front_end
-        self._relay = relay
-        self._refused = refused
+    _loop: asyncio.AbstractEventLoop
+    _store: Store
+    _client: Callable[[Connection], None]
+    _front_end: Callable[[Connection], None]
+    _relay: Callable[[Connection], bool]
+    _refused: Callable[[Connection, str], None]
+
+    def __post_init__(self) -> None:
         self.numbers = Numbers()
         self._unfinished: set[Connection] = set()
         self._of_user: dict[int, dict[Connection, None]] = {}

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from mpsagent.gate.channel import Channel, as_user, close_all
 from mpsagent.gate.connection import Connection
@@ -66,23 +67,17 @@ class Relay:
             self._done()
 
 
+@dataclass(eq=False, repr=False)
 class Relays:
     """``lane_of`` says where a connection goes. ``greet`` takes a connection back that need not be relayed after
     all."""
 
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        lane_of: Callable[[Connection], Lane],
-        store: Store,
-        greet: Callable[[Connection], None],
-    ) -> None:
-        self._loop = loop
-        self._lane_of = lane_of
-        self._store = store
-        self._greet = greet
-        self._open = 0
-        self._waiting: dict[Connection, None] = {}
+    _loop: asyncio.AbstractEventLoop
+    _lane_of: Callable[[Connection], Lane]
+    _store: Store
+    _greet: Callable[[Connection], None]
+    _open: int = field(default=0, init=False)
+    _waiting: dict[Connection, None] = field(default_factory=dict, init=False)
 
     def offer(self, connection: Connection) -> bool:
         """A new connection, before its greeting; False when the daemon's greeting is known, or not yet heard."""

@@ -107,7 +107,7 @@ def test_a_file_that_others_may_write_or_that_is_damaged_is_not_believed(tmp_pat
     with pytest.raises(state.StateError, match="not JSON"):
         state.load(tmp_path)
     path.write_text('{"kind":"release","pid":1,"start":2}')
-    with pytest.raises(state.StateError, match="no admissions"):
+    with pytest.raises(state.StateError, match="no table"):
         state.load(tmp_path)
     path.unlink()
     path.symlink_to("/etc/passwd")
