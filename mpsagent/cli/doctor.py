@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import click
 
-from mpsagent.cli import answer_text, client, wording
+from mpsagent.cli import answer_text, checkup, checkup_slurm, client, wording
 from mpsagent.cli.ask import FINE, UNHEALTHY, UNREACHABLE, Json, now
+from mpsagent.cli.checkup import NOTE, OK, PROBLEM, WARNING, Finding
 from mpsagent.cli.policy_check import surely_not_meant
 from mpsagent.core.sentences import named
 from mpsagent.policy.keys import default
-from mpsagent.system import checkup, checkup_slurm
-from mpsagent.system.checkup import NOTE, OK, PROBLEM, WARNING, Finding
 
 ANSWER = 5.0
 """Seconds for the agent to answer a question."""

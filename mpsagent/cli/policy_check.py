@@ -144,10 +144,10 @@ def _of_this_machine(
     ``devices``."""
     import asyncio
 
+    from mpsagent.cli.policy_warnings import warnings
     from mpsagent.policy.instances import names
     from mpsagent.policy.plausible import needs_devices
     from mpsagent.system.devices import from_file, probe
-    from mpsagent.system.policy_warnings import warnings
     from mpsagent.system.unsupported import compute_modes, unsupported
 
     remarks: list[str] = []

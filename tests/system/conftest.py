@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mpsagent.system import checkup, control_search, store
+from mpsagent.system import control_search, store
 from tests import coroutines
 
 Play = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -24,7 +24,6 @@ MakeProgram = Callable[..., Path]
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy with other tests is not one that hangs."""
     monkeypatch.setattr(control_search, "PROOF_DEADLINE", 45.0)
-    monkeypatch.setattr(checkup, "GREETING", 45.0)
     monkeypatch.setattr(store, "FAREWELL", 45.0)
 
 

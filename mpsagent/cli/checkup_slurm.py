@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mpsagent.system.checkup import OK, WARNING, Finding
+from mpsagent.cli.checkup import OK, WARNING, Finding
 
 ANSWER = 5.0
 """Seconds for slurmctld to answer."""

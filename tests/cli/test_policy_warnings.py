@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from mpsagent.cli import policy_warnings
+from mpsagent.cli.policy_warnings import known, warnings
 from mpsagent.mps.limits import Device
-from mpsagent.system import policy_warnings
-from mpsagent.system.policy_warnings import known, warnings
 from tests.policies import policy
 
 H200 = Device(0, "GPU-1", "NVIDIA H200", 140 << 30, 132)

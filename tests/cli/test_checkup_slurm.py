@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mpsagent.system import checkup_slurm
-from mpsagent.system.checkup import OK, WARNING
+from mpsagent.cli import checkup_slurm
+from mpsagent.cli.checkup import OK, WARNING
 
 
 @pytest.fixture
