@@ -262,6 +262,24 @@ def test_an_agent_that_cannot_start_opens_the_gate_with_the_fail_safe_limits(nod
     waiting_client(node, BOB).kill()
 
 
+def test_who_masks_the_opening_keeps_the_gate_closed(node: Machine) -> None:
+    """For sites where waiting is better than users who are let in with the strictest limits."""
+    node.write(
+        "/etc/systemd/system/mpsagent.service.d/broken.conf",
+        "[Service]\nEnvironment=MPSAGENT_OPEN_AFTER=1\nExecStart=\nExecStart=/bin/false\n",
+    )
+    node.systemctl("daemon-reload")
+    node.systemctl("mask", "mpsagent-open.service")
+    start_gate(node)
+    waiting = waiting_client(node, BOB)
+    node.systemctl("start", "--no-block", "mpsagent.service")
+    until("it is said", lambda: "has not started" in node.journal("-u", "mpsagent.service"))
+    until("it is tried on", lambda: int(node.show("mpsagent.service", "NRestarts")["NRestarts"]) > 12)
+    assert waiting.poll() is None
+    assert "pass" not in command(node)
+    waiting.kill()
+
+
 def test_an_agent_that_is_given_up_opens_the_gate(node: Machine) -> None:
     """The unit never fails for good; with a start limit of the administrator's it does."""
     node.write(
