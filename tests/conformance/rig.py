@@ -21,9 +21,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.conformance.backends import CONTROL, USERS, Backend, RigError, other_users_python, real_backend, sim_backend
 from tests.conformance.processes import Log, Process, await_ends, exited, processes, send_signal
+
+if TYPE_CHECKING:
+    from tests.conformance.questions_handovers import Relay
 
 __all__ = [
     "CONTROL", "NOBODY", "SLOW_CLIENT", "USERS", "Backend", "Log", "Reply", "Rig", "RigError", "Started",
@@ -298,6 +302,12 @@ class Rig:
 
     def pause(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def relay(self) -> Relay:
+        """Between clients and the daemon, for those whose pipe directory is its ``directory``."""
+        from tests.conformance.questions_handovers import Relay
+
+        return Relay(self)
 
     # What the log says
 

@@ -13,6 +13,7 @@ from tests.conformance.script import ALL, A, B, C, D, Scenario, play, scenario, 
 # Importing them registers them.
 from tests.conformance import recorded_commands, recorded_faults, recorded_recovery, recorded_limits  # isort: skip
 from tests.conformance import questions, questions_ending, questions_starting, questions_waiting  # isort: skip
+from tests.conformance import questions_handovers  # isort: skip
 
 __all__ = ["ALL", "A", "B", "C", "D", "Scenario", "play", "scenario", "sleeper", "spinner", "stop_all"]
 REGISTERED = (
@@ -24,4 +25,5 @@ REGISTERED = (
     questions_ending,
     questions_starting,
     questions_waiting,
+    questions_handovers,
 )

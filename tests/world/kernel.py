@@ -230,6 +230,9 @@ class Process:
         self.environment: dict[str, str] = {}
         self.fds: dict[int, File] = {}
         self.alive, self.ended, self.gone, self.stopped = True, False, False, False
+        self.ignores: set[int] = set()
+        self.pending = 0
+        """A signal that ends it when it goes on."""
         self.status = 0
         self.pidfds: list[PidFd] = []
         self.body: Body | None = None
@@ -448,6 +451,10 @@ class Kernel:
         process = self.processes[pid] = Process(self, pid, name, uid, gid, parent)
         return process
 
+    def name_of(self, pid: int) -> str:
+        process = self.processes.get(pid)
+        return "?" if process is None else process.command[0]
+
     def program(self, process: Process, steps: Steps) -> Process:
         process.body = Program(process, steps)
         process.wake()
@@ -490,17 +497,19 @@ class Kernel:
             process.stopped = True
         elif number == 18:
             process.stopped = False
-            if process.missed:
+            if process.pending:
+                self.exit(process, -process.pending)
+            elif process.missed:
                 process.missed = False
                 process.wake()
         elif number == 9:
             process.stopped = False
             self.exit(process, -9)
-        elif number in (1, 2, 15) and not process.stopped:
-            self.exit(process, -number)
-        elif number in (1, 2, 15):
-            process.on_end = [*process.on_end]  # pending: it comes with SIGCONT
-            self.after(0.01, self.signal, process, number)
+        elif number in (1, 2, 15) and number not in process.ignores:
+            if process.stopped:
+                process.pending = number
+            else:
+                self.exit(process, -number)
 
     # --- files
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from mpsagent.sim import gpu, limits, texts
+from mpsagent.sim.control_daemon import _PRIVILEGED, _device_rows, _number
 from mpsagent.sim.delays import Delays
 from mpsagent.sim.server_clients import MAX_CLIENTS
 from mpsagent.sim.turns import Turns
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 GREETING, CREDENTIALS, DESCRIPTOR = b"OUTBHELL\0", b"OUTBCRED\0", b"OUTBCUFD\0"
-CLIENT, FRONT_END = b"\2\0\0\0", b"\4\0\0\0"
+SERVER, CLIENT, FRONT_END = b"\1\0\0\0", b"\2\0\0\0", b"\4\0\0\0"
 READY, NO_DEVICE = b"\0", b"\xff\0\0\0"
 Steps = Generator[tuple[list[File], float | None], None, Any]
 
@@ -81,10 +83,11 @@ class Log:
 
 
 class Server:
-    """A server as its daemon sees it."""
+    """A server as its daemon sees it. ``orders``: its connection, once it has come."""
 
-    def __init__(self, process: Process, uid: int, orders: End, pidfd: PidFd) -> None:
-        self.process, self.pid, self.uid, self.orders, self.pidfd = process, process.pid, uid, orders, pidfd
+    def __init__(self, process: Process, uid: int, pidfd: PidFd) -> None:
+        self.process, self.pid, self.uid, self.pidfd = process, process.pid, uid, pidfd
+        self.orders: End | None = None
         self.ready = self.dismissed = False
         self.gone_at: float | None = None
 
@@ -130,16 +133,12 @@ class Daemon:
                 files.append(self.ui[0].file)
             times = [at for at in (self.next_try, self.quit_at) if at is not None]
             times += [one.gone_at for one in self.servers.values() if one.gone_at is not None]
-            fresh = [one for one in self.servers.values() if not one.ready and one.gone_at is None]
-            if not fresh:
-                yield files, min(times, default=None)
+            yield files, min(times, default=None)
             for listener in listeners:
                 while listener.queue:
                     yield from self.accept(listener.queue.popleft(), listener is listeners[1])
             if self.ui is not None and self.ui[0].file.readable() and not self.quitting:
                 yield from self.command(*self.ui)
-            for one in fresh:
-                yield from self.starting(one)
             for one in list(self.servers.values()):
                 if one.gone_at is None and one.process.ended:
                     one.gone_at = kernel.now + (0 if one.dismissed else self.delays.killed_exit())
@@ -153,7 +152,7 @@ class Daemon:
                 self.next_try = None
                 if self.server is not None and not self.server.dismissed:
                     yield from self.try_shutdown(self.server, by_timer=True)
-            if self.quitting and not self.servers:
+            if self.quitting and self.server is None:
                 self.log.write(texts.EXIT.format(status=0))
                 self.close_ui()
                 for name in ("log", "nvidia-cuda-mps-control.pid"):
@@ -180,6 +179,10 @@ class Daemon:
             self.log.write(texts.NOT_PRIVILEGED)
             end.close()
             return
+        one = self.servers.get(pid)
+        if one is not None and one.orders is None:
+            yield from self.connected(one, end)
+            return
         kind = yield from end.hear()
         said = b"" if kind is None else kind.data
         if said == CLIENT:
@@ -189,8 +192,8 @@ class Daemon:
             self.ui = (end, uid, privileged)
             self.log.write(texts.NEW_UI)
             return
-        if not said:
-            self.log.write(texts.KIND_UNREADABLE)
+        if said not in (CLIENT, FRONT_END):
+            self.log.write(texts.UNKNOWN_KIND if said else texts.KIND_UNREADABLE)
         end.close()
 
     def client(self, end: End, pid: int, uid: int) -> Steps:
@@ -213,7 +216,8 @@ class Daemon:
         for one in (ours, theirs):
             one.credentials = True
             one.take()
-        taken = self.server is not None and self.server.orders.say(b"ATTACH %d" % pid, [ours])
+        orders = None if self.server is None else self.server.orders
+        taken = orders is not None and orders.say(b"ATTACH %d" % pid, [ours])
         ours.drop()
         told = taken and end.say(DESCRIPTOR, [theirs])
         theirs.drop()
@@ -236,28 +240,26 @@ class Daemon:
         process = self.kernel.spawn("nvidia-cuda-mps-server", uid, 0, self.process)
         process.command = ["nvidia-cuda-mps-server", *(["-multiuser-server"] if self.multiuser else [])]
         process.environment = dict(self.process.environment)
-        ours, theirs = self.kernel.pair()
-        server = ServerProcess(self.world, process, uid, End(process, theirs), self.pipe, self.logs, self.after_a_kill)
+        server = ServerProcess(self.world, process, uid, self.pipe, self.logs, self.after_a_kill)
         self.after_a_kill = False
         pidfd = PidFd(self.kernel, process)
         self.process.install(pidfd)
-        self.server = self.servers[process.pid] = Server(process, uid, End(self.process, ours), pidfd)
-        self.log.write(texts.STARTING_SERVER.format(pid=process.pid, uid=uid))
+        self.server = self.servers[process.pid] = Server(process, uid, pidfd)
+        forked = Log(self.world, f"{self.logs}/control.log", "Control", process.pid)
+        forked.write(texts.STARTING_SERVER.format(pid=process.pid, uid=uid))
         self.kernel.program(process, server.run())
 
-    def starting(self, one: Server) -> Steps:
-        """Until it says that it is ready the daemon serves no one else."""
-        said = yield from one.orders.hear()
-        if said is None:
-            self.log.write(texts.KIND_UNREADABLE)
-            one.gone_at = self.kernel.now + self.delays.killed_exit()
-            while not one.process.ended:
-                yield [one.pidfd], None
+    def connected(self, one: Server, end: End) -> Steps:
+        """A server has come. Until it says that it is ready the daemon serves no one else."""
+        one.orders = end
+        said = yield from end.hear()
+        if said is None or said.data != SERVER:
+            self.log.write(texts.KIND_UNREADABLE)  # it died; its pidfd tells the rest
             return
         one.ready = True
         self.log.write(texts.SERVER_READY.format(pid=one.pid))
         given = ",".join(f"{device}={size}" for device, size in reversed(self.limits.items()) if size)
-        one.orders.say(f"START {self.percentage} {self.priority} {given}".encode())
+        end.say(f"START {self.percentage} {self.priority} {given}".encode())
         attach, others = self.turns.ready()
         for key in attach:
             yield from self.attach(*self.waiting.pop(key))
@@ -265,7 +267,7 @@ class Daemon:
             yield from self.try_shutdown(one)
 
     def ask(self, one: Server, question: str) -> Generator[tuple[list[File], float | None], None, str | None]:
-        if not one.orders.say(question.encode()):
+        if one.orders is None or not one.orders.say(question.encode()):
             return None
         answer = yield from one.orders.hear()
         return None if answer is None else answer.data.decode()
@@ -277,6 +279,8 @@ class Daemon:
             return
         said, _, count = reply.partition(" ")
         if said == "OK":
+            if force:
+                self.log.write(texts.FORCE.format(pid=one.pid))
             self.dismiss(one)
             return
         self.log.write(texts.SERVER_BUSY.format(pid=one.pid, count=count))
@@ -297,8 +301,11 @@ class Daemon:
 
     def reap(self, one: Server) -> None:
         self.log.write(texts.SERVER_EXITED.format(pid=one.pid, status=0))
+        if one.process.status > 0:
+            self.give_up()
         self.after_a_kill = not one.dismissed
-        one.orders.close()
+        if one.orders is not None:
+            one.orders.close()
         for fd, file in list(self.process.fds.items()):
             if file is one.pidfd:
                 self.process.fds.pop(fd).drop()
@@ -308,6 +315,11 @@ class Daemon:
             uid = self.turns.gone()
             if not self.quitting and uid is not None:
                 self.start_server(uid)
+
+    def give_up(self) -> None:
+        """The server could not start (no way into the pipe directory): its user's clients wait no longer."""
+        for key in self.turns.ready()[0]:
+            self.waiting.pop(key)[0].close()
 
     # --- front-ends
 
@@ -336,75 +348,132 @@ class Daemon:
             return
         command = text.data.removesuffix(b"\0").removesuffix(b"\n").decode()
         self.log.write(texts.COMMAND.format(command=command))
-        words = command.split()
-        changes = words[0].startswith(("set_", "start_", "shutdown_", "terminate_"))
-        if not privileged and (changes or words[0] == "quit"):
-            self.say(texts.NO_QUIT_PRIVILEGE if words[0] == "quit" else texts.NO_PRIVILEGE.format(uid=uid))
-            return
-        yield from self.do(words)
+        words = command.split() or [""]
+        if not privileged and words[0] == "quit":
+            self.say(texts.NO_QUIT_PRIVILEGE)
+        elif not privileged and words[0] in _PRIVILEGED:
+            self.say(texts.NO_PRIVILEGE.format(uid=uid))
+        else:
+            yield from self.do(command, words)
 
-    def do(self, words: list[str]) -> Steps:
-        name = words[0]
+    def do(self, command: str, words: list[str]) -> Steps:
+        name, argument = words[0], words[1] if len(words) > 1 else ""
         if name == "get_server_list":
-            self.say(*map(str, self.servers))
+            if self.servers:
+                self.say(*map(str, self.servers))
         elif name == "set_default_active_thread_percentage":
-            self.percentage = limits.percentage(words[1]) or self.percentage
+            if (value := limits.percentage(argument)) is None:
+                self.log.write(texts.BAD_PERCENTAGE)
+            else:
+                self.percentage = value
             self.say(str(self.percentage))
         elif name == "get_default_active_thread_percentage":
             self.say(str(self.percentage))
         elif name == "set_default_device_pinned_mem_limit":
-            self.limits[int(words[1])] = limits.memory(words[2])
+            device, text = _number(words, 1), words[2] if len(words) > 2 else ""
+            self.log.write(f"set_default_device_pinned_mem_limit {device} {text}.")
+            self.limits[device] = limits.memory(text)
         elif name == "get_default_device_pinned_mem_limit":
-            if self.limits.get(int(words[1])):
-                self.say(limits.shown(self.limits[int(words[1])]))
+            if size := self.limits.get(_number(words, 1)):
+                self.say(limits.shown(size))
+            else:
+                self.log.write(texts.NO_DEFAULT_LIMIT)
         elif name == "set_default_client_priority":
-            self.priority = int(words[1])
+            self.priority = _number(words, 1)
+            for one in list(self.servers.values()):
+                yield from self.ask(one, f"PRIORITY {self.priority}")
         elif name == "get_default_client_priority":
             self.say(str(self.priority))
+        elif name == "start_server":
+            if len(words) < 3 or argument != "-uid" or not words[2].isdigit():
+                self.say(texts.UID_REQUIRED)
+            else:
+                yield from self.follow(self.turns.start_request(0 if self.multiuser else int(words[2])))
         elif name == "quit":
-            self.log.write(texts.QUIT_TIMEOUT.format(seconds=int(words[2]) if len(words) > 2 else 0))
-            self.quitting = True
-            self.quit_at = self.kernel.now + int(words[2]) if len(words) > 2 else None
-            for waiting, _ in self.waiting.values():
-                waiting.close()
-            self.waiting.clear()
-            self.turns.waiting.clear()
-            if self.server is not None and not self.server.dismissed:
-                yield from self.try_shutdown(self.server)
-        elif name == "get_device_client_list":
+            yield from self.quit(float(_number(words, words.index("-t") + 1)) if "-t" in words else None)
+        elif name == "get_device_client_list" and not argument:
             for one in list(self.servers.values()):
                 self.tell((yield from self.ask(one, "DEVICE_CLIENTS")))
+        elif name == "ps":
+            yield from self.ps(words)
+        elif name == "device_query":
+            rows = _device_rows(SimpleNamespace(devices=[gpu.Device(0)]), "--csv" in words)  # type: ignore[arg-type]
+            self.say("Default", *rows)
+            for one in list(self.servers.values()):
+                if (yield from self.ask(one, "DEVICE_QUERY")) is not None:
+                    self.say(f"\nServer {one.pid}", *rows)
         else:
-            yield from self.do_at_server(words)
+            yield from self.do_at_server(command, words)
 
-    def do_at_server(self, words: list[str]) -> Steps:
+    def quit(self, seconds: float | None) -> Steps:
+        if seconds is not None:
+            self.log.write(texts.QUIT_TIMEOUT.format(seconds=int(seconds)))
+            self.quit_at = self.kernel.now + seconds
+        self.quitting = True
+        for waiting, _ in self.waiting.values():
+            waiting.close()
+        self.waiting.clear()
+        self.turns.waiting.clear()
+        if self.server is not None and not self.server.dismissed:
+            yield from self.try_shutdown(self.server)
+
+    def ps(self, words: list[str]) -> Steps:
+        servers = list(self.servers.values())
+        if "-p" in words:
+            pid = _number(words, words.index("-p") + 1)
+            servers = [one for one in servers if one.pid == pid]
+            if not servers:
+                self.say(*[texts.SERVER_NOT_FOUND.format(pid=pid)] * 2)
+                if self.ui is not None:
+                    self.ui[0].say(word(0))
+                return
+        if not servers:
+            self.say(texts.NO_SERVER)
+            return
+        rows: list[str] = []
+        for one in servers:
+            rows += [row for row in ((yield from self.ask(one, "PS")) or "").split(";") if row]
+        if rows:
+            self.say(texts.PS_HEADER, *rows)
+
+    def do_at_server(self, command: str, words: list[str]) -> Steps:
         questions = {
             "get_server_status": "STATUS", "get_client_list": "CLIENTS", "set_active_thread_percentage": "PERCENTAGE",
             "get_active_thread_percentage": "PERCENTAGE", "set_device_pinned_mem_limit": "SET_LIMIT",
             "get_device_pinned_mem_limit": "GET_LIMIT", "terminate_client": "TERMINATE", "shutdown_server": "",
+            "get_device_client_list": "DEVICE_CLIENTS",
         }  # fmt: skip
-        if words[0] not in questions:
-            self.say(texts.UNKNOWN_COMMAND.format(command=words[0]))
+        name = words[0]
+        if name not in questions:
+            self.say(texts.UNKNOWN_COMMAND.format(command=name or command))
             return
-        one = self.servers.get(int(words[1]))
+        one = self.servers.get(_number(words, 1))
         if one is None:
-            self.say(*([f"Server {words[1]} not found!", "1"] if words[0] == "terminate_client" else
-                       [texts.SERVER_NOT_FOUND.format(pid=words[1])]))  # fmt: skip
+            pid = _number(words, 1)
+            more = [f"Server {pid} not found!", "1"] if name == "terminate_client" else []
+            self.say(texts.SERVER_NOT_FOUND.format(pid=pid), *more)
             return
-        if words[0] == "shutdown_server":
-            if not one.dismissed:
+        if name == "shutdown_server":
+            if not one.dismissed and one.orders is not None:
                 yield from self.try_shutdown(one, force="-f" in words)
             return
-        more = words[2:]
-        if words[0] == "set_device_pinned_mem_limit":
-            more = [more[0], str(limits.memory(more[1]))]
-        answer = yield from self.ask(one, " ".join([questions[words[0]], *more]))
-        if words[0] == "terminate_client":
+        more = words[2:] if name != "get_device_client_list" else []
+        if name == "set_device_pinned_mem_limit":
+            more = [str(_number(words, 2)), str(limits.memory(words[3] if len(words) > 3 else ""))]
+        elif name == "set_active_thread_percentage":
+            value = limits.percentage(words[2] if len(words) > 2 else "")
+            more = [] if value is None else [str(value)]
+            if value is None:
+                self.log.write(texts.BAD_PERCENTAGE)
+        elif more:
+            more = [str(_number(words, 2))]
+        answer = yield from self.ask(one, " ".join([questions[name], *more]))
+        if name == "terminate_client":
             self.say(answer or "1")
-        elif words[0] == "get_device_pinned_mem_limit":
+        elif name == "get_device_pinned_mem_limit":
             if answer and int(answer):
                 self.say(limits.shown(int(answer)))
-        elif words[0] != "set_device_pinned_mem_limit":
+        elif name != "set_device_pinned_mem_limit":
             self.tell(answer)
 
     def tell(self, answer: str | None) -> None:
@@ -426,22 +495,25 @@ class ClientOf:
     def __init__(self, pid: int, percentage: float, memory: int) -> None:
         self.pid, self.percentage, self.memory = pid, percentage, memory
         self.contexts: dict[int, Link] = {}
+        self.number = 0
+        """Of the clients of this server that have made a context."""
+        self.last_close = 0.0
 
 
 class ServerProcess:
     """nvidia-cuda-mps-server."""
 
-    def __init__(
-        self, world: World, process: Process, uid: int, orders: End, pipe: str, logs: str, after_a_kill: bool
-    ) -> None:
-        self.world, self.kernel, self.process, self.uid, self.orders = world, world.kernel, process, uid, orders
+    orders: End
+
+    def __init__(self, world: World, process: Process, uid: int, pipe: str, logs: str, after_a_kill: bool) -> None:
+        self.world, self.kernel, self.process, self.uid = world, world.kernel, process, uid
         self.pipe, self.after_a_kill, self.delays = pipe, after_a_kill, world.delays
         self.log = Log(world, f"{logs}/server.log", "Other", process.pid)
         self.percentage = 100.0
         self.limits: dict[int, int] = {}
         self.clients: dict[int, ClientOf] = {}
         self.links: list[Link] = []
-        self.closing = 0
+        self.closing = self.count = 0
         self.faulted = self.destroyed = False
         self.hung = False
         self.busy_until = 0.0
@@ -449,7 +521,16 @@ class ServerProcess:
 
     def run(self) -> Steps:
         kernel, delays = self.kernel, self.delays
+        yield [], kernel.now + self.world.chance.uniform(0.001, 0.004)
+        self.orders = End(self.process, Socket(kernel))
+        try:
+            kernel.connect(self.process, f"{self.pipe}/control", self.orders.file)
+        except OSError:
+            return 1  # as the user it may not enter the pipe directory, or the daemon has gone
         self.log.write(*[line.format(pipe=self.pipe) for line in texts.SERVER_BEGIN])
+        if (yield from self.orders.hear()) is None:
+            return 1
+        self.orders.say(CREDENTIALS)
         self.log.tag = "Server"
         kind = "used" if self.world.uses else "after a kill" if self.after_a_kill else delays.usual_start()
         yield [], kernel.now + delays.initialise(kind, 1)
@@ -460,7 +541,7 @@ class ServerProcess:
         )
         self.world.uses[self.process.pid] = ("server", gpu.SERVER_USAGE)
         self.process.on_end.append(lambda process: self.world.uses.pop(process.pid, None))
-        self.orders.say(b"READY")
+        self.orders.say(SERVER)
         order = yield from self.orders.hear()
         if order is None:
             return 0
@@ -481,8 +562,8 @@ class ServerProcess:
                 return 0
             if not self.hung and kernel.now >= self.busy_until and self.orders.file.messages:
                 message = self.orders.file.next()
-                if (yield from self.order(message)):
-                    return 0
+                if (status := (yield from self.order(message))) is not None:
+                    return status
             for link in [] if self.hung else sorted(self.links, key=lambda one: -one.number):
                 yield from self.listen(link)
             for alarm in [one for one in self.alarms if one[0] <= kernel.now]:
@@ -499,8 +580,8 @@ class ServerProcess:
         self.limits[device] = mebibytes
         self.log.write(texts.MEMORY_LIMIT.format(device=device, limit=mebibytes * 1048576))
 
-    def order(self, message: Message) -> Generator[tuple[list[File], float | None], None, bool]:
-        """True when it ends."""
+    def order(self, message: Message) -> Generator[tuple[list[File], float | None], None, int | None]:
+        """Its exit status when it ends."""
         words = message.data.decode().split()
         reply = ""
         if words[0] == "ATTACH":
@@ -508,21 +589,21 @@ class ServerProcess:
             assert isinstance(file, Socket)
             end = End(self.process, file)
             file.drop()
-            return bool((yield from self.attach(end)))
+            return (yield from self.attach(end))  # type: ignore[no-any-return]
         if words[0] == "SHUTDOWN":
             self.log.write(texts.NOTIFIED)
             count = len(self.links) + self.closing
             if count:
                 self.log.write(texts.UNABLE_TO_SHUTDOWN.format(count=count))
                 self.orders.say(f"BUSY {count}".encode())
-                return False
+                return None
             self.log.write(texts.FINISHING, texts.EXITING)
             self.orders.say(b"OK")
             yield [], self.kernel.now + self.delays.idle_exit()
-            return True
+            return 0
         if words[0] == "TERMINATE":
             self.terminate(int(words[1]))
-            return False
+            return None
         if words[0] == "STATUS":
             reply = "FAULT" if self.faulted else "ACTIVE"
         elif words[0] == "CLIENTS":
@@ -530,6 +611,14 @@ class ServerProcess:
         elif words[0] == "DEVICE_CLIENTS":
             rows = [f"[0] 00:00.0, {gpu.NAME}", *(f"{one.client.pid}.{one.number}" for one in self.contexts())]
             reply = ";".join(rows)
+        elif words[0] == "PS":
+            reply = ";".join(
+                f"{one.pid:<10}{one.number:<10}{self.process.pid:<15}{self.world.device.uuid[:22]:<26}4026531836     "
+                f"{self.kernel.name_of(one.pid):<15}" for one in self.clients.values() if one.contexts)  # fmt: skip
+        elif words[0] == "PRIORITY":
+            self.log.write(texts.CLIENT_PRIORITY.format(priority=words[1]))
+        elif words[0] == "DEVICE_QUERY":
+            self.log.write(texts.DEVICE_QUERY.format(count=1))
         elif words[0] == "PERCENTAGE":
             self.percentage = float(words[1]) if len(words) > 1 else self.percentage
             reply = str(self.percentage)
@@ -538,7 +627,7 @@ class ServerProcess:
         elif words[0] == "GET_LIMIT":
             reply = str(self.limits.get(int(words[1]), 0))
         self.orders.say(reply.encode())
-        return False
+        return None
 
     def terminate(self, pid: int) -> None:
         client = self.clients.get(pid)
@@ -558,7 +647,7 @@ class ServerProcess:
         if not any(one.terminating for one in link.client.contexts.values()):
             self.orders.say(b"0")
 
-    def attach(self, end: End) -> Generator[tuple[list[File], float | None], None, bool]:
+    def attach(self, end: End) -> Generator[tuple[list[File], float | None], None, int | None]:
         """The handshake with a client; nothing else is done meanwhile, and one that leaves in it leaves it hung."""
         self.log.write(texts.REQUEST.format(pid=0, context=0))
         for _ in range(4):
@@ -569,14 +658,14 @@ class ServerProcess:
             while not end.file.messages and not end.over:
                 yield [end.file, self.orders.file], None
                 if self.orders.over:
-                    return True
+                    return 0
                 if not end.file.messages and not end.over:  # an order; it has to wait
                     yield [end.file], None
             message = yield from end.hear()
             if message is None:
                 self.log.write(texts.NO_CREDENTIALS)
                 self.hung = True
-                return False
+                return None
             said.append(message)
         pid, number = said[0].who[0], int.from_bytes(said[1].data, "little")
         if self.faulted:
@@ -585,7 +674,7 @@ class ServerProcess:
             )
             end.say(word(807))
             end.close()
-            return False
+            return None
         if self.destroyed:
             self.destroyed = False
             self.log.write(texts.CREATING_CONTEXT.format(device=0, name=gpu.NAME))
@@ -597,29 +686,40 @@ class ServerProcess:
         if client is None:
             end.say(b"FAIL 806")
             end.close()
-            return False
+            return None
         self.log.write(texts.CONNECTED.format(pid=pid, context=number), texts.WORKER.format(pid=pid, context=number))
         if number and len(self.contexts()) >= MAX_CLIENTS:
-            self.log.write(texts.MAX_CLIENTS.format(count=MAX_CLIENTS), texts.DISCONNECTED.format(pid=pid))
+            self.log.write(
+                texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.world.device.uuid),
+                texts.MAX_CLIENTS.format(count=MAX_CLIENTS),
+                texts.DISCONNECTED.format(pid=pid),
+            )
             end.say(b"FAIL 808")
             end.close()
-            return False
+            return None
         link = Link(end, client, number)
         self.links.append(link)
         if number == 0:
             end.say(b"OK")
             self.world.judges.arrived(self, pid, client)
-            return False
+            return None
+        if not client.number:
+            self.count += 1
+            client.number = self.count
         client.contexts[number] = link
         self.log.write(texts.ASSOCIATED.format(name=gpu.NAME, uuid=self.world.device.uuid))
         yield [], self.kernel.now + self.delays.association()
         if end.over:  # measured: that ends the server, with everybody's work on it
-            self.log.write(texts.LOST.format(pid=pid, context=number))
-            return True
+            count = len(self.contexts()) - 1
+            self.log.write(
+                texts.LOST.format(pid=pid, context=number),
+                texts.EXITING_CLIENT.format(pid=pid, context=number, count=count),
+            )
+            return 1
         self.log.write(texts.STATUS.format(pid=pid, context=number))
         wait = self.delays.client_context(0, self.kernel.now)
         end.say(f"OK {client.percentage} {client.memory} {wait:.3f}".encode())
-        return False
+        return None
 
     def listen(self, link: Link) -> Steps:
         link.end.file.reset = False
@@ -631,15 +731,18 @@ class ServerProcess:
                 yield [], self.kernel.now + self.delays.terminate()
                 self.terminated(link)
             elif said == b"FAULT":
-                self.later(self.delays.fault_notice(), self.fault)
+                self.later(self.delays.fault_notice(), lambda: self.fault(link.client.pid))
         if link.end.over and link in self.links:
             self.links.remove(link)
             link.end.close()
             client = link.client
             if not link.number:
                 self.closing += 1
-                self.later(self.delays.channel_close(), lambda: self.disconnect(client))
+                # a killed process's contexts are closed in the same moment, and noticed first
+                last = self.kernel.now if client.contexts else client.last_close
+                self.later(max(0.0, last + self.delays.channel_close() - self.kernel.now), lambda: self.lose(client))
                 return
+            client.last_close = self.kernel.now
             client.contexts.pop(link.number, None)
             self.log.write(texts.LOST.format(pid=client.pid, context=link.number))
             kernel = link.kernel
@@ -647,27 +750,40 @@ class ServerProcess:
                 self.terminated(link)
             self.log.write(texts.EXITING_CLIENT.format(pid=client.pid, context=link.number, count=len(self.contexts())))
             if kernel and not link.sticky:  # also if it was asked to exit and could not answer (X13)
-                self.later(self.delays.fault_notice(), self.fault)
+                self.later(self.delays.fault_notice(), lambda: self.fault(client.pid))
             if link.sticky and not any(one.sticky for one in self.contexts()):
                 self.log.write(texts.DESTROY_CONTEXT.format(device=0, name=gpu.NAME))
                 self.faulted, self.destroyed = False, True
                 self.busy_until = self.kernel.now + self.delays.destroy()
 
+    def lose(self, client: ClientOf) -> None:
+        """Its channel."""
+        self.log.write(texts.LOST.format(pid=client.pid, context=0))
+        if self.kernel.now >= self.busy_until:
+            self.disconnect(client)
+        else:  # after the order that came meanwhile: it still counts as a worker thread (Q4, Q6 of the real runs)
+            self.later(self.busy_until - self.kernel.now + 0.002, lambda: self.disconnect(client))
+
     def disconnect(self, client: ClientOf) -> None:
         self.closing -= 1
-        self.log.write(texts.LOST.format(pid=client.pid, context=0), texts.DISCONNECTED.format(pid=client.pid))
+        self.log.write(texts.DISCONNECTED.format(pid=client.pid))
         if self.clients.get(client.pid) is client:
             del self.clients[client.pid]
 
-    def fault(self) -> None:
+    def fault(self, culprit: int) -> None:
         """A fatal error: every client gets it, and no new one is accepted until the last of them has gone."""
-        hit = self.contexts()
+        hit = [one for one in self.links if one.number]
         if not hit:
             return
-        blamed = hit[self.delays.pick(len(hit))].client.pid
+        hit[1:] = hit[:0:-1]  # the first to connect, then the last, the last but one, ... (02 R4, R4 of the real runs)
+        pids = [one.client.pid for one in hit]
+        blamed = [pids[0], culprit] if culprit in pids else [pids[0]]
         torn = [texts.TORN_DEVICE.format(pid=one.client.pid, context=one.number, device=0) for one in hit]
-        self.log.write(texts.FATAL.format(pid=blamed, context=1), texts.HANDLING, *torn)
-        self.log.write(texts.RESET_DEVICES, "0", texts.STICKY, *[str(one.client.pid) for one in hit])
+        self.log.write(texts.FATAL.format(pid=blamed[self.delays.pick(len(blamed))], context=1), texts.HANDLING, *torn)
+        for one in hit:
+            pid = one.client.pid
+            self.log.write(texts.TORN_PROCESS.format(pid=pid), texts.TORN_CLIENT.format(pid=pid, context=one.number))
+        self.log.write(texts.RESET_DEVICES, "0", texts.STICKY, *map(str, pids))
         self.faulted = True
         for one in hit:
             one.sticky = True

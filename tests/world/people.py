@@ -225,7 +225,7 @@ class Client:
                 one.file.reset = False
                 while one.file.messages:
                     said = one.file.next().data
-                    if said == b"TERMINATE":
+                    if said == b"TERMINATE" and life.error is None:
                         one.say(b"TERMINATED")
                         life.asked, life.error = True, "terminated"
                     elif said == b"STICKY":

@@ -207,7 +207,7 @@ class Shown:
                 fail(f"{what} {how}, and its session says: {one.outcome}")
             if life.error == "terminated" and not one.why:
                 fail(f"{what} was ended, and its session does not say why")
-        if one.ended is not None and abs(one.ended - wall - over) > NEAR + 0.2:
+        if one.ended is not None and abs(one.ended - wall - over) > NEAR:
             fail(f"{what} ended at {over:.2f}, and its session says {one.ended - wall:.2f}")
 
 
