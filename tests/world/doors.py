@@ -11,6 +11,7 @@ import asyncio
 import errno
 import fcntl as real_fcntl
 import functools
+import grp as real_grp
 import io
 import os as real_os
 import pathlib
@@ -719,6 +720,25 @@ class ResourceModule(_Module):
         raise _error(errno.EPERM)
 
 
+class ShutilModule(_Module):
+    import shutil as real
+
+    def which(self, *_: Any, **__: Any) -> str | None:
+        """NVIDIA's program is not where the agent would ask it what it can do."""
+        return None
+
+
+class AccountsModule(_Module):
+    """pwd and grp: nobody is known; users' names are ``World.others``'s."""
+
+    import pwd as real
+
+    def unknown(self, *_: Any) -> Any:
+        raise KeyError
+
+    getpwnam = getpwuid = getgrnam = getgrgid = unknown
+
+
 async def in_thread(function: Callable[..., Any], *arguments: object, deadline: float, slots: object = None) -> Any:
     """threads.in_thread: the call takes a while, in which others run."""
     await asyncio.sleep(kernel.chance.expovariate(1 / 0.0005))
@@ -781,7 +801,8 @@ resource = ResourceModule()
 
 STANDS_FOR: dict[Any, Any] = {
     real_os: os, real_socket: socket, real_fcntl: fcntl, real_select: select, real_time: time, real_signal: signal,
-    ResourceModule.real: resource, pathlib.Path: Path,
+    ResourceModule.real: resource, ShutilModule.real: ShutilModule(), AccountsModule.real: AccountsModule(),
+    real_grp: AccountsModule(), pathlib.Path: Path,
 }  # fmt: skip
 REAL = ("gate", "agent", "system", "wire", "api")
 """Layers of mpsagent that reach the outside. The layers below them do not."""

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.world import many
+from tests.world import doors, many
 from tests.world.heart import BEGIN, calm, enumerate_all
 from tests.world.plans import WAYS, draw, fails, hour
 from tests.world.world import Fault, World
@@ -45,6 +46,35 @@ def test_a_seed_is_the_same_world_to_the_byte_in_another_interpreter() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "7"}
     other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == played(103)
+
+
+LEADS_OUTSIDE = {
+    "_thread",
+    "grp",
+    "os",
+    "pwd",
+    "resource",
+    "select",
+    "shutil",
+    "signal",
+    "socket",
+    "subprocess",
+    "time",
+}
+PROGRAMS = {"mpsagent.system.threads", "mpsagent.agent.gate_keeper"}
+"""What starts threads and programs there is replaced as a whole."""
+
+
+def test_no_name_leads_to_the_machine_that_runs_the_test() -> None:
+    """On one with NVIDIA's driver a world asked NVIDIA's program what it can do: shutil.which had no stand-in."""
+    world = World(draw(1))
+    with world.doors():
+        led = {f"{module}: {value.__name__}" for module, one in sys.modules.items()
+               if module.split(".")[0] == "mpsagent" and module.split(".")[1:2] and module.split(".")[1] in doors.REAL
+               and module not in PROGRAMS
+               for value in vars(one).values()
+               if isinstance(value, ModuleType) and value.__name__ in LEADS_OUTSIDE}  # fmt: skip
+    assert led == set()
 
 
 BOTH_WAYS = """
