@@ -24,7 +24,7 @@ LONG = (
     "sim/test_daemon.py", "sim/test_users.py",
     "world/test_heart.py",
     "world/test_world.py::test_a_daemon_that_goes_on_is_not_killed_by_an_agent_that_stood_still",
-    "world/test_trouble.py", "fuzz/test_fuzz.py::test_new_words",
+    "world/test_trouble.py", "world/test_tenth.py", "fuzz/test_fuzz.py::test_new_words",
     "api/test_views.py::test_every_state_of_every_recording_can_be_shown",
     "cli/test_replay.py::test_a_hundred_megabytes_need_little_memory",
     "disorder/test_disorder.py::test_disorder_with_an_instance_for_each_gpu",

@@ -118,7 +118,7 @@ class Holding:
             self._read(connection)
 
     def left(self, connection: Connection) -> None:
-        """Its client, or its process, has gone."""
+        """Its client, or its process, has gone, or it is to go."""
         self._tell(link.Left(connection.number), None)
         self.close(connection)
 

@@ -343,7 +343,7 @@ class Gate:
             case link.Refuse():
                 connection = self._holding.get(message.connection)
                 if connection is not None and not self._handing(connection):
-                    self._holding.close(connection)
+                    self._holding.left(connection)  # the agent holds its process until it hears so
             case link.Release():
                 process = (message.pid, message.start)
                 given = any(one.released(process) for one in self._instances)

@@ -76,7 +76,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A held connection was closed by its client."""
+    """A held connection was closed: by its client, or because the agent said :class:`Refuse`."""
 
     kind: ClassVar[str] = "left"
     connection: int

@@ -115,7 +115,8 @@ def x26(rig: Rig) -> None:
             rig.note(f"it was for user {found[2]}")
         for client in (other, own):
             rig.wait(client)
-        stop_all(rig)
+        rig.drain()
+    stop_all(rig)
 
 
 @scenario("X27", "an ordinary user's front-end stays connected: what root is answered")

@@ -173,7 +173,8 @@ def x20(rig: Rig) -> None:
         own = [rig.spawn(A, "query") for _ in range(2)]
         for client in (other, *own):
             rig.wait(client)
-        stop_all(rig)
+        rig.drain()
+    stop_all(rig)
 
 
 @scenario("X21", "clients of the leaving user knock all the time while another user is served")
@@ -186,4 +187,5 @@ def x21(rig: Rig) -> None:
         own += [rig.spawn(A, "query") for _ in range(6)]
         for client in (other, *own):
             rig.wait(client)
-        stop_all(rig)
+        rig.drain()
+    stop_all(rig)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.world import doors, many
+from tests.world import doors, many, test_tenth
 from tests.world.heart import BEGIN, calm, enumerate_all
 from tests.world.plans import WAYS, draw, fails, hour
 from tests.world.world import Fault, World
@@ -160,3 +160,11 @@ def test_a_daemon_that_goes_on_is_not_killed_by_an_agent_that_stood_still() -> N
     """Hour 322927032 found it: what the agent had seen before it was stopped counted when it went on."""
     found = fails(hour(322927032))
     assert found is None, found[0]
+
+
+def test_the_agent_holds_no_process_of_those_who_were_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate did not say that it had closed what the agent refused, and the agent kept a pidfd of each: a user who is
+    denied could use up its descriptors. The judge of descriptors found it."""
+    monkeypatch.setattr(test_tenth, "BEFORE", 1.0)
+    monkeypatch.setattr(test_tenth, "MEASURED", 2.0)
+    test_tenth.played("own", test_tenth.ATTACKS["processes of a user who is denied"])
